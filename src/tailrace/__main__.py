@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import sys
 import threading
@@ -19,8 +18,6 @@ def main() -> None:
     threads may still be at work, such as the one that starts Spark while the run is over already. That end
     stops a thread where it next asks for the interpreter's lock: in the midst of C++ that aborts the process.
     """
-    # Imports make half a million objects, of which none is garbage: what looks for it begins less often.
-    gc.set_threshold(10_000)
     try:
         app()
     except SystemExit as end:

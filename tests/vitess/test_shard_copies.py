@@ -1,6 +1,6 @@
 """Copies by several streams at the same time: what the log has after rows, changes and kills in any order.
 
-A server of this test's own, without gRPC, sends what a tablet sends; the streams of chunks, the trimming and
+A server of this test's own, without gRPC, sends what a tablet sends; the streams of chunks, the filtering and
 the coordinator are the real ones.
 """
 
@@ -34,8 +34,12 @@ from tailrace.sources.vitess.resharding.events import (
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk, ShardState
+from tailrace.sources.vitess.rows.change_filters import (
+    AmbiguousError,
+    ChunkFilter,
+    RepeatedChangeFilter,
+)
 from tailrace.sources.vitess.rows.copy_keys import key_text
-from tailrace.sources.vitess.rows.trimming import AheadTrimmer, ChunkTrimmer, UntoldError
 from tailrace.sources.vitess.streaming import shard_copies
 from tailrace.sources.vitess.streaming.copy_plan import ranges
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream, ShardCopies
@@ -200,7 +204,7 @@ class _Capture:
             self._step, self._start_chunk, self._stop_chunk, self._start,
         )  # fmt: skip
         self._streams: dict[str, tuple[int, _Stream]] = {}
-        self._trimmers: dict[str, Any] = {}
+        self._filters: dict[str, Any] = {}
         self._events: dict[str, list[pb.VEvent]] = {}
         self._lists: list[int] = []
         self._carry_out(self.coordinator.start())
@@ -233,16 +237,17 @@ class _Capture:
         request = pb.VStreamRequest(filter=pb.Filter(rules=[pb.Rule(match="/.*")]))
         request.vgtid.shard_gtids.add(keyspace=KEYSPACE, shard=SHARD, gtid=command.positions[SHARD])
         self._open(SHARD, command.attempt, request)
-        self._trimmers[SHARD] = AheadTrimmer(KEYSPACE, SHARD, self.coordinator.shards[SHARD].kept.ahead)
+        ahead = self.coordinator.shards[SHARD].kept.ahead
+        self._filters[SHARD] = RepeatedChangeFilter(KEYSPACE, SHARD, ahead)
 
     def _start_chunk(self, stream: ChunkStream) -> None:
         self._open(stream.name, stream.attempt, chunk_request(self._source, SHARD, stream.chunk))
         if stream.chunk.column:
-            self._trimmers[stream.name] = ChunkTrimmer(KEYSPACE, stream.chunk)
+            self._filters[stream.name] = ChunkFilter(KEYSPACE, stream.chunk)
 
     def _open(self, name: str, attempt: int, request: pb.VStreamRequest) -> None:
         self._streams[name] = attempt, _Stream(self._server, request, self._chance)
-        self._trimmers.pop(name, None)
+        self._filters.pop(name, None)
         self._events[name] = []
 
     def _stop_chunk(self, stream: ChunkStream) -> None:
@@ -273,8 +278,8 @@ class _Capture:
             self._step(ShardStreamEnded(SHARD, attempt, EndReason.INTERRUPTED))
 
     def _take(self, name: str, data: bytes) -> None:
-        trimmer = self._trimmers.get(name)
-        for each in [data] if trimmer is None else trimmer.trim([data]):
+        chosen = self._filters.get(name)
+        for each in [data] if chosen is None else chosen.left_of([data]):
             self._events[name] += pb.VStreamResponse.FromString(each).events
         held = self._events[name]
         last = max((at for at, event in enumerate(held) if event.type in _ENDS), default=-1)
@@ -435,8 +440,8 @@ def _assert_exact(server: _Server, log: _Log) -> None:
 def test_positions_that_do_not_follow_each_other_are_not_guessed_at() -> None:
     other = UUID.replace("1", "2", 1)
     chunks = [CopyChunk("a", gtid=f"MySQL56/{UUID}:1-5"), CopyChunk("b", gtid=f"MySQL56/{other}:1-5")]
-    with pytest.raises(UntoldError):
-        AheadTrimmer(KEYSPACE, SHARD, chunks)
+    with pytest.raises(AmbiguousError):
+        RepeatedChangeFilter(KEYSPACE, SHARD, chunks)
 
 
 def test_keys_are_in_one_range_each() -> None:

@@ -226,7 +226,7 @@ class JoinPartition:
         columns: dict[str, Any] = {
             "key": part.column("key"),
             "value": part.column("value"),
-            # One header: a client takes as long for each as for a small message.
+            # One header, not one for each field: seven took half as long as a copy of the message.
             "headers": pa.StructArray.from_arrays([rows.facts.slice(first, count)], ["transaction"]),
         }
         group = Group.of_columns(self.topic, np.arange(count), pa.RecordBatch.from_pydict(columns))

@@ -9,7 +9,9 @@ import pytest
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames, metadata_frames
 from tailrace.sources.vitess.resharding.shard_state import (
+    VERSION,
     Begun,
+    CopyChunk,
     CopyState,
     Journal,
     ShardState,
@@ -41,8 +43,15 @@ def test_a_state_comes_back_as_it_was_written(state: ShardState) -> None:
 
 def test_a_state_of_a_later_version_is_refused() -> None:
     with pytest.raises(TailraceError) as found:
-        ShardState.from_json({"v": 2, "gtid": GTID})
+        ShardState.from_json({"v": VERSION + 1, "gtid": GTID})
     assert found.value.kind is Kind.LOG_FORMAT_UNKNOWN
+
+
+def test_a_state_with_chunks_has_a_version_that_those_without_them_refuse() -> None:
+    chunk = CopyChunk("apples", "id", None, 7, GTID, is_done=True)
+    copied, ahead = ShardState(GTID, copy=CopyState(chunks=(chunk,))), ShardState(GTID, ahead=(chunk,))
+    assert [state.as_json()["v"] for state in (ShardState(GTID), copied, ahead)] == [1, 2, 2]
+    assert [ShardState.from_json(state.as_json()) for state in (copied, ahead)] == [copied, ahead]
 
 
 def test_a_change_of_one_shard_of_a_thousand_writes_that_shard_alone() -> None:

@@ -22,7 +22,7 @@ class EndReason(enum.StrEnum):
     PURGED = "purged"  # the server has no longer what follows the position
     UNDESCRIBED = "undescribed"  # it has, of a table whose columns it does not know any more
     UNNAMED = "unnamed"  # it has sent a table whose columns it does not know any more
-    UNTOLD = "untold"  # what the log has already can't be told in what it sends
+    AMBIGUOUS = "ambiguous"  # which changes the log already has is not known
     BEHIND = "behind"  # the tablet lacks transactions that were read
 
 

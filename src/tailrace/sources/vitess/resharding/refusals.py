@@ -25,16 +25,16 @@ UNDESCRIBED = (
     "the server does not know any more what a table was at its position: it was altered or "
     "dropped since. With vttablet's --track_schema_versions it does"
 )
-UNTOLD = (
-    "of what came while it was copied by several streams, it can't be told what the log has: its tablets "
-    "replicate in different orders, or a row moved between ranges of keys without its unchanged values"
+AMBIGUOUS = (
+    "several streams copied it, and which of the changes meanwhile the log already has is not known: its "
+    "tablets apply transactions in different orders, or a row with a partial image moved between chunks"
 )
 #: Ends after which the server can't give what follows: how often in a row, and what is told then.
 REFUSALS = {
     EndReason.PURGED: (PURGED_MAX, PURGED),
     EndReason.UNDESCRIBED: (UNDESCRIBED_MAX, UNDESCRIBED),
     EndReason.UNNAMED: (1, UNDESCRIBED),
-    EndReason.UNTOLD: (1, UNTOLD),
+    EndReason.AMBIGUOUS: (1, AMBIGUOUS),
 }
 NO_JOURNAL = "other shards serve its keys, and no journal of a reshard came: Vitess wrote none"
 STILL = (

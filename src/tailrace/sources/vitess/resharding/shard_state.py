@@ -12,7 +12,8 @@ Pure.
     "begun"                                              not yet seen to serve since it was begun
 
 A state is written inside the transaction that leads to it, so that the state of all shards is known at every
-boundary of the log, and only that of the shards that changed is written. No task is named in it.
+boundary of the log, and only that of the shards that changed is written. No task is named in it. With chunks
+it has version 2.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.resharding.gtid_sets import TO_COPY, GtidSet, is_read
 
-VERSION = 1
+VERSION = 2
 
 
 class Begun(enum.StrEnum):
@@ -248,7 +249,9 @@ class ShardState:
 
     def as_json(self) -> dict[str, Any]:
         """Return what is written into the log."""
-        found: dict[str, Any] = {"v": VERSION, "gtid": self.gtid}
+        # Version 1 has no chunks, and would send again what they had.
+        has_chunks = bool(self.ahead) or (self.copy is not None and bool(self.copy.chunks))
+        found: dict[str, Any] = {"v": VERSION if has_chunks else 1, "gtid": self.gtid}
         if self.epoch:
             found["epoch"] = self.epoch
         if self.parents:
@@ -277,10 +280,10 @@ class ShardState:
 
         :raises TailraceError: `LOG_FORMAT_UNKNOWN` if a later version wrote it.
         """
-        if content.get("v") != VERSION:
+        if content.get("v") not in range(1, VERSION + 1):
             raise TailraceError(
                 Kind.LOG_FORMAT_UNKNOWN,
-                f"read a shard's state from the log: it is of version {content.get('v')}, this is {VERSION}",
+                f"read a shard's state from the log: it is of version {content.get('v')}, {VERSION} is known",
                 "run the version of Tailrace that wrote the log, or a later one",
             )
         copy, journal = content.get("copy"), content.get("journal")

@@ -135,6 +135,23 @@ def read_event(b, p, end, keyspace, keyspace_size, shard, shard_size, event):  #
     return stop
 
 
+@compiled(nb.boolean(FROZEN_BYTES, nb.int64[::1]))
+def has_changes(buffer, event):  # type: ignore[no-untyped-def]
+    """Return whether responses have a change of a row or a table's description, or make no sense: all else is
+    boundaries, and rows of a copy, which have no time.
+
+    `event` has room for `EVENT_FIELDS`.
+    """
+    b = address_of(buffer)
+    end = len(buffer)
+    p = np.int64(0)
+    while p < end:
+        p = read_event(b, p, end, 0, 0, 0, 0, event)
+        if p < 0 or event[TYPE] == FIELD or (event[TYPE] == ROW and event[TIME_S] != 0):
+            return True
+    return False
+
+
 # Fields of the state of `last_boundary`: whether a transaction is open.
 IS_OPEN = 0
 

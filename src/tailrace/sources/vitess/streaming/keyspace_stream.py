@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import structlog
+from google.protobuf.message import DecodeError
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import Tail
@@ -51,11 +52,11 @@ from tailrace.sources.vitess.resharding.events import (
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.key_ranges import overlapping
 from tailrace.sources.vitess.resharding.shard_state import ShardState
+from tailrace.sources.vitess.rows.change_filters import AmbiguousError, ChunkFilter, RepeatedChangeFilter
 from tailrace.sources.vitess.rows.column_defaults import asked_by
 from tailrace.sources.vitess.rows.copy_keys import common_key
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import Transcoder
-from tailrace.sources.vitess.rows.trimming import AheadTrimmer, ChunkTrimmer, UntoldError
 from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd
 from tailrace.sources.vitess.streaming.serving_shards import ServingShards
@@ -138,17 +139,14 @@ class KeyspaceStream:
         ask = asked_by(vtgate.query, source.keyspace, source.tablet_type, self._serving_keys_of)
         self._tables = LogTables(appender.schema_in_force, ask, source.shard_column or "")
         self._snapshots = AskedSnapshots(
-            directory, source, vtgate, appender, self._tables, self.coordinator,
-            lambda event: self._carry_out(self.coordinator.step(event)),
+            directory, source, vtgate, appender, self._tables, self.coordinator, self._step
         )  # fmt: skip
         self._copies = ShardCopies(
-            source, vtgate, self.coordinator,
-            lambda event: self._carry_out(self.coordinator.step(event)),
-            self._start_chunk, self._stop_chunk, self._start,
+            source, vtgate, self.coordinator, self._step, self._start_chunk, self._stop_chunk, self._start,
         )  # fmt: skip
         # By stream: a shard's has its name.
         self._transcoders: dict[str, Transcoder] = {}
-        self._trimmers: dict[str, AheadTrimmer | ChunkTrimmer] = {}
+        self._filters: dict[str, RepeatedChangeFilter | ChunkFilter] = {}
         self._probes: dict[str, ShardProbe] = {}  # asked and not answered
         self._serving = ServingShards(source, vtgate)
         self._open_stream: str | None = None  # whose transaction is open at the log's end
@@ -263,7 +261,7 @@ class KeyspaceStream:
                 # What the log has of an open transaction is taken back, and all streams start again.
                 raise from_status(received.ended, f"stream the shard {shard}", shard)
             self._copies.end(shard)
-            self._carry_out(self.coordinator.step(stream_ended(shard, received.attempt, received.ended)))
+            self._step(stream_ended(shard, received.attempt, received.ended))
 
     def _shard_of(self, stream: str) -> str:
         copied = self._copies.streams.get(stream)
@@ -276,29 +274,29 @@ class KeyspaceStream:
             return False
         return self.coordinator.accepts(self._shard_of(stream), received.attempt)
 
-    def _trimmed(self, stream: str, received: ShardResponses) -> list[bytes]:
+    def _left_of(self, stream: str, received: ShardResponses) -> list[bytes]:
         """Return what came, without what the log has already or another stream brings."""
-        trimmer = self._trimmers.get(stream)
-        if trimmer is None:
+        if (chosen := self._filters.get(stream)) is None:
             return received.responses
         try:
-            found = trimmer.trim(received.responses)
-        except UntoldError:
+            found = chosen.left_of(received.responses)
+        except AmbiguousError:
             self._give_up(stream, received.attempt)
-        if isinstance(trimmer, AheadTrimmer) and trimmer.is_over:
-            del self._trimmers[stream]
+        except DecodeError:
+            return received.responses  # the scan names what is wrong with them
+        if isinstance(chosen, RepeatedChangeFilter) and chosen.is_over:
+            del self._filters[stream]
         return found
 
     def _give_up(self, stream: str, attempt: int) -> NoReturn:
         shard = self._shard_of(stream)
-        message = f"go on with the shard {shard} after its copy: it can't be told which changes the log has"
-        error = TailraceError(Kind.SOURCE_UNREACHABLE, message, "tailrace snapshot FILE --lost")
-        self._lose(shard, attempt, EndReason.UNTOLD, error)
+        message = f"stream the shard {shard} after its copy: which changes the log already has is not known"
+        self._lose(shard, attempt, EndReason.AMBIGUOUS, TailraceError(Kind.SOURCE_UNREACHABLE, message))
 
     def _transcode(self, stream: str, received: ShardResponses) -> None:
         """Bring what came of a shard into the log, with the states that it leads to."""
         shard = self._shard_of(stream)
-        responses = self._trimmed(stream, received)
+        responses = self._left_of(stream, received)
         transcoder = self._transcoders[stream]
         now_us = self._now_us()
         if now_us - self._watermark_at_us > WATERMARK_INTERVAL_US:
@@ -349,11 +347,13 @@ class KeyspaceStream:
         """
         self._appender.discard_open_unit()
         self._open_stream, self._open_position = None, 0
-        ended = ShardStreamEnded(shard, attempt, reason, (), error.message)
-        self._carry_out(self.coordinator.step(ended))
+        self._step(ShardStreamEnded(shard, attempt, reason, (), error.message))
         raise TailraceError(Kind.SOURCE_UNREACHABLE, error.message, error.hint, error.context) from error
 
     # Commands
+
+    def _step(self, event: Event) -> None:
+        self._carry_out(self.coordinator.step(event))
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -399,24 +399,24 @@ class KeyspaceStream:
     def _start_chunk(self, stream: ChunkStream) -> None:
         self._transcoders[stream.name] = self._transcoder(stream.shard)
         if stream.chunk.column:
-            self._trimmers[stream.name] = ChunkTrimmer(self._source.keyspace, stream.chunk)
+            self._filters[stream.name] = ChunkFilter(self._source.keyspace, stream.chunk)
         request = chunk_request(self._source, stream.shard, stream.chunk)
         self._tasks[stream.task].streams.start(stream.name, stream.attempt, request)
 
     def _stop_chunk(self, stream: ChunkStream) -> None:
         self._tasks[stream.task].streams.stop(stream.name, stream.attempt)
         self._transcoders.pop(stream.name, None)
-        self._trimmers.pop(stream.name, None)
+        self._filters.pop(stream.name, None)
 
     def _start(self, command: OpenStream) -> None:
         """Open the one stream of a shard."""
         shard = command.shard
         self._transcoders[shard] = self._transcoder(shard)
-        self._trimmers.pop(shard, None)
+        self._filters.pop(shard, None)
         if ahead := self.coordinator.shards[shard].kept.ahead:
             try:
-                self._trimmers[shard] = AheadTrimmer(self._source.keyspace, shard, ahead)
-            except UntoldError:
+                self._filters[shard] = RepeatedChangeFilter(self._source.keyspace, shard, ahead)
+            except AmbiguousError:
                 self._give_up(shard, command.attempt)
         request = stream_request(self._source, command)
         self._tasks[command.task].streams.start(
@@ -497,7 +497,7 @@ class KeyspaceStream:
             self._looked_s = now_s
             serving = self._serving.turn(now_s, is_any_new=self.coordinator.has_new_shards)
             if serving is not None:
-                self._carry_out(self.coordinator.step(ShardsServing(serving)))
+                self._step(ShardsServing(serving))
             self._probe(now_s)
         self._copies.turn(now_s)
         self._snapshots.turn(now_s)
@@ -509,7 +509,7 @@ class KeyspaceStream:
     def _list_shards(self) -> None:
         self._list_at_s = None
         shards = serving_shards(self._vtgate, self._source)
-        self._carry_out(self.coordinator.step(ShardsListed(self._list, shards)))
+        self._step(ShardsListed(self._list, shards))
 
     def _probe(self, now_s: float) -> None:
         """Ask shards that are silent what they have, some at a time; take the answers that are there.
@@ -535,12 +535,12 @@ class KeyspaceStream:
                 executed, purged = (text or "" for text in probe.answer.result()[0])
             except TailraceError as error:
                 log.warning("a silent shard does not say what it has", shard=shard, error=error.message)
-                self._carry_out(self.coordinator.step(ProbeFailed(shard, probe.attempt, error.message)))
+                self._step(ProbeFailed(shard, probe.attempt, error.message))
             else:
                 if probe.of != self._source.tablet_type:
                     purged = ""  # what another tablet has purged is not missed
                 probed = Probed(shard, probe.attempt, executed, purged, probe.serves)
-                self._carry_out(self.coordinator.step(probed))
+                self._step(probed)
                 self._note_whole(shard, executed)
 
     def _note_whole(self, shard: str, executed: str) -> None:
@@ -577,7 +577,7 @@ class KeyspaceStream:
         if held is None or not self.coordinator.accepts(shard, held.attempt) or not held.kept.is_read:
             return
         if not GtidSet.parse(executed).contains(GtidSet.parse(held.kept.gtid)):
-            self._carry_out(self.coordinator.step(Probed(shard, held.attempt, executed, "")))
+            self._step(Probed(shard, held.attempt, executed, ""))
             self.shards[shard].probed_s = -PROBE_S
 
 

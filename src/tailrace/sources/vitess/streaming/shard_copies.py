@@ -3,7 +3,7 @@
 A chunk's stream brings its rows as they are at one position, and is closed. If it breaks off before, another
 one brings what changed since in its rows, and then the rest of them: so the log has each chunk whole, up to
 the chunk's own position. Once all are there, one stream goes on from the position that all have, and what
-chunks had beyond it is taken out of what it sends (`rows.trimming`).
+chunks had beyond it is taken out of what it sends (`rows.change_filters`).
 
 All streams of a shard are one attempt: if one ends, all end, and are opened again.
 """

@@ -10,34 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
+from tailrace.sources.vitess.rows import events as vevents
 
 #: From this size on, a transaction is not held until its position is known.
 HELD_BYTES_MAX = 32 << 20
 
 
-class UntoldError(Exception):
-    """It can't be told which changes the log has already."""
+class AmbiguousError(Exception):
+    """Which changes the log already has does not follow from positions, or from what came of a row."""
 
 
-class ChunkTrimmer:
+class ChunkFilter:
     """Leaves the rows of one chunk, a range of keys."""
 
     def __init__(self, keyspace: str, chunk: CopyChunk) -> None:
         self._chunk = chunk
+        self._event = np.empty(vevents.EVENT_FIELDS, np.int64)
         self._keys = _KeyColumns(keyspace, (chunk,))
 
-    def trim(self, responses: Sequence[bytes]) -> list[bytes]:
+    def left_of(self, responses: Sequence[bytes]) -> list[bytes]:
         """Return the responses with what is left of them."""
-        return list(map(self._trimmed, responses))
+        return list(map(self._left_of_one, responses))
 
-    def _trimmed(self, data: bytes) -> bytes:
-        found = pb.VStreamResponse.FromString(data)
-        if not any(_is_change(event) or event.type == pb.FIELD for event in found.events):
-            return data
-        return pb.VStreamResponse(events=self._left(found.events)).SerializeToString()
+    def _left_of_one(self, data: bytes) -> bytes:
+        if not vevents.has_changes(np.frombuffer(data, np.uint8), self._event):
+            return data  # nearly all of them: rows of the copy
+        events = pb.VStreamResponse.FromString(data).events
+        return pb.VStreamResponse(events=self._left(events)).SerializeToString()
 
     def _left(self, events: Iterable[pb.VEvent]) -> Iterable[pb.VEvent]:
         for event in events:
@@ -49,14 +53,14 @@ class ChunkTrimmer:
         return self._chunk.contains(self._keys.value(self._chunk, row))
 
 
-class AheadTrimmer:
+class RepeatedChangeFilter:
     """Takes out of a shard's stream what the log has of some chunks already.
 
     A shard's positions follow each other: a transaction is part of a chunk's position if the position after
     it is.
 
     :param chunks: each with the position up to which the log has it.
-    :raises UntoldError: if positions do not follow each other.
+    :raises AmbiguousError: if positions do not follow each other.
     """
 
     def __init__(self, keyspace: str, shard: str, chunks: Iterable[CopyChunk]) -> None:
@@ -65,7 +69,7 @@ class AheadTrimmer:
         self._ahead = sorted(ahead, key=lambda each: _size(each[0]))  # the nearest position first
         for (before, _), (after, _) in zip(self._ahead, self._ahead[1:], strict=False):
             if not after.contains(before):
-                raise UntoldError
+                raise AmbiguousError
         self._keys = _KeyColumns(keyspace, (chunk for _, chunk in self._ahead))
         self._held: list[pb.VEvent] = []
         self._held_bytes = 0
@@ -77,10 +81,10 @@ class AheadTrimmer:
         """Whether responses are whole from now on."""
         return not self._ahead and not self._held
 
-    def trim(self, responses: Sequence[bytes]) -> list[bytes]:
+    def left_of(self, responses: Sequence[bytes]) -> list[bytes]:
         """Return what is left of responses, and of those before whose position comes now.
 
-        :raises UntoldError: if it can't be told.
+        :raises AmbiguousError: if a position comes between two chunks' positions.
         """
         left: list[pb.VEvent] = []
         for data in responses:
@@ -110,7 +114,7 @@ class AheadTrimmer:
         """Let chunks go that are not ahead of a transaction, whose position is known now."""
         while self._ahead and not self._ahead[0][0].contains(position):
             if self._is_settled or not position.contains(self._ahead[0][0]):
-                raise UntoldError
+                raise AmbiguousError
             del self._ahead[0]
 
     def _release(self, left: list[pb.VEvent]) -> None:
@@ -156,22 +160,22 @@ class _KeyColumns:
     def value(self, chunk: CopyChunk, row: pb.Row) -> int:
         """Return a row's key.
 
-        :raises UntoldError: if it has none any more that is a whole number.
+        :raises AmbiguousError: if it has none any more that is a whole number.
         """
         place = self._places.get(chunk.table, -1)
         if not 0 <= place < len(row.lengths) or row.lengths[place] < 0:
-            raise UntoldError
+            raise AmbiguousError
         at = sum(max(length, 0) for length in row.lengths[:place])
         try:
             return int(row.values[at : at + row.lengths[place]])
         except ValueError:
-            raise UntoldError from None
+            raise AmbiguousError from None
 
 
 def _leave(event: pb.VEvent, is_left: Callable[[pb.Row], bool]) -> bool:
     """Take images of rows out of an event; return whether a change is left.
 
-    :raises UntoldError: if what is left of a change can't be told without the rest of it.
+    :raises AmbiguousError: if a part of a change would be left that needs the rest of it.
     """
     changes = event.row_event.row_changes
     for number in reversed(range(len(changes))):
@@ -183,7 +187,7 @@ def _leave(event: pb.VEvent, is_left: Callable[[pb.Row], bool]) -> bool:
         elif not before and change.HasField("before"):
             # A row comes in from elsewhere: what it had there and kept is not in the change.
             if change.HasField("data_columns") or change.HasField("json_partial_values"):
-                raise UntoldError
+                raise AmbiguousError
             change.ClearField("before")
         elif not after and change.HasField("after"):
             for name in ("after", "data_columns", "json_partial_values"):

@@ -434,7 +434,6 @@ class Recovers(Protocol):
         ...
 
 
-@runtime_checkable
 class HasErrors(Protocol):
     """A task that goes on while it can't read its source, or a part of it: it connects again by itself."""
 

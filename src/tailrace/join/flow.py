@@ -124,10 +124,12 @@ class JoinFlow:
             name = {"topic": topic, "partition": str(number)}
             self._passing.pop((topic, number), None)
             self.partitions[topic, number] = JoinPartition(self._options.joined_topic(topic), name, position)
+        if self.partitions:
+            self._begin_transactions(min(each.transactions_needed for each in self.partitions.values()))
         self._reader.begin({place: position.data for place, position in begun.items()})
-        if not self.partitions:
-            return
-        first = min(each.transactions_needed for each in self.partitions.values())
+
+    def _begin_transactions(self, first: int) -> None:
+        # Before the data: what the client reads ahead comes in its order, and rows wait for transactions.
         if self.window is None:
             self._reader.begin({self._transactions: first})
         elif first < self.window.next_offset:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -33,10 +34,14 @@ Place = tuple[str, int]
 HEADERS_FIELD = pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 _HEADER = ("key", "value")
+#: Of a timestamp, which the client gives with its kind.
+_TIME = itemgetter(1)
 
-#: Messages that a read takes; and how many of them are objects at a time. Of more, Python's garbage collector
-#: would look through each several times.
-_READ_MAX = 20_000
+#: Messages that a read takes, and about how many bytes of values: what is read together of a partition is
+#: written in one transaction, of which each is waited for. And how many messages are objects at a time: of
+#: more, Python's garbage collector would look through each several times.
+_READ_MAX = 65_536
+_READ_BYTES_MAX = 32 << 20
 _TAKEN_MAX = 500
 #: What the client reads ahead: of all partitions together in kilobytes, and at most so many messages of
 #: one. A partition of which so much is there is looked at again soon (the client's own default is a second).
@@ -152,37 +157,39 @@ class MessageReader:
         """
         waited = self._consumer.poll(timeout_s)
         taken = [] if waited is None else [waited]
-        columns: dict[Place, _Columns] = {}
+        parts: dict[Place, list[pa.RecordBatch]] = {}
         ends: dict[Place, int] = {}
-        count = 0
+        count = size = 0
         while taken:
             self._errors.clear()
-            self._sort(taken, columns, ends)
+            size += self._sort(taken, parts, ends)
             count += len(taken)
-            taken = self._consumer.consume(min(_TAKEN_MAX, _READ_MAX - count), 0) if count < _READ_MAX else []
-        for place, found in columns.items():
-            self._positions[place] = found.offsets[-1] + 1
+            is_full = count >= _READ_MAX or size >= _READ_BYTES_MAX
+            taken = [] if is_full else self._consumer.consume(min(_TAKEN_MAX, _READ_MAX - count), 0)
+        found = {place: pa.concat_batches(batches) for place, batches in parts.items()}
+        for place, batch in found.items():
+            self._positions[place] = batch.column("offset")[-1].as_py() + 1
         self._positions |= ends
-        return Read({place: found.batch() for place, found in columns.items()}, ends)
+        return Read(found, ends)
 
-    def _sort(self, taken: list[Message], columns: dict[Place, _Columns], ends: dict[Place, int]) -> None:
-        # Puts messages into the columns of their partitions.
-        first = 0
+    def _sort(
+        self, taken: list[Message], parts: dict[Place, list[pa.RecordBatch]], ends: dict[Place, int]
+    ) -> int:
+        # Adds messages to what their partitions have; returns how many bytes they take.
+        size = 0
         # Messages of one partition that follow each other, at once; an error by itself.
-        errors = [message.error() for message in taken]
-        facts = zip(map(Message.topic, taken), map(Message.partition, taken), map(id, errors), strict=True)
-        for (topic, partition, _), run in itertools.groupby(facts):
-            last = first + len(list(run))
-            place = (topic or "", partition or 0)
-            if (error := errors[first]) is None:
-                if place not in columns:
-                    columns[place] = _Columns(self._with_headers)
-                columns[place].extend(taken[first:last])
+        for first, last in _runs(taken):
+            message = taken[first]
+            place = (message.topic() or "", message.partition() or 0)
+            if (error := message.error()) is None:
+                batch = _batch_of(taken[first:last], self._with_headers)
+                parts.setdefault(place, []).append(batch)
+                size += batch.nbytes
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                ends[place] = taken[last - 1].offset() or 0
+                ends[place] = message.offset() or 0
             elif error.code() not in self._passes_over and not may_pass(error):
                 raise self._failure(error, place)
-            first = last
+        return size
 
     def end(self, place: Place) -> int:
         """Return the offset behind the last committed message of a partition; asks the broker."""
@@ -279,6 +286,21 @@ class MessageReader:
         )
 
 
+def _runs(messages: list[Message]) -> Iterator[tuple[int, int]]:
+    # First and last, exclusive, of the messages of one partition that follow each other; of each error.
+    errors, numbers = list(map(Message.error, messages)), list(map(Message.partition, messages))
+    topics = list(map(Message.topic, messages))
+    # Mostly it is one: found out in C, as this is done for every message.
+    if numbers.count(numbers[0]) == topics.count(topics[0]) == len(messages) and not any(errors):
+        yield 0, len(messages)
+        return
+    first = 0
+    for _, run in itertools.groupby(zip(topics, numbers, map(id, errors), strict=True)):
+        last = first + sum(1 for _ in run)
+        yield first, last
+        first = last
+
+
 def _committed(consumer: Consumer, wanted: list[TopicPartition]) -> None:
     for each in consumer.commit(offsets=wanted, asynchronous=False) or []:
         if each.error is not None:
@@ -302,32 +324,16 @@ def progress_failure(error: KafkaError, topic: str) -> TailraceError:
     )
 
 
-class _Columns:
-    """What messages of one partition hold, in order."""
-
-    def __init__(self, with_headers: bool) -> None:
-        self._keys: list[Any] = []
-        self._values: list[Any] = []
-        self.offsets: list[int] = []
-        self._times_ms: list[int] = []
-        self._headers: list[Any] | None = [] if with_headers else None
-
-    def extend(self, messages: list[Message]) -> None:
-        self._keys += map(Message.key, messages)
-        self._values += map(Message.value, messages)
-        self.offsets += map(Message.offset, messages)  # type: ignore[arg-type]  # none is an error
-        self._times_ms += [time_ms for _, time_ms in map(Message.timestamp, messages)]
-        if self._headers is not None:
-            self._headers += map(Message.headers, messages)
-
-    def batch(self) -> pa.RecordBatch:
-        arrays = [self._keys, self._values, self.offsets, self._times_ms]
-        found = pa.RecordBatch.from_arrays(list(map(pa.array, arrays, MESSAGES.types)), schema=MESSAGES)
-        if self._headers is None:
-            return found
-        if not any(self._headers):
-            return found.append_column(HEADERS_FIELD, pa.nulls(len(found), HEADERS_FIELD.type))
-        headers = [
-            each and [dict(zip(_HEADER, pair, strict=True)) for pair in each] for each in self._headers
-        ]
-        return found.append_column(HEADERS_FIELD, pa.array(headers, HEADERS_FIELD.type))
+def _batch_of(messages: list[Message], with_headers: bool) -> pa.RecordBatch:
+    # What messages of one partition hold, in order.
+    times_ms = map(_TIME, map(Message.timestamp, messages))
+    columns = [*(map(of, messages) for of in (Message.key, Message.value, Message.offset)), times_ms]
+    arrays = [pa.array(list(column), kind) for column, kind in zip(columns, MESSAGES.types, strict=True)]
+    found = pa.RecordBatch.from_arrays(arrays, schema=MESSAGES)
+    if not with_headers:
+        return found
+    headers: list[Any] = [
+        given and [dict(zip(_HEADER, pair, strict=True)) for pair in given]
+        for given in map(Message.headers, messages)
+    ]
+    return found.append_column(HEADERS_FIELD, pa.array(headers, HEADERS_FIELD.type))

@@ -21,6 +21,9 @@ _BYTES: Any = nb.types.Array(nb.uint8, 1, "C", readonly=True)
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = 34, 92, 123, 125, 91, 93
 _COMMA, _COLON, _MINUS, _PLUS, _POINT, _ZERO, _NINE = 44, 58, 45, 43, 46, 48, 57
 _LETTER_U = 117
+# Bytes that stand for themselves in a string. To look each up takes half the time of comparing it.
+_IS_PLAIN = np.ones(256, np.bool_)
+_IS_PLAIN[:32] = _IS_PLAIN[[_QUOTE, _BACKSLASH]] = False
 
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64))
@@ -59,24 +62,22 @@ def string_end(b, p, end):  # type: ignore[no-untyped-def]
     p += 1
     while p < end:
         c = b[p]
+        if _IS_PLAIN[c]:
+            p += 1
+            continue
         if c == _QUOTE:
             return p + 1
-        if c < 32:
+        if c != _BACKSLASH or p + 1 >= end:
             return np.int64(-1)
-        if c == _BACKSLASH:
-            p += 1
-            if p >= end:
+        c = b[p + 1]
+        if c == _LETTER_U:
+            if _hexadecimal(b, p + 2, end) < 0:
                 return np.int64(-1)
-            c = b[p]
-            if c == _LETTER_U:
-                if _hexadecimal(b, p + 1, end) < 0:
-                    return np.int64(-1)
-                p += 4
-            elif not (
-                c == 34 or c == 92 or c == 47 or c == 98 or c == 102 or c == 110 or c == 114 or c == 116
-            ):
-                return np.int64(-1)
-        p += 1
+            p += 6
+        elif c == 34 or c == 92 or c == 47 or c == 98 or c == 102 or c == 110 or c == 114 or c == 116:
+            p += 2
+        else:
+            return np.int64(-1)
     return np.int64(-1)
 
 

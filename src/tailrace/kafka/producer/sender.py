@@ -329,7 +329,10 @@ def _pairs(name: str, values: pa.Array) -> list[tuple[str, bytes] | None]:
         known = {number: (name, str(number).lower().encode()) for number in set(numbers)}
         return list(map(known.__getitem__, numbers))
     if pa.types.is_nested(kind):
-        return [text and (name, text) for text in header_texts(values).cast(pa.large_binary()).to_pylist()]
+        texts = header_texts(values).cast(pa.large_binary()).to_pylist()
+        if not values.null_count:
+            return list(zip(repeat(name), texts, strict=False))
+        return [text and (name, text) for text in texts]
     encoded = values.dictionary_encode()
     texts = header_texts(encoded.dictionary).cast(pa.large_binary()).to_pylist()
     pairs = [*((name, text) for text in texts), None]

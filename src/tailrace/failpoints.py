@@ -32,6 +32,7 @@ NAMES: frozenset[str] = frozenset(
         "log.recovery",
         "capture.before_acknowledge",
         "capture.after_acknowledge",
+        "capture.after_discard",
         "snapshot.after_slot",
         "snapshot.after_plan",
         "snapshot.in_copy",

@@ -20,6 +20,7 @@ import numpy as np
 import structlog
 from google.protobuf.message import DecodeError
 
+from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import Tail
 from tailrace.config.source.vitess import VitessSource
@@ -348,6 +349,7 @@ class KeyspaceStream:
         log. What the log has of an open transaction is taken back.
         """
         self._appender.discard_open_unit()
+        failpoints.hit("capture.after_discard")
         self._open_stream, self._open_position = None, 0
         self._step(ShardStreamEnded(shard, attempt, reason, (), error.message))
         raise TailraceError(Kind.SOURCE_UNREACHABLE, error.message, error.hint, error.context) from error

@@ -32,7 +32,6 @@ NAMES: frozenset[str] = frozenset(
         "log.recovery",
         "capture.before_acknowledge",
         "capture.after_acknowledge",
-        "capture.after_discard",
         "snapshot.after_slot",
         "snapshot.after_plan",
         "snapshot.in_copy",
@@ -81,6 +80,7 @@ NAMES: frozenset[str] = frozenset(
         "realtime.before_end_work",
         "realtime.before_mark_stop",
         "realtime.stop_durable",
+        "vitess.after_discard",
     }
 )
 

@@ -216,7 +216,7 @@ def test_a_kill_after_an_altered_tables_transaction_was_taken_back_loses_its_sha
         vtgate.write("80-", *((2, counter) for counter in range(1, 201)))
         hits.unlink()
         run = ("run", file, "--until-caught-up")
-        tailrace(*run, failpoints="capture.after_discard=kill", status=-9, before=_SMALL)
+        tailrace(*run, failpoints="vitess.after_discard=kill", status=-9, before=_SMALL)
         # The log had a part of the transaction, and has nothing of it.
         assert hits.read_text().split().count("capture.after_append") > 5
         assert shard_states_of(tmp_path / "log") == before

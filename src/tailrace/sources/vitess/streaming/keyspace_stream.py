@@ -349,7 +349,7 @@ class KeyspaceStream:
         log. What the log has of an open transaction is taken back.
         """
         self._appender.discard_open_unit()
-        failpoints.hit("capture.after_discard")
+        failpoints.hit("vitess.after_discard")
         self._open_stream, self._open_position = None, 0
         self._step(ShardStreamEnded(shard, attempt, reason, (), error.message))
         raise TailraceError(Kind.SOURCE_UNREACHABLE, error.message, error.hint, error.context) from error

@@ -11,12 +11,13 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
@@ -477,6 +478,20 @@ def test_positions_that_do_not_follow_each_other_are_not_guessed_at() -> None:
     chunks = [CopyChunk("a", gtid=f"MySQL56/{UUID}:1-5"), CopyChunk("b", gtid=f"MySQL56/{other}:1-5")]
     with pytest.raises(AmbiguousError):
         RepeatedChangeFilter(KEYSPACE, SHARD, chunks)
+
+
+def test_a_chunk_that_was_cut_short_is_divided_behind_its_last_key() -> None:
+    begun = CopyChunk("a", "id", 3, 9, f"MySQL56/{UUID}:1-5", key_text("a", _key(5)))
+    done, rest = parts_of(begun, is_there=True)
+    assert (done.low, done.high, done.gtid, done.is_done) == (3, 6, begun.gtid, True)
+    assert rest == CopyChunk("a", "id", 6, 9)
+    (last,) = parts_of(replace(begun, high=6), is_there=True)
+    assert last.is_done
+    (gone,) = parts_of(begun, is_there=False)
+    assert gone == replace(begun, is_done=True)
+    text = pb.QueryResult(fields=[pb.Field(name="id", type=6165)], rows=_key(5).rows)
+    with pytest.raises(TailraceError, match="not one whole number"):
+        list(parts_of(replace(begun, key=key_text("a", text)), is_there=True))
 
 
 def test_status_names_the_tables_whose_rows_are_later_than_their_shard() -> None:

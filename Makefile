@@ -67,7 +67,7 @@ bench-vitess: setup vitess $(STAMPS)/debezium-vitess ## The benchmark that needs
 	$(BIN)/tailrace bench vitess
 
 torture: for-tests ## Kill cycles at every failpoint, for each sink (CYCLES=10: fewer); all random examples.
-	TAILRACE_EXAMPLES=100 $(BIN)/python -m pytest $(PYTEST) $$(grep -rl 'from hypothesis' tests --include='test_*.py')
+	TAILRACE_EXAMPLES=100 $(BIN)/python -m pytest $(PYTEST) $$(grep -rlE 'from hypothesis|support.examples' tests --include='test_*.py')
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.run $(if $(CYCLES),--cycles $(CYCLES))
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.kafka $(if $(CYCLES),--cycles $(CYCLES))
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.chaos $(if $(CYCLES),--minutes $(CYCLES))

@@ -80,6 +80,7 @@ NAMES: frozenset[str] = frozenset(
         "realtime.before_end_work",
         "realtime.before_mark_stop",
         "realtime.stop_durable",
+        "vitess.after_discard",
     }
 )
 

@@ -12,9 +12,10 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.snapshots import VitessSnapshots
 from tailrace.sources.vitess.streaming import keyspace_stream, serving_shards, shard_streams
 from tailrace.sources.vitess.streaming.capture_task import VitessCapture
-from tests.support.vitess.capturing import Capturing, capturing
+from tests.support.vitess.capturing import Capturing, capturing, frames_of, shard_states_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 from tests.support.vitess.fake_vtgate import TABLE, FakeVtgate
+from tests.support.vitess.reading import read
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
@@ -191,6 +192,53 @@ def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goe
             vtgate.write("80-", (2, rows + 1))
             wait_until(lambda: found.counters().get(2, [])[-1:] == [rows + 1], 30, "a row after the copy")
     assert found.counters() == {1: [0], 2: [0, rows, rows + 1]}
+
+
+#: A transaction of many rows goes into the log before it is whole.
+_SMALL = """
+from tailrace.sources.vitess.streaming import keyspace_stream, shard_streams
+keyspace_stream.OPEN_BYTES_MAX, shard_streams.SHARD_RESPONSES_MAX = 300, 20
+"""
+
+
+def test_a_kill_after_an_altered_tables_transaction_was_taken_back_loses_its_shard_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hits = tmp_path / "hits"
+    monkeypatch.setenv("TAILRACE_FAILPOINTS_LOG", str(hits))
+    with FakeVtgate("-80", "80-") as vtgate:
+        file = pipeline_file(tmp_path, vtgate, TABLE, sinks=["jsonl"], snapshot="never")
+        tailrace("run", file, "--until-caught-up")
+        vtgate.write("80-", (2, 0))
+        tailrace("run", file, "--until-caught-up")
+        before = shard_states_of(tmp_path / "log")
+        vtgate.change("80-", is_cut=True, is_altered_within=True)
+        vtgate.write("80-", *((2, counter) for counter in range(1, 201)))
+        hits.unlink()
+        run = ("run", file, "--until-caught-up")
+        tailrace(*run, failpoints="vitess.after_discard=kill", status=-9, before=_SMALL)
+        # The log had a part of the transaction, and has nothing of it.
+        assert hits.read_text().split().count("capture.after_append") > 5
+        assert shard_states_of(tmp_path / "log") == before
+        assert _counters_in_log(tmp_path) == {2: [0]}
+        vtgate.write("-80", (1, 0))
+        assert "shards_lost" in tailrace(*run, status=1, before=_SMALL)
+        assert {name: bool(state.lost) for name, state in shard_states_of(tmp_path / "log").items()} == {
+            "-80": False, "80-": True,
+        }  # fmt: skip
+        assert _counters_in_log(tmp_path) == {1: [0], 2: [0]}
+        vtgate.change("80-", is_altered_within=False)
+        tailrace("snapshot", file, "--lost")
+        tailrace(*run)
+    assert _counters_in_log(tmp_path) == {1: [0], 2: [0, 200]}
+    assert [line["after"]["counter"] for line in _lines(tmp_path, 2)] == [0, 200]
+
+
+def _counters_in_log(at: Path) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for change in read(frames_of(at / "log")):
+        found.setdefault(int(change.row["id"] or 0), []).append(int(change.row["counter"] or 0))
+    return found
 
 
 def _are_listed(capture: VitessCapture, *names: str) -> bool:

@@ -55,6 +55,18 @@ def _assert_exact(found: Capturing, rows: Mapping[int, int]) -> None:
         assert before == list(range(read + 1 - len(before), read + 1)), (key, by_key[key])
 
 
+def _assert_whole(found: Capturing, *transactions: Sequence[tuple[int, int]]) -> None:
+    """Make sure that what the log has of a transaction, beside rows that were read, is one transaction."""
+    changes = [change for change in found.changes() if change.op != "r"]
+    for written in transactions:
+        places = {
+            change.position
+            for change in changes
+            if (int(change.row["id"] or 0), int(change.row["counter"] or 0)) in written
+        }
+        assert len(places) <= 1, (written, places)
+
+
 def test_a_range_each_is_copied_at_the_same_time_and_one_stream_goes_on(tmp_path: Path) -> None:
     with _filled("0") as vtgate:
         vtgate.change("0", allowed=4)
@@ -99,12 +111,49 @@ def test_a_copy_of_ranges_goes_on_where_it_was_cut_short(tmp_path: Path, cuts: S
         assert found.states()["0"].ahead == ()
 
 
+@pytest.mark.parametrize("cuts", [(7,), (20, 15), (35, 5, 9), (63,)])
+def test_a_transaction_is_whole_though_the_copy_was_cut_short(tmp_path: Path, cuts: Sequence[int]) -> None:
+    with _filled("0") as vtgate:
+        written: list[list[tuple[int, int]]] = []
+        for number, cut in enumerate(cuts, 1):
+            vtgate.change("0", allowed=cut)
+            with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+                found.wait_for_rows(max(1, cut - 8))
+            written += [[(key, 100 * number + place) for key in range(KEYS)] for place in range(3)]
+            for changes in written[-3:]:
+                vtgate.write("0", *changes)
+        vtgate.change("0", allowed=None)
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            found.wait_for_shards("0")
+            vtgate.write("0", (59, 1000))
+            wait_until(lambda: _all_last(found) == vtgate.shards["0"].rows, 30, "all changes")
+        _assert_whole(found, *written)
+
+
+def test_a_copy_that_is_cut_short_too_often_is_gone_on_with_by_one_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_plan, "PARTS_MAX", 0)
+    with _filled("0") as vtgate:
+        vtgate.change("0", allowed=20)
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            found.wait_for_rows(12)
+        vtgate.write("0", *((key, 1) for key in range(3, KEYS, 5)))
+        vtgate.change("0", allowed=None)
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            found.wait_for_shards("0")
+            vtgate.write("0", (59, 1))
+            wait_until(lambda: _all_last(found) == vtgate.shards["0"].rows, 30, "all changes")
+        assert len(_filters(vtgate)) == 4
+
+
 @pytest.mark.parametrize("allowed", [1, 6, 20, 50])
 def test_a_reshard_while_ranges_are_copied_leaves_every_row_right(tmp_path: Path, allowed: int) -> None:
     with _filled("0") as vtgate:
-        vtgate.change("0", allowed=allowed)
+        vtgate.change("0", allowed=0)
         with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
             wait_until(lambda: vtgate.open_streams == 4, 30)
+            vtgate.change("0", allowed=allowed)
             vtgate.write("0", *((key, 1) for key in range(0, KEYS, 7)))
             vtgate.reshard(["0"], ["-80", "80-"])
             vtgate.change("0", allowed=None)

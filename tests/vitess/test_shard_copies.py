@@ -11,12 +11,13 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
@@ -34,19 +35,21 @@ from tailrace.sources.vitess.resharding.events import (
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk, ShardState
+from tailrace.sources.vitess.resharding.transitions import Shard, ShardMode
 from tailrace.sources.vitess.rows.change_filters import (
     AmbiguousError,
-    ChunkFilter,
     RepeatedChangeFilter,
 )
 from tailrace.sources.vitess.rows.copy_keys import key_text
 from tailrace.sources.vitess.streaming import shard_copies
-from tailrace.sources.vitess.streaming.copy_plan import ranges
+from tailrace.sources.vitess.streaming.copy_plan import parts_of, ranges
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream, ShardCopies
+from tailrace.sources.vitess.streaming.shard_health import health_of
 from tailrace.sources.vitess.streaming.stream_requests import chunk_request
 
 KEYSPACE, SHARD = "shop", "0"
 UUID = "00000001-0000-11eb-b894-04ed332e05c2"
+#: Keys of plums are no whole numbers, to those who ask.
 TABLES = ("apples", "pears", "plums")
 KEYS = 12
 
@@ -118,22 +121,30 @@ class _Stream:
             place = int(re.split("[-:]", wanted.gtid)[-1])
         if not wanted.gtid or keys:
             table = self._rules[0].match
-            if wanted.gtid:
-                while place < len(server.binlog):
+            is_gone_on_with, is_over = bool(wanted.gtid), False
+            while not is_over:
+                while is_gone_on_with and place < len(server.binlog):
                     place += 1
                     yield self._transaction(place, keys)
-            place, rows = len(server.binlog), dict(server.rows.get(table, {}))
-            yield [_event(pb.BEGIN), *self._field(table), self._vgtid(place, keys), _event(pb.COMMIT)]
-            after = int(keys[0].last_pk.rows[0].values) if keys else -1
-            left = [key for key in sorted(rows) if key > after and self._is_in(table, key)]
-            while left:
-                count = self._chance.randint(1, 3)
-                some, left = left[:count], left[count:]
-                found = [_row_event(table, None, (key, rows[key]), 0) for key in some]
-                keys = [pb.TableLastPk(table_name=table, last_pk=_key(some[-1]))]
-                yield [_event(pb.BEGIN), *found, self._vgtid(place, keys), _event(pb.COMMIT)]
-            yield [_event(pb.BEGIN), self._vgtid(place, []), _event(pb.COMMIT)]
-            yield [pb.VEvent(type=pb.COPY_COMPLETED, keyspace=KEYSPACE, shard=SHARD)]
+                place, rows = len(server.binlog), dict(server.rows.get(table, {}))
+                yield [_event(pb.BEGIN), *self._field(table), self._vgtid(place, keys), _event(pb.COMMIT)]
+                after = int(keys[0].last_pk.rows[0].values) if keys else -1
+                left = [key for key in sorted(rows) if key > after and self._is_in(table, key)]
+                # vtgate loses its tablet, and has another one go on from where it is.
+                is_lost = is_gone_on_with = False
+                while left and not (is_lost := self._chance.random() < 0.05):
+                    count = self._chance.randint(1, 3)
+                    some, left = left[:count], left[count:]
+                    found = [_row_event(table, None, (key, rows[key]), 0) for key in some]
+                    keys = [pb.TableLastPk(table_name=table, last_pk=_key(some[-1]))]
+                    yield [_event(pb.BEGIN), *found, self._vgtid(place, keys), _event(pb.COMMIT)]
+                is_gone_on_with = is_lost and bool(keys)
+                is_over = not is_gone_on_with
+            if is_lost:
+                server.write(self._chance)  # with a position alone, a tablet takes the copy for done
+            else:
+                yield [_event(pb.BEGIN), self._vgtid(place, []), _event(pb.COMMIT)]
+                yield [pb.VEvent(type=pb.COPY_COMPLETED, keyspace=KEYSPACE, shard=SHARD)]
         while True:
             if place == len(server.binlog):
                 yield None
@@ -179,9 +190,11 @@ class _Stream:
 
 @dataclass
 class _Log:
-    """What is durable: rows and changes, each with the place of its append; states, as JSON."""
+    """What is durable: rows and changes, each with the place in the binlog that it came with; states, as
+    JSON.
+    """
 
-    appends: list[tuple[list[tuple[str, bool, Image, Image]], str]] = field(default_factory=list)
+    appends: list[tuple[list[tuple[int, str, bool, Image, Image]], str]] = field(default_factory=list)
 
     def states(self) -> dict[str, ShardState]:
         texts = [state for _, state in self.appends if state]
@@ -242,8 +255,6 @@ class _Capture:
 
     def _start_chunk(self, stream: ChunkStream) -> None:
         self._open(stream.name, stream.attempt, chunk_request(self._source, SHARD, stream.chunk))
-        if stream.chunk.column:
-            self._filters[stream.name] = ChunkFilter(KEYSPACE, stream.chunk)
 
     def _open(self, name: str, attempt: int, request: pb.VStreamRequest) -> None:
         self._streams[name] = attempt, _Stream(self._server, request, self._chance)
@@ -253,7 +264,7 @@ class _Capture:
     def _stop_chunk(self, stream: ChunkStream) -> None:
         self._streams.pop(stream.name, None)
 
-    def _append(self, changes: list[tuple[str, bool, Image, Image]], keep: Keep | None) -> None:
+    def _append(self, changes: list[tuple[int, str, bool, Image, Image]], keep: Keep | None) -> None:
         state = json.dumps(keep.states[SHARD].as_json()) if keep else ""
         self._log.appends.append((changes, state))
 
@@ -278,7 +289,7 @@ class _Capture:
             self._step(ShardStreamEnded(SHARD, attempt, EndReason.INTERRUPTED))
 
     def _take(self, name: str, data: bytes) -> None:
-        chosen = self._filters.get(name)
+        chosen = self.copies.streams.get(name) or self._filters.get(name)
         for each in [data] if chosen is None else chosen.left_of([data]):
             self._events[name] += pb.VStreamResponse.FromString(each).events
         held = self._events[name]
@@ -286,10 +297,12 @@ class _Capture:
         whole, self._events[name] = held[: last + 1], held[last + 1 :]
         if whole:
             self._write(name, whole)
+        if (chunk := self.copies.streams.get(name)) is not None:
+            self.copies.go_on(chunk, is_done=any(event.type == pb.COPY_COMPLETED for event in whole))
 
     def _write(self, name: str, events: Sequence[pb.VEvent]) -> None:
         attempt = self._streams[name][0]
-        changes = [change for event in events if event.type == pb.ROW for change in _changes_of(event)]
+        changes = list(_changes_of(events))
         chunk = self.copies.streams.get(name)
         positions = [event.vgtid.shard_gtids[0] for event in events if event.type == pb.VGTID]
         is_done = any(event.type == pb.COPY_COMPLETED for event in events)
@@ -299,29 +312,32 @@ class _Capture:
                 return self._append(changes, None)
             found = PositionReached(SHARD, attempt, positions[-1].gtid)
         else:
-            key = ""
             for position in positions:
-                chunk.gtid = position.gtid
-                key = (
-                    key_text(chunk.chunk.table, position.table_pks[0].last_pk) if position.table_pks else key
-                )
-            found = ChunkReached(SHARD, attempt, chunk.number, chunk.gtid, key, is_done)
+                keys = [key_text(chunk.chunk.table, each.last_pk) for each in position.table_pks]
+                chunk.reach(position.gtid, "".join(keys))
+            found = ChunkReached(SHARD, attempt, chunk.number, chunk.gtid, chunk.key, is_done)
         commands = self.coordinator.step(found)
         self._append(changes, next((each for each in commands if isinstance(each, Keep)), None))
         self._carry_out([each for each in commands if not isinstance(each, Keep)])
-        if chunk is not None and is_done:
-            self.copies.finish(chunk)
         return None
 
 
 _ENDS = {pb.COMMIT, pb.COPY_COMPLETED}
 
 
-def _changes_of(event: pb.VEvent) -> Iterator[tuple[str, bool, Image, Image]]:
-    for change in event.row_event.row_changes:
-        before = _image(change.before) if change.HasField("before") else None
-        after = _image(change.after) if change.HasField("after") else None
-        yield event.row_event.table_name, event.timestamp == 0, before, after
+def _changes_of(events: Sequence[pb.VEvent]) -> Iterator[tuple[int, str, bool, Image, Image]]:
+    rows: list[pb.VEvent] = []
+    for event in events:
+        if event.type == pb.ROW:
+            rows.append(event)
+        elif event.type == pb.VGTID:
+            place = int(re.split("[-:]", event.vgtid.shard_gtids[0].gtid)[-1])
+            for row in rows:
+                for change in row.row_event.row_changes:
+                    before = _image(change.before) if change.HasField("before") else None
+                    after = _image(change.after) if change.HasField("after") else None
+                    yield place, row.row_event.table_name, row.timestamp == 0, before, after
+            rows.clear()
 
 
 def _image(row: pb.Row) -> Image:
@@ -352,9 +368,11 @@ def _key(key: int) -> pb.QueryResult:
 
 def _planned(server: _Server, before: Sequence[CopyChunk]) -> tuple[CopyChunk, ...]:
     begun = {chunk.table for chunk in before if chunk.is_begun}
-    found = [chunk for chunk in before if chunk.table in begun]
+    found = [part for chunk in before if chunk.table in begun for part in parts_of(chunk, is_there=True)]
     for table in server.rows:
-        if table not in begun:
+        if table not in begun and table == "plums":
+            found.append(CopyChunk(table))
+        elif table not in begun:
             found += ranges(table, "id", 0, KEYS - 1, 3 if table == "apples" else 1)
     return tuple(found)
 
@@ -400,6 +418,7 @@ def test_rows_come_once_and_every_change_after_them_once_and_in_order(
     while capture.advance():
         pass
     _assert_exact(server, log)
+    _assert_whole(log)
     shard = capture.coordinator.shards[SHARD]
     assert (shard.kept.copy, shard.kept.ahead, shard.kept.begun) == (None, (), "")
     assert GtidSet.parse(shard.kept.gtid).contains(GtidSet.parse(server.gtid(len(server.binlog))))
@@ -414,7 +433,7 @@ def _assert_exact(server: _Server, log: _Log) -> None:
     logged = _by_key(
         (0, table, is_copied, before, after)
         for changes, _ in log.appends
-        for table, is_copied, before, after in changes
+        for _, table, is_copied, before, after in changes
     )
     mirror: dict[str, dict[int, int]] = {table: {} for table in server.rows}
     for (table, key), found in logged.items():
@@ -432,9 +451,26 @@ def _assert_exact(server: _Server, log: _Log) -> None:
             assert values[at + 1 :] == all_values[place + 1 :], (where, found, written[where])
             values = values[:at]
             # What came before its row was read: a part of what led to it, without a gap.
+            assert not values or where[0] == "plums", (where, found)
             assert not values or values == all_values[place + 1 - len(values) : place + 1], (where, found)
         else:
             assert values == all_values[len(all_values) - len(values) :], (where, found, written[where])
+
+
+def _assert_whole(log: _Log) -> None:
+    """Make sure that the changes of a transaction are one transaction of the log; only those of a table whose
+    keys are no whole numbers may have come before, where its copy was cut short.
+    """
+    appends: dict[int, set[int]] = defaultdict(set)
+    of_plums: dict[int, set[int]] = defaultdict(set)
+    for number, (changes, _) in enumerate(log.appends):
+        for place, table, is_copied, _, _ in changes:
+            if not is_copied:
+                (of_plums if table == "plums" else appends)[place].add(number)
+    for place, numbers in appends.items():
+        assert len(numbers) == 1, place
+        assert max(of_plums.get(place, numbers)) <= max(numbers), place
+    assert all(len(numbers) == 1 for numbers in of_plums.values())
 
 
 def test_positions_that_do_not_follow_each_other_are_not_guessed_at() -> None:
@@ -442,6 +478,27 @@ def test_positions_that_do_not_follow_each_other_are_not_guessed_at() -> None:
     chunks = [CopyChunk("a", gtid=f"MySQL56/{UUID}:1-5"), CopyChunk("b", gtid=f"MySQL56/{other}:1-5")]
     with pytest.raises(AmbiguousError):
         RepeatedChangeFilter(KEYSPACE, SHARD, chunks)
+
+
+def test_a_chunk_that_was_cut_short_is_divided_behind_its_last_key() -> None:
+    begun = CopyChunk("a", "id", 3, 9, f"MySQL56/{UUID}:1-5", key_text("a", _key(5)))
+    done, rest = parts_of(begun, is_there=True)
+    assert (done.low, done.high, done.gtid, done.is_done) == (3, 6, begun.gtid, True)
+    assert rest == CopyChunk("a", "id", 6, 9)
+    (last,) = parts_of(replace(begun, high=6), is_there=True)
+    assert last.is_done
+    (gone,) = parts_of(begun, is_there=False)
+    assert gone == replace(begun, is_done=True)
+    text = pb.QueryResult(fields=[pb.Field(name="id", type=6165)], rows=_key(5).rows)
+    with pytest.raises(TailraceError, match="not one whole number"):
+        list(parts_of(replace(begun, key=key_text("a", text)), is_there=True))
+
+
+def test_status_names_the_tables_whose_rows_are_later_than_their_shard() -> None:
+    chunks = [CopyChunk(table, gtid=f"MySQL56/{UUID}:1-{last}") for table, last in (("b", 9), ("a", 8))]
+    shard = Shard(ShardMode.STREAMING, kept=ShardState(f"MySQL56/{UUID}:1-7", ahead=tuple(chunks)))
+    health = health_of({SHARD: shard}, {}, {})
+    assert health.details["shards"][SHARD]["ahead"] == ["a", "b"]
 
 
 def test_keys_are_in_one_range_each() -> None:

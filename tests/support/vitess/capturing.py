@@ -54,7 +54,7 @@ class Capturing:
 
     def frames(self) -> Bytes:
         """Return all that the log holds."""
-        return _frames(self._log)
+        return frames_of(self._log)
 
     def shards(self) -> dict[str, str]:
         """Return the mode of each shard, as `status` has it; of which a position is known."""
@@ -106,11 +106,12 @@ class Capturing:
 
 def shard_states_of(log: Path) -> dict[str, ShardState]:
     """Return what a log holds of the shards, whoever writes it."""
-    states = metadata_frames.shard_states(dict(metadata_frames.kept_frames(_frames(log))))
+    states = metadata_frames.shard_states(dict(metadata_frames.kept_frames(frames_of(log))))
     return {name.partition("/")[2]: ShardState.from_json(state) for name, state in states.items()}
 
 
-def _frames(log: Path) -> Bytes:
+def frames_of(log: Path) -> Bytes:
+    """Return all frames of a log, whoever writes it."""
     with LogReader.open(log, "0") as reader:
         blocks = [reader.read(ref) for ref in reader.blocks(reader.start, reader.end().offset)]
     return np.concatenate(blocks) if blocks else np.zeros(0, np.uint8)

@@ -62,13 +62,15 @@ def pipeline_file(
     return file
 
 
-def tailrace(*arguments: object, failpoints: str = "", status: int | None = 0) -> str:
+def tailrace(*arguments: object, failpoints: str = "", status: int | None = 0, before: str = "pass") -> str:
     """Run a command to its end; return what it prints.
 
     :param status: that it must end with; None: any.
+    :param before: Python that the process runs first.
     """
+    program = f"{before}\nimport runpy\nrunpy.run_module('tailrace', run_name='__main__', alter_sys=True)"
     done = subprocess.run(
-        [sys.executable, "-m", "tailrace", "--debug", *map(str, arguments)],
+        [sys.executable, "-c", program, "--debug", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

@@ -7,6 +7,10 @@ journal, or a target from before its position, sees changes twice. Vitess can al
 
 The capture's commands are carried out at once; what it appends is durable with the next append, at the
 latest. Streams deliver one entry at a time, in any order among each other, and also when they are over.
+
+In a world with chunks, a copy is made by two streams at the same time, each of a range of keys, as of a
+position of its own; where a range was cut short, the rest of it is another one. What one stream sends again
+afterwards is judged as `RepeatedChangeFilter` leaves it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,10 @@ from typing import Any, TypeVar
 from tailrace.sources.vitess.resharding import coordinator as coordination
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
+    ChunkReached,
+    ChunksGathered,
     CopyCompleted,
+    CopyPlanned,
     EndReason,
     JournalReached,
     Keep,
@@ -36,7 +43,7 @@ from tailrace.sources.vitess.resharding.events import (
     TasksChanged,
 )
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange, overlapping
-from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
+from tailrace.sources.vitess.resharding.shard_state import CopyChunk, Journal, ShardState
 from tailrace.sources.vitess.resharding.transitions import Shard, ShardMode
 
 #: Keyspace ids of the rows; each is a key of the one table.
@@ -44,6 +51,10 @@ KEYS = ("20", "90", "d0")
 TABLE = "t"
 #: A primary key that lies before all rows.
 LEAST = "00"
+#: The keys from this one on are the second range.
+_BOUND = 0x90
+#: In place of a chunk's number: what is copied next is to be planned.
+_PLANNED = -1
 
 T = TypeVar("T")
 
@@ -130,6 +141,9 @@ class Stream:
     is_over: bool = False
     server: str = ""  # that its position is of; on another one, nothing comes but heartbeats
     is_missing: bool = False  # there was no such shard when it was opened
+    chunk: int | None = (
+        None  # the number of the chunk that it copies, as of `position`; 0: it has yet to begin
+    )
 
 
 @dataclass(frozen=True)
@@ -155,6 +169,7 @@ class World:
     durable: Captured = field(default_factory=Captured)
     copies: bool = True
     looks: bool = False  # now and then for shards that do not serve any more
+    chunks: bool = False  # copies are made by several streams
     rereads: bool = False  # whoever copies has had all before, and misses no change meanwhile
 
     def binlog(self, shard: str) -> Binlog | None:
@@ -162,11 +177,16 @@ class World:
 
 
 def began(
-    shards: tuple[str, ...], reshards: tuple[Reshard, ...], budget: Budget, *, copies: bool = False
+    shards: tuple[str, ...],
+    reshards: tuple[Reshard, ...],
+    budget: Budget,
+    *,
+    copies: bool = False,
+    chunks: bool = False,
 ) -> World:
     """Return the world before the first start: nothing is written, nothing captured."""
     keyspace = Keyspace(frozenset((name, Binlog()) for name in shards), reshards=reshards)
-    world = World(budget, keyspace, copies=copies)
+    world = World(budget, keyspace, copies=copies or chunks, chunks=chunks)
     return _started(world, Captured())
 
 
@@ -199,7 +219,11 @@ def _gtid(shard: str, binlog: Binlog, position: int) -> str:
 def _position(gtid: str, binlog: Binlog) -> int:
     if gtid == "current":
         return len(binlog.entries)
-    return int(gtid.rpartition("-")[2]) if gtid else 0
+    return _last(gtid) if gtid else 0
+
+
+def _last(gtid: str) -> int:
+    return int(gtid.rpartition(":")[2].rpartition("-")[2])
 
 
 # ---------------------------------------------------------------------- the capture
@@ -268,6 +292,13 @@ def _without_trouble(shard: Shard) -> Shard:
 
 
 def _opened(world: World, command: OpenStream) -> World:
+    copy = _state(world, command.shard).kept.copy
+    if world.chunks and command.deadline_s is None and copy is not None and (copy.chunks or not copy.keys):
+        planned = Stream(
+            command.shard, command.attempt, command.task, 0, (command.shard,), "", chunk=_PLANNED
+        )
+        world = _over(world, command.shard, command.attempt - 1)
+        return replace(world, streams=world.streams | {planned})
     binlog = world.binlog(command.shard)
     wanted = command.positions[command.shard]
     position = 0 if binlog is None else _position(wanted, binlog)
@@ -288,7 +319,10 @@ def _over(world: World, shard: str, attempt: int) -> World:
         replace(found, is_over=True) if found.shard == shard and found.attempt <= attempt else found
         for found in world.streams
     }
-    return replace(world, streams=frozenset(streams))
+    # A chunk's stream has a name of its own: what comes of it late has none that is known.
+    return replace(
+        world, streams=frozenset(each for each in streams if each.chunk is None or not each.is_over)
+    )
 
 
 def _forgotten(world: World) -> World:
@@ -453,6 +487,9 @@ def _deliveries(world: World, stream: Stream, still: Stream | None) -> Iterator[
         return _stepped(after, ShardStreamEnded(stream.shard, stream.attempt, reason, participants))
 
     binlog = world.binlog(stream.shard)
+    if binlog is not None and stream.chunk is not None:
+        yield (_planned if stream.chunk == _PLANNED else _copied_of_chunk)(world, stream, binlog)
+        return
     if binlog is None or stream.is_missing or any(world.binlog(name) is None for name in stream.together):
         yield ended(EndReason.SHARD_UNKNOWN)
         return
@@ -483,12 +520,85 @@ def _deliveries(world: World, stream: Stream, still: Stream | None) -> Iterator[
 def _read(world: World, stream: Stream, entry: Entry, by: int = 1) -> World:
     moved = replace(stream, position=stream.position + by)
     changes = None
-    if isinstance(entry, Change) and (stream.copied is None or world.rereads or entry.key <= stream.copied):
+    if isinstance(entry, Change) and _is_sent(world, stream, entry, moved.position):
         changes = _with_change(world, stream, entry)
     keys = None if stream.copied is None else ({TABLE: stream.copied} if stream.copied else {})
     gtid = _gtid(stream.shard, world.keyspace.binlogs()[stream.shard], moved.position)
     event = PositionReached(stream.shard, stream.attempt, gtid, keys)
     return _stepped(replace(world, streams=_with(world, stream, moved)), event, changes)
+
+
+def _is_sent(world: World, stream: Stream, change: Change, position: int) -> bool:
+    """Tell whether a change comes, and the log does not have it of a chunk."""
+    if stream.copied is not None:
+        is_named = world.chunks and stream.copied != ""
+        return is_named or world.rereads or change.key <= stream.copied
+    ahead = _state(world, stream.shard).kept.ahead
+    return not any(chunk.contains(int(change.key, 16)) and position <= _last(chunk.gtid) for chunk in ahead)
+
+
+def _planned(world: World, stream: Stream, binlog: Binlog) -> World:
+    """What is copied next is planned: by asking the shard, which answers while it serves."""
+    less = replace(world, streams=world.streams - {stream})
+    copy = _state(world, stream.shard).kept.copy
+    assert copy is not None
+    if not binlog.serves:
+        if copy.is_begun:
+            return _stepped(less, ChunksGathered(stream.shard, stream.attempt))
+        whole = replace(stream, position=len(binlog.entries), chunk=None)
+        return replace(less, streams=less.streams | {whole})
+    chunks = tuple(part for chunk in copy.chunks for part in _parts(chunk)) or (
+        CopyChunk(TABLE, "id", None, _BOUND), CopyChunk(TABLE, "id", _BOUND, None),
+    )  # fmt: skip
+    if chunks != copy.chunks:
+        less = _stepped(less, CopyPlanned(stream.shard, stream.attempt, chunks))
+    opened = {replace(stream, chunk=number) for number, chunk in enumerate(chunks) if not chunk.is_done}
+    if not opened:
+        return _stepped(less, ChunksGathered(stream.shard, stream.attempt, is_whole=True))
+    return replace(less, streams=less.streams | opened)
+
+
+def _parts(chunk: CopyChunk) -> tuple[CopyChunk, ...]:
+    if chunk.is_done or not chunk.is_begun:
+        return (chunk,)
+    rest = int(chunk.key, 16) + 1
+    done = dataclasses.replace(chunk, high=rest, is_done=True)
+    return done, CopyChunk(TABLE, "id", rest, chunk.high)
+
+
+def _copied_of_chunk(world: World, stream: Stream, binlog: Binlog) -> World:
+    """Rows of a chunk are copied, as of the position at which its stream was opened."""
+    assert stream.chunk is not None
+    copy = _state(world, stream.shard).kept.copy
+    assert copy is not None
+    chunk = copy.chunks[stream.chunk]
+    position = stream.position or len(binlog.entries)
+    keys = [
+        key
+        for key in KEYS
+        if _holds(stream.shard, key) and chunk.contains(int(key, 16)) and key > (stream.copied or "")
+    ]
+    # Where nothing cuts a chunk short, nobody sees a part of it.
+    some = keys[:1] if world.budget.crashes or world.budget.interruptions else keys
+    moved = replace(stream, position=position, copied=some[-1] if some else "")
+    is_done = some == keys
+    changes = list(world.appended.changes)
+    for key in some:
+        written = [
+            entry.number + 1
+            for entry in binlog.entries[:position]
+            if isinstance(entry, Change) and entry.key == key
+        ]
+        changes[KEYS.index(key)] = max(written, default=0)
+    others = [found for found in world.streams - {stream} if found.shard == stream.shard]
+    if is_done:
+        again = replace(stream, chunk=_PLANNED, position=0, copied="")
+        left = world.streams - {stream} | (set() if others else {again})
+    else:
+        left = _with(world, stream, moved)
+    gtid = _gtid(stream.shard, binlog, position)
+    event = ChunkReached(stream.shard, stream.attempt, stream.chunk, gtid, moved.copied or "", is_done)
+    return _stepped(replace(world, streams=left), event, tuple(changes))
 
 
 def _copied(world: World, stream: Stream) -> World:
@@ -522,9 +632,12 @@ def _with_change(world: World, stream: Stream, change: Change) -> tuple[int | No
     place = KEYS.index(change.key)
     before = world.appended.changes[place]
     if before is None:
-        assert not world.copies, f"{change} of a row that was not copied"
+        is_before_its_row = world.chunks and stream.copied
+        assert is_before_its_row or not world.copies, f"{change} of a row that was not copied"
         before = change.number
-    if _state(world, stream.shard).kept.copy is not None:
+    # A chunk may have had what comes behind a journal.
+    is_resharded = world.chunks and bool(world.keyspace.switched)
+    if is_resharded or _state(world, stream.shard).kept.copy is not None:
         # Rows that were copied twice may have changes twice; never one that is newer than the next.
         assert change.number <= before, f"gap: {change}, there are {before}"
     else:

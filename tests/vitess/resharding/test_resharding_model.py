@@ -6,7 +6,7 @@ missing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +14,22 @@ import pytest
 
 from tailrace.errors import TailraceError
 from tailrace.sources.vitess.resharding import coordinator as coordination
-from tailrace.sources.vitess.resharding import transitions
+from tailrace.sources.vitess.resharding import shard_state, transitions
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import TablesRequested
 from tailrace.sources.vitess.resharding.gtid_sets import CURRENT
-from tailrace.sources.vitess.resharding.shard_state import CopyState, Journal, ShardState
+from tailrace.sources.vitess.resharding.shard_state import (
+    CommonKey,
+    CopyChunk,
+    CopyState,
+    Journal,
+    ShardState,
+)
 from tailrace.sources.vitess.resharding.transitions import ShardCommand, ShardEvent, ShardMode
 from tailrace.state_machine import IllegalTransition
+from tests.support.examples import USUAL, WHOLE
 from tests.support.vitess.model import (
+    TABLE,
     Budget,
     World,
     began,
@@ -71,8 +79,23 @@ RUNS = {
     "purged before a merge": (TWO, (MERGE,), Budget(("90", "90"), purges=1, snapshots=1)),
 }
 
+#: From the first start on, where copies are made by several streams, a range of keys each.
+CHUNKS = {
+    "a copy": began(ONE, (), Budget(("20", "90"), crashes=1, interruptions=1), chunks=True),
+    "split, interrupted": began(ONE, (SPLIT,), Budget(interruptions=1), chunks=True),
+    "merge": began(TWO, (MERGE,), Budget(), chunks=True),
+}
+#: The same in `make torture`.
+MORE_CHUNKS = {
+    "split, written": began(ONE, (SPLIT,), Budget(("90",)), chunks=True),
+    "split, written and interrupted": began(ONE, (SPLIT,), Budget(("d0",), interruptions=1), chunks=True),
+    "split, killed": began(ONE, (SPLIT,), Budget(crashes=1), chunks=True),
+    "merge, written": began(TWO, (MERGE,), Budget(("90",)), chunks=True),
+}
+IS_TORTURE = USUAL >= WHOLE
+
 #: Those with the most states.
-LONG = {"split of a copy, killed", "merge of copies", "back, completed"}
+LONG = {"split of a copy, killed", "merge of copies", "back, completed", "split, interrupted", *MORE_CHUNKS}
 
 
 def each(worlds: dict[str, Any]) -> list[Any]:
@@ -115,6 +138,11 @@ def explore(first: World, states_max: int = 400_000) -> int:
 
 @pytest.mark.parametrize("world", each(STARTS))
 def test_a_reshard_while_the_capture_starts_loses_nothing(world: World) -> None:
+    assert explore(world) > 100
+
+
+@pytest.mark.parametrize("world", each(CHUNKS | (MORE_CHUNKS if IS_TORTURE else {})))
+def test_a_reshard_while_chunks_are_copied_loses_nothing(world: World) -> None:
     assert explore(world) > 100
 
 
@@ -258,6 +286,45 @@ def test_a_bug_in_the_code_is_found(
     plant(monkeypatch)
     with pytest.raises((AssertionError, IllegalTransition, TailraceError)):
         _explore_run(run)
+
+
+def _sends_again_what_chunks_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_state, "ahead_of", lambda *_: ())
+
+
+def _goes_on_from_the_newest_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    def newest(chunks: Iterable[CopyChunk]) -> str:
+        return max((chunk.gtid for chunk in chunks), default="")
+
+    monkeypatch.setattr(shard_state, "common_position", newest)
+
+
+def _passes_over_chunks_that_were_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_one_stream(self: CopyState, common: CommonKey) -> CopyState:
+        keys = [chunk.key for chunk in self.chunks if chunk.key]
+        return CopyState({TABLE: keys[-1]} if keys else {}, frozenset(), self.is_again)
+
+    monkeypatch.setattr(CopyState, "by_one_stream", by_one_stream)
+
+
+IN_CHUNKS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], World]] = {
+    "changes that chunks had come again": (_sends_again_what_chunks_had, CHUNKS["a copy"]),
+    "one stream goes on from the newest position": (_goes_on_from_the_newest_position, CHUNKS["a copy"]),
+}
+if IS_TORTURE:
+    IN_CHUNKS["children pass over chunks that were not begun"] = (
+        _passes_over_chunks_that_were_not_begun,
+        CHUNKS["split, interrupted"],
+    )
+
+
+@pytest.mark.parametrize(("plant", "world"), IN_CHUNKS.values(), ids=IN_CHUNKS)
+def test_a_bug_in_copies_of_chunks_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], world: World
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, IllegalTransition, TailraceError)):
+        explore(world)
 
 
 @pytest.mark.parametrize("plant", IN_COPIES.values(), ids=IN_COPIES)

@@ -41,7 +41,7 @@ class Begun(enum.StrEnum):
 class CopyChunk:
     """A table, or a range of its primary key, that is copied by a stream of its own.
 
-    :param column: the primary key, one of whole numbers, of a range.
+    :param column: the primary key, if it is one of whole numbers: a copy that is cut short is divided there.
     :param low: the range's first key; None: all that are less than `high`.
     :param high: the first key behind it; None: all from `low` on.
     :param gtid: the log has all of the chunk up to there, of the rows up to `key`; empty: nothing yet.
@@ -61,6 +61,11 @@ class CopyChunk:
     def is_begun(self) -> bool:
         """Whether the log has anything of it."""
         return bool(self.gtid)
+
+    @property
+    def is_range(self) -> bool:
+        """Whether it is not the whole table."""
+        return self.low is not None or self.high is not None
 
     def contains(self, value: int) -> bool:
         """Tell whether a key lies in the range."""

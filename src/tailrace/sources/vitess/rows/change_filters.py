@@ -1,21 +1,17 @@
-"""Changes taken out of a stream's responses: those that the log has, and those that another stream brings.
+"""Changes taken out of a stream's responses that the log has already.
 
-A copy by several streams needs both. Each of its chunks is at a position of its own in the end, and the one
-stream that goes on begins at the least of them: what it sends again of a chunk is taken out. And a range of a
-table's keys gets the whole update of a row that moves into another range, where each of the two may only
-have its own half.
+A copy by several streams needs it. Each of its chunks is at a position of its own in the end, and the one
+stream that goes on begins at the least of them: what it sends again of a chunk is taken out. A row can move
+from one chunk into another: then half of its update is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
-from tailrace.sources.vitess.rows import events as vevents
 
 #: From this size on, a transaction is not held until its position is known.
 HELD_BYTES_MAX = 32 << 20
@@ -23,34 +19,6 @@ HELD_BYTES_MAX = 32 << 20
 
 class AmbiguousError(Exception):
     """Which changes the log already has does not follow from positions, or from what came of a row."""
-
-
-class ChunkFilter:
-    """Leaves the rows of one chunk, a range of keys."""
-
-    def __init__(self, keyspace: str, chunk: CopyChunk) -> None:
-        self._chunk = chunk
-        self._event = np.empty(vevents.EVENT_FIELDS, np.int64)
-        self._keys = _KeyColumns(keyspace, (chunk,))
-
-    def left_of(self, responses: Sequence[bytes]) -> list[bytes]:
-        """Return the responses with what is left of them."""
-        return list(map(self._left_of_one, responses))
-
-    def _left_of_one(self, data: bytes) -> bytes:
-        if not vevents.has_changes(np.frombuffer(data, np.uint8), self._event):
-            return data  # nearly all of them: rows of the copy
-        events = pb.VStreamResponse.FromString(data).events
-        return pb.VStreamResponse(events=self._left(events)).SerializeToString()
-
-    def _left(self, events: Iterable[pb.VEvent]) -> Iterable[pb.VEvent]:
-        for event in events:
-            self._keys.note(event)
-            if not _is_change(event) or _leave(event, self._is_in):
-                yield event
-
-    def _is_in(self, row: pb.Row) -> bool:
-        return self._chunk.contains(self._keys.value(self._chunk, row))
 
 
 class RepeatedChangeFilter:
@@ -128,9 +96,7 @@ class RepeatedChangeFilter:
         chunks = [chunk for _, chunk in self._ahead if chunk.table == table]
         return bool(chunks) and not _leave(
             event,
-            lambda row: (
-                not any(not chunk.column or chunk.contains(self._keys.value(chunk, row)) for chunk in chunks)
-            ),
+            lambda row: not any(self._keys.is_in(chunk, row) for chunk in chunks),
         )
 
     def _table(self, event: pb.VEvent) -> str:
@@ -145,7 +111,7 @@ class _KeyColumns:
 
     def __init__(self, keyspace: str, chunks: Iterable[CopyChunk]) -> None:
         self._keyspace = keyspace
-        self._columns = {chunk.table: chunk.column for chunk in chunks if chunk.column}
+        self._columns = {chunk.table: chunk.column for chunk in chunks if chunk.is_range}
         self._places: dict[str, int] = {}
 
     def note(self, event: pb.VEvent) -> None:
@@ -157,11 +123,14 @@ class _KeyColumns:
             names = [each.name for each in event.field_event.fields]
             self._places[table] = names.index(column) if column in names else -1
 
-    def value(self, chunk: CopyChunk, row: pb.Row) -> int:
-        """Return a row's key.
+    def is_in(self, chunk: CopyChunk, row: pb.Row) -> bool:
+        """Tell whether a row of its table lies in a chunk.
 
-        :raises AmbiguousError: if it has none any more that is a whole number.
+        :raises AmbiguousError: if its key is none any more that is a whole number.
         """
+        return not chunk.is_range or chunk.contains(self._value(chunk, row))
+
+    def _value(self, chunk: CopyChunk, row: pb.Row) -> int:
         place = self._places.get(chunk.table, -1)
         if not 0 <= place < len(row.lengths) or row.lengths[place] < 0:
             raise AmbiguousError
@@ -193,11 +162,6 @@ def _leave(event: pb.VEvent, is_left: Callable[[pb.Row], bool]) -> bool:
             for name in ("after", "data_columns", "json_partial_values"):
                 change.ClearField(name)
     return bool(changes)
-
-
-def _is_change(event: pb.VEvent) -> bool:
-    """Whether it is one of a row, and not a row of the copy."""
-    return event.type == pb.ROW and event.timestamp != 0
 
 
 def _size(position: GtidSet) -> int:

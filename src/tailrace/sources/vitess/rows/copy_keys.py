@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
+from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 
 _INTEGRAL, _UNSIGNED, _QUOTED, _TEXT, _BINARY = 256, 512, 2048, 4096, 8192
@@ -60,6 +61,23 @@ def common_key(keys: Sequence[str | None]) -> str | None:
     one = _parsed(found[0])
     least = before_all(one.last_pk.fields) if one.last_pk.fields else None
     return None if least is None else key_text(one.table_name, least)
+
+
+def whole_number(key: str) -> int:
+    """Return the value of a key of one column of whole numbers.
+
+    :raises TailraceError: `PROTOCOL_VIOLATION` if it is another one.
+    """
+    numbers = _numbers(key)
+    if numbers is None or len(numbers) != 1:
+        table = _parsed(key).table_name
+        raise TailraceError(
+            Kind.PROTOCOL_VIOLATION,
+            f"go on with the copy of the table {table}: its last key is not one whole number",
+            "report it, with the table's definition",
+            {"table": table},
+        )
+    return numbers[0]
 
 
 def _parsed(key: str) -> pb.TableLastPk:

@@ -135,10 +135,10 @@ def read_event(b, p, end, keyspace, keyspace_size, shard, shard_size, event):  #
     return stop
 
 
-@compiled(nb.boolean(FROZEN_BYTES, nb.int64[::1]))
-def has_changes(buffer, event):  # type: ignore[no-untyped-def]
-    """Return whether responses have a change of a row or a table's description, or make no sense: all else is
-    boundaries, and rows of a copy, which have no time.
+@compiled(nb.int64(FROZEN_BYTES, nb.int64[::1]))
+def change_or_end(buffer, event):  # type: ignore[no-untyped-def]
+    """Return the type of the first event that is a change of a row, or the end of a copy; `UNKNOWN` if there
+    is none, or the responses make no sense. Rows of a copy have no time.
 
     `event` has room for `EVENT_FIELDS`.
     """
@@ -147,9 +147,11 @@ def has_changes(buffer, event):  # type: ignore[no-untyped-def]
     p = np.int64(0)
     while p < end:
         p = read_event(b, p, end, 0, 0, 0, 0, event)
-        if p < 0 or event[TYPE] == FIELD or (event[TYPE] == ROW and event[TIME_S] != 0):
-            return True
-    return False
+        if p < 0:
+            break
+        if event[TYPE] == COPY_COMPLETED or (event[TYPE] == ROW and event[TIME_S] != 0):
+            return event[TYPE]
+    return np.int64(UNKNOWN)
 
 
 # Fields of the state of `last_boundary`: whether a transaction is open.

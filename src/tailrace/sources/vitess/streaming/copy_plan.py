@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.sources.vitess.connection.metadata import ask_key_range, integral_keys, release
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
+from tailrace.sources.vitess.rows.copy_keys import whole_number
 from tailrace.sources.vitess.rows.transcoder import is_internal
 
 #: From this release on, a tablet reads only the rows of a range; before, it reads the table for each.
 RANGES_SINCE = 22
 #: A range of a table has at least about so many rows.
 RANGE_ROWS_MIN = 100_000
+#: Where its copy is cut short, a table is divided into so many parts at most, beside those that are planned.
+PARTS_MAX = 256
 #: Shards are asked for so many tables at a time.
 _ASKED_MAX = 32
 
@@ -25,7 +29,7 @@ def planned_chunks(
 ) -> tuple[CopyChunk, ...]:
     """Return the chunks of a shard's copy, in the order in which they are begun.
 
-    :param before: those that it has. What was begun stays; the rest of a table that is gone is done.
+    :param before: those that it has. What was copied stays; the rest of a table that is gone is done.
     :param streams: so many copy the shard at the same time.
     """
     keys = {
@@ -34,14 +38,31 @@ def planned_chunks(
         if source.captures(table) and not is_internal(table)
     }
     begun = {chunk.table for chunk in before if chunk.is_begun}
-    kept = tuple(_kept(chunk, is_there=chunk.table in keys) for chunk in before if chunk.table in begun)
+    kept = (parts_of(chunk, is_there=chunk.table in keys) for chunk in before if chunk.table in begun)
     new = {table: key for table, key in keys.items() if table not in begun}
     found = dict(_split(vtgate, source, shard, new, streams))
-    return (*kept, *(chunk for table in new for chunk in found.get(table, (CopyChunk(table),))))
+    return (*chain(*kept), *(chunk for table in new for chunk in found.get(table, (CopyChunk(table),))))
 
 
-def _kept(chunk: CopyChunk, *, is_there: bool) -> CopyChunk:
-    return chunk if is_there else replace(chunk, is_done=True)
+def has_too_many_parts(source: VitessSource, chunks: Sequence[CopyChunk]) -> bool:
+    """Tell whether a copy was cut short too often to be divided again: each append has its whole state."""
+    parts = Counter(chunk.table for chunk in chunks)
+    return max(parts.values(), default=0) > source.snapshot_connections + PARTS_MAX
+
+
+def parts_of(chunk: CopyChunk, *, is_there: bool) -> Iterator[CopyChunk]:
+    """Yield a chunk; one that was cut short in two: what is copied of it, and the rest, which has a position
+    of its own. So its streams bring rows alone, and one stream all changes.
+    """
+    if chunk.is_done or not is_there:
+        yield replace(chunk, is_done=True)
+    elif chunk.column and chunk.key:
+        rest = whole_number(chunk.key) + 1
+        yield replace(chunk, high=rest, is_done=True)
+        if chunk.high is None or rest < chunk.high:
+            yield CopyChunk(chunk.table, chunk.column, rest, chunk.high)
+    else:
+        yield chunk
 
 
 def _split(
@@ -57,9 +78,8 @@ def _split(
         ]
         for (table, key), answer in zip(some, asked, strict=True):
             first, last, rows = answer.result(2 * source.connect_timeout)[0]
-            if first is not None and last is not None:
-                parts = min(streams, int(rows or 0) // RANGE_ROWS_MIN)
-                yield table, ranges(table, key, int(first), int(last), parts)
+            parts = min(streams, int(rows or 0) // RANGE_ROWS_MIN)
+            yield table, ranges(table, key, int(first or 0), int(last or 0), parts)
 
 
 def ranges(table: str, column: str, first: int, last: int, parts: int) -> tuple[CopyChunk, ...]:
@@ -69,7 +89,7 @@ def ranges(table: str, column: str, first: int, last: int, parts: int) -> tuple[
     """
     width = last - first + 1
     if min(parts, width) < 2:
-        return (CopyChunk(table),)
+        return (CopyChunk(table, column),)
     parts = min(parts, width)
     bounds = (None, *(first + width * part // parts for part in range(1, parts)), None)
     return tuple(CopyChunk(table, column, low, high) for low, high in pairwise(bounds))

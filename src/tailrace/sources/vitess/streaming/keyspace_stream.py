@@ -20,6 +20,7 @@ import numpy as np
 import structlog
 from google.protobuf.message import DecodeError
 
+from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import Tail
 from tailrace.config.source.vitess import VitessSource
@@ -52,7 +53,7 @@ from tailrace.sources.vitess.resharding.events import (
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.key_ranges import overlapping
 from tailrace.sources.vitess.resharding.shard_state import ShardState
-from tailrace.sources.vitess.rows.change_filters import AmbiguousError, ChunkFilter, RepeatedChangeFilter
+from tailrace.sources.vitess.rows.change_filters import AmbiguousError, RepeatedChangeFilter
 from tailrace.sources.vitess.rows.column_defaults import asked_by
 from tailrace.sources.vitess.rows.copy_keys import common_key
 from tailrace.sources.vitess.rows.tables import LogTables
@@ -146,7 +147,7 @@ class KeyspaceStream:
         )  # fmt: skip
         # By stream: a shard's has its name.
         self._transcoders: dict[str, Transcoder] = {}
-        self._filters: dict[str, RepeatedChangeFilter | ChunkFilter] = {}
+        self._filters: dict[str, RepeatedChangeFilter] = {}
         self._probes: dict[str, ShardProbe] = {}  # asked and not answered
         self._serving = ServingShards(source, vtgate)
         self._open_stream: str | None = None  # whose transaction is open at the log's end
@@ -276,6 +277,8 @@ class KeyspaceStream:
 
     def _left_of(self, stream: str, received: ShardResponses) -> list[bytes]:
         """Return what came, without what the log has already or another stream brings."""
+        if (copied := self._copies.streams.get(stream)) is not None:
+            return copied.left_of(received.responses)
         if (chosen := self._filters.get(stream)) is None:
             return received.responses
         try:
@@ -284,7 +287,7 @@ class KeyspaceStream:
             self._give_up(stream, received.attempt)
         except DecodeError:
             return received.responses  # the scan names what is wrong with them
-        if isinstance(chosen, RepeatedChangeFilter) and chosen.is_over:
+        if chosen.is_over:
             del self._filters[stream]
         return found
 
@@ -338,14 +341,15 @@ class KeyspaceStream:
         if end:
             self._write(stream, made.frames[:end], made.position, commands)
         self._carry_out(commands)
-        if is_done and copied is not None and stream in self._copies.streams:
-            self._copies.finish(copied)
+        if copied is not None:
+            self._copies.go_on(copied, is_done=is_done)
 
     def _lose(self, shard: str, attempt: int, reason: EndReason, error: TailraceError) -> NoReturn:
         """Write down that a shard can't be gone on with. All streams start again: tables may be ahead of the
         log. What the log has of an open transaction is taken back.
         """
         self._appender.discard_open_unit()
+        failpoints.hit("vitess.after_discard")
         self._open_stream, self._open_position = None, 0
         self._step(ShardStreamEnded(shard, attempt, reason, (), error.message))
         raise TailraceError(Kind.SOURCE_UNREACHABLE, error.message, error.hint, error.context) from error
@@ -398,15 +402,12 @@ class KeyspaceStream:
 
     def _start_chunk(self, stream: ChunkStream) -> None:
         self._transcoders[stream.name] = self._transcoder(stream.shard)
-        if stream.chunk.column:
-            self._filters[stream.name] = ChunkFilter(self._source.keyspace, stream.chunk)
         request = chunk_request(self._source, stream.shard, stream.chunk)
         self._tasks[stream.task].streams.start(stream.name, stream.attempt, request)
 
     def _stop_chunk(self, stream: ChunkStream) -> None:
         self._tasks[stream.task].streams.stop(stream.name, stream.attempt)
         self._transcoders.pop(stream.name, None)
-        self._filters.pop(stream.name, None)
 
     def _start(self, command: OpenStream) -> None:
         """Open the one stream of a shard."""

@@ -1,9 +1,12 @@
 """Copies of shards by several streams at the same time, a chunk each.
 
-A chunk's stream brings its rows as they are at one position, and is closed. If it breaks off before, another
-one brings what changed since in its rows, and then the rest of them: so the log has each chunk whole, up to
-the chunk's own position. Once all are there, one stream goes on from the position that all have, and what
-chunks had beyond it is taken out of what it sends (`rows.change_filters`).
+A chunk's stream brings its rows as they are at one position, and is closed. If it breaks off before, the rest
+of the rows is a chunk of its own, at another position: so all changes come by one stream, whole transactions.
+It begins once all chunks are there, at the position that all have, and what chunks had beyond it is taken out
+of what it sends (`rows.change_filters`).
+
+Only where rows can't be told by their key, a stream goes on with a chunk that broke off: it brings what
+changed since in all of the table, and then the rest of the rows.
 
 All streams of a shard are one attempt: if one ends, all end, and are opened again.
 """
@@ -11,11 +14,13 @@ All streams of a shard are one attempt: if one ends, all end, and are opened aga
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tailrace.config.source.vitess import VitessSource
-from tailrace.errors import Policy, TailraceError
+from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.sources.vitess.connection.metadata import serving_shards
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
@@ -29,7 +34,8 @@ from tailrace.sources.vitess.resharding.events import (
 )
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 from tailrace.sources.vitess.resharding.transitions import READ
-from tailrace.sources.vitess.streaming.copy_plan import planned_chunks
+from tailrace.sources.vitess.rows import events as vevents
+from tailrace.sources.vitess.streaming.copy_plan import has_too_many_parts, planned_chunks
 
 
 @dataclass(slots=True)
@@ -37,6 +43,9 @@ class ChunkStream:
     """The open stream of a chunk.
 
     :ivar gtid: the last position that came.
+    :ivar key: the primary key up to which rows came.
+    :ivar is_broken_off: vtgate opened the tablet's stream again by itself, and what is left of the rows is of
+        another position, or does not come at all.
     """
 
     name: str
@@ -46,6 +55,33 @@ class ChunkStream:
     number: int
     chunk: CopyChunk
     gtid: str = ""
+    key: str = ""
+    is_broken_off: bool = False
+
+    def left_of(self, responses: Sequence[bytes]) -> list[bytes]:
+        """Return the responses of the copy: not what comes behind its end, where all changes come by one
+        stream.
+
+        :raises TailraceError: if what came before broke off inside a transaction.
+        """
+        if self.is_broken_off:
+            message = f"copy {self.chunk.table} of {self.shard}: it broke off inside a transaction"
+            raise TailraceError(Kind.SOURCE_UNREACHABLE, message, "it is tried again")
+        event = np.empty(vevents.EVENT_FIELDS, np.int64)
+        for number, data in enumerate(responses):
+            found = vevents.change_or_end(np.frombuffer(data, np.uint8), event)
+            if found == vevents.COPY_COMPLETED:
+                return list(responses[: number + 1])
+            if found == vevents.ROW and not self.chunk.is_begun:
+                self.is_broken_off = True
+                return list(responses[:number])
+        return list(responses)
+
+    def reach(self, gtid: str, key: str) -> None:
+        """Take a position. Without rows before it, another one is that of a stream that copies none."""
+        if gtid != self.gtid and self.gtid and not self.key:
+            self.is_broken_off = True
+        self.gtid, self.key = gtid, key or self.key
 
 
 class ShardCopies:
@@ -100,10 +136,17 @@ class ShardCopies:
         """Return the open streams of a shard."""
         return [stream for stream in self.streams.values() if stream.shard == shard]
 
-    def finish(self, stream: ChunkStream) -> None:
-        """Go on with the next chunk of a shard after one is done."""
-        self._end(stream)
-        self._open_next(stream.shard)
+    def go_on(self, stream: ChunkStream, *, is_done: bool) -> None:
+        """Go on with the next chunk of a shard after one is done; copy anew after one that broke off."""
+        if stream.name not in self.streams:
+            return
+        if is_done:
+            self._end(stream)
+            self._open_next(stream.shard)
+        elif stream.is_broken_off:
+            self.end(stream.shard)
+            trouble = "vtgate went on with a copy at another position"
+            self._step(ShardStreamEnded(stream.shard, stream.attempt, EndReason.INTERRUPTED, (), trouble))
 
     def turn(self, now_s: float) -> None:
         """Plan what is to be copied where it is time.
@@ -145,6 +188,9 @@ class ShardCopies:
             return
         before = self._chunks(shard)
         chunks = planned_chunks(self._vtgate, self._source, shard, before, self._share())
+        if has_too_many_parts(self._source, chunks):
+            self._step(ChunksGathered(shard, attempt))
+            return
         if not chunks:
             self._copy_whole(self._opened.pop(shard))
             return
@@ -164,8 +210,9 @@ class ShardCopies:
                 continue
             if open_now and len(open_now) >= self._share():
                 return
+            name = f"{shard} {number}"
             stream = ChunkStream(
-                f"{shard} {number}", shard, command.attempt, command.task, number, chunk, chunk.gtid
+                name, shard, command.attempt, command.task, number, chunk, chunk.gtid, chunk.key
             )
             self.streams[stream.name] = stream
             open_now.add(number)

@@ -56,6 +56,8 @@ def _shown(shard: Shard, progress: ShardProgress | None) -> dict[str, Any]:
         found["to"] = list(kept.children)
     if kept.copy is not None:
         found["copied"] = sorted(kept.copy.copied)
+    if kept.ahead:
+        found["ahead"] = sorted({chunk.table for chunk in kept.ahead})
     return found
 
 

@@ -75,8 +75,8 @@ def _each_event(
 
 
 def chunk_events_of(stream: ChunkStream, made: Transcoded) -> Iterator[Event]:
-    """Yield the events of a chunk's stream. What comes after the rows, with them, is a part of it."""
-    key, is_done, is_at_journal = "", False, False
+    """Yield the events of a chunk's stream."""
+    is_done = is_at_journal = False
     for event in made.events.of(vevents.VGTID, vevents.JOURNAL, vevents.COPY_COMPLETED):
         if event.kind == vevents.COPY_COMPLETED:
             is_done = True
@@ -85,10 +85,9 @@ def chunk_events_of(stream: ChunkStream, made: Transcoded) -> Iterator[Event]:
             if is_at_journal:
                 break  # the stream that goes on has to come to it
         elif (position := _own_position(event, stream.shard)) is not None:
-            stream.gtid = position.gtid
-            key = _last_keys(position).get(stream.chunk.table, "") or key
+            stream.reach(position.gtid, _last_keys(position).get(stream.chunk.table, ""))
     if stream.gtid:
-        yield ChunkReached(stream.shard, stream.attempt, stream.number, stream.gtid, key, is_done)
+        yield ChunkReached(stream.shard, stream.attempt, stream.number, stream.gtid, stream.key, is_done)
     if is_at_journal:
         yield ChunksGathered(stream.shard, stream.attempt)
 

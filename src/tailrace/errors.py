@@ -22,7 +22,6 @@ class Kind(enum.StrEnum):
     CONFIG_INVALID = "config_invalid"
     SECRET_MISSING = "secret_missing"
     ENVIRONMENT_UNFIT = "environment_unfit"  # Java missing or too old, package missing
-    PREFLIGHT_FAILED = "preflight_failed"
 
     # source
     SOURCE_UNREACHABLE = "source_unreachable"

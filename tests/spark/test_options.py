@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -122,14 +123,25 @@ def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert require_java() == 21
 
 
+@pytest.mark.follows("environment_unfit")
 @pytest.mark.parametrize("home", ["", "/nowhere/at/all"])
-def test_no_java_at_all_is_one_clear_line(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_java_at_all_is_one_clear_line_that_says_how_to_have_one(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", home)
     with pytest.raises(TailraceError) as caught:
         require_java()
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
-    assert "install Java 17" in caught.value.hint
+    found = re.search(r"install Java (\d+) or later .* on PATH, or point JAVA_HOME at it", caught.value.hint)
+    assert found is not None
+    java = tmp_path / "java"
+    fake_java(java, f"{found[1]}.0.1")
+    if home:
+        monkeypatch.setenv("JAVA_HOME", str(java))
+    else:
+        monkeypatch.setenv("PATH", str(java / "bin"))
+    assert require_java() == int(found[1])
 
 
 def test_deltas_jars_come_from_the_named_directory_without_what_spark_ships(

@@ -117,6 +117,17 @@ class Kind(enum.StrEnum):
     INTERNAL = "internal"
 
 
+#: Hint of `INTERNAL`.
+REPORT = "this is a bug: please report it, with `tailrace --version` and the trace that --debug shows"
+#: Hint of `PROTOCOL_VIOLATION` where a server is read: what it sent is asked for again.
+REPORT_STREAM = (
+    "nothing of it was stored or acknowledged: start again; if it happens again, please report it with the "
+    "server's version"
+)
+#: … and where the log is read.
+REPORT_LOG = "run `tailrace log verify`; if the log is whole, please report it with the server's version"
+
+
 class Policy(enum.Enum):
     """What the engine does with a failure."""
 

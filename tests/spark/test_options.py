@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,3 +162,31 @@ def test_without_jars_spark_fetches_the_delta_that_fits(
     monkeypatch.setenv("TAILRACE_JARS", str(tmp_path))
     assert settings_of(None, "x")["spark.jars.packages"] == delta_coordinates()
     assert delta_coordinates().startswith("io.delta:delta-spark_4.")
+
+
+LAUNCH = """
+import sys
+from tailrace.errors import TailraceError
+from tailrace.spark.java import launch_jvm
+
+try:
+    launch_jvm({"spark.driver.extraJavaOptions": "-XX:+UseG1GC -XX:+UseSerialGC"})
+except TailraceError as error:
+    print(error)
+gateway = launch_jvm({"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"})
+print(gateway.jvm.java.lang.Math.abs(-17))
+gateway.shutdown()
+"""
+
+
+@pytest.mark.follows("spark_failed")
+@pytest.mark.slow
+def test_a_setting_that_java_refuses_is_corrected() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH], capture_output=True, text=True, check=False, timeout=240
+    )
+    refused, _, hint_and_rest = done.stdout.partition("\n  hint: ")
+    assert refused.startswith("spark_failed: "), done.stderr
+    assert "garbage collectors selected" in refused
+    assert hint_and_rest.startswith("correct what it speaks of: in spark.conf")
+    assert hint_and_rest.endswith("\n17\n"), done.stderr

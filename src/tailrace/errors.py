@@ -22,7 +22,6 @@ class Kind(enum.StrEnum):
     CONFIG_INVALID = "config_invalid"
     SECRET_MISSING = "secret_missing"
     ENVIRONMENT_UNFIT = "environment_unfit"  # Java missing or too old, package missing
-    PREFLIGHT_FAILED = "preflight_failed"
 
     # source
     SOURCE_UNREACHABLE = "source_unreachable"
@@ -116,6 +115,17 @@ class Kind(enum.StrEnum):
 
     # anything else, always a bug of ours
     INTERNAL = "internal"
+
+
+#: Hint of `INTERNAL`.
+REPORT = "this is a bug: please report it, with `tailrace --version` and the trace that --debug shows"
+#: Hint of `PROTOCOL_VIOLATION` where a server is read: what it sent is asked for again.
+REPORT_STREAM = (
+    "nothing of it was stored or acknowledged: start again; if it happens again, please report it with the "
+    "server's version"
+)
+#: … and where the log is read.
+REPORT_LOG = "run `tailrace log verify`; if the log is whole, please report it with the server's version"
 
 
 class Policy(enum.Enum):

@@ -55,6 +55,7 @@ def release(pg: EmbeddedPostgres, changing: threading.Thread) -> None:
     changing.join(60)
 
 
+@pytest.mark.follows("schema_pending")
 @pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
 def test_a_mirror_waits_for_what_a_commit_that_waits_for_a_standby_did(
     own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
@@ -73,6 +74,8 @@ def test_a_mirror_waits_for_what_a_commit_that_waits_for_a_standby_did(
         with pytest.raises(TailraceError) as raised:
             mirror(lake, log)
         assert raised.value.kind is Kind.SCHEMA_PENDING
+        assert "wait_event SyncRep in pg_stat_activity" in raised.value.hint
+        assert "or take it out of synchronous_standby_names" in raised.value.hint
         assert versions(LogDirectory.open(log), "0")[-1].relation.pending
         if not restarted:
             release(own_pg, changing)

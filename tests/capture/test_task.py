@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import structlog
 
@@ -19,8 +21,10 @@ from tailrace import failpoints
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import parse_lsn
+from tailrace.protocol.frames import XLOG_PAYLOAD_AT
 from tailrace.sources.postgres.connection.server import start_command
 from tailrace.sources.postgres.connection.session import Session
+from tailrace.sources.postgres.connection.transport import Received, SocketTransport
 from tailrace_servers.install import find_install, has_install
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import CREATE_ITEMS, SLOT, capturing, read_log, run_to_end
@@ -234,10 +238,14 @@ def test_a_server_that_restarts(own_pg: EmbeddedPostgres, tmp_path: Path, way: A
     assert read_log(tmp_path / "log").inserts == list(range(1, last + 1))
 
 
+@pytest.mark.follows("source_shutting_down")
 def test_an_idle_server_stops_quickly_and_its_slot_follows(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
     own_pg.execute(CREATE_ITEMS)
     own_pg.execute("create table others(id int)")
-    with capturing(own_pg.dsn(), tmp_path / "log", tables=("public.items",)) as running:
+    with (
+        structlog.testing.capture_logs() as said,
+        capturing(own_pg.dsn(), tmp_path / "log", tables=("public.items",)) as running,
+    ):
         running.wait_for("streaming")
         for _ in range(3):
             own_pg.execute("insert into others select generate_series(1, 100000)")
@@ -250,7 +258,12 @@ def test_an_idle_server_stops_quickly_and_its_slot_follows(own_pg: EmbeddedPostg
         began = time.monotonic()
         own_pg.stop("fast", timeout_s=20)
         assert time.monotonic() - began < 10
+        wait_until(lambda: "source_shutting_down" in str(said), 10, "the capture to notice")
+        assert "it is tried again until the server is back" in str(said)
         own_pg.start()
+        own_pg.execute(INSERT, [1, 5])
+        running.catch_up(own_pg.query)
+    assert read_log(tmp_path / "log").inserts == [1, 2, 3, 4, 5]
 
 
 def test_a_short_sender_timeout_is_met_while_the_disk_is_slow(
@@ -399,6 +412,59 @@ def test_a_session_that_was_cut_says_so_whatever_it_is_used_for(pg: Database) ->
             with pytest.raises(TailraceError) as raised:
                 use()
             assert raised.value.kind in {Kind.SOURCE_UNREACHABLE, Kind.SOURCE_SHUTTING_DOWN}
+
+
+@pytest.mark.follows("source_query_failed")
+def test_the_servers_log_says_what_a_statement_failed_of(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute(
+        "create function refuse() returns event_trigger language plpgsql as "
+        "$$ begin raise exception 'nobody may publish what is secret'; end $$"
+    )
+    pg.execute(
+        "create event trigger refuse on ddl_command_start when tag in ('CREATE PUBLICATION') "
+        "execute function refuse()"
+    )
+    error = run_to_end(pg.dsn, tmp_path / "log")
+    assert error is not None
+    assert error.kind is Kind.SOURCE_QUERY_FAILED
+    assert "secret" not in str(error)
+    assert "the server's log has the whole message and the statement" in error.hint
+    said = pg.server.log_path.read_text()
+    assert "nobody may publish what is secret" in said
+    assert "STATEMENT:  CREATE PUBLICATION" in said
+    pg.execute("drop event trigger refuse")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+
+
+@pytest.mark.follows("protocol_violation")
+def test_a_message_that_came_damaged_comes_again(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = SocketTransport.receive
+
+    def damaged(transport: SocketTransport, wait_s: float) -> Received:
+        received = receive(transport, wait_s)
+        data = bytearray(received.data)
+        if b"note 7" in data:
+            data[XLOG_PAYLOAD_AT] = ord("?")  # the first message's letter
+        return replace(received, data=np.frombuffer(data, np.uint8))
+
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    pg.execute(INSERT, [1, 10])
+    with monkeypatch.context() as patched:
+        patched.setattr(SocketTransport, "receive", damaged)
+        error = run_to_end(pg.dsn, tmp_path / "log")
+    assert error is not None
+    assert error.kind is Kind.PROTOCOL_VIOLATION
+    assert "nothing of it was stored or acknowledged: start again" in error.hint
+    assert read_log(tmp_path / "log").inserts == []
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.catch_up(pg.query)
+    assert read_log(tmp_path / "log").inserts == list(range(1, 11))
 
 
 def test_another_database_is_not_taken_for_the_logs(pg: Database, tmp_path: Path) -> None:

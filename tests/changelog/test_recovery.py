@@ -7,9 +7,11 @@ import shutil
 import signal
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from tailrace.changelog import directory
 from tailrace.changelog import format as codec
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.endmark import MARK_NAME
@@ -100,6 +102,32 @@ def test_damage_before_sound_blocks_is_refused_whether_durable_or_not(memory_pat
             assert 0 <= at - caught.value.context["byte"] < 400
     segment.write_bytes(whole)
     LogWriter.open(log, "0").close()
+
+
+@pytest.mark.follows("log_format_unknown")
+@pytest.mark.parametrize("where", [codec, directory], ids=["segment", "identity"])
+def test_a_log_of_a_later_version_is_left_alone_and_read_by_that_version(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, where: ModuleType
+) -> None:
+    path = memory_path / "log"
+    with monkeypatch.context() as later:
+        later.setattr(where, "FORMAT_VERSION", codec.FORMAT_VERSION + 1)
+        log, sent = abandoned_log(path, synced=3, appended=3)
+    [segment] = segment_files(log)
+    before = segment.read_bytes()
+    for attempt in (lambda: content(LogDirectory.open(path)), lambda: LogWriter.open(new_log(path), "0")):
+        with pytest.raises(TailraceError) as caught:
+            attempt()
+        assert caught.value.kind is Kind.LOG_FORMAT_UNKNOWN
+        assert caught.value.hint == "read the log with the version of tailrace that wrote it"
+    assert segment.read_bytes() == before
+    with monkeypatch.context() as later:
+        later.setattr(where, "FORMAT_VERSION", codec.FORMAT_VERSION + 1)
+        assert content(LogDirectory.open(path)) == b"".join(sent)
+        again = Source(lsn=0x1000 + 1000 * len(sent)).transaction()
+        with LogWriter.open(LogDirectory.open(path), "0") as writer:
+            append(writer, again)
+        assert content(LogDirectory.open(path)) == b"".join(sent) + again
 
 
 @pytest.mark.parametrize("garbage", [b"\0" * 5000, b"TLb\x01" * 100, os.urandom(3000)])

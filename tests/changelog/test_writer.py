@@ -158,13 +158,14 @@ def test_of_processes_that_open_a_log_at_once_one_writes(
         assert all(outcome.startswith(Kind.LOG_LOCKED) for outcome in outcomes[:-1])
 
 
+@pytest.mark.follows("log_fenced")
 def test_a_writer_that_was_taken_over_can_neither_append_nor_acknowledge(log: LogDirectory) -> None:
     source = Source()
     options = LogOptions(segment_bytes=1500)
     stale = LogWriter.open(log, "0", options=options)
-    append(stale, relation_frame(), source.transaction())
+    append(stale, first := relation_frame() + source.transaction())
     stale.sync()
-    append(stale, source.transaction(), source.begin())
+    append(stale, second := source.transaction(), source.begin())
     (log.task_path("0") / LOCK_NAME).unlink()  # as where locks do not reach: another container
     fresh = LogWriter.open(log, "0", options=options)
     assert fresh.epoch == stale.epoch + 1
@@ -177,9 +178,16 @@ def test_a_writer_that_was_taken_over_can_neither_append_nor_acknowledge(log: Lo
         with pytest.raises(TailraceError) as caught:
             attempt()
         assert kind_of(caught) is Kind.LOG_FENCED
+        assert "stop that one, then start this one again" in caught.value.hint
     stale.close()
-    append(fresh, Source(lsn=fresh.tail.position).transaction())
+    append(fresh, others := Source(lsn=fresh.tail.position).transaction())
+    with pytest.raises(TailraceError) as caught:
+        LogWriter.open(log, "0", options=options)
+    assert kind_of(caught) is Kind.LOG_LOCKED
     fresh.close()
+    with LogWriter.open(log, "0", options=options) as again:
+        append(again, own := Source(lsn=again.tail.position).transaction())
+    assert content(log) == first + second + others + own
     assert verify(log.path).sound
 
 
@@ -213,14 +221,15 @@ def test_what_a_stale_writer_still_writes_damages_nothing(log: LogDirectory) -> 
 # When writing fails
 
 
+@pytest.mark.follows("log_write_failed")
 @pytest.mark.parametrize("point", ["log.before_fsync", "log.after_fsync"])
 @pytest.mark.parametrize("action", ["eio", "enospc"])
 def test_a_failed_fsync_ends_the_writer_for_ever(log: LogDirectory, point: str, action: str) -> None:
     source = Source()
     writer = LogWriter.open(log, "0")
-    append(writer, source.transaction())
+    append(writer, first := source.transaction())
     acknowledged = writer.sync()
-    append(writer, source.transaction())
+    append(writer, second := source.transaction())
     failpoints.arm(f"{point}={action}")
     for attempt in (
         writer.sync,
@@ -231,10 +240,17 @@ def test_a_failed_fsync_ends_the_writer_for_ever(log: LogDirectory, point: str, 
         with pytest.raises(TailraceError) as caught:
             attempt()
         assert kind_of(caught) is Kind.LOG_WRITE_FAILED
+    assert "then start again: what was acknowledged is in the log, the rest comes from the source again" in (
+        caught.value.hint
+    )
     assert writer.durable == acknowledged
     writer.close()
+    failpoints.arm("")  # the disk is well again
     with LogWriter.open(log, "0") as after:
         assert after.tail.offset >= acknowledged.offset
+        if after.tail.offset == acknowledged.offset:
+            append(after, second)
+    assert content(log) == first + second
 
 
 def test_what_a_failed_fsync_left_in_memory_is_not_believed(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import pytest
 import typer.testing
 
-from tailrace import __version__
+from tailrace import __version__, failpoints
 from tailrace.changelog.retention.readers import Readers
 from tailrace.cli.conversation import block, printable
 from tailrace.cli.main import app
@@ -23,6 +26,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.log.inspection import Selection, follow
 from tailrace.protocol import frames
 from tests.support.orders_log import OID, LogOfOrders, begin, commit
+from tests.support.spark.wire import INT4, HandmadeLog, insert, relation
 from tests.support.wait import wait_until
 
 runner = typer.testing.CliRunner()
@@ -109,10 +113,82 @@ def test_a_failure_under_json_is_one_document(tmp_path):
     assert json.loads(done.stdout)["error"]["kind"] == "log_missing"
 
 
+@pytest.mark.follows("schema_missing")
+@pytest.mark.parametrize("way", ["restored", "new log"])
+def test_a_log_that_does_not_describe_a_table_is_restored_or_begun_again(tmp_path, way):
+    items = relation(1, "public.items", {"id": INT4})
+    log, backup = tmp_path / "log", tmp_path / "backup"
+    with HandmadeLog(backup) as written:
+        written.commit(items, insert(1, "7"))
+    with HandmadeLog(log) as written:  # as another program might
+        written.commit(insert(1, "7"))
+    refused = run("log", "show", log).stderr
+    assert refused.startswith("error: schema_missing")
+    assert "`tailrace log verify` says from which offset on" in refused
+    done = run("log", "verify", log)
+    assert (done.exit_code, "no reader gets past offset 0" in done.output) == (1, True)
+    if way == "restored":
+        assert "Restore its directory from a backup" in refused
+        shutil.rmtree(log)
+        shutil.copytree(backup, log)
+    else:
+        assert "or begin a new log" in refused
+        log = tmp_path / "new log"
+        with HandmadeLog(log) as written:
+            written.commit(items, insert(1, "7"))
+    assert json.loads(run("log", "show", log, "--json").stdout)["after"] == {"id": 7}
+
+
 def test_a_trace_is_shown_only_for_debug(tmp_path):
     assert "Traceback" not in run("log", "ls", tmp_path / "none").stderr
     assert "Traceback" in run("log", "ls", tmp_path / "none", "--debug").stderr
     assert "Traceback" in run("--debug", "log", "ls", tmp_path / "none").stderr
+
+
+SHOP = """\
+name: shop
+source: {host: 127.0.0.1, port: 1}
+log: {path: ./log}
+sinks: [{name: out, type: jsonl, path: ./lines}]
+"""
+
+
+@pytest.mark.follows("internal")
+def test_a_bug_is_reported_with_version_and_trace(tmp_path):
+    (tmp_path / "p.yaml").write_text(SHOP)
+    with closing(LogOfOrders(tmp_path / "log")) as log:
+        log.insert(1, 2)
+    try:
+        failpoints.arm("sink.before_write=error")
+        shown = run("replay", tmp_path / "p.yaml", "--sink", "out").stderr
+        failpoints.arm("sink.before_write=error")
+        traced = run("replay", tmp_path / "p.yaml", "--sink", "out", "--debug").stderr
+    finally:
+        failpoints.arm("")
+    assert "error: internal: unexpected FailpointError\n" in shown
+    found = re.search(r"with `tailrace (--version)` and the trace that (--debug) shows", shown)
+    assert __version__ in run(found[1]).stdout
+    assert "Traceback" not in shown
+    assert 'failpoints.hit("sink.before_write")' in traced
+    assert "sink out: 2 rows written" in run("replay", tmp_path / "p.yaml", "--sink", "out").stdout
+
+
+def test_debug_shows_where_a_function_of_the_users_raised(tmp_path, monkeypatch):
+    (tmp_path / "p.yaml").write_text(
+        SHOP.replace(
+            "type: jsonl, path: ./lines",
+            "type: python, handler: 'mine_for_debug:take', retry_attempts_max: 0",
+        )
+    )
+    (tmp_path / "mine_for_debug.py").write_text("def take(records):\n    raise ValueError('my words')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with closing(LogOfOrders(tmp_path / "log")) as log:
+        log.insert(1)
+    done = run("replay", tmp_path / "p.yaml", "--sink", "out", "--debug")
+    assert "sink_write_failed" in done.stderr
+    assert "(--debug shows them)" in done.stderr
+    assert 'mine_for_debug.py", line 2, in take' in done.stderr
+    assert "ValueError: my words" in done.stderr
 
 
 def test_a_wrong_file_names_every_problem_with_its_place(tmp_path):

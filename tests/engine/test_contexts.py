@@ -350,6 +350,7 @@ def test_numbers_that_cannot_be_are_refused(make, message):
     assert raised.value.kind is Kind.ENGINE_MISUSED
 
 
+@pytest.mark.follows("environment_unfit")
 def test_metrics_are_served_while_the_engine_runs_and_nothing_is_left():
     leaks = Leaks()
     engine = engine_of(LinesSource(10, ends=False), Seen().record, options={"metrics_port": 0})
@@ -363,6 +364,12 @@ def test_metrics_are_served_while_the_engine_runs_and_nothing_is_left():
         with pytest.raises(TailraceError, match="serve metrics at") as raised:
             other.run()
         assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
+        assert "choose another engine.metrics_port or metrics_host, or leave metrics_port out" in str(
+            raised.value
+        )
+        elsewhere = {"metrics_port": engine.metrics.port, "metrics_host": "127.0.0.2"}
+        for way in ({"metrics_port": 0}, elsewhere, {}):
+            engine_of(LinesSource(), Seen().record, options=way).run()
     assert engine.metrics.port is None
     leaks.check()
 

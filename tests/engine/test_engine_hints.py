@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import traceback
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tailrace import Engine
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch
 from tailrace.records.making import SourceRecord
+from tailrace.records.record import Record
 from tailrace.testing import Fault, LinesSource
 from tests.support.converters.avro import decoded
 from tests.support.converters.registry import FakeRegistry
@@ -266,3 +268,82 @@ def test_a_schema_that_is_not_compatible(way: str) -> None:
             engine, got = converted(avro(registry), *([] if way == "undone" else [CAST, route]))
         engine.run()
         assert numbers_in(registry, got) == NUMBERS
+
+
+# ---------------------------------------------------------------------- transformations
+
+
+@pytest.mark.follows("transform_failed")
+@pytest.mark.parametrize("way", ["corrected", "for its tables alone"])
+def test_an_expression_that_does_not_fit_is_corrected_or_kept_from_other_tables(way: str) -> None:
+    store, got = Store(), []
+
+    def engine(where: str, **more: Any) -> Engine:
+        options = {
+            "transformations": [{"type": "filter", "where": where, **more}],
+            "predicates": {"other": {"type": "topic", "pattern": "other"}},
+        }
+        return Engine(connector=LinesSource(10), on_record=got.append, offsets=store, options=options)
+
+    hint = refused(Kind.TRANSFORM_FAILED, engine("after.numbre > 0")).hint
+    if way == "corrected":
+        assert "correct the expression" in hint
+        engine("after.number > 0").run()
+    else:
+        assert "or give it only the records that it is for, by a predicate" in hint
+        engine("after.numbre > 0", predicate="other").run()
+    assert [record.after["number"] for record in got] == NUMBERS
+
+
+# ---------------------------------------------------------------------- code of the user's
+
+
+def lines_of_cause(error: TailraceError) -> list[str]:
+    """Return the lines of the trace of an error's cause, and of what caused that."""
+    assert error.__cause__ is not None
+    text = "".join(traceback.format_exception(error.__cause__))
+    return [line.strip() for line in text.splitlines()]
+
+
+@pytest.mark.follows("task_failed")
+def test_a_handler_that_raises_is_corrected_where_its_cause_says() -> None:
+    seen, store = Seen(), Store()
+
+    def wrong(record: Any) -> None:
+        seen.record(record) if record.after["number"] < 6 else record.after["numbre"]
+
+    def engine(handler: Any) -> Engine:
+        return Engine(connector=LinesSource(10), on_record=handler, offsets=store)
+
+    error = refused(Kind.TASK_FAILED, engine(wrong))
+    assert error.hint == "the cause of this error has its words and its trace"
+    assert str(error.__cause__) == "'numbre'"
+    assert any('record.after["numbre"]' in line for line in lines_of_cause(error))
+    engine(seen.record).run()
+    assert seen.lines["0-0"] == NUMBERS
+
+
+class Shout:
+    """A transformation of the user's; a wrong one does not think of lines without a note."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        self._wrong = wrong
+
+    def apply_record(self, record: Record) -> Record:
+        assert record.after is not None
+        note = record.after["note"].upper() if self._wrong else "none"
+        return record.replace(after={**record.after, "note": note})
+
+
+@pytest.mark.follows("task_failed")
+def test_a_transformation_that_raises_is_corrected_where_its_cause_says() -> None:
+    got: list[Any] = []
+
+    def engine(*, wrong: bool) -> Engine:
+        return Engine(connector=LinesSource(10), on_record=got.append, transformations=[Shout(wrong=wrong)])
+
+    error = refused(Kind.TASK_FAILED, engine(wrong=True))
+    assert "the cause of this error has its words and its trace" in error.hint
+    assert any('record.after["note"].upper()' in line for line in lines_of_cause(error))
+    engine(wrong=False).run()
+    assert [record.after["note"] for record in got] == ["none"] * 10

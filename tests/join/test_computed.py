@@ -15,8 +15,8 @@ from tailrace.cli.main import app
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.computed import ComputedFields
 from tailrace.join.connector import options_of
-from tailrace.join.extraction import MESSAGES, JsonFields
-from tailrace.join.merge import UNKNOWN
+from tailrace.join.extraction import MESSAGES, DebeziumJson, JsonFields, keyed_data
+from tailrace.join.merge import UNKNOWN, DataRows
 from tailrace.spark.join.options import JoinReadOptions
 
 TOPICS = {"bootstrap_servers": "nobody:1", "data": ["lines"], "transactions": "heads"}
@@ -190,3 +190,34 @@ def test_messages_are_of_one_form(other: dict[str, Any]) -> None:
     other = {name: fields if value is None else value for name, value in other.items()}
     with pytest.raises(TailraceError, match="give one of them"):
         options_of({**TOPICS, "expressions": given, **other})
+
+
+@pytest.mark.follows("join_violated")
+def test_messages_of_another_kind_have_no_key() -> None:
+    both = messages({"id": "a", "line": "1"}, {"id": "a", "line": "a note"}, {"id": "a", "line": "2"})
+    with pytest.raises(TailraceError) as caught:
+        ComputedFields({"key": "value.id", "order": "value.line::int"}, NOTHING).data(both)
+    assert "have the key's expression give null for JSON that is something else" in caught.value.hint
+    key = "case when value.line not like 'a%' then value.id end"
+    rows = ComputedFields({"key": key, "order": "value.line::int"}, NOTHING).data(both)
+    assert rows.keys.to_pylist() == ["a", None, "a"]
+    assert rows.orders.tolist() == [1, UNKNOWN, 2]
+
+
+class Plain:
+    """An extraction of the user's: a message is a key, a semicolon and an order."""
+
+    def data(self, batch: pa.RecordBatch) -> DataRows:
+        parts = [value.decode().split(";") for value in batch.column("value").to_pylist()]
+        keys, orders = pa.array([key for key, _ in parts]), pa.array([int(order) for _, order in parts])
+        return keyed_data(batch, keys, orders)
+
+
+@pytest.mark.follows("join_violated")
+def test_messages_that_are_no_json_have_an_extraction_of_their_own() -> None:
+    lines = messages(b"a;1", b"a;2")
+    for extraction in (ComputedFields({"key": "value.id", "order": ""}, NOTHING), DebeziumJson()):
+        with pytest.raises(TailraceError) as caught:
+            extraction.data(lines)
+        assert "an extraction of your own" in caught.value.hint
+    assert Plain().data(lines).keys.to_pylist() == ["a", "a"]

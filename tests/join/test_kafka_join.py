@@ -257,12 +257,16 @@ def test_topics_in_avro_are_joined_by_what_the_registry_says(
     assert 'tailrace_join_rows_queued{engine="join",task="0"} 0.0' in text
 
 
+@pytest.mark.follows("join_violated")
 def test_messages_that_are_not_avro_are_named(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
-    topics = JoinTopics(kafka, topic_name, 1)
+    topics, got = JoinTopics(kafka, topic_name, 1), Got()
     topics.write(5)
     with FakeRegistry() as registry, pytest.raises(TailraceError, match="wire format") as caught:
-        joined(topics, tmp_path / "offsets", Got(), 1 << 40, registry={"registry_url": registry.url})
+        joined(topics, tmp_path / "offsets", got, 1 << 40, registry={"registry_url": registry.url})
     assert caught.value.kind is Kind.JOIN_VIOLATED
+    assert "or leave out `registry`" in caught.value.hint
+    joined(topics, tmp_path / "offsets", got, total(topics))
+    assert got.rows == topics.expected
 
 
 def test_it_keeps_the_contract_of_connectors(kafka: EmbeddedKafka, topic_name: str, join_seed: int) -> None:
@@ -293,16 +297,21 @@ def test_what_can_not_be_joined_is_refused_at_the_start(
     assert "Value error" not in str(caught.value)
 
 
+@pytest.mark.follows("join_violated")
 def test_a_transaction_that_is_missing_is_named_with_both_positions(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
     topics, other = JoinTopics(kafka, topic_name, 1), JoinTopics(kafka, f"{topic_name}-other", 2)
+    got = Got()
     topics.write(30)
     other.write(30)
     with pytest.raises(TailraceError) as caught:
-        joined(topics, tmp_path / "offsets", Got(), 1 << 40, transactions=other.transactions)
+        joined(topics, tmp_path / "offsets", got, 1 << 40, transactions=other.transactions)
     assert caught.value.kind is Kind.JOIN_VIOLATED
     assert {"topic", "partition", "rule", "data_offset", "transaction_offset"} <= caught.value.context.keys()
+    assert "see that `transactions` is the topic of the data's producer" in caught.value.hint
+    joined(topics, tmp_path / "offsets", got, total(topics))
+    assert got.rows == topics.expected
 
 
 def test_a_side_that_is_far_ahead_waits_in_the_cluster(

@@ -300,10 +300,19 @@ def test_what_was_kept_by_others_is_no_progress() -> None:
         assert decoded_progress(kept) is None
 
 
-def test_a_checkpoint_of_a_later_version_is_refused() -> None:
+@pytest.mark.follows("log_format_unknown")
+def test_a_checkpoint_of_a_later_version_is_refused_and_read_by_that_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as later:
+        later.setattr(planning_module, "_VERSION", 2)
+        kept = encoded(plan_of(10))
     with pytest.raises(TailraceError) as caught:
-        decoded({**encoded(plan_of(10)), "version": 2})
+        decoded(kept)
     assert caught.value.kind is Kind.LOG_FORMAT_UNKNOWN
+    assert "use the version of Tailrace that made the checkpoint" in caught.value.hint
+    monkeypatch.setattr(planning_module, "_VERSION", 2)
+    assert decoded(kept) == plan_of(10)
 
 
 def test_a_row_whose_transaction_is_missing_is_found_when_a_later_one_is_there() -> None:

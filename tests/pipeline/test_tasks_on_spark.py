@@ -98,6 +98,7 @@ def test_a_task_that_is_killed_is_started_again_and_goes_on_by_the_log(
     assert captured.got == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.follows("spark_failed")
 def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
     pg: Database, spark: Any, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
     assert isinstance(error, TailraceError)
     assert error.kind is Kind.SPARK_FAILED
     assert "the driver has begun another job" in error.message
+    assert error.hint == "nothing is to be done: another attempt goes on from what is in the log"
 
 
 @pytest.mark.slow

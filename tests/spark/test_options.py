@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,14 +125,25 @@ def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert require_java() == 21
 
 
+@pytest.mark.follows("environment_unfit")
 @pytest.mark.parametrize("home", ["", "/nowhere/at/all"])
-def test_no_java_at_all_is_one_clear_line(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_java_at_all_is_one_clear_line_that_says_how_to_have_one(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", home)
     with pytest.raises(TailraceError) as caught:
         require_java()
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
-    assert "install Java 17" in caught.value.hint
+    found = re.search(r"install Java (\d+) or later .* on PATH, or point JAVA_HOME at it", caught.value.hint)
+    assert found is not None
+    java = tmp_path / "java"
+    fake_java(java, f"{found[1]}.0.1")
+    if home:
+        monkeypatch.setenv("JAVA_HOME", str(java))
+    else:
+        monkeypatch.setenv("PATH", str(java / "bin"))
+    assert require_java() == int(found[1])
 
 
 def test_deltas_jars_come_from_the_named_directory_without_what_spark_ships(
@@ -148,3 +162,31 @@ def test_without_jars_spark_fetches_the_delta_that_fits(
     monkeypatch.setenv("TAILRACE_JARS", str(tmp_path))
     assert settings_of(None, "x")["spark.jars.packages"] == delta_coordinates()
     assert delta_coordinates().startswith("io.delta:delta-spark_4.")
+
+
+LAUNCH = """
+import sys
+from tailrace.errors import TailraceError
+from tailrace.spark.java import launch_jvm
+
+try:
+    launch_jvm({"spark.driver.extraJavaOptions": "-XX:+UseG1GC -XX:+UseSerialGC"})
+except TailraceError as error:
+    print(error)
+gateway = launch_jvm({"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"})
+print(gateway.jvm.java.lang.Math.abs(-17))
+gateway.shutdown()
+"""
+
+
+@pytest.mark.follows("spark_failed")
+@pytest.mark.slow
+def test_a_setting_that_java_refuses_is_corrected() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH], capture_output=True, text=True, check=False, timeout=240
+    )
+    refused, _, hint_and_rest = done.stdout.partition("\n  hint: ")
+    assert refused.startswith("spark_failed: "), done.stderr
+    assert "garbage collectors selected" in refused
+    assert hint_and_rest.startswith("correct what it speaks of: in spark.conf")
+    assert hint_and_rest.endswith("\n17\n"), done.stderr

@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from tailrace.changelog.retention.readers import Readers
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark import register
-from tailrace.spark.jobs import translated
+from tailrace.spark.jobs import on_every_core, translated
 from tests.support.spark.wire import (
     BOOL,
     INT4,
@@ -209,6 +211,7 @@ def test_limits_hold_and_batches_end_on_transactions(
     assert sum(map(len, transactions)) == len(set().union(*transactions)) == 7
 
 
+@pytest.mark.follows("schema_changed")
 def test_a_new_column_stops_a_stream_and_a_restart_has_it(
     spark: Any, log: HandmadeLog, tmp_path: Path
 ) -> None:
@@ -228,7 +231,7 @@ def test_a_new_column_stops_a_stream_and_a_restart_has_it(
     error = translated(caught.value)
     assert error.kind is Kind.SCHEMA_CHANGED
     assert "column 'new' is new" in error.message
-    assert "start the query again" in error.hint
+    assert "start the query again, with the same checkpoint" in error.hint
     restarted = Stream(spark, log, checkpoint, table="public.orders").run()
     assert "new" in restarted.columns
     assert [row.new for row in restarted.rows if row.id == 100] == [True]
@@ -371,3 +374,19 @@ def test_a_job_that_is_not_ours_reads_the_log(log: HandmadeLog, tmp_path: Path) 
 def test_translated_passes_its_own_kind_through() -> None:
     error = TailraceError(Kind.LOG_FULL, "x")
     assert translated(error) is error
+
+
+@pytest.mark.follows("spark_failed")
+def test_what_a_job_failed_of_is_in_the_words_of_its_cause(spark: Any) -> None:
+    def look(name: str, _: Any) -> Iterator[bool]:
+        yield {"here": True}[name]
+
+    with pytest.raises(TailraceError) as caught:
+        on_every_core(spark, partial(look, "there"))
+    error = caught.value
+    assert error.kind is Kind.SPARK_FAILED
+    assert "the cause of this error has Spark's words and its trace" in error.hint
+    words = "".join(traceback.format_exception(error.__cause__))
+    assert "KeyError: 'there'" in words
+    assert "in look" in words
+    assert set(on_every_core(spark, partial(look, "here"))) == {True}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import importlib.metadata
 import json
+import re
 import socket
 import sys
 import threading
@@ -425,19 +427,30 @@ def test_a_log_that_is_not_there_yet_can_be_served_and_is_read_once_it_is(tmp_pa
         log.close()
 
 
+@pytest.mark.follows("environment_unfit")
 def test_without_its_packages_the_error_says_how_to_have_them(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(TailraceError) as raised, serving(places_in(tmp_path), SubscriptionsConfig(port=0)):
-        pass
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "uvicorn", None)
+        with pytest.raises(TailraceError) as raised, serving((), SubscriptionsConfig(port=0)):
+            pass
     assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
-    assert "tailrace[subscriptions]" in raised.value.hint
+    extra = re.fullmatch(r"pip install 'tailrace\[(\w+)\]'", raised.value.hint)[1]
+    # What that would install is what was missing.
+    required = importlib.metadata.requires("tailrace")
+    assert any(re.match(rf"uvicorn\b.*; extra == '{extra}'", each) for each in required)
+    with serving((), SubscriptionsConfig(port=0)) as port:
+        assert port
 
 
+@pytest.mark.follows("environment_unfit")
 def test_a_port_that_is_taken_is_said_before_anything_is_served(orders, port):
     with pytest.raises(TailraceError) as raised, serving((), SubscriptionsConfig(port=port)):
         pass
     assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
-    assert "--port" in raised.value.hint
+    assert "choose another port: --port" in raised.value.hint
+    assert "0: any that is free" in raised.value.hint
+    with serving((), SubscriptionsConfig(port=0)) as another:
+        assert another not in (0, port)
 
 
 @pytest.mark.parametrize("value", [None, ""])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import re
 import subprocess
 import sys
 import threading
@@ -148,3 +150,19 @@ def test_what_is_wrong_with_somebody_elses_connector_is_told(name, kind, words):
         engine_of(name, Seen().record)
     assert caught.value.kind is kind
     assert words in str(caught.value)
+
+
+@pytest.mark.usefixtures("third_party")
+@pytest.mark.follows("environment_unfit")
+def test_a_package_that_a_connector_lacks_is_installed(tmp_path):
+    with pytest.raises(TailraceError) as caught:
+        engine_of("far", Seen().record)
+    found = re.search(r"install the package that has '(\w+)'", caught.value.hint)
+    package = tmp_path / found[1]
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "inner.py").write_text("from tailrace_thirdparty import Lines\n")
+    importlib.invalidate_caches()
+    seen = Seen()
+    engine_of("far", seen.record).run()
+    assert seen.lines == {"0-0": [1, 2, 3, 4, 5]}

@@ -203,6 +203,20 @@ def test_a_foreign_transformation_that_breaks_its_word_is_named(broken: Halves) 
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.follows("task_failed")
+def test_records_that_a_named_one_can_not_take_are_kept_from_it_by_a_predicate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailrace.config.transformations.steps.names", lambda _: ("raises",))
+    monkeypatch.setattr(extensions, "factory", lambda *_: Raises)
+    with pytest.raises(TailraceError) as caught:
+        build([{"type": "raises"}]).apply(orders())
+    assert "can be kept from it by a predicate" in caught.value.hint
+    predicates = {"others": {"type": "table", "tables": ["public.others"]}}
+    chain = build([{"type": "raises", "predicate": "others"}], predicates)
+    assert places(chain.apply(orders())) == [0, 1, 2, 3, 4]
+
+
 def test_all_are_closed_although_one_fails() -> None:
     after = Halves()
     with pytest.raises(OSError, match="closing"):

@@ -65,7 +65,8 @@ class EndMarkFile:
             raise TailraceError(
                 Kind.LOG_FENCED,
                 "write the change log: another writer has taken it over",
-                "stop this process; nothing of what it did after the takeover was kept",
+                "this process ends, and nothing of what it did after the takeover was kept; the other one "
+                "goes on. To capture here again, stop that one, then start this one again",
                 {"file": str(self._path), "epoch": self._mark.epoch},
             )
 

@@ -36,7 +36,7 @@ from tailrace.changelog.format import BlockHeader, EndMark, Tail
 from tailrace.changelog.lock import take_lock
 from tailrace.changelog.recovery import Recovered, highest_epoch, recover
 from tailrace.changelog.runs import RunBuilder
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT, Kind, TailraceError
 from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.frames import Bytes, Numbers, Summary
 
@@ -323,7 +323,7 @@ class LogWriter:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
                 self._failure = self._failure or TailraceError(
-                    Kind.INTERNAL, "use a writer of the change log: it is closed"
+                    Kind.INTERNAL, "use a writer of the change log: it is closed", REPORT
                 )
 
     def __enter__(self) -> Self:
@@ -500,7 +500,7 @@ class LogWriter:
             raise TailraceError(
                 Kind.INTERNAL,
                 "append to the change log: the chunk does not begin where the log ends",
-                "please report this",
+                REPORT,
                 {"log_offset": self._place.offset, "size": summary.size},
             )
 

@@ -25,7 +25,7 @@ from tailrace.decode.schemas import Catalog
 from tailrace.decode.shards import BlockShards, ShardPositions
 from tailrace.decode.tuples import EMPTY_CELLS_MAX, Tuples, find_tuples, in_utf8
 from tailrace.decode.types import as_text
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_LOG, Kind, TailraceError
 from tailrace.model import OWN_FORMS, Op, Relation, ValueModes
 from tailrace.protocol import frames
 from tailrace.protocol.frames import Bytes, Numbers, OpenUnit
@@ -392,8 +392,8 @@ def _views(relation: Relation | None, table_policy: TablePolicy) -> tuple[Shape,
             Kind.SCHEMA_PENDING,
             "decode changes: what became of their table is not known yet, because the transaction that "
             "altered it is committed and not visible to other sessions",
-            "such a commit waits for a synchronous standby: see pg_stat_replication; reading goes on when it "
-            "is done",
+            "it is tried again. Such a commit waits for a synchronous standby (wait_event SyncRep in "
+            "pg_stat_activity): start the standby, or take it out of synchronous_standby_names",
             {"table": relation.qualified_name},
         )
     shape = None if relation is None else table_policy.shape(relation)
@@ -466,6 +466,6 @@ def _violation(error: int, byte: int) -> TailraceError:
     return TailraceError(
         Kind.PROTOCOL_VIOLATION,
         f"decoded a block: {kernel.ERRORS[error]}",
-        "run `tailrace log verify`; if the log is whole, please report it with the server's version",
+        REPORT_LOG,
         {"byte": byte},
     )

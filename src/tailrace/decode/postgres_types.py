@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_LOG, Kind, TailraceError
 from tailrace.model import ValueType
 
 #: Types from here on have a Type message.
@@ -150,7 +150,7 @@ def from_facts(oid: int, modifier: int, types: Mapping[str, Any], depth: int = 0
         return ValueType(oid, modifier, name=str(fact["name"]), kind=str(fact.get("kind", "")), parts=parts)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise TailraceError(
-            Kind.PROTOCOL_VIOLATION, f"read a table's facts: they say nothing of type {oid}"
+            Kind.PROTOCOL_VIOLATION, f"read a table's facts: they say nothing of type {oid}", REPORT_LOG
         ) from None
 
 

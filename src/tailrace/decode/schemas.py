@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tailrace.decode.postgres_types import FIRST_NOT_BUILT_IN, from_facts, from_message
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_LOG, Kind, TailraceError
 from tailrace.model import OWN_FORMS, Column, Relation, ValueModes, ValueType
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import FACTS, KIND_AT, XLOG_PAYLOAD_AT, control_json
@@ -62,7 +62,8 @@ class Catalog:
             raise TailraceError(
                 Kind.SCHEMA_MISSING,
                 "decoded a change: no Relation message describes its table",
-                "the log is damaged or was written by another program: run `tailrace log verify`",
+                "the log is damaged, or another program wrote it: `tailrace log verify` says from which "
+                "offset on. Restore its directory from a backup, or begin a new log with a new snapshot",
                 {"relation": oid},
             )
         relation = _parsed(frame)
@@ -86,7 +87,7 @@ def _key(frame: bytes) -> str:
     except (KeyError, TypeError, ValueError, OverflowError):
         found = []
     if len(found) != 1:
-        raise TailraceError(Kind.PROTOCOL_VIOLATION, "read a schema frame: it describes nothing")
+        raise TailraceError(Kind.PROTOCOL_VIOLATION, "read a schema frame: it describes nothing", REPORT_LOG)
     return found[0][0]
 
 

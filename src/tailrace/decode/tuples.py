@@ -17,7 +17,7 @@ from tailrace.decode import kernel
 from tailrace.decode.gather import Cells, Int32s
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.shards import ShardPositions
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_LOG, Kind, TailraceError
 from tailrace.model import Op, Relation
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
 from tailrace.protocol.memory import i64_at
@@ -157,7 +157,7 @@ def _failure(relation: Relation | None, error: int, log_offset: int | None) -> T
     return TailraceError(
         Kind.DECODE_FAILED,
         f"decoded changes: {kernel.ERRORS[error]}",
-        "run `tailrace log verify`; if the log is whole, please report it with the server's version",
+        REPORT_LOG,
         context,
     )
 

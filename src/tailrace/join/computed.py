@@ -155,6 +155,7 @@ def _computed(name: str, expression: Expression | None, rows: _MessageRows) -> p
     raise TailraceError(
         Kind.JOIN_VIOLATED,
         f"compute expressions.{name} of messages: {said}",
-        "see what the topic holds; have the expression give null for messages that are something else",
+        "see what the topic holds: have the key's expression give null for JSON that is something else; "
+        "messages that are no JSON need an extraction of your own",
         {"offset_first": offsets[0].as_py(), "messages": len(rows)},
     )

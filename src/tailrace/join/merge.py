@@ -353,8 +353,9 @@ class Merge:
         return TailraceError(
             Kind.JOIN_VIOLATED,
             f"join data with transactions: {found}",
-            "see that the producer of both topics writes exactly once and in order, that compaction and "
-            "retention keep the transactions of all data, and that data is partitioned by key",
+            "see that `transactions` is the topic of the data's producer, that it writes both exactly once "
+            "and in order, that compaction and retention keep the transactions of all data, and that data "
+            "is partitioned by key",
             {**self._names, "rule": rule, "data_offset": data, "transaction_offset": transaction},
         )
 

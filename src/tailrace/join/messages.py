@@ -281,7 +281,9 @@ class MessageReader:
         return TailraceError(
             Kind.SOURCE_PRIVILEGE_MISSING if is_refused else Kind.SOURCE_QUERY_FAILED,
             f"read topic {topic}: {error.str()}" if topic else f"read topics of Kafka: {error.str()}",
-            f"allow READ and DESCRIBE on the topic, and READ on the group `{self._group}`",
+            f"allow READ and DESCRIBE on the topic, and READ on the group `{self._group}`"
+            if is_refused
+            else "see the broker's log, then start again: the join goes on where it stopped",
             context,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT, Kind, TailraceError
 from tailrace.secrets import redact
 
 log = structlog.get_logger(__name__)
@@ -46,7 +46,10 @@ class Background:
         try:
             self._function()
         except BaseException as error:
-            self._error = as_failure(error)
+            failure = as_failure(error)
+            if failure is not error:
+                failure.__cause__ = error  # --debug shows it
+            self._error = failure
             log.debug("thread ended by an error", thread=self._name, exc_info=True)
         finally:
             self._ended.set()
@@ -84,5 +87,5 @@ def as_failure(error: BaseException) -> TailraceError:
     return TailraceError(
         Kind.INTERNAL,
         f"unexpected {type(error).__name__}",
-        "this is a bug: please report it, with the trace that --debug shows",
+        REPORT,
     )

@@ -396,14 +396,18 @@ def failure_of(failed: Sequence[SourceWorker]) -> TailraceError:
     if len(errors) == 1:
         return first
     others = ", ".join(name for _, name in errors[1:])
-    return TailraceError(first.kind, first.message, first.hint, {**first.context, "failed_too": others})
+    found = TailraceError(first.kind, first.message, first.hint, {**first.context, "failed_too": others})
+    found.__cause__ = first
+    return found
 
 
 def _of_sinks(error: TailraceError) -> TailraceError:
     """Return `error`; as one that is final where it is that of sinks, which have had their attempts."""
     if error.policy is not Policy.RETRY or "sinks" not in error.context:
         return error
-    return TailraceError(Kind.TASK_FAILED, f"{error.kind}: {error.message}", error.hint, error.context)
+    found = TailraceError(Kind.TASK_FAILED, f"{error.kind}: {error.message}", error.hint, error.context)
+    found.__cause__ = error
+    return found
 
 
 def _wait_until(is_so: Callable[[], bool], deadline_s: float) -> bool:

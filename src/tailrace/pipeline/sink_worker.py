@@ -182,6 +182,8 @@ class SinkWorker:
                         sink=self.view.name,
                         error=str(failure),
                     )
+                    if failure is error:
+                        raise  # it has a cause of its own
                     raise failure from error
                 self._show(state=SinkState.RETRYING, error=failure)
                 log.warning(

@@ -24,7 +24,7 @@ from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.config import LogConfig, PipelineConfig, SinkConfig
 from tailrace.decode.column_policy import TablePolicy
-from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, Stopped, TailraceError
+from tailrace.errors import NEEDS_SNAPSHOT, REPORT, Kind, Policy, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.log.consumer import LogConsumer
@@ -372,15 +372,17 @@ def task_view(task: Capture) -> CaptureView:
 
 
 def _sinks_failure(failed: list[SinkView]) -> TailraceError:
-    first = failed[0].error or TailraceError(Kind.INTERNAL, "a sink stopped without an error")
+    first = failed[0].error or TailraceError(Kind.INTERNAL, "a sink stopped without an error", REPORT)
     others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     names = ", ".join(view.name for view in failed)
-    return TailraceError(
+    found = TailraceError(
         first.kind,
         f"feed sink {failed[0].name!r}{others}: {first.message}",
         first.hint,
         {"sinks": names, **first.context},
     )
+    found.__cause__ = first
+    return found
 
 
 class RetentionTimer:

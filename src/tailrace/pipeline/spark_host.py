@@ -76,7 +76,8 @@ class SparkHost:
                 raise TailraceError(
                     Kind.SPARK_FAILED,
                     f"start Spark: it was not ready after {START_DEADLINE_S:.0f} s",
-                    "look at its log on standard error; a first start may fetch jars over the network",
+                    "a first start may fetch jars over the network; without one, put Delta's jars into the "
+                    "directory that TAILRACE_JARS names",
                 )
         if self._start.error is not None:
             raise self._start.error

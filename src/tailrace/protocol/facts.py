@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_LOG, Kind, TailraceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _are(values: object, kind: type) -> bool:
 
 
 def _violation(found: str) -> TailraceError:
-    return TailraceError(Kind.PROTOCOL_VIOLATION, f"read a table's facts: {found}")
+    return TailraceError(Kind.PROTOCOL_VIOLATION, f"read a table's facts: {found}", REPORT_LOG)
 
 
 def differences(before: Facts, after: Facts) -> list[str]:

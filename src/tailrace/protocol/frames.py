@@ -46,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.compiled import compiled
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_LOG, REPORT_STREAM, Kind, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US
 from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.memory import i64_at, u8_at, u32_at
@@ -440,8 +440,7 @@ def _summarise(frames: Bytes, state: Numbers, unit_count: int) -> tuple[Summary,
         raise TailraceError(
             Kind.PROTOCOL_VIOLATION,
             f"read frames of the source: {_ERRORS[int(result[_ERROR])]}",
-            "nothing of it was stored or acknowledged; if it happens again, please report it "
-            "with the server's version",
+            REPORT_STREAM,
             {"byte": int(result[_ERROR_AT]), "position": position_at_start},
         )
     found = Summary(
@@ -493,7 +492,7 @@ def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
 
 def cut_short(at: int) -> TailraceError:
     """Return the error for a frame at `at` whose length does not fit."""
-    return TailraceError(Kind.PROTOCOL_VIOLATION, f"split frames: {_ERRORS[1]}", "", {"byte": at})
+    return TailraceError(Kind.PROTOCOL_VIOLATION, f"split frames: {_ERRORS[1]}", REPORT_LOG, {"byte": at})
 
 
 def xlog_frame(start: int, end: int, sent_us: int, payload: bytes) -> bytes:
@@ -536,5 +535,5 @@ def control_json(frame: memoryview | bytes) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise TailraceError(Kind.PROTOCOL_VIOLATION, "read a control frame: not a JSON object")
+        raise TailraceError(Kind.PROTOCOL_VIOLATION, "read a control frame: not a JSON object", REPORT_LOG)
     return content

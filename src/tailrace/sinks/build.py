@@ -11,7 +11,7 @@ from tailrace.config.sections import ParquetSink as ParquetConfig
 from tailrace.config.sections import PythonSinkConfig as PythonConfig
 from tailrace.config.sinks import FolderSink, SinkConfig
 from tailrace.config.source.column_policy import ColumnPolicy
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT, Kind, TailraceError
 from tailrace.model import ValueModes
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta.append import DeltaAppend
@@ -109,5 +109,5 @@ def _kafka(config: KafkaConfig, rules: ColumnPolicy, modes: ValueModes) -> Sink:
 def _unknown(config: SinkConfig) -> TailraceError:
     what = type(config).__name__
     return TailraceError(
-        Kind.INTERNAL, f"look for a sink: nothing is known of {what}", "", {"sink": config.name}
+        Kind.INTERNAL, f"look for a sink: nothing is known of {what}", REPORT, {"sink": config.name}
     )

@@ -124,7 +124,8 @@ class Appender:
                     raise TailraceError(
                         Kind.LOG_WRITE_FAILED,
                         f"make the change log durable: the disk took longer than {SYNC_DEADLINE_S:g} s",
-                        "look at the disk under log.path",
+                        "look at the disk under log.path, then start again: what was not acknowledged "
+                        "comes from the source again",
                     )
         self.raise_failure()
         return self._writer.durable

@@ -87,5 +87,6 @@ class Reconnection:
             pipeline=self._name,
             kind=str(error.kind),
             message=error.message,
+            hint=error.hint,
             reconnects=self.count,
         )

@@ -112,7 +112,8 @@ def launch_jvm(settings: Mapping[str, str]) -> Any:
         raise TailraceError(
             Kind.SPARK_FAILED,
             f"start Spark's Java process: it ended at once, saying: {relay.last_words()}",
-            "if it could not fetch packages, put Delta's jars into the directory that TAILRACE_JARS names",
+            "correct what it speaks of: in spark.conf, or in the variable SPARK_SUBMIT_OPTS. If it could not "
+            "fetch packages, put Delta's jars into the directory that TAILRACE_JARS names",
         ) from error
     finally:
         relay.close_write_end()

@@ -29,6 +29,8 @@ _CONTEXT = re.compile(r" \((\w+=[^()]*)\)$")
 _KINDS = frozenset(str(kind) for kind in Kind)
 #: Spark repeats itself over many lines; the first says it.
 _MESSAGE_CHARS_MAX = 300
+#: Hint of `SPARK_FAILED`: Spark's log does not repeat what a job failed of.
+IN_CAUSE = "the cause of this error has Spark's words and its trace (--debug shows them)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +161,13 @@ def translated(error: BaseException) -> TailraceError:
     text = str(error)
     found = next((raised for raised in _RAISED.finditer(text) if raised["kind"] in _KINDS), None)
     if found is None:
-        return TailraceError(
+        failure = TailraceError(
             Kind.SPARK_FAILED,
             f"run a Spark job: {type(error).__name__}: {_first_line(text)}",
-            "see Spark's log, on standard error",
+            IN_CAUSE,
         )
+        failure.__cause__ = error
+        return failure
     message = found["message"].strip()
     context: dict[str, str] = {}
     if (at := _CONTEXT.search(message)) is not None:

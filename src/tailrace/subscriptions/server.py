@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tailrace.config.sections import SubscriptionsConfig
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT, Kind, TailraceError
 from tailrace.subscriptions.requests import resolved_token
 from tailrace.subscriptions.served_log import LogPlace, ServedLog
 
@@ -62,7 +62,9 @@ def serving(places: Sequence[LogPlace], settings: SubscriptionsConfig) -> Iterat
         )
         thread.start()
         if not started.wait(START_DEADLINE_S):
-            raise TailraceError(Kind.INTERNAL, "serve subscriptions: the server did not start in time")
+            raise TailraceError(
+                Kind.INTERNAL, "serve subscriptions: the server did not start in time", REPORT
+            )
         port = listener.getsockname()[1]
         log.info("changes are served", url=f"http://{HOST}:{port}/changes")
         try:

@@ -88,7 +88,8 @@ class Step:
         return TailraceError(
             Kind.TASK_FAILED,
             f"{what}: {type(error).__name__} was raised",
-            "see the traceback above; records that it can't take may be kept from it by a predicate",
+            "the cause of this error has its words and its trace; records that it can't take can be kept "
+            "from it by a predicate, if it is named in the configuration",
             where,
         )
 

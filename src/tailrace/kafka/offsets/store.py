@@ -10,7 +10,7 @@ from typing import Any
 
 from tailrace import failpoints
 from tailrace.config.engine_options import OffsetStorage
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT, Kind, TailraceError
 from tailrace.kafka.offsets.compaction import TopicWarning
 from tailrace.kafka.offsets.topic import OffsetsTopic
 from tailrace.kafka.producer.account import Account, producers_in
@@ -126,7 +126,7 @@ class KafkaOffsetStore:
             return
         with self._lock, self._failing():
             if self._topic is None:
-                raise TailraceError(Kind.INTERNAL, "write offsets to a store that is not started")
+                raise TailraceError(Kind.INTERNAL, "write offsets to a store that is not started", REPORT)
             if self._lost is not None:
                 raise self._lost
             if self._writer is None:

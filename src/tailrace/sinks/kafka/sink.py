@@ -24,7 +24,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.converters.contract import Converter
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT, Kind, TailraceError
 from tailrace.kafka.client import settings
 from tailrace.kafka.client.failures import LIMIT_S, REFUSED_BY, REFUSED_LIMIT
 from tailrace.kafka.offsets.topic import OffsetsTopic
@@ -130,7 +130,9 @@ class KafkaSink:
         the other.
         """
         if self._open is None:
-            raise TailraceError(Kind.INTERNAL, "write to a sink that is not open", "", {"sink": self.name})
+            raise TailraceError(
+                Kind.INTERNAL, "write to a sink that is not open", REPORT, {"sink": self.name}
+            )
         have = first_missing(self.name, span, self.position(span.task))
         if have >= span.end:
             return SinkCommit(span)

@@ -166,7 +166,9 @@ def _wal_end(session: Session) -> int:
     lsn = session.run(_WAL_END, "ask the source for the end of its WAL")[0]["lsn"]
     if lsn is None:
         raise TailraceError(
-            Kind.SOURCE_QUERY_FAILED, "ask the source for the end of its WAL: it returned none"
+            Kind.SOURCE_QUERY_FAILED,
+            "ask the source for the end of its WAL: it returned none",
+            "the server is a standby that has replayed nothing yet: ask again when it has",
         )
     return parse_lsn(lsn)
 

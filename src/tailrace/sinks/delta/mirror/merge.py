@@ -15,6 +15,7 @@ from tailrace.sinks.contract import required
 from tailrace.sinks.delta.folder import DeltaFolder
 from tailrace.sinks.delta.mirror.files import POSITION
 from tailrace.sinks.delta.mirror.net_changes import UPSERT
+from tailrace.spark.jobs import IN_CAUSE
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -299,6 +300,6 @@ def _failed(error: Exception, folder: DeltaFolder) -> TailraceError:
     return TailraceError(
         Kind.SPARK_FAILED,
         f"merge changes into a mirror: {condition}",
-        "see Spark's log, on standard error",
+        IN_CAUSE,
         {"sink": folder.sink, "table": folder.table},
     )

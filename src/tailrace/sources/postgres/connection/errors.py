@@ -15,7 +15,7 @@ import os
 import re
 import traceback
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT, REPORT_STREAM, Kind, TailraceError
 from tailrace.secrets import redact
 
 #: SQLSTATE of a command that waited too long for somebody's lock.
@@ -25,11 +25,18 @@ UNDEFINED_TABLE = "42P01"
 #: A text that the encoding of the client does not have, or that the database's does not allow.
 UNCONVERTIBLE = ("22P05", "22021")
 
+#: Hint of `SOURCE_QUERY_FAILED`.
+_SERVERS_LOG = (
+    "the server's log has the whole message and the statement: correct what it speaks of, then start again"
+)
+#: Hint of `SOURCE_SHUTTING_DOWN`.
+UNTIL_BACK = "it is tried again until the server is back"
+
 #: SQLSTATE, or its class of two letters, to (kind, hint). The whole state is looked up first.
 _STATES: dict[str, tuple[Kind, str]] = {
-    "57P01": (Kind.SOURCE_SHUTTING_DOWN, "it is tried again until the server is back"),
-    "57P02": (Kind.SOURCE_SHUTTING_DOWN, "it is tried again until the server is back"),
-    "57P03": (Kind.SOURCE_SHUTTING_DOWN, "it is tried again until the server is back"),
+    "57P01": (Kind.SOURCE_SHUTTING_DOWN, UNTIL_BACK),
+    "57P02": (Kind.SOURCE_SHUTTING_DOWN, UNTIL_BACK),
+    "57P03": (Kind.SOURCE_SHUTTING_DOWN, UNTIL_BACK),
     "57014": (Kind.SOURCE_UNREACHABLE, "somebody cancelled the query; it is tried again"),
     LOCK_NOT_AVAILABLE: (
         Kind.SOURCE_UNREACHABLE,
@@ -73,12 +80,12 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "25006": (Kind.SOURCE_MISCONFIGURED, "the server is read only: connect to the primary"),
     "3D000": (Kind.SOURCE_MISCONFIGURED, "check source.dbname"),
     "0A000": (Kind.SOURCE_MISCONFIGURED, "the server does not support what is needed here"),
-    "08P01": (Kind.PROTOCOL_VIOLATION, "the server understood something else; please report it"),
-    "08": (Kind.SOURCE_UNREACHABLE, ""),
+    "08P01": (Kind.PROTOCOL_VIOLATION, REPORT_STREAM),
+    "08": (Kind.SOURCE_UNREACHABLE, "the connection broke; it is tried again"),
     "28": (Kind.SOURCE_AUTH_FAILED, "check the user, its password and the server's pg_hba.conf"),
-    "40": (Kind.SOURCE_UNREACHABLE, ""),
+    "40": (Kind.SOURCE_UNREACHABLE, "the server rolled the statement back; it is tried again"),
     "53": (Kind.SOURCE_UNREACHABLE, "the server ran out of a resource; it is tried again"),
-    "57": (Kind.SOURCE_UNREACHABLE, ""),
+    "57": (Kind.SOURCE_UNREACHABLE, "somebody ended the statement; it is tried again"),
     "58": (Kind.SOURCE_UNREACHABLE, "the server met an error of its operating system"),
 }
 
@@ -109,7 +116,7 @@ def from_fields(fields: dict[str, str], attempted: str) -> TailraceError:
         # Both lack an object; the routine tells them apart in every language of the server.
         kind, hint = _PUBLICATION_GONE if "ublication" in fields.get("R", "") else _SLOT_GONE
     else:
-        kind, hint = _STATES.get(state) or _STATES.get(state[:2]) or (Kind.SOURCE_QUERY_FAILED, "")
+        kind, hint = _STATES.get(state) or _STATES.get(state[:2]) or (Kind.SOURCE_QUERY_FAILED, _SERVERS_LOG)
     said = (
         fields.get("M", "") if state[:2] in _SPEAKING_CLASSES else "its message is left out: it may hold data"
     )
@@ -171,7 +178,7 @@ def unforeseen(error: Exception, attempted: str) -> TailraceError:
         Kind.INTERNAL,
         f"{attempted}: {type(error).__name__} in {frame.name}, {os.path.basename(frame.filename)} line "
         f"{frame.lineno}",
-        "please report it with the version",
+        REPORT,
     )
 
 
@@ -191,7 +198,7 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
     (
         r"starting up|shutting down|in recovery mode|not yet accepting|consistent recovery state",
         Kind.SOURCE_SHUTTING_DOWN,
-        "it is tried again until the server is back",
+        UNTIL_BACK,
     ),
     (
         r'too many connections for role "(?P<name>.*?)"\s*(?:\n|$)',

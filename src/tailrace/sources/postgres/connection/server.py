@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_STREAM, Kind, TailraceError
 from tailrace.model import format_lsn, parse_lsn
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.slot.invalidation import invalidation
@@ -196,5 +196,7 @@ def _left_at(session: Session, timeline: int, stored: int) -> int | None:
 def _text(row: Row, name: str) -> str:
     value = row.get(name)
     if not value:
-        raise TailraceError(Kind.PROTOCOL_VIOLATION, f"read the server's answer: it has no {name}")
+        raise TailraceError(
+            Kind.PROTOCOL_VIOLATION, f"read the server's answer: it has no {name}", REPORT_STREAM
+        )
     return value

@@ -19,7 +19,7 @@ import structlog
 from psycopg import pq
 
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import Kind, Stopped, TailraceError
+from tailrace.errors import REPORT, Kind, Stopped, TailraceError
 from tailrace.model import parse_lsn
 from tailrace.secrets import redact
 from tailrace.sources.postgres.connection.errors import connection_lost, from_connecting
@@ -231,7 +231,9 @@ class Session:
         if failure is not None:
             raise failure
         if last is None or last.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
-            raise TailraceError(Kind.SOURCE_QUERY_FAILED, f"{attempted}: an answer of an unexpected kind")
+            raise TailraceError(
+                Kind.SOURCE_QUERY_FAILED, f"{attempted}: an answer of an unexpected kind", REPORT
+            )
         return last
 
     def encoded(self, command: str) -> bytes:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_STREAM, Kind, TailraceError
 from tailrace.protocol.frames import XLOG_PAYLOAD_AT, Bytes, each_frame
 from tailrace.sources.postgres.connection.errors import UNCONVERTIBLE
 
@@ -282,7 +282,7 @@ def _rewritten(chunk: Bytes, kinds: Collection[bytes], text: Callable[[bytes], b
             raise TailraceError(
                 Kind.PROTOCOL_VIOLATION,
                 f"read the stream: a message of type {body[:1]!r} is not what it says",
-                "please report it with the server's version",
+                REPORT_STREAM,
             ) from None
         if converted == body:
             continue

@@ -29,7 +29,7 @@ import numpy as np
 import psycopg
 from psycopg import pq
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_STREAM, Kind, TailraceError
 from tailrace.protocol.frames import XLOG_PAYLOAD_AT, Bytes
 from tailrace.sources.postgres.connection.backend_messages import (
     KEEPALIVE_SIZE,
@@ -324,6 +324,7 @@ class SocketTransport:
         return TailraceError(
             Kind.PROTOCOL_VIOLATION,
             f"{self._doing}: a message of type {kind!r}: {fault.name.lower().replace('_', ' ')}",
+            REPORT_STREAM,
         )
 
     def _fill(self, wait_s: float) -> bool:
@@ -534,7 +535,9 @@ class LibpqTransport:
             wal_end, clock_us, reply = struct.unpack_from("!Qqb", data, 1)
             wanted = bool(reply) or (keepalive is not None and keepalive.reply_wanted)
             return Keepalive(wal_end, clock_us, wanted)
-        raise TailraceError(Kind.PROTOCOL_VIOLATION, f"{self._doing}: a CopyData message of kind {kind!r}")
+        raise TailraceError(
+            Kind.PROTOCOL_VIOLATION, f"{self._doing}: a CopyData message of kind {kind!r}", REPORT_STREAM
+        )
 
     def _ended(self) -> Received:
         """Return the end of the copying as the message that the server sent for it."""

@@ -134,6 +134,7 @@ def _plan(
         raise TailraceError(
             Kind.SOURCE_QUERY_FAILED,
             f"measure {table.qualified_name}: it is not there any more",
+            "it was dropped meanwhile: start again",
             context={"sqlstate": UNDEFINED_TABLE},
         )
     relations = tuple(_relation(session, table, row, source) for row in rows)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tailrace.compiled import compiled
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import REPORT_STREAM, Kind, TailraceError
 from tailrace.model import format_lsn
 from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.frames import (
@@ -322,6 +322,7 @@ class ResumptionFilter:
                 Kind.PROTOCOL_VIOLATION,
                 f"resume at {format_lsn(self._position)}: the server sent more than "
                 f"{TRANSACTIONS_DROPPED_MAX} transactions that end before it",
+                REPORT_STREAM,
             )
         return chunk[: int(left)]
 

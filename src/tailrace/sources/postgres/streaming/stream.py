@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from tailrace.errors import Kind, Stopped, TailraceError
+from tailrace.errors import REPORT_STREAM, Kind, Stopped, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US, format_lsn
 from tailrace.protocol import frames
-from tailrace.sources.postgres.connection.errors import connection_lost
+from tailrace.sources.postgres.connection.errors import UNTIL_BACK, connection_lost
 from tailrace.sources.postgres.connection.text_encoding import TextEncoding
 from tailrace.sources.postgres.connection.transport import Keepalive, Transport
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
@@ -205,8 +205,12 @@ def _ended(kind: bytes) -> TailraceError:
     """Return the error for a message that is neither data nor dealt with by the transport."""
     if kind in {b"c", b"C"}:
         return TailraceError(
-            Kind.SOURCE_SHUTTING_DOWN, "read the stream: the server ended it, as it does when it shuts down"
+            Kind.SOURCE_SHUTTING_DOWN,
+            "read the stream: the server ended it, as it does when it shuts down",
+            UNTIL_BACK,
         )
     return TailraceError(
-        Kind.PROTOCOL_VIOLATION, f"read the stream: a message of type {kind!r}, which has no place here"
+        Kind.PROTOCOL_VIOLATION,
+        f"read the stream: a message of type {kind!r}, which has no place here",
+        REPORT_STREAM,
     )

@@ -33,6 +33,7 @@ class Status:
 
 _AGAIN = "it is tried again"
 _NO_TABLET = f"no tablet of this type serves the shard; check source.tablet_type. {_AGAIN}"
+_REFUSED = (Kind.SOURCE_QUERY_FAILED, "see vtgate's log, correct what it speaks of, then start again")
 _TLS = "check source.tls_ca, tls_certificate and tls_key, and that vtgate serves TLS"
 
 #: Words, in the order in which they are looked for.
@@ -60,11 +61,11 @@ _CODES: dict[str, tuple[Kind, str]] = {
     "PERMISSION_DENIED": (Kind.SOURCE_AUTH_FAILED, "check source.user, and what vtgate lets it do"),
     "UNIMPLEMENTED": (Kind.SOURCE_MISCONFIGURED, "check source.hosts: what answers there is no vtgate"),
     "NOT_FOUND": (Kind.SOURCE_MISCONFIGURED, "check source.keyspace"),
-    "INVALID_ARGUMENT": (Kind.SOURCE_QUERY_FAILED, ""),
-    "FAILED_PRECONDITION": (Kind.SOURCE_QUERY_FAILED, ""),
-    "OUT_OF_RANGE": (Kind.SOURCE_QUERY_FAILED, ""),
-    "ALREADY_EXISTS": (Kind.SOURCE_QUERY_FAILED, ""),
-    "DATA_LOSS": (Kind.SOURCE_QUERY_FAILED, ""),
+    "INVALID_ARGUMENT": _REFUSED,
+    "FAILED_PRECONDITION": _REFUSED,
+    "OUT_OF_RANGE": _REFUSED,
+    "ALREADY_EXISTS": _REFUSED,
+    "DATA_LOSS": _REFUSED,
     # These may pass: a process that ends, a tablet that is replaced, a connection that breaks.
     "OK": (Kind.SOURCE_UNREACHABLE, _AGAIN),
     SILENT: (Kind.SOURCE_UNREACHABLE, _AGAIN),
@@ -85,7 +86,7 @@ def from_status(status: Status, attempted: str, shard: str = "") -> TailraceErro
     :param attempted: what was being done, such as "stream the shard".
     """
     found = ((kind, hint) for words, kind, hint in _WORDS if words.search(status.words))
-    kind, hint = next(found, None) or _CODES.get(status.code, (Kind.SOURCE_QUERY_FAILED, ""))
+    kind, hint = next(found, None) or _CODES.get(status.code, _REFUSED)
     said = redact(status.words[:WORDS_MAX]) or "it gave no reason"
     context = {"status": status.code, **({"shard": shard} if shard else {})}
     return TailraceError(kind, f"{attempted}: vtgate ended it: {said}", hint, context)

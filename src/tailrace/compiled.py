@@ -21,7 +21,7 @@ KERNELS: list[Any] = []
 
 
 def compiled(
-    *signatures: Any, allocates: bool = False, error_model: str = "python"
+    *signatures: Any, allocates: bool = False, inlined: bool = False, error_model: str = "python"
 ) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that makes a kernel of a function, for arguments of these signatures alone.
 
@@ -30,13 +30,15 @@ def compiled(
     to load all of them at every start took half a second.
 
     :param allocates: it makes arrays.
+    :param inlined: it becomes part of each kernel that calls it: a call, with an array's seven numbers, takes
+        as long as reading a short text does.
     :param error_model: of numba: what a division by zero does.
     """
 
     def made(function: Callable[..., Any]) -> Any:
         # What is not given, a callee that is compiled on behalf of its caller would inherit from it.
         # `_nrt` is not public: the locked version of numba has it.
-        options: dict[str, Any] = {"_nrt": allocates, "error_model": error_model}
+        options: dict[str, Any] = {"_nrt": allocates, "forceinline": inlined, "error_model": error_model}
         kernel: Any = nb.njit(nogil=True, cache=True, **options)(function)
         kernel.declared = signatures
         kernel.__class__ = _Unloaded

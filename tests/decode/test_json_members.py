@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.decode.json.members import members
+from tailrace.decode.values.json_texts import plain_end
 
 FIELDS = [
     ("transaction", pa.struct([("id", pa.string()), ("total_order", pa.int64())])),
@@ -204,3 +206,17 @@ def test_nothing_behind_a_document_is_read() -> None:
         cut = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(whole)])
         assert members(cut, FIELDS) is None
     assert found(whole) == [["7:1", 12, None, "c"]]
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 17, 24])
+def test_every_byte_that_ends_plain_text_is_found_at_every_place(length: int) -> None:
+    for code in range(256):
+        is_plain = code >= 32 and chr(code) not in '"\\'
+        for place in range(length):
+            text = bytearray(b"z" * length)
+            text[place] = code
+            # What is behind the first one, and in front of where is begun, changes nothing.
+            text[place + 1 :] = b"\x01" * (length - place - 1)
+            wanted = place if not is_plain else min(place + 1, length)
+            found = plain_end(np.frombuffer(b'"' + bytes(text) + b'"', np.uint8), 1, length + 1)
+            assert found - 1 == wanted, (code, place)

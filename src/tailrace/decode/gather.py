@@ -107,6 +107,23 @@ def _copy_bytes(typing_context, target, to, source, at, length):  # type: ignore
 copy_bytes: Any = _copy_bytes
 
 
+@intrinsic
+def _word_at(typing_context, source, at):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    """Return eight bytes of `source` from `at` on, the first one lowest; places are not checked."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        out_of = context.make_array(signature.args[0])(context, builder, arguments[0])
+        first = builder.gep(out_of.data, [arguments[1]])
+        return builder.load(builder.bitcast(first, word.as_pointer()), align=1)
+
+    return nb.uint64(source, nb.int64), generate
+
+
+#: Likewise.
+word_at: Any = _word_at
+
+
 @compiled(nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1]))
 def _copy(b, start, length, offsets, out):  # type: ignore[no-untyped-def]
     # Lays the texts end to end. Returns whether a byte outside ASCII may be among them.

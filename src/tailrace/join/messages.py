@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import (
     Consumer,
@@ -83,6 +84,7 @@ class MessageReader:
     :param settings: of a consumer, without what is set here.
     :param admin: settings of an admin client, for `written_end`.
     :param with_headers: whether messages have the column `headers`, too.
+    :param with_times: whether the column `timestamp_ms` says when they were written; else it is null.
     :param keeps_progress: whether the consumer's group is used; else it needs no right to it.
     """
 
@@ -92,9 +94,10 @@ class MessageReader:
         admin: Mapping[str, Any],
         *,
         with_headers: bool = False,
+        with_times: bool = True,
         keeps_progress: bool = False,
     ) -> None:
-        self._with_headers = with_headers
+        self._with_headers, self._with_times = with_headers, with_times
         self._passes_over = frozenset() if keeps_progress else _OF_GROUPS
         self._group = settings["group.id"]
         self._errors: dict[str, tuple[float, str]] = {}  # when it was said last, and the words
@@ -182,7 +185,7 @@ class MessageReader:
             message = taken[first]
             place = (message.topic() or "", message.partition() or 0)
             if (error := message.error()) is None:
-                batch = _batch_of(taken[first:last], self._with_headers)
+                batch = _batch_of(taken[first:last], self._with_headers, self._with_times)
                 parts.setdefault(place, []).append(batch)
                 size += batch.nbytes
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
@@ -290,14 +293,14 @@ class MessageReader:
 
 def _runs(messages: list[Message]) -> Iterator[tuple[int, int]]:
     # First and last, exclusive, of the messages of one partition that follow each other; of each error.
-    errors, numbers = list(map(Message.error, messages)), list(map(Message.partition, messages))
-    topics = list(map(Message.topic, messages))
+    whose = Message.topic, Message.partition
     # Mostly it is one: found out in C, as this is done for every message.
-    if numbers.count(numbers[0]) == topics.count(topics[0]) == len(messages) and not any(errors):
+    if not any(map(Message.error, messages)) and all(len(set(map(of, messages))) == 1 for of in whose):
         yield 0, len(messages)
         return
+    errors = map(id, map(Message.error, messages))
     first = 0
-    for _, run in itertools.groupby(zip(topics, numbers, map(id, errors), strict=True)):
+    for _, run in itertools.groupby(zip(*(map(of, messages) for of in whose), errors, strict=True)):
         last = first + sum(1 for _ in run)
         yield first, last
         first = last
@@ -326,12 +329,15 @@ def progress_failure(error: KafkaError, topic: str) -> TailraceError:
     )
 
 
-def _batch_of(messages: list[Message], with_headers: bool) -> pa.RecordBatch:
+def _batch_of(messages: list[Message], with_headers: bool, with_times: bool) -> pa.RecordBatch:
     # What messages of one partition hold, in order.
-    times_ms = map(_TIME, map(Message.timestamp, messages))
-    columns = [*(map(of, messages) for of in (Message.key, Message.value, Message.offset)), times_ms]
-    arrays = [pa.array(list(column), kind) for column, kind in zip(columns, MESSAGES.types, strict=True)]
-    found = pa.RecordBatch.from_arrays(arrays, schema=MESSAGES)
+    count = len(messages)
+    keys, values = (pa.array(list(map(of, messages)), pa.binary()) for of in (Message.key, Message.value))
+    offsets = pa.array(np.fromiter(map(Message.offset, messages), np.int64, count))
+    times_ms = pa.nulls(count, pa.int64())
+    if with_times:
+        times_ms = pa.array(np.fromiter(map(_TIME, map(Message.timestamp, messages)), np.int64, count))
+    found = pa.RecordBatch.from_arrays([keys, values, offsets, times_ms], schema=MESSAGES)
     if not with_headers:
         return found
     headers: list[Any] = [

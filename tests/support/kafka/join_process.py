@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tailrace import Engine
 from tailrace.join import connector, partition
+from tailrace.join.extraction import Extraction
 from tailrace.join.merge import Joined, Position
 from tailrace.join.messages import MessageReader
 from tailrace.join.options import JoinedTopics
@@ -27,7 +28,7 @@ def _repeats(joined: Joined, row: int) -> Position:
     return SOUND_POSITION(joined, max(0, row - 1))
 
 
-def _uncommitted(options: JoinedTopics) -> MessageReader:
+def _uncommitted(options: JoinedTopics, _extraction: Extraction) -> MessageReader:
     common = client_options.client(options.bootstrap_servers, {}, 30_000)
     return MessageReader(client_options.consumer(common, "read_uncommitted"), client_options.admin(common))
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from tailrace.converters.connect_schemas import written
 from tailrace.decode.gather import Cells, text_buffers
-from tailrace.decode.json.documents import render
+from tailrace.decode.json.documents import objects, render
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.values import forms
 from tailrace.errors import Kind, TailraceError
@@ -88,13 +88,9 @@ def map_texts(array: pa.MapArray, keys: pa.Array, items: pa.Array) -> pa.LargeSt
 
 def struct_texts(array: pa.StructArray, texts: Sequence[pa.Array]) -> pa.LargeStringArray:
     """Return structs as JSON objects of these texts, one array for each field; null stays null."""
-    parts: list[pa.Array | pa.Scalar] = []
-    for place, (member, of_member) in enumerate(zip(array.type, texts, strict=True)):
-        comma = "," if place else ""
-        parts += [_scalar(f"{comma}{written(member.name)}:"), of_member.fill_null("null")]
-    if not parts:
-        return _bracketed("{", pa.repeat(_scalar(""), len(array)), "}", array)
-    return _bracketed("{", pc.binary_join_element_wise(*parts, _scalar("")), "}", array)
+    names = [f"{',' if place else '{'}{written(member.name)}:" for place, member in enumerate(array.type)]
+    constants = [*names, "}"] if names else ["{}"]
+    return _null_where(array, objects(constants, [of.fill_null("null") for of in texts], len(array)))
 
 
 def lengths_of(array: pa.Array) -> Rows:
@@ -114,9 +110,14 @@ def _joined(lengths: Rows, items: pa.Array) -> pa.Array:
 
 def _bracketed(opening: str, texts: pa.Array, closing: str, like_array: pa.Array) -> pa.Array:
     whole = pc.binary_join_element_wise(_scalar(opening), texts, _scalar(closing), _scalar(""))
-    if like_array.null_count == 0:
-        return whole
-    return pc.if_else(like_array.is_valid(), whole, pa.scalar(None, pa.large_string()))
+    return _null_where(like_array, whole)
+
+
+def _null_where(array: pa.Array, texts: pa.Array) -> pa.Array:
+    # The texts, null where the array is.
+    if array.null_count == 0:
+        return texts
+    return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.large_string()))
 
 
 def _scalar(text: str) -> pa.Scalar:

@@ -19,6 +19,9 @@ from tailrace.protocol.frames import Bytes, Numbers
 #: The least that is set aside for documents at once.
 _CHUNK_BYTES_MIN = 1 << 16
 
+#: Behind what is written: texts are copied by words.
+_SPARE_BYTES = 8
+
 #: Constant texts, each with what comes after it: see `json_kernel.write_documents`.
 Template = list[tuple[str, int]]
 
@@ -114,6 +117,18 @@ def render(cells: Cells, style: int) -> pa.LargeStringArray:
     size = int(cells.length.sum(dtype=np.int64)) * 5 // 4 + 8 * len(cells)
     there = cells.kind == TEXT
     return _array(json_kernel.write_values, cells.buffer, arguments, len(cells), size, there)
+
+
+def objects(constants: Sequence[str], texts: Sequence[pa.Array], count: int) -> pa.LargeStringArray:
+    """Return for each row the constants with the row's texts between them; no text is null.
+
+    :param texts: lists of texts, UTF-8, one fewer than there are constants; each of `count`.
+    """
+    laid_out, fixed = _laid_out(texts), joined(constants)
+    ends = np.zeros(count + 1, np.int64)
+    out = np.empty(int(laid_out[1][-1] - laid_out[1][0]) + count * len(fixed[0]) + _SPARE_BYTES, np.uint8)
+    json_kernel.write_objects(*laid_out, *fixed, ends[1:], out)
+    return pa.LargeStringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(out))
 
 
 def joined(texts: Sequence[str]) -> tuple[Bytes, Numbers]:

@@ -529,3 +529,23 @@ def write_values(b, first, start, length, kind, style, scratch, out, ends):  # t
             to = _write_value(b, np.int64(start[r]), np.int64(length[r]), style, scratch, out, to)
         ends[r] = to
     return np.int64(len(start)), to, np.int64(0)
+
+
+@compiled(nb.void(*_TEXTS, *_TEXTS, nb.int64[::1], nb.uint8[::1]))
+def write_objects(texts, text_at, constants, constant_at, ends, out):  # type: ignore[no-untyped-def]
+    """Write constants, the same for each row, and between each two of them the row's text of a list.
+
+    The lists are one after the other, each with a text for each row. `ends` gets the place after each row.
+    """
+    to, last = np.int64(0), len(constant_at) - 2
+    for r in range(len(ends)):
+        for part in range(last + 1):
+            size = constant_at[part + 1] - constant_at[part]
+            copy_bytes(out, to, constants, constant_at[part], size)
+            to += size
+            if part < last:
+                text = part * len(ends) + r
+                size = text_at[text + 1] - text_at[text]
+                copy_bytes(out, to, texts, text_at[text], size)
+                to += size
+        ends[r] = to

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.compiled import compiled
-from tailrace.decode.values.json_texts import after_space, string_end, value_end
+from tailrace.decode.values.json_texts import after_space, plain_end, value_end
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 Fields = Sequence[tuple[str, pa.DataType]]
@@ -30,9 +30,7 @@ _DEPTH_MAX = 64
 # A row of the table of members: its members are the rows [first, last), its name is in `names`. The first row
 # is the document's.
 _FIRST, _LAST, _NAME_AT, _NAME_BYTES, _KIND, _SLOT = range(6)
-_OBJECT, _TEXT, _NUMBER = range(3)
-# In place of a row: the member is not wanted, or it is not known whether it is.
-_UNWANTED, _UNKNOWN = -1, -2
+_TEXT, _NUMBER, _OBJECT = range(3)
 # In place of the length of a value: it is not there, or null. That of a number is 0.
 _MISSING, _NULL = -1, -2
 # No number of so many digits overflows.
@@ -42,18 +40,15 @@ _DIGITS_MAX = 18
 _MEANS = np.arange(256, dtype=np.uint8)
 _MEANS[[98, 102, 110, 114, 116]] = 8, 12, 10, 13, 9
 
-_INT64S, _ROWS = nb.int64[::1], nb.int64[:, ::1]
+_INT64S = nb.int64[::1]
 _ENDS = nb.types.Array(nb.int32, 1, "C", readonly=True)
 _TABLE = (FROZEN_BYTES, nb.types.Array(nb.int64, 2, "C", readonly=True))
 _SPAN = (FROZEN_BYTES, nb.int64, nb.int64)
 
 
-@compiled(nb.int64(*_SPAN, *_TABLE, nb.int64))
+@compiled(nb.int64(*_SPAN, *_TABLE, nb.int64), inlined=True)
 def _row_of(b, p, end, names, table, within):  # type: ignore[no-untyped-def]
-    # The row of a member's name, in the object of the row `within`.
-    for k in range(p, end):
-        if b[k] == 92:
-            return _UNKNOWN
+    # The row of a member's name, in the object of the row `within`; -1: it is not wanted.
     for row in range(table[within, _FIRST], table[within, _LAST]):
         if table[row, _NAME_BYTES] == end - p:
             at, same = table[row, _NAME_AT], True
@@ -61,19 +56,16 @@ def _row_of(b, p, end, names, table, within):  # type: ignore[no-untyped-def]
                 same &= names[at + k] == b[p + k]
             if same:
                 return row
-    return _UNWANTED
+    return np.int64(-1)
 
 
-@compiled(nb.boolean(*_SPAN, nb.int64, nb.int64, _INT64S, _INT64S))
+@compiled(nb.boolean(*_SPAN, nb.int64, nb.int64, _INT64S, _INT64S), inlined=True)
 def _keep(b, p, end, kind, slot, values, lengths):  # type: ignore[no-untyped-def]
     # Keeps a wanted member's value, which is [p, end); false: that is left to a parser.
     if b[p] == 110:
         lengths[slot] = _NULL
     elif kind == _TEXT and b[p] == 34:
         values[slot], lengths[slot] = p + 1, end - p - 2
-        for k in range(p + 1, end - 1):
-            if b[k] >= 128 or (b[k] == 92 and b[k + 1] == 117):
-                return False
     elif kind == _NUMBER and (48 <= b[p] <= 57 or b[p] == 45):
         first = p + 1 if b[p] == 45 else p
         number = 0
@@ -105,8 +97,10 @@ def _scan(b, p, end, names, table, around, stack, values, lengths):  # type: ign
             if p >= end or b[p] != 44:
                 return False
             p = after_space(b, p + 1, end)
-        first, last = p + 1, string_end(b, p, end) - 1
-        if last < 0:
+        if p >= end or b[p] != 34:
+            return False
+        first, last = p + 1, plain_end(b, p + 1, end)
+        if last >= end or b[last] != 34:
             return False
         p = after_space(b, last + 1, end)
         if p >= end or b[p] != 58:
@@ -114,12 +108,12 @@ def _scan(b, p, end, names, table, around, stack, values, lengths):  # type: ign
         p = after_space(b, p + 1, end)
         row = _row_of(b, first, last, names, table, around[depth])
         is_first = False
-        if row == _UNWANTED:
+        if row < 0:
             p = value_end(b, p, end, stack)
             if p < 0:
                 return False
             continue
-        if row < 0 or p >= end or lengths[table[row, _SLOT]] != _MISSING:
+        if p >= end or lengths[table[row, _SLOT]] != _MISSING:
             return False
         kind, slot = table[row, _KIND], table[row, _SLOT]
         if b[p] == 123 and kind == _OBJECT:
@@ -134,62 +128,87 @@ def _scan(b, p, end, names, table, around, stack, values, lengths):  # type: ign
     return after_space(b, p, end) == end
 
 
-@compiled(nb.boolean(FROZEN_BYTES, _ENDS, nb.boolean[::1], *_TABLE, _INT64S, nb.uint8[::1], _ROWS, _ROWS))
-def _scan_all(b, ends, there, names, table, around, stack, values, lengths):  # type: ignore[no-untyped-def]
+@compiled(nb.int64(*_SPAN, nb.uint8[::1], nb.int64), inlined=True)
+def _write_text(b, p, end, out, to):  # type: ignore[no-untyped-def]
+    # Writes a text with what its escapes mean; returns the place after it, -1: it is left to a parser.
+    while p < end:
+        c = b[p]
+        if c == 92:
+            p += 1
+            if b[p] == 117:
+                return np.int64(-1)
+            c = _MEANS[b[p]]
+        if c >= 128:
+            return np.int64(-1)
+        out[to] = c
+        to, p = to + 1, p + 1
+    return to
+
+
+@compiled(
+    nb.boolean(
+        FROZEN_BYTES, _ENDS, nb.boolean[::1], *_TABLE, _INT64S, nb.uint8[::1], _INT64S, _INT64S,
+        nb.boolean[:, ::1], nb.int64[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1],
+    )
+)  # fmt: skip
+def _scan_all(  # type: ignore[no-untyped-def]
+    b, ends, there, names, table, around, stack, values, lengths, is_found, numbers, text_ends, texts
+):  # fmt: skip
+    # Of each slot whether it is there; of texts, whose slots are first, all of them end to end.
     for r in range(len(there)):
-        for slot in range(lengths.shape[1]):
-            lengths[r, slot] = _MISSING
-        if there[r] and not _scan(
-            b, ends[r], ends[r + 1], names, table, around, stack, values[r], lengths[r]
-        ):
+        for slot in range(len(lengths)):
+            lengths[slot] = _MISSING
+        if there[r] and not _scan(b, ends[r], ends[r + 1], names, table, around, stack, values, lengths):
             return False
+        for slot in range(len(is_found)):
+            is_found[slot, r] = lengths[slot] >= 0
+            if slot >= len(texts):
+                numbers[slot - len(texts), r] = values[slot]
+                continue
+            to = np.int64(text_ends[slot, r])
+            if lengths[slot] > 0:
+                to = _write_text(b, values[slot], values[slot] + lengths[slot], texts[slot], to)
+                if to < 0:
+                    return False
+            text_ends[slot, r + 1] = to
     return True
-
-
-@compiled(nb.void(FROZEN_BYTES, _ROWS, _ROWS, nb.int64, nb.int32[::1], nb.uint8[::1]))
-def _write_texts(b, values, lengths, slot, ends, out):  # type: ignore[no-untyped-def]
-    # Lays texts end to end, with what their escapes mean.
-    to = 0
-    for r in range(len(ends) - 1):
-        p = values[r, slot]
-        end = p + max(lengths[r, slot], 0)
-        while p < end:
-            c = b[p]
-            if c == 92:
-                p += 1
-                c = _MEANS[b[p]]
-            out[to] = c
-            to, p = to + 1, p + 1
-        ends[r + 1] = to
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
+    # `slots`: of texts, then of numbers, then of objects.
     names: Bytes
     rows: npt.NDArray[np.int64]
     slots: dict[tuple[str, ...], int]
+    texts: int
+    numbers: int
 
 
 @functools.lru_cache(64)
 def _table(fields: tuple[tuple[str, pa.DataType], ...]) -> _Table:
     names = b""
-    slots: dict[tuple[str, ...], int] = {}
-    rows = [[0] * 6]
+    kinds: dict[tuple[str, ...], int] = {}
+    rows, paths = [[0] * 6], []
     waiting: list[tuple[int, tuple[str, ...], Fields]] = [(0, (), (*fields, (WRAPPER, pa.struct(fields))))]
     for row, path, members in waiting:  # which grows meanwhile
         rows[row][_FIRST : _LAST + 1] = len(rows), len(rows) + len(members)
         for name, kind in members:
             own = (*path, name)
-            slot = slots.setdefault(own, len(slots))
             is_object = pa.types.is_struct(kind)
             of = _OBJECT if is_object else _NUMBER if pa.types.is_integer(kind) else _TEXT
+            kinds[own] = of
             if is_object:
                 inner = () if own == (WRAPPER,) else own
                 waiting.append((len(rows), inner, [(each.name, each.type) for each in kind]))
             written = name.encode()
-            rows.append([0, 0, len(names), len(written), of, slot])
+            rows.append([0, 0, len(names), len(written), of, 0])
+            paths.append(own)
             names += written
-    return _Table(np.frombuffer(names, np.uint8), np.array(rows, np.int64), slots)
+    slots = {path: slot for slot, path in enumerate(sorted(kinds, key=kinds.__getitem__))}
+    table = np.array(rows, np.int64)
+    table[1:, _SLOT] = [slots[path] for path in paths]
+    counts = [list(kinds.values()).count(of) for of in (_TEXT, _NUMBER)]
+    return _Table(np.frombuffer(names, np.uint8), table, slots, *counts)
 
 
 def members(documents: pa.BinaryArray, fields: Fields) -> dict[str, pa.Array] | None:
@@ -200,12 +219,16 @@ def members(documents: pa.BinaryArray, fields: Fields) -> dict[str, pa.Array] | 
     """
     count, table = len(documents), _table(tuple(fields))
     _, ends, data = documents.buffers()
-    slots = len(table.slots)
-    values, lengths = np.empty((count, slots), np.int64), np.empty((count, slots), np.int64)
     bounds = np.frombuffer(ends, np.int32)[documents.offset : documents.offset + count + 1]
     there, text = np.array(documents.is_valid()), np.frombuffer(data or b"", np.uint8)
     room = np.empty(_DEPTH_MAX, np.int64), np.empty(_DEPTH_MAX, np.uint8)
-    if not _scan_all(text, bounds, there, table.names, table.rows, *room, values, lengths):
+    of_one = np.empty(len(table.slots), np.int64), np.empty(len(table.slots), np.int64)
+    is_found = np.empty((table.texts + table.numbers, count), np.bool_)
+    numbers = np.empty((table.numbers, count), np.int64)
+    text_ends = np.zeros((table.texts, count + 1), np.int32)
+    texts = np.empty((table.texts, int(bounds[-1] - bounds[0]) if count else 0), np.uint8)
+    found = is_found, numbers, text_ends, texts
+    if not _scan_all(text, bounds, there, table.names, table.rows, *room, *of_one, *found):
         return None
 
     def column(path: tuple[str, ...], kind: pa.DataType) -> pa.Array:
@@ -213,12 +236,10 @@ def members(documents: pa.BinaryArray, fields: Fields) -> dict[str, pa.Array] | 
             inner = [column((*path, each.name), each.type) for each in kind]
             return pa.StructArray.from_arrays(inner, fields=list(kind))
         slot = table.slots[path]
-        sizes = lengths[:, slot]
         if pa.types.is_integer(kind):
-            return pa.array(values[:, slot], mask=sizes < 0)
-        begins, out = np.zeros(count + 1, np.int32), np.empty(int(np.maximum(sizes, 0).sum()), np.uint8)
-        _write_texts(text, values, lengths, slot, begins, out)
-        is_there = np.packbits(sizes >= 0, bitorder="little")
-        return pa.StringArray.from_buffers(count, *map(pa.py_buffer, (begins, out, is_there)))
+            return pa.array(numbers[slot - table.texts], mask=~is_found[slot])
+        is_there = np.packbits(is_found[slot], bitorder="little")
+        written = texts[slot, : text_ends[slot, -1]].copy()  # there was room for whole documents
+        return pa.StringArray.from_buffers(count, *map(pa.py_buffer, (text_ends[slot], written, is_there)))
 
     return {name: column((name,), kind) for name, kind in fields}

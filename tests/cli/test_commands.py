@@ -107,8 +107,9 @@ def test_serve_says_at_once_that_there_is_no_log(tmp_path):
     assert "log_missing" in done.stderr
 
 
-def test_a_failure_under_json_is_one_document(tmp_path):
-    done = run("log", "ls", tmp_path / "none", "--json")
+@pytest.mark.parametrize("command", [["log", "ls"], ["log", "show"], ["tail"]])
+def test_a_failure_under_json_is_one_document(tmp_path, command):
+    done = run(*command, tmp_path / "none", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["error"]["kind"] == "log_missing"
 

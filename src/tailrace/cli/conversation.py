@@ -21,7 +21,7 @@ from typing import Any
 
 import typer
 
-from tailrace.cli.parameters import AsJson, Debug, Verbose
+from tailrace.cli.parameters import Debug, Verbose
 from tailrace.errors import Kind, TailraceError
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
@@ -76,13 +76,12 @@ def conversation(
 def speaking(*, chatty: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return what gives a command the options `--verbose` and `--debug`, and runs it in a `conversation`.
 
-    Where it has `as_json: AsJson`, its errors are JSON, too.
+    Where it has `as_json`, its errors are JSON, too: of one that prints a document a line, the last line.
     """
 
     def make(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)
-        given = own.parameters.get("as_json")
-        has_json = given is not None and given.annotation == AsJson
+        has_json = "as_json" in own.parameters
 
         @functools.wraps(command)
         def spoken(*, verbose: bool = False, debug: bool = False, **values: Any) -> None:

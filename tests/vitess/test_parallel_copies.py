@@ -90,6 +90,18 @@ def test_a_range_each_is_copied_at_the_same_time_and_one_stream_goes_on(tmp_path
         _assert_exact(found, vtgate.shards["0"].rows)
 
 
+@pytest.mark.parametrize("questions", [1, 2, 4])
+def test_questions_while_traffic_is_switched_are_asked_again(tmp_path: Path, questions: int) -> None:
+    with _filled("-80", "80-") as vtgate:
+        vtgate.change("80-", switching=questions)
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            found.wait_for_shards("-80", "80-")
+            rows = vtgate.shards["-80"].rows | vtgate.shards["80-"].rows
+            wait_until(lambda: _all_last(found) == rows, 30, "all rows")
+        assert vtgate.shards["80-"].switching == 0
+        _assert_exact(found, rows)
+
+
 @pytest.mark.parametrize("cuts", [(7,), (20, 15), (35, 5, 9), (63,)])
 def test_a_copy_of_ranges_goes_on_where_it_was_cut_short(tmp_path: Path, cuts: Sequence[int]) -> None:
     with _filled("0") as vtgate:

@@ -48,6 +48,7 @@ class FakeShard:
         table, without names.
     :param altered: from this place of the binlog on, rows have a third column, `extra`.
     :param errors: what its next streams end with at once: code and words.
+    :param switching: so many of the next questions come while traffic is switched.
     """
 
     server: str
@@ -65,6 +66,7 @@ class FakeShard:
     is_altered_within: bool = False
     altered: int | None = None
     errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
+    switching: int = 0
 
     def gtid(self, last: int | None = None) -> str:
         """Return the position after the transaction `last`; None: after the newest."""
@@ -201,6 +203,10 @@ class FakeVtgate:
         await self._let_in(context)
         sql = request.query.sql.lower()
         found = pb.ExecuteResponse()
+        asked = self.shards.get(request.session.target_string.partition(":")[2].partition("@")[0])
+        if asked is not None and asked.switching:
+            asked.switching -= 1
+            return _refused(17, "current keyspace is being resharded")
         if "vitess_shards" in sql:
             rows = [[f"{KEYSPACE}/{name}"] for name, shard in self.shards.items() if shard.serves]
         elif "vitess_tablets" in sql:
@@ -497,9 +503,9 @@ def _response(*events: pb.VEvent) -> pb.VStreamResponse:
     return pb.VStreamResponse(events=events)
 
 
-def _refused() -> pb.ExecuteResponse:
+def _refused(code: int = 14, words: str = "no healthy tablet available") -> pb.ExecuteResponse:
     found = pb.ExecuteResponse()
-    found.error.code, found.error.message = 14, "no healthy tablet available"
+    found.error.code, found.error.message = code, words
     return found
 
 

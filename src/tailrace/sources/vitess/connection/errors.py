@@ -18,6 +18,8 @@ WORDS_MAX = 500
 
 #: Beside gRPC's codes: the stream sent nothing for too long; the connection to vtgate is gone.
 SILENT, DISCONNECTED = "SILENT", "DISCONNECTED"
+#: … and Vitess' own: traffic is switched, or a shard gets another primary.
+CLUSTER_EVENT = "CLUSTER_EVENT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ _CODES: dict[str, tuple[Kind, str]] = {
     "OK": (Kind.SOURCE_UNREACHABLE, _AGAIN),
     SILENT: (Kind.SOURCE_UNREACHABLE, _AGAIN),
     DISCONNECTED: (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    CLUSTER_EVENT: (Kind.SOURCE_UNREACHABLE, _AGAIN),
     "CANCELLED": (Kind.SOURCE_UNREACHABLE, _AGAIN),
     "UNKNOWN": (Kind.SOURCE_UNREACHABLE, _AGAIN),
     "DEADLINE_EXCEEDED": (Kind.SOURCE_UNREACHABLE, _AGAIN),

@@ -20,7 +20,7 @@ from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, remember, resolved
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.connection.errors import Status, from_status
+from tailrace.sources.vitess.connection.errors import CLUSTER_EVENT, Status, from_status
 from tailrace.sources.vitess.connection.event_loop import submit
 
 # A process that starts Java forks. gRPC is not to follow into the child, which has no use for it.
@@ -293,5 +293,6 @@ def _values(row: pb.Row) -> Row:
 
 
 def _code_name(number: int) -> str:
-    names = {code.value[0]: code.name for code in grpc.StatusCode}
+    # Vitess' codes are gRPC's, and one more that vtgate answers questions with (`vtrpc.Code`).
+    names = {code.value[0]: code.name for code in grpc.StatusCode} | {17: CLUSTER_EVENT}
     return names.get(number, str(number))

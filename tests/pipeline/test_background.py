@@ -88,3 +88,9 @@ def test_a_host_that_was_stopped_starts_nothing(monkeypatch: pytest.MonkeyPatch)
     host.stop()
     assert host.session(threading.Event()) is None
     assert not started
+
+
+def test_a_wait_that_was_too_long_is_no_failure_of_a_file() -> None:
+    assert as_failure(TimeoutError()).kind is Kind.INTERNAL
+    assert as_failure(TimeoutError(110, "Connection timed out", "/mnt/lake")).kind is Kind.SINK_WRITE_FAILED
+    assert as_failure(OSError("words of a library")).kind is Kind.SINK_WRITE_FAILED

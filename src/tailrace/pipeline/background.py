@@ -76,7 +76,8 @@ def as_failure(error: BaseException) -> TailraceError:
 
         found = translated(error)
         return TailraceError(found.kind, redact(found.message), found.hint, found.context)
-    if isinstance(error, OSError):
+    # A wait that was too long raises a kind of OSError, too: without a number, as no file was asked for.
+    if isinstance(error, OSError) and not (isinstance(error, TimeoutError) and error.errno is None):
         return TailraceError(
             Kind.SINK_WRITE_FAILED,
             f"work with a file: {error.strerror or type(error).__name__}",

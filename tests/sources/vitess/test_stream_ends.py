@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import grpc
 import pytest
 
 from tailrace.errors import Kind, Policy, TailraceError
-from tailrace.sources.vitess.connection.errors import Status, from_status
+from tailrace.sources.vitess.connection.errors import CLUSTER_EVENT, Status, from_status
+from tailrace.sources.vitess.connection.vtgate import answer_of
 from tailrace.sources.vitess.resharding.events import EndReason
 from tailrace.sources.vitess.streaming.stream_ends import stream_ended
 
@@ -24,6 +27,10 @@ UNDESCRIBED = (
     "has []"
 )
 DROPPED = UNDESCRIBED.partition("cannot")[0] + "unknown table orders in schema"
+DOWN = (
+    "failed to get tablet connection to cell1-0000000105: target: shop.40-60.primary: tablet: "
+    'cell:"cell1" uid:105 is either down or nonexistent'
+)
 NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
 
 
@@ -42,6 +49,7 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
         (Status("FAILED_PRECONDITION", NO_SHARD), EndReason.SHARD_UNKNOWN, ()),
         (Status("CANCELLED", "failed to find a RDONLY tablet for VStream"), EndReason.INTERRUPTED, ()),
         (Status("UNAVAILABLE", "vstream failed liveness checks"), EndReason.INTERRUPTED, ()),
+        (Status("NOT_FOUND", DOWN), EndReason.INTERRUPTED, ()),
     ],
 )
 def test_what_the_next_stream_is_opened_for(
@@ -74,12 +82,22 @@ def test_what_no_next_stream_would_cure_ends_the_run_and_names_the_shard(status:
     assert refused.value.hint
 
 
-@pytest.mark.parametrize("code", [code.name for code in grpc.StatusCode])
+@pytest.mark.parametrize("code", [*(code.name for code in grpc.StatusCode), CLUSTER_EVENT])
 def test_every_code_has_a_kind(code: str) -> None:
     found = from_status(Status(code, "words of a later version"), "stream a shard", "-80")
     passes = code in {
         "OK", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL",
-        "UNAVAILABLE",
+        "UNAVAILABLE", CLUSTER_EVENT,
     }  # fmt: skip
     assert (found.policy is Policy.RETRY) == passes
     assert found.context == {"status": code, "shard": "-80"}
+
+
+def test_an_answer_that_does_not_come_in_time_is_asked_for_again() -> None:
+    asked: Future[str] = Future()
+    with pytest.raises(TailraceError) as late:
+        answer_of(asked, 0.01, "ask the shard -80 for its tables")
+    assert late.value.kind is Kind.SOURCE_UNREACHABLE
+    assert late.value.policy is Policy.RETRY
+    assert "ask the shard -80 for its tables" in late.value.message
+    assert asked.cancelled()

@@ -53,7 +53,11 @@ _WORDS: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
             Kind.SOURCE_MISCONFIGURED,
             "check source.keyspace",
         ),
-        (r"failed to find an? \w+ tablet|no healthy tablet", Kind.SOURCE_UNREACHABLE, _NO_TABLET),
+        (
+            r"failed to find an? \w+ tablet|no healthy tablet|is either down or nonexistent",
+            Kind.SOURCE_UNREACHABLE,
+            _NO_TABLET,
+        ),
         (r"certificate|tls:|SSL_|handshake", Kind.SOURCE_UNREACHABLE, _TLS),
     )
 )

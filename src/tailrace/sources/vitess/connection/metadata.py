@@ -16,7 +16,7 @@ from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.event_loop import submit
-from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
+from tailrace.sources.vitess.connection.vtgate import Row, Vtgate, answer_of
 
 TABLET_TYPES = {"primary": pb.PRIMARY, "replica": pb.REPLICA, "rdonly": pb.RDONLY}
 
@@ -137,7 +137,10 @@ def newest_gtids(vtgate: Vtgate, source: VitessSource) -> dict[str, str]:
     """Return the transactions that each serving shard has executed."""
     asked = {shard: ask_gtids(vtgate, source, shard) for shard in serving_shards(vtgate, source)}
     deadline_s = 2 * source.connect_timeout
-    return {shard: str(answer.result(deadline_s)[0][0] or "") for shard, answer in asked.items()}
+    return {
+        shard: str(answer_of(answer, deadline_s, f"ask the shard {shard} for its position")[0][0] or "")
+        for shard, answer in asked.items()
+    }
 
 
 def binlog_settings(vtgate: Vtgate, source: VitessSource, shard: str) -> tuple[str, str, str]:

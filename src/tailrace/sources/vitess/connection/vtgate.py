@@ -102,7 +102,7 @@ class Vtgate:
         :param target: such as `shop:-80@replica`, for one shard; empty: the keyspace.
         :raises TailraceError: as `from_status` has it.
         """
-        return self.ask(sql, attempted, target).result(self._source.connect_timeout + _GRACE_S)
+        return answer_of(self.ask(sql, attempted, target), self._source.connect_timeout + _GRACE_S, attempted)
 
     def ask(self, sql: str, attempted: str, target: str = "") -> Future[list[Row]]:
         """As `query`, but return at once; the answer, or what it raises, comes later."""
@@ -161,8 +161,22 @@ def status_of(error: grpc.RpcError) -> Status:
     return Status(error.code().name, error.details() or "")
 
 
+def answer_of(asked: Future[T], timeout_s: float, attempted: str) -> T:
+    """Return the answer to a question.
+
+    :raises TailraceError: what the question raises; `SOURCE_UNREACHABLE` if nothing came in time.
+    """
+    try:
+        return asked.result(timeout_s)
+    except FutureTimeoutError:
+        asked.cancel()
+        # The call's own deadline comes first, unless the loop had no time to see to it.
+        late = Status("DEADLINE_EXCEEDED", f"no answer within {timeout_s:g} s")
+        raise from_status(late, attempted) from None
+
+
 def _wait(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    return submit(work).result(timeout_s + _GRACE_S)
+    return answer_of(submit(work), timeout_s + _GRACE_S, "connect to vtgate")
 
 
 async def _each_connected(

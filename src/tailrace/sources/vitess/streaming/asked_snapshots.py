@@ -23,7 +23,7 @@ from tailrace.sources.row_frames import RowFrames
 from tailrace.sources.snapshot_requests import Request, file_name, read_requests, remove, request_files
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.metadata import ask_last_key, primary_keys
-from tailrace.sources.vitess.connection.vtgate import Vtgate
+from tailrace.sources.vitess.connection.vtgate import Vtgate, answer_of
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import Event, SnapshotRequested, TablesRequested
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange
@@ -193,7 +193,8 @@ class AskedSnapshots:
                 yield table, ask_last_key(self._vtgate, self._source, shard, table, key)
 
         for table, answer in _some_at_a_time(asked()):
-            found = answer.result(2 * self._source.connect_timeout)
+            attempted = f"ask the shard {shard} for the last key of {table}"
+            found = answer_of(answer, 2 * self._source.connect_timeout, attempted)
             # Of a table that is empty now, what comes meanwhile is sent, too.
             key = found if found.rows and table not in wanted else before_all(found.fields)
             if key is None:

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.sources.vitess.connection.metadata import ask_key_range, integral_keys, release
-from tailrace.sources.vitess.connection.vtgate import Vtgate
+from tailrace.sources.vitess.connection.vtgate import Vtgate, answer_of
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 from tailrace.sources.vitess.rows.copy_keys import whole_number
 from tailrace.sources.vitess.rows.transcoder import is_internal
@@ -77,7 +77,8 @@ def _split(
             ask_key_range(vtgate, source, shard, table, key, streams * RANGE_ROWS_MIN) for table, key in some
         ]
         for (table, key), answer in zip(some, asked, strict=True):
-            first, last, rows = answer.result(2 * source.connect_timeout)[0]
+            attempted = f"ask the shard {shard} for the keys of {table}"
+            first, last, rows = answer_of(answer, 2 * source.connect_timeout, attempted)[0]
             parts = min(streams, int(rows or 0) // RANGE_ROWS_MIN)
             yield table, ranges(table, key, int(first or 0), int(last or 0), parts)
 

@@ -138,6 +138,7 @@ class Campaign:
                 writer.more()
         finally:
             life.kill()
+        assert not life.ended, "a life ended by itself: run.log says why"
         self._judge(cluster)
         return life.lives
 

@@ -22,6 +22,8 @@ class Life:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self.lives = 0
+        #: Exit statuses of those that were over before they were killed.
+        self.ended: list[int] = []
 
     def start(self) -> None:
         """Begin a life, if there is none."""
@@ -38,6 +40,8 @@ class Life:
         """End it with SIGKILL."""
         with self._lock:
             if self._process is not None:
+                if (status := self._process.poll()) is not None:
+                    self.ended.append(status)
                 self._process.kill()
                 self._process.wait(30)
                 self._process = None

@@ -38,9 +38,10 @@ _HEADER = ("key", "value")
 #: Of a timestamp, which the client gives with its kind.
 _TIME = itemgetter(1)
 
-#: Messages that a read takes, and about how many bytes of values: what is read together of a partition is
-#: written in one transaction, of which each is waited for. And how many messages are objects at a time: of
-#: more, Python's garbage collector would look through each several times.
+#: Messages that a read takes, and the bytes with which it has enough: what is read together of a partition is
+#: written in one transaction, of which each is waited for. What the client has read ahead may come beyond it.
+#: And how many messages are objects at a time: of more, Python's garbage collector would look through each
+#: several times.
 _READ_MAX = 65_536
 _READ_BYTES_MAX = 32 << 20
 _TAKEN_MAX = 500

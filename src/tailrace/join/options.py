@@ -102,7 +102,7 @@ class JoinedTopics(Section):
         default=100_000,
         description="Most records of a data partition that wait for their transaction, and most transactions "
         "that wait for a partition. A partition whose queue is full is paused; what one read brings beyond "
-        "that is kept: at most 65 536 records, and about 32 MiB.",
+        "that is kept: at most 65 536 records, and about 48 MiB.",
     )
     queue_bytes_max: ByteCount = Field(
         default=16 * MIB, description="Most bytes of the records of a data partition that wait."

@@ -19,7 +19,7 @@ from tailrace.converters.avro.encoder import encoded
 from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
-from tailrace.converters.headers import header_texts
+from tailrace.converters.headers import with_json
 from tailrace.decode.kernel import NONE
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.topics import Topics
@@ -70,13 +70,12 @@ def test_sizes_count_key_value_and_headers() -> None:
 def test_a_header_of_several_fields_is_json_and_counted_as_such() -> None:
     row = {"n": 1, "t": 'a"\x01ä' * 100, "b": b"\x00\xff", "l": [1, None], "f": 1.5, "x": None}
     values = pa.array([row, None, row | {"t": None, "f": float("nan")}])
-    texts = header_texts(values)
+    texts = with_json(pa.StructArray.from_arrays([values, values.field("n")], ["of", "n"])).field("of")
     assert [text and json.loads(text) for text in texts.to_pylist()] == [
         row | {"b": "AP8="}, None, row | {"b": "AP8=", "t": None, "f": "NaN"},
     ]  # fmt: skip
-    headers = pa.StructArray.from_arrays([values], ["of"])
-    events = Converted(None, [b"", b"", b""], headers)
-    lengths = [len(text.encode()) + len("of") + 10 for text in texts.drop_null().to_pylist()]
+    events = Converted(None, [b"", b"", b""], pa.StructArray.from_arrays([texts], ["of"]))
+    lengths = [len(text) + len("of") + 10 for text in texts.drop_null().to_pylist()]
     assert (sizes(events) - OVERHEAD).tolist() == [lengths[0], 0, lengths[1]]
     assert largest(events) >= sizes(events).max()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tailrace.config.converters import problems_of
 from tailrace.config.fields import Section
 from tailrace.converters.contract import Converter
+from tailrace.converters.headers import with_json
 from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
 from tailrace.extensions import CONVERTERS, factory
 from tailrace.records.events import Converted
@@ -42,9 +43,13 @@ def build(name: str, options: Mapping[str, Any]) -> Converter:
 
 @dataclass(frozen=True, slots=True)
 class Converting:
-    """Calls a converter, and checks what it returns. Pickles if the converter does."""
+    """Calls a converter, and checks what it returns. Pickles if the converter does.
+
+    :param to_kafka: whether structs, lists and maps in headers become JSON: those of Kafka are bytes.
+    """
 
     converter: Converter
+    to_kafka: bool = False
 
     def __call__(self, group: Group) -> Converted:
         """Return the events of a group.
@@ -60,7 +65,10 @@ class Converting:
             raise self._failure(group, f"{type(error).__name__} was raised") from error
         if (breach := _breach(found, len(group))) is not None:
             raise self._failure(group, breach)
-        return found  # type: ignore[no-any-return]
+        converted: Converted = found
+        if self.to_kafka and converted.headers is not None:
+            return replace(converted, headers=with_json(converted.headers))
+        return converted
 
     def _failure(self, group: Group, found: str) -> TailraceError:
         return TailraceError(

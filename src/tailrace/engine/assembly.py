@@ -412,7 +412,7 @@ def stages_of(
         closers.append(converting.close)
     return Stages(
         chain.apply if len(chain) else None,
-        None if converting is None else converters.Converting(converting),
+        None if converting is None else converters.Converting(converting, to_kafka=options.kafka is not None),
         tuple(closers),
     )
 

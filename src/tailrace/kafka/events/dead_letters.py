@@ -69,14 +69,7 @@ def _longest(values: pa.Array | Sequence[Any]) -> int:
         return 0
     if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
         return _NUMBER_BYTES_MAX
-    if pa.types.is_struct(values.type):
-        return sum(_in_json(name, part) for name, part in _named(values))
     return pc.max(pc.binary_length(header_texts(values))).as_py() or 0
-
-
-def _in_json(name: str, values: pa.Array) -> int:
-    # The most bytes that a member may have in JSON, where a byte is written with six at most.
-    return 6 * (len(name.encode()) + max(_longest(values), _NUMBER_BYTES_MAX))
 
 
 def sizes(events: Converted) -> Numbers:

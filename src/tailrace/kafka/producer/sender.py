@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from tailrace import failpoints
@@ -122,12 +123,14 @@ class Sender:
     def _hand_over(self, topic: str, events: Converted, partitions: Partitions) -> None:
         headers = _headers(events)
         for at in range(0, len(events), CHUNK):
-            keys, values = _objects(events.keys, at, len(events)), _objects(events.values, at, len(events))
+            keys, values = (_chunk(given, at, len(events)) for given in (events.keys, events.values))
             places = repeat(BY_KEY) if partitions is None else partitions[at : at + CHUNK].tolist()
-            others = [keys, places, repeat(self._delivered)]
+            others = [_objects(keys), places, repeat(self._delivered)]
             if headers is not None:
                 others += [*_BEFORE_HEADERS, _on_the_wire(headers[at : at + CHUNK])]
-            self._produce(topic, at, values, others)
+            self._wait_for_room(size := _bytes_in(values))
+            self._produce(topic, at, _objects(values), others)
+            self._note(len(values), size)
             failpoints.hit("kafka.in_batch")
             self.raise_if_failed()
 
@@ -147,8 +150,6 @@ class Sender:
 
     def _produce(self, topic: str, at: int, values: Sequence[Any], others: Sequence[Any]) -> None:
         # By `produce` for each message, looped over in C: the client's call for many wants dictionaries.
-        size = sum(map(len, filter(None, values)))
-        self._wait_for_room(size)
         done, self._moved_s = 0, time.monotonic()
         while done < len(values):
             left = iter(values[done:])
@@ -169,7 +170,6 @@ class Sender:
                     raise _no_room("hand records over", self._timeout_s) from error
                 self._poll(_POLL_S)
                 self._note_delivered(len(self._producer) - done)
-        self._note(len(values), size)
 
     def _note(self, messages: int, size: int) -> None:
         self._sent += messages
@@ -280,17 +280,26 @@ def _no_room(attempted: str, timeout_s: float) -> TailraceError:
     )
 
 
-def _objects(values: pa.Array | Sequence[Any] | None, at: int, count: int) -> Sequence[Any]:
-    """Return a chunk as objects that the client takes: texts, bytes or None."""
+def _chunk(values: pa.Array | Sequence[Any] | None, at: int, count: int) -> pa.Array | Sequence[Any]:
+    # Of an array: as bytes, as the client would encode each text again.
     end = min(at + CHUNK, count)
     if values is None:
         return [None] * (end - at)
     part = values[at:end]
-    if not isinstance(part, pa.Array):
+    if not isinstance(part, pa.Array) or pa.types.is_binary(part.type):
         return part
-    if not pa.types.is_binary(part.type):
-        part = part.cast(pa.large_binary())  # the client would encode each text again
-    return part.to_pylist()  # type: ignore[no-any-return]
+    return part.cast(pa.large_binary())
+
+
+def _objects(values: pa.Array | Sequence[Any]) -> Sequence[Any]:
+    # What the client takes: texts, bytes or None.
+    return values.to_pylist() if isinstance(values, pa.Array) else values
+
+
+def _bytes_in(values: pa.Array | Sequence[Any]) -> int:
+    if isinstance(values, pa.Array):
+        return pc.sum(pc.binary_length(values)).as_py() or 0
+    return sum(map(len, filter(None, values)))
 
 
 def _headers(events: Converted) -> pa.StructArray | None:
@@ -328,11 +337,11 @@ def _pairs(name: str, values: pa.Array) -> list[tuple[str, bytes] | None]:
         numbers = values.to_numpy(zero_copy_only=False).tolist()
         known = {number: (name, str(number).lower().encode()) for number in set(numbers)}
         return list(map(known.__getitem__, numbers))
-    if pa.types.is_nested(kind):
-        texts = header_texts(values).cast(pa.large_binary()).to_pylist()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary(kind):
+        texts = values.to_pylist()  # as JSON is: no two are alike
         if not values.null_count:
             return list(zip(repeat(name), texts, strict=False))
-        return [text and (name, text) for text in texts]
+        return [None if text is None else (name, text) for text in texts]
     encoded = values.dictionary_encode()
     texts = header_texts(encoded.dictionary).cast(pa.large_binary()).to_pylist()
     pairs = [*((name, text) for text in texts), None]

@@ -145,7 +145,7 @@ class Records:
     def __init__(self, form: Form, account: Account, counted: Mapping[str, int] | None = None) -> None:
         self._form = form
         self._config = config = form.config
-        self._converting = Converting(form.converter)
+        self._converting = Converting(form.converter, to_kafka=True)
         self._topics = Topics(config, account.admin(), form.prefix, account.timeout_s, counted)
         self._origin = form.origin
         self._heartbeats = Heartbeats(config.heartbeat_interval_ms / 1000)

@@ -70,3 +70,6 @@ def test_each_change_is_once_in_every_target_after_kills_anywhere(
     }
     assert mirrored == {key: (row[1], str(row[2]), row[3]) for key, row in rows_of(vitess, orders).items()}
     assert "sound" in tailrace("log", "verify", tmp_path / "log")
+    shown = tailrace("log", "show", tmp_path / "log", "--limit", "1")
+    assert "shard=" in shown
+    assert f" insert {vitess.keyspace}.{orders} " in shown

@@ -63,10 +63,14 @@ def words(change: dict[str, Any]) -> str:
     """Return a change as one line: where, when, what, and the values."""
     source, position = change["source"], change["position"]
     time = dt.datetime.fromtimestamp(source["ts_ms"] / 1000, dt.UTC).isoformat(timespec="milliseconds")
+    if "shard" in source:
+        schema, of = source["keyspace"], f"shard={printable(source['shard'])}"
+    else:
+        schema, of = source["schema"], f"xid={source.get('txId') or '-'}"
     head = (
         f"{position['log_offset']:>12} {format_lsn(position['commit_lsn'])} {time.removesuffix('+00:00')}Z "
-        f"xid={source.get('txId') or '-'} #{position['ordinal']} {_WORDS.get(change['op'], change['op'])} "
-        f"{printable(source['schema'])}.{printable(source['table'])}"
+        f"{of} #{position['ordinal']} {_WORDS.get(change['op'], change['op'])} "
+        f"{printable(schema)}.{printable(source['table'])}"
     )
     before, after = change.get("before"), change.get("after")
     if before is not None and after is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.sources.vitess.streaming import copy_plan
+from tailrace.sources.vitess.streaming import copy_plan, shard_copies
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.fake_vtgate import TABLE, FakeVtgate
 from tests.support.wait import wait_until
@@ -100,6 +100,20 @@ def test_questions_while_traffic_is_switched_are_asked_again(tmp_path: Path, que
             wait_until(lambda: _all_last(found) == rows, 30, "all rows")
         assert vtgate.shards["80-"].switching == 0
         _assert_exact(found, rows)
+
+
+@pytest.mark.parametrize("lost", [1, 4])
+def test_a_range_of_which_no_row_comes_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    monkeypatch.setattr(shard_copies, "ROWLESS_S", 2.0)
+    with _filled("0") as vtgate:
+        vtgate.change("0", lost_copies=lost)
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            found.wait_for_shards("0")
+            wait_until(lambda: _all_last(found) == vtgate.shards["0"].rows, 30, "all rows")
+        assert len([each for each in _filters(vtgate) if each]) == 4 + lost
+        _assert_exact(found, vtgate.shards["0"].rows)
 
 
 @pytest.mark.parametrize("cuts", [(7,), (20, 15), (35, 5, 9), (63,)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +44,7 @@ from tailrace.sources.vitess.rows.change_filters import (
 from tailrace.sources.vitess.rows.copy_keys import key_text
 from tailrace.sources.vitess.streaming import shard_copies
 from tailrace.sources.vitess.streaming.copy_plan import parts_of, ranges
-from tailrace.sources.vitess.streaming.shard_copies import ChunkStream, ShardCopies
+from tailrace.sources.vitess.streaming.shard_copies import ROWLESS_S, ChunkStream, ShardCopies
 from tailrace.sources.vitess.streaming.shard_health import health_of
 from tailrace.sources.vitess.streaming.stream_requests import chunk_request
 
@@ -273,7 +274,7 @@ class _Capture:
         if self._lists and self._chance.random() < 0.3:
             self._step(ShardsListed(self._lists.pop(), (SHARD,)))
             return True
-        self.copies.turn(1e12)
+        self.copies.turn(time.monotonic() + ROWLESS_S - 1)  # later than any stream is opened again
         for name in self._chance.sample(sorted(self._streams), len(self._streams)):
             data = next(self._streams[name][1].responses)
             if data is not None:

@@ -42,6 +42,7 @@ class FakeShard:
     :param has_tablet: else its streams are silent, and it answers nothing.
     :param is_cut: each event of a transaction comes in a response of its own.
     :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
+    :param lost_copies: so many of the next copies have no rows: their tablet ended before the first one.
     :param loses_journal: the journal of several shards is lost on the way.
     :param is_unnamed: columns come without their names, as of a table that was altered since.
     :param is_altered_within: a transaction's last row comes once more, behind a second description of its
@@ -61,6 +62,7 @@ class FakeShard:
     has_tablet: bool = True
     is_cut: bool = False
     allowed: int | None = None
+    lost_copies: int = 0
     loses_journal: bool = False
     is_unnamed: bool = False
     is_altered_within: bool = False
@@ -448,6 +450,9 @@ class _Following:
     def _copy(self, name: str, shard: FakeShard, wanted: pb.ShardGtid) -> list[pb.VStreamResponse]:
         last = max((int(key.last_pk.rows[0].values) for key in wanted.table_pks), default=-1)
         found = [_response(_event(pb.BEGIN, name), *self._description(name), self._vgtid(name))]
+        if shard.lost_copies:
+            shard.lost_copies -= 1
+            return found
         for key, counter in sorted(shard.rows.items()):
             if key > last and self._is_in(key):
                 primary = pb.TableLastPk(table_name=TABLE, last_pk=_key(key))

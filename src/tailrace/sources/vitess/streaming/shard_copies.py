@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import structlog
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError
@@ -36,6 +37,12 @@ from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 from tailrace.sources.vitess.resharding.transitions import READ
 from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.streaming.copy_plan import has_too_many_parts, planned_chunks
+
+log = structlog.get_logger(__name__)
+
+#: A chunk's stream that brought no row for so long is opened again: if its tablet ended before the first row,
+#: vtgate goes on at another one with changes alone, and a shard that nobody writes to has none.
+ROWLESS_S = 60.0
 
 
 @dataclass(slots=True)
@@ -57,6 +64,7 @@ class ChunkStream:
     gtid: str = ""
     key: str = ""
     is_broken_off: bool = False
+    opened_s: float = field(default_factory=time.monotonic)
 
     def left_of(self, responses: Sequence[bytes]) -> list[bytes]:
         """Return the responses of the copy: not what comes behind its end, where all changes come by one
@@ -149,10 +157,15 @@ class ShardCopies:
             self._step(ShardStreamEnded(stream.shard, stream.attempt, EndReason.INTERRUPTED, (), trouble))
 
     def turn(self, now_s: float) -> None:
-        """Plan what is to be copied where it is time.
+        """Plan what is to be copied where it is time; open streams again that bring no row.
 
         :raises TailraceError: what will not pass.
         """
+        for stream in list(self.streams.values()):
+            if not stream.key and now_s > stream.opened_s + ROWLESS_S:
+                log.info("a copy brings no row: begun again", shard=stream.shard, table=stream.chunk.table)
+                self._end(stream)
+                self._open_next(stream.shard)
         for shard, at_s in list(self._planned_at_s.items()):
             if now_s < at_s or shard not in self._planned_at_s:
                 continue

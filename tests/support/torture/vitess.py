@@ -27,7 +27,7 @@ from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.transitions import ShardMode, mode_of
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.kafka.reading import read_topic
-from tests.support.vitess.capturing import shard_states_of
+from tests.support.vitess.capturing import repeated_until, shard_states_of
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 from tests.support.vitess.life import Life
@@ -221,30 +221,34 @@ class Campaign:
             lines_of(self._at, TABLE),
             key=lambda line: (line["position"]["log_offset"], line["position"]["ordinal"]),
         )
-        self._judge_changes("jsonl", lines, there)
+        self._judge_lines(lines, repeated_until(self._at / "log"), there)
         if self._kafka:
             messages = read_topic(self._kafka, f"{self._at.name}.shop.{TABLE}")
-            self._judge_changes("kafka", (each.document for each in messages), there)
+            assert _by_key(each.document for each in messages) == _by_key(lines)
         mirrored = DeltaTable(str(self._at / "mirror" / f"shop.{TABLE}")).to_pyarrow_table().to_pylist()
         assert {row["id"]: row["counter"] for row in mirrored} == there
         assert "sound" in tailrace("log", "verify", self._at / "log")
 
     @staticmethod
-    def _judge_changes(sink: str, changes: Iterable[dict[str, Any]], there: dict[int, int]) -> None:
-        counters: dict[int, list[int]] = defaultdict(list)
-        changed: set[int] = set()
-        for change in changes:
-            key, counter = change["after"]["id"], change["after"]["counter"]
-            if change["op"] == "r" and key not in changed:
-                # A copy that broke off before its shard was known to serve still may begin again.
-                counters[key] = [counter]
+    def _judge_lines(lines: Iterable[dict[str, Any]], repeated_until: int, there: dict[int, int]) -> None:
+        found: dict[int, int] = {}
+        for line in lines:
+            key, counter = line["after"]["id"], line["after"]["counter"]
+            is_copied = line["position"]["log_offset"] < repeated_until
+            if key in found:
+                is_again = is_copied and (line["op"] == "r" or counter <= found[key])
             else:
-                changed.add(key)
-                counters[key].append(counter)
-        for key, last in there.items():
-            found = counters[key]
-            # Rows that were there at the start begin later than 0.
-            assert found == list(range(min(found, default=0), last + 1)), (sink, key, last, found)
+                is_again = is_copied or counter == 0  # what was there at the start is copied first
+            assert is_again or counter == found.get(key, -1) + 1, ("jsonl", key, found.get(key), line)
+            found[key] = counter
+        assert found == there, "jsonl"
+
+
+def _by_key(changes: Iterable[dict[str, Any]]) -> dict[int, list[tuple[str, int]]]:
+    found: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for change in changes:
+        found[change["after"]["id"]].append((change["op"], change["after"]["counter"]))
+    return found
 
 
 def _insist(action: Callable[[], None]) -> None:

@@ -14,8 +14,16 @@ from tailrace.changelog.reader import LogReader
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.vitess import VitessSource
 from tailrace.protocol import metadata_frames
-from tailrace.protocol.frames import Bytes
-from tailrace.sources.vitess.resharding.shard_state import ShardState
+from tailrace.protocol.frames import (
+    CONTROL,
+    HAS_SHARD,
+    KIND_AT,
+    SUBTYPE_AT,
+    Bytes,
+    control_json,
+    each_frame,
+)
+from tailrace.sources.vitess.resharding.shard_state import Begun, ShardState
 from tailrace.sources.vitess.streaming.capture_task import VitessCapture
 from tests.support.vitess.fake_vtgate import KEYSPACE
 from tests.support.vitess.reading import ChangeRead, read
@@ -108,6 +116,22 @@ def shard_states_of(log: Path) -> dict[str, ShardState]:
     """Return what a log holds of the shards, whoever writes it."""
     states = metadata_frames.shard_states(dict(metadata_frames.kept_frames(frames_of(log))))
     return {name.partition("/")[2]: ShardState.from_json(state) for name, state in states.items()}
+
+
+def repeated_until(log: Path) -> int:
+    """Return the offset up to which a reshard could have rows copied again, as docs/resharding.md has it: of
+    the last state of a shard that is copied again, by several streams, or is not known to serve.
+    """
+    found = 0
+    with LogReader.open(log, "0") as reader:
+        for ref in reader.blocks(reader.start, reader.end().offset):
+            for at, frame in each_frame(reader.read(ref)):
+                if frame[KIND_AT] == CONTROL and frame[SUBTYPE_AT] == HAS_SHARD:
+                    state = ShardState.from_json(control_json(frame)["state"])
+                    copy = state.copy
+                    if copy is not None and (copy.is_again or copy.chunks or state.begun is Begun.COPY):
+                        found = ref.header.log_offset + at
+    return found
 
 
 def frames_of(log: Path) -> Bytes:

@@ -246,7 +246,8 @@ class Sender:
             self._error, self._refused_in = error, message.topic() or ""
 
     def _wait_for_room(self, size: int) -> None:
-        self._poll(0)
+        # Reports are looked at when there is no room, or all are waited for: of each the client takes the
+        # interpreter, which other threads have.
         if self._has_room(size):
             return
         self._moved_s = time.monotonic()

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
+from pyarrow import fs
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.delta.mirror.files import POSITION
@@ -65,7 +66,7 @@ def merge_small(work: SmallMerge) -> bool:
     if (table.transaction_version(work.application) or -1) >= work.version:
         return True
     source = work.source
-    if source.open and (source.special or _has_special_texts(table)):
+    if source.open and (source.special or _has_special_texts(table, work.path)):
         return False
     same = " and ".join(f't."{name}" = s."{name}"' for name in source.key)
     left = {name: f"_left_{number}" for number, name in enumerate(sorted(source.open))}
@@ -99,8 +100,11 @@ def merge_small(work: SmallMerge) -> bool:
     return True
 
 
-def _has_special_texts(table: DeltaTable) -> bool:
-    held = table.to_pyarrow_table(columns=[POSITION])[POSITION]
+def _has_special_texts(table: DeltaTable, path: str) -> bool:
+    # By Arrow's own file system: its threads may call delta-rs' in Python for a second after the last read,
+    # which aborts a process that ends meanwhile.
+    files = fs.SubTreeFileSystem(path, fs.LocalFileSystem())
+    held = table.to_pyarrow_table(columns=[POSITION], filesystem=files)[POSITION]
     return any(part.field("special").null_count < len(part) for part in held.chunks)
 
 

@@ -27,7 +27,7 @@ from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.transitions import ShardMode, mode_of
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.kafka.reading import read_topic
-from tests.support.vitess.capturing import repeated_until, shard_states_of
+from tests.support.vitess.capturing import Copies, copies_in, shard_states_of
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 from tests.support.vitess.life import Life
@@ -221,7 +221,7 @@ class Campaign:
             lines_of(self._at, TABLE),
             key=lambda line: (line["position"]["log_offset"], line["position"]["ordinal"]),
         )
-        self._judge_lines(lines, repeated_until(self._at / "log"), there)
+        self._judge_lines(lines, copies_in(self._at / "log"), there)
         if self._kafka:
             messages = read_topic(self._kafka, f"{self._at.name}.shop.{TABLE}")
             assert _by_key(each.document for each in messages) == _by_key(lines)
@@ -230,16 +230,18 @@ class Campaign:
         assert "sound" in tailrace("log", "verify", self._at / "log")
 
     @staticmethod
-    def _judge_lines(lines: Iterable[dict[str, Any]], repeated_until: int, there: dict[int, int]) -> None:
+    def _judge_lines(lines: Iterable[dict[str, Any]], copies: Copies, there: dict[int, int]) -> None:
         found: dict[int, int] = {}
         for line in lines:
-            key, counter = line["after"]["id"], line["after"]["counter"]
-            is_copied = line["position"]["log_offset"] < repeated_until
-            if key in found:
-                is_again = is_copied and (line["op"] == "r" or counter <= found[key])
+            key, counter, at = line["after"]["id"], line["after"]["counter"], line["position"]["log_offset"]
+            before = found.get(key)
+            if at < copies.all_until:
+                is_right = before is None or line["op"] == "r" or counter <= before + 1
+            elif at < copies.rows_until and line["op"] == "r":
+                is_right = before in {None, counter}
             else:
-                is_again = is_copied or counter == 0  # what was there at the start is copied first
-            assert is_again or counter == found.get(key, -1) + 1, ("jsonl", key, found.get(key), line)
+                is_right = counter == (0 if before is None else before + 1)
+            assert is_right, ("jsonl", before, line)
             found[key] = counter
         assert found == there, "jsonl"
 

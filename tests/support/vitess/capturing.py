@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -118,19 +119,31 @@ def shard_states_of(log: Path) -> dict[str, ShardState]:
     return {name.partition("/")[2]: ShardState.from_json(state) for name, state in states.items()}
 
 
-def repeated_until(log: Path) -> int:
-    """Return the offset up to which a reshard could have rows copied again, as docs/resharding.md has it: of
-    the last state of a shard that is copied again, by several streams, or is not known to serve.
+@dataclass(frozen=True)
+class Copies:
+    """Up to which offset a log has what copies brought, as docs/resharding.md has it.
+
+    :param rows_until: of the last state of a shard that is copied: a row may be read again, as it is.
+    :param all_until: of the last of one that is copied again, by several streams, or is not known to serve: a
+        reshard has rows copied again, and changes may come again.
     """
-    found = 0
+
+    rows_until: int
+    all_until: int
+
+
+def copies_in(log: Path) -> Copies:
+    """Return what copies brought to a log, whoever writes it."""
+    found = Copies(0, 0)
     with LogReader.open(log, "0") as reader:
         for ref in reader.blocks(reader.start, reader.end().offset):
-            for at, frame in each_frame(reader.read(ref)):
+            for place, frame in each_frame(reader.read(ref)):
                 if frame[KIND_AT] == CONTROL and frame[SUBTYPE_AT] == HAS_SHARD:
                     state = ShardState.from_json(control_json(frame)["state"])
-                    copy = state.copy
-                    if copy is not None and (copy.is_again or copy.chunks or state.begun is Begun.COPY):
-                        found = ref.header.log_offset + at
+                    copy, at = state.copy, ref.header.log_offset + place
+                    if copy is not None:
+                        is_all = copy.is_again or copy.chunks or state.begun is Begun.COPY
+                        found = Copies(at, at if is_all else found.all_until)
     return found
 
 

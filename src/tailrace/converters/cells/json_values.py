@@ -90,7 +90,8 @@ def struct_texts(array: pa.StructArray, texts: Sequence[pa.Array]) -> pa.LargeSt
     """Return structs as JSON objects of these texts, one array for each field; null stays null."""
     names = [f"{',' if place else '{'}{written(member.name)}:" for place, member in enumerate(array.type)]
     constants = [*names, "}"] if names else ["{}"]
-    return _null_where(array, objects(constants, [of.fill_null("null") for of in texts], len(array)))
+    there = [of.fill_null("null") if of.null_count else of for of in texts]
+    return _null_where(array, objects(constants, there, len(array)))
 
 
 def lengths_of(array: pa.Array) -> Rows:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from tailrace import failpoints
@@ -31,8 +30,9 @@ from tailrace.records.events import Converted
 #: Most messages and bytes that are under way.
 MESSAGES_MAX = 200_000
 BYTES_MAX = 64 << 20
-#: Messages handed over at a call.
-CHUNK = 10_000
+#: Messages handed over at a call: so few that their bytes are in the processor's cache when the client copies
+#: them.
+CHUNK = 1_000
 
 _POLL_S = 0.05
 #: Between looks at what is delivered, while all of it is waited for.
@@ -123,14 +123,12 @@ class Sender:
     def _hand_over(self, topic: str, events: Converted, partitions: Partitions) -> None:
         headers = _headers(events)
         for at in range(0, len(events), CHUNK):
-            keys, values = (_chunk(given, at, len(events)) for given in (events.keys, events.values))
+            keys, values = _objects(events.keys, at, len(events)), _objects(events.values, at, len(events))
             places = repeat(BY_KEY) if partitions is None else partitions[at : at + CHUNK].tolist()
-            others = [_objects(keys), places, repeat(self._delivered)]
+            others = [keys, places, repeat(self._delivered)]
             if headers is not None:
                 others += [*_BEFORE_HEADERS, _on_the_wire(headers[at : at + CHUNK])]
-            self._wait_for_room(size := _bytes_in(values))
-            self._produce(topic, at, _objects(values), others)
-            self._note(len(values), size)
+            self._produce(topic, at, values, others)
             failpoints.hit("kafka.in_batch")
             self.raise_if_failed()
 
@@ -150,6 +148,8 @@ class Sender:
 
     def _produce(self, topic: str, at: int, values: Sequence[Any], others: Sequence[Any]) -> None:
         # By `produce` for each message, looped over in C: the client's call for many wants dictionaries.
+        size = sum(map(len, filter(None, values)))
+        self._wait_for_room(size)
         done, self._moved_s = 0, time.monotonic()
         while done < len(values):
             left = iter(values[done:])
@@ -170,6 +170,7 @@ class Sender:
                     raise _no_room("hand records over", self._timeout_s) from error
                 self._poll(_POLL_S)
                 self._note_delivered(len(self._producer) - done)
+        self._note(len(values), size)
 
     def _note(self, messages: int, size: int) -> None:
         self._sent += messages
@@ -246,8 +247,7 @@ class Sender:
             self._error, self._refused_in = error, message.topic() or ""
 
     def _wait_for_room(self, size: int) -> None:
-        # Reports are looked at when there is no room, or all are waited for: of each the client takes the
-        # interpreter, which other threads have.
+        self._poll(0)
         if self._has_room(size):
             return
         self._moved_s = time.monotonic()
@@ -281,26 +281,17 @@ def _no_room(attempted: str, timeout_s: float) -> TailraceError:
     )
 
 
-def _chunk(values: pa.Array | Sequence[Any] | None, at: int, count: int) -> pa.Array | Sequence[Any]:
-    # Of an array: as bytes, as the client would encode each text again.
+def _objects(values: pa.Array | Sequence[Any] | None, at: int, count: int) -> Sequence[Any]:
+    """Return a chunk as objects that the client takes: texts, bytes or None."""
     end = min(at + CHUNK, count)
     if values is None:
         return [None] * (end - at)
     part = values[at:end]
-    if not isinstance(part, pa.Array) or pa.types.is_binary(part.type):
+    if not isinstance(part, pa.Array):
         return part
-    return part.cast(pa.large_binary())
-
-
-def _objects(values: pa.Array | Sequence[Any]) -> Sequence[Any]:
-    # What the client takes: texts, bytes or None.
-    return values.to_pylist() if isinstance(values, pa.Array) else values
-
-
-def _bytes_in(values: pa.Array | Sequence[Any]) -> int:
-    if isinstance(values, pa.Array):
-        return pc.sum(pc.binary_length(values)).as_py() or 0
-    return sum(map(len, filter(None, values)))
+    if not pa.types.is_binary(part.type):
+        part = part.cast(pa.large_binary())  # the client would encode each text again
+    return part.to_pylist()  # type: ignore[no-any-return]
 
 
 def _headers(events: Converted) -> pa.StructArray | None:

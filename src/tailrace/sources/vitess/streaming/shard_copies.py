@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import structlog
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError
@@ -37,8 +36,6 @@ from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 from tailrace.sources.vitess.resharding.transitions import READ
 from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.streaming.copy_plan import has_too_many_parts, planned_chunks
-
-log = structlog.get_logger(__name__)
 
 #: A chunk's stream that brought no row for so long is opened again: if its tablet ended before the first row,
 #: vtgate goes on at another one with changes alone, and a shard that nobody writes to has none.
@@ -152,9 +149,12 @@ class ShardCopies:
             self._end(stream)
             self._open_next(stream.shard)
         elif stream.is_broken_off:
-            self.end(stream.shard)
-            trouble = "vtgate went on with a copy at another position"
-            self._step(ShardStreamEnded(stream.shard, stream.attempt, EndReason.INTERRUPTED, (), trouble))
+            self._begin_again(stream, "vtgate went on with a copy at another position")
+
+    def _begin_again(self, stream: ChunkStream, trouble: str) -> None:
+        # As another attempt: what still comes of this one does not count.
+        self.end(stream.shard)
+        self._step(ShardStreamEnded(stream.shard, stream.attempt, EndReason.INTERRUPTED, (), trouble))
 
     def turn(self, now_s: float) -> None:
         """Plan what is to be copied where it is time; open streams again that bring no row.
@@ -162,10 +162,9 @@ class ShardCopies:
         :raises TailraceError: what will not pass.
         """
         for stream in list(self.streams.values()):
-            if not stream.key and now_s > stream.opened_s + ROWLESS_S:
-                log.info("a copy brings no row: begun again", shard=stream.shard, table=stream.chunk.table)
-                self._end(stream)
-                self._open_next(stream.shard)
+            is_open = stream.name in self.streams
+            if is_open and not stream.key and now_s > stream.opened_s + ROWLESS_S:
+                self._begin_again(stream, f"the copy of {stream.chunk.table} brought no row")
         for shard, at_s in list(self._planned_at_s.items()):
             if now_s < at_s or shard not in self._planned_at_s:
                 continue

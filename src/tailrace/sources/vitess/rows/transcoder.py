@@ -72,10 +72,11 @@ class StreamEvents(Sequence[StreamEvent]):
 
     def of(self, *kinds: int) -> list[StreamEvent]:
         """Return the events of some kinds."""
-        return [
-            self._event(fact)
-            for fact in self._facts[np.isin(self._facts[:, layout.FACT_TYPE], kinds)].tolist()
-        ]
+        types = self._facts[:, layout.FACT_TYPE]
+        wanted = types == kinds[0]
+        for kind in kinds[1:]:
+            wanted |= types == kind
+        return list(map(self._event, self._facts[wanted].tolist()))
 
     def _event(self, fact: list[int]) -> StreamEvent:
         kind, time_s, current_ns, begin, end, at = fact

@@ -75,8 +75,8 @@ log = structlog.get_logger(__name__)
 TAKE_S = 0.2
 #: Least time from append to append: transactions that come meanwhile share one, and its fsync.
 APPEND_INTERVAL_S = 0.002
-#: The same while so many responses come at once that there is a backlog.
-BACKLOG_RESPONSES, BACKLOG_INTERVAL_S = 32, 0.01
+#: The same while so many responses, or bytes, come at once that there is a backlog.
+BACKLOG_RESPONSES, BACKLOG_BYTES, BACKLOG_INTERVAL_S = 32, 32 << 10, 0.02
 #: A transaction of which so much came, and not its end, goes into the log before that comes.
 OPEN_BYTES_MAX = 32 << 20
 #: How old the watermark may be that rows have: it takes a look at each shard.
@@ -461,10 +461,8 @@ class KeyspaceStream:
         if states:
             now_us = self._now_us()
             at = max(self._appender.tail.position, now_us, position)
-            texts = [
-                frames.shard_frame(f"{self._source.keyspace}/{shard}", state.as_json())
-                for shard, state in states.items()
-            ]
+            of = self._source.keyspace
+            texts = [frames.shard_frame(f"{of}/{shard}", each.as_json()) for shard, each in states.items()]
             texts.append(frames.control_frame(frames.PROGRESS, at, now_us, {}))
             made = np.concatenate((made, np.frombuffer(b"".join(texts), np.uint8)))
             for shard, state in states.items():
@@ -560,7 +558,7 @@ class KeyspaceStream:
                 self._doubt_if_behind(shard, gtid)
             sets = {shard: GtidSet.parse(gtid) for shard, gtid in gtids.items()}
             self._targets.append(AwaitedEnd(wanted, sets))
-        if not self._snapshots.is_idle:
+        if not self._targets or not self._snapshots.is_idle:
             return
         for target in list(self._targets):
             if missing := target.missing(self.coordinator):
@@ -584,7 +582,8 @@ class KeyspaceStream:
 
 def _interval_s(received: Mapping[str, ShardResponses]) -> float:
     count = sum(len(each.responses) for each in received.values())
-    return BACKLOG_INTERVAL_S if count >= BACKLOG_RESPONSES else APPEND_INTERVAL_S
+    size = sum(each.size for each in received.values())
+    return BACKLOG_INTERVAL_S if count >= BACKLOG_RESPONSES or size >= BACKLOG_BYTES else APPEND_INTERVAL_S
 
 
 _NOTHING = ShardState()

@@ -161,7 +161,7 @@ class MessageReader:
         """
         waited = self._consumer.poll(timeout_s)
         taken = [] if waited is None else [waited]
-        parts: dict[Place, list[pa.RecordBatch]] = {}
+        parts: dict[Place, _Columns] = {}
         ends: dict[Place, int] = {}
         count = size = 0
         while taken:
@@ -170,15 +170,12 @@ class MessageReader:
             count += len(taken)
             is_full = count >= _READ_MAX or size >= _READ_BYTES_MAX
             taken = [] if is_full else self._consumer.consume(min(_TAKEN_MAX, _READ_MAX - count), 0)
-        found = {place: pa.concat_batches(batches) for place, batches in parts.items()}
-        for place, batch in found.items():
-            self._positions[place] = batch.column("offset")[-1].as_py() + 1
+        for place, columns in parts.items():
+            self._positions[place] = columns.offsets[-1] + 1
         self._positions |= ends
-        return Read(found, ends)
+        return Read({place: columns.batch() for place, columns in parts.items()}, ends)
 
-    def _sort(
-        self, taken: list[Message], parts: dict[Place, list[pa.RecordBatch]], ends: dict[Place, int]
-    ) -> int:
+    def _sort(self, taken: list[Message], parts: dict[Place, _Columns], ends: dict[Place, int]) -> int:
         # Adds messages to what their partitions have; returns how many bytes they take.
         size = 0
         # Messages of one partition that follow each other, at once; an error by itself.
@@ -186,9 +183,9 @@ class MessageReader:
             message = taken[first]
             place = (message.topic() or "", message.partition() or 0)
             if (error := message.error()) is None:
-                batch = _batch_of(taken[first:last], self._with_headers, self._with_times)
-                parts.setdefault(place, []).append(batch)
-                size += batch.nbytes
+                if place not in parts:
+                    parts[place] = _Columns(self._with_headers, self._with_times)
+                size += parts[place].add(taken[first:last])
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 ends[place] = message.offset() or 0
             elif error.code() not in self._passes_over and not may_pass(error):
@@ -330,19 +327,42 @@ def progress_failure(error: KafkaError, topic: str) -> TailraceError:
     )
 
 
-def _batch_of(messages: list[Message], with_headers: bool, with_times: bool) -> pa.RecordBatch:
-    # What messages of one partition hold, in order.
-    count = len(messages)
-    keys, values = (pa.array(list(map(of, messages)), pa.binary()) for of in (Message.key, Message.value))
-    offsets = pa.array(np.fromiter(map(Message.offset, messages), np.int64, count))
-    times_ms = pa.nulls(count, pa.int64())
-    if with_times:
-        times_ms = pa.array(np.fromiter(map(_TIME, map(Message.timestamp, messages)), np.int64, count))
-    found = pa.RecordBatch.from_arrays([keys, values, offsets, times_ms], schema=MESSAGES)
-    if not with_headers:
-        return found
-    headers: list[Any] = [
-        given and [dict(zip(_HEADER, pair, strict=True)) for pair in given]
-        for given in map(Message.headers, messages)
-    ]
-    return found.append_column(HEADERS_FIELD, pa.array(headers, HEADERS_FIELD.type))
+class _Columns:
+    # What messages of one partition hold, in order. Arrow is given them once, at the end of a read: it lets
+    # go of the interpreter at each call, and then waits until the thread that sends does.
+    def __init__(self, with_headers: bool, with_times: bool) -> None:
+        self._with_headers, self._with_times = with_headers, with_times
+        self._keys: list[Any] = []
+        self._values: list[Any] = []
+        self.offsets: list[int] = []
+        self._times_ms: list[int] = []
+        self._headers: list[Any] = []
+
+    def add(self, messages: list[Message]) -> int:
+        """Add messages; return how many bytes they have."""
+        keys, values = (list(map(of, messages)) for of in (Message.key, Message.value))
+        self._keys += keys
+        self._values += values
+        self.offsets += map(Message.offset, messages)  # type: ignore[arg-type]
+        if self._with_times:
+            self._times_ms += map(_TIME, map(Message.timestamp, messages))
+        if self._with_headers:
+            self._headers += map(_structs, map(Message.headers, messages))
+        return sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+
+    def batch(self) -> pa.RecordBatch:
+        """Return them all."""
+        count = len(self.offsets)
+        keys, values = (pa.array(found, pa.binary()) for found in (self._keys, self._values))
+        offsets = pa.array(np.fromiter(self.offsets, np.int64, count))
+        times_ms = pa.nulls(count, pa.int64())
+        if self._with_times:
+            times_ms = pa.array(np.fromiter(self._times_ms, np.int64, count))
+        found = pa.RecordBatch.from_arrays([keys, values, offsets, times_ms], schema=MESSAGES)
+        if not self._with_headers:
+            return found
+        return found.append_column(HEADERS_FIELD, pa.array(self._headers, HEADERS_FIELD.type))
+
+
+def _structs(headers: Any) -> Any:
+    return headers and [dict(zip(_HEADER, pair, strict=True)) for pair in headers]

@@ -29,9 +29,11 @@ class _Client:
     def incremental_assign(self, partitions: Any) -> None: ...
 
 
-def _message(place: Place, offset: int) -> Message:
+def _message(place: Place, offset: int, value: bytes | None = VALUE, **more: Any) -> Message:
     topic, number = place
-    return Message(topic=topic, partition=number, offset=offset, key=b"k", value=VALUE, timestamp=(1, 7))
+    return Message(
+        topic=topic, partition=number, offset=offset, key=b"k", value=value, timestamp=(1, 7), **more
+    )
 
 
 def _reader(monkeypatch: pytest.MonkeyPatch, there: list[Message], **more: Any) -> MessageReader:
@@ -51,6 +53,23 @@ def test_a_read_ends_when_it_has_enough_bytes(monkeypatch: pytest.MonkeyPatch) -
         assert reader.position(place) == sum(counts)
     assert sum(counts) == 500
     # Not less than that at a time, and no more than one answer of the client beyond it.
+    assert all(80 <= count <= 110 for count in counts[:-1])
+
+
+def test_headers_count_among_the_bytes_of_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_READ_BYTES_MAX", 100 * len(VALUE))
+    monkeypatch.setattr(messages, "_TAKEN_MAX", 10)
+    place = ("data", 0)
+    there = [_message(place, offset, None, headers=[("h", VALUE)]) for offset in range(500)]
+    reader = _reader(monkeypatch, there, with_headers=True)
+    reader.begin({place: 0})
+    counts = []
+    while found := reader.read(0).messages:
+        headers = found[place].column("headers").to_pylist()
+        assert headers == [[{"key": "h", "value": VALUE}]] * len(headers)
+        assert found[place].column("value").null_count == len(headers)
+        counts.append(len(headers))
+    assert sum(counts) == 500
     assert all(80 <= count <= 110 for count in counts[:-1])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -170,10 +171,11 @@ class MessageReader:
             count += len(taken)
             is_full = count >= _READ_MAX or size >= _READ_BYTES_MAX
             taken = [] if is_full else self._consumer.consume(min(_TAKEN_MAX, _READ_MAX - count), 0)
+        found = {place: columns.batch() for place, columns in parts.items()}
         for place, columns in parts.items():
             self._positions[place] = columns.offsets[-1] + 1
         self._positions |= ends
-        return Read({place: columns.batch() for place, columns in parts.items()}, ends)
+        return Read(found, ends)
 
     def _sort(self, taken: list[Message], parts: dict[Place, _Columns], ends: dict[Place, int]) -> int:
         # Adds messages to what their partitions have; returns how many bytes they take.
@@ -329,40 +331,46 @@ def progress_failure(error: KafkaError, topic: str) -> TailraceError:
 
 class _Columns:
     # What messages of one partition hold, in order. Arrow is given them once, at the end of a read: it lets
-    # go of the interpreter at each call, and then waits until the thread that sends does.
+    # go of the interpreter at each call, and then waits until the thread that sends does. Headers, which are
+    # many objects each, it is given with each part.
     def __init__(self, with_headers: bool, with_times: bool) -> None:
         self._with_headers, self._with_times = with_headers, with_times
         self._keys: list[Any] = []
         self._values: list[Any] = []
-        self.offsets: list[int] = []
-        self._times_ms: list[int] = []
-        self._headers: list[Any] = []
+        self._headers: list[pa.Array] = []
+        self._times_ms = array("q")
+        self.offsets = array("q")
 
     def add(self, messages: list[Message]) -> int:
         """Add messages; return how many bytes they have."""
         keys, values = (list(map(of, messages)) for of in (Message.key, Message.value))
         self._keys += keys
         self._values += values
-        self.offsets += map(Message.offset, messages)  # type: ignore[arg-type]
+        self.offsets.extend(map(Message.offset, messages))  # type: ignore[arg-type]
         if self._with_times:
-            self._times_ms += map(_TIME, map(Message.timestamp, messages))
+            self._times_ms.extend(map(_TIME, map(Message.timestamp, messages)))
+        size = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
         if self._with_headers:
-            self._headers += map(_structs, map(Message.headers, messages))
-        return sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+            self._headers.append(_headers_of(messages))
+            size += self._headers[-1].nbytes
+        return size
 
     def batch(self) -> pa.RecordBatch:
         """Return them all."""
-        count = len(self.offsets)
         keys, values = (pa.array(found, pa.binary()) for found in (self._keys, self._values))
-        offsets = pa.array(np.fromiter(self.offsets, np.int64, count))
-        times_ms = pa.nulls(count, pa.int64())
+        offsets = pa.array(np.frombuffer(self.offsets, np.int64))
+        times_ms = pa.nulls(len(offsets), pa.int64())
         if self._with_times:
-            times_ms = pa.array(np.fromiter(self._times_ms, np.int64, count))
+            times_ms = pa.array(np.frombuffer(self._times_ms, np.int64))
         found = pa.RecordBatch.from_arrays([keys, values, offsets, times_ms], schema=MESSAGES)
         if not self._with_headers:
             return found
-        return found.append_column(HEADERS_FIELD, pa.array(self._headers, HEADERS_FIELD.type))
+        return found.append_column(HEADERS_FIELD, pa.concat_arrays(self._headers))
 
 
-def _structs(headers: Any) -> Any:
-    return headers and [dict(zip(_HEADER, pair, strict=True)) for pair in headers]
+def _headers_of(messages: list[Message]) -> pa.Array:
+    headers: list[Any] = [
+        given and [dict(zip(_HEADER, pair, strict=True)) for pair in given]
+        for given in map(Message.headers, messages)
+    ]
+    return pa.array(headers, HEADERS_FIELD.type)

@@ -125,7 +125,7 @@ class KeyspaceStream:
         self._stopping = stopping
         self._now_us = now_us
         kept = metadata_frames.shard_states(appender.schema_in_force)
-        prefix = f"{source.keyspace}/"
+        prefix = self._prefix = f"{source.keyspace}/"  # of a shard's name in the log
         states = {name.removeprefix(prefix): ShardState.from_json(state) for name, state in kept.items()}
         self.coordinator = Coordinator(
             states, range(len(vtgates)), copies=source.snapshot == "initial", common_key=common_key
@@ -461,8 +461,8 @@ class KeyspaceStream:
         if states:
             now_us = self._now_us()
             at = max(self._appender.tail.position, now_us, position)
-            of = self._source.keyspace
-            texts = [frames.shard_frame(f"{of}/{shard}", each.as_json()) for shard, each in states.items()]
+            kept = {self._prefix + shard: state.as_json() for shard, state in states.items()}
+            texts = [frames.shard_frame(name, state) for name, state in kept.items()]
             texts.append(frames.control_frame(frames.PROGRESS, at, now_us, {}))
             made = np.concatenate((made, np.frombuffer(b"".join(texts), np.uint8)))
             for shard, state in states.items():

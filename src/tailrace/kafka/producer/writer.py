@@ -227,8 +227,10 @@ class AtomicWriter:
                 return
             except KafkaException as error:
                 # The client goes on with it when it is asked again. Its time is that without a delivery.
-                # An answer of the broker, REQUEST_TIMED_OUT too, ends it: asked again, the client repeats it.
-                if error_of(error).code() != KafkaError._TIMED_OUT:  # noqa: SLF001
+                # An answer of the broker, REQUEST_TIMED_OUT too, ends it, and so do messages whose time is
+                # over: asked again, the client repeats it, at once.
+                found = error_of(error)
+                if found.code() != KafkaError._TIMED_OUT or not found.retriable():  # noqa: SLF001
                     raise
                 if self._sender.has_moved():
                     deadline = time.monotonic() + self._task.timeout_s

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.examples import FAST, USUAL
 
 pytest_plugins = [
+    "tests.support.forked",
     "tests.support.kafka_cluster",
     "tests.support.kafka_proxy",
     "tests.support.postgres",

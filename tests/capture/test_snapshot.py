@@ -144,7 +144,7 @@ def test_a_beginning_that_was_killed_begins_again(pg: Database, tmp_path: Path, 
     pg.execute("insert into items select n, repeat('z', 500) from generate_series(1, 8000) n")
     name, _, count = point.partition("@")
     killed = subprocess.run(
-        [sys.executable, "-c", RUN, pg.dsn, str(tmp_path / "log"), NAME],
+        [sys.executable, "-m", "tests.support.script", RUN, pg.dsn, str(tmp_path / "log"), NAME],
         env={"TAILRACE_FAILPOINTS": f"{name}=kill@{count or 1}", "PATH": ""},
         timeout=240,
         check=False,
@@ -164,7 +164,7 @@ def test_readers_see_nothing_of_a_snapshot_before_its_end(pg: Database, tmp_path
     pg.execute(CREATE_ITEMS)
     pg.execute("insert into items select n, repeat('z', 500) from generate_series(1, 8000) n")
     killed = subprocess.run(
-        [sys.executable, "-c", RUN, pg.dsn, str(tmp_path / "log"), NAME],
+        [sys.executable, "-m", "tests.support.script", RUN, pg.dsn, str(tmp_path / "log"), NAME],
         env={"TAILRACE_FAILPOINTS": "snapshot.in_copy=kill@1", "PATH": ""},
         timeout=240,
         check=False,

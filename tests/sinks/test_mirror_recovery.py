@@ -414,7 +414,10 @@ write(sink, Log(Path(log)), int(start), int(end))
 def test_a_process_that_is_killed_leaves_a_target_that_the_next_completes(kind, point, tmp_path, log):
     story = live(log, 3, 8)
     ends = [end for end, _ in story]
-    command = [sys.executable, "-c", KILLED, kind, str(tmp_path / "lake"), str(log.path), "0", str(ends[4])]
+    command = [
+        *(sys.executable, "-m", "tests.support.script", KILLED),
+        *(kind, str(tmp_path / "lake"), str(log.path), "0", str(ends[4])),
+    ]
     tests = str(Path(__file__).resolve().parents[2])
     environment = {"PYTHONPATH": tests, "TAILRACE_FAILPOINTS": f"{point}=kill", "PATH": ""}
     died = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

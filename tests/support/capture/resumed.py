@@ -22,6 +22,10 @@ from tests.support.postgres import Database
 SMALL = {"snapshot_chunk_rows": 500, "snapshot_connections": 3}
 
 
+#: Between a writer's statements, four at a time. Without it the test would be of how fast rows are compared.
+PAUSE_S = 0.01
+
+
 #: Ends by itself when no snapshot is missing anything.
 RUN = """
 import sys, threading, time
@@ -76,7 +80,7 @@ def writers_at_work(pg: Database, seed: int = 1) -> Iterator[None]:
         choose = random.Random(seed * 100 + number)
         with psycopg.connect(pg.dsn, autocommit=True) as connection:
             new = 100_000_000 * (number + 1)
-            while not over.is_set():
+            while not over.wait(PAUSE_S):
                 new += 1
                 old = choose.randrange(1, 2500)
                 for statement in choose.sample(
@@ -121,7 +125,7 @@ def life(pg: Database, log: Path, failpoint: str, *, script: str = RUN) -> int:
     more; return how it ended."""
     tests = str(Path(__file__).parents[3])
     done = subprocess.run(
-        [sys.executable, "-c", script, pg.dsn, str(log), NAME, tests],
+        [sys.executable, "-m", "tests.support.script", script, pg.dsn, str(log), NAME, tests],
         env=armed(failpoint),
         timeout=240,
         check=False,

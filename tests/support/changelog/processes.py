@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -13,9 +12,6 @@ from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import TailraceError
 from tests.support.changelog.frames_of import Source, append, new_log
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([__name__])
 
 
 def write_until_killed(path: Path, told: Path, armed: str) -> None:

@@ -416,7 +416,10 @@ write(make(kind, Path(lake), tuple(tables) or None), Path(log), int(upto))
 
 def write_and_die(kind: str, lake: Path, log: Path, upto: int, tables: list[str], failpoints: str) -> None:
     """Write in a process of its own, which dies at a failpoint."""
-    command = [sys.executable, "-c", KILLED, kind, str(lake), str(log), str(upto), *tables]
+    command = [
+        *(sys.executable, "-m", "tests.support.script", KILLED),
+        *(kind, str(lake), str(log), str(upto), *tables),
+    ]
     environment = {
         "PYTHONPATH": str(Path(__file__).resolve().parents[3]) + ":" + os.environ.get("PYTHONPATH", ""),
         "TAILRACE_FAILPOINTS": failpoints,

@@ -70,7 +70,7 @@ def tailrace(*arguments: object, failpoints: str = "", status: int | None = 0, b
     """
     program = f"{before}\nimport runpy\nrunpy.run_module('tailrace', run_name='__main__', alter_sys=True)"
     done = subprocess.run(
-        [sys.executable, "-c", program, "--debug", *map(str, arguments)],
+        [sys.executable, "-m", "tests.support.script", program, "--debug", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,180 @@
+"""Programs of Python that tests run in processes of their own, forked from one that has imported everything.
+
+To import what a pipeline needs takes a second of CPU time; a run of the suite starts some two thousand programs.
+They are the real ones, in real processes, that are killed and waited for like others. What tests how a program
+starts, what it imports or how much memory it takes starts it by `-c` or by its file: these are not forked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import io
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection, forkserver, reduction
+from typing import Any
+
+import pytest
+
+PROCESSES = multiprocessing.get_context("forkserver")
+_PACKAGES = ("tailrace", "tailrace_bench", "tests")
+#: What Python reads when it starts.
+_READ_AT_START = ("PYTHON", "NUMBA", "LD_", "GRPC", "MALLOC", "ARROW")
+
+_USUAL = subprocess.Popen
+_parameters = inspect.signature(_USUAL._execute_child)
+
+
+class _Descriptors:
+    """File descriptors that a forked process gets copies of."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = list(numbers)
+
+    def __getstate__(self) -> list[Any]:
+        return [reduction.DupFd(number) for number in self.numbers]
+
+    def __setstate__(self, copies: list[Any]) -> None:
+        self.numbers = [each.detach() for each in copies]
+
+
+class ForkedPopen(subprocess.Popen):
+    """As `subprocess.Popen`; `python -m ...` is forked, anything else is started in the usual way."""
+
+    _forked: Any = None
+
+    def _execute_child(self, *given: Any) -> None:
+        named = _parameters.bind(self, *given).arguments
+        environment = dict(os.environ if named["env"] is None else named["env"])
+        if not _may_be_forked(named, environment):
+            super()._execute_child(*given)
+            return
+        ends = [("p2cread", 0), ("c2pwrite", 1), ("errwrite", 2)]
+        standard = _Descriptors(*(usual if named[name] == -1 else named[name] for name, usual in ends))
+        options = {
+            "words": [os.fsdecode(word) for word in named["args"][2:]],
+            "environment": environment,
+            "directory": os.fspath(named["cwd"] or os.getcwd()),
+            "new_session": named["start_new_session"],
+        }
+        _ensure_server()
+        self._forked = PROCESSES.Process(target=_run, args=(standard,), kwargs=options, daemon=True)
+        self._forked.start()
+        self.pid = self._forked.pid
+        self._child_created = True
+        own = [named[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        self._close_pipe_fds(*own)
+
+    def _internal_poll(self, *arguments: Any, **options: Any) -> int | None:
+        if self._forked is None:
+            return super()._internal_poll(*arguments, **options)
+        with self._waitpid_lock:
+            if self.returncode is None:
+                self.returncode = self._forked.exitcode
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self._forked is None:
+            return super()._wait(timeout)
+        if self.returncode is None:
+            connection.wait([self._forked.sentinel], timeout)
+            if self._internal_poll() is None:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+
+def _may_be_forked(named: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
+    words = named["args"]
+    if isinstance(words, str | bytes | os.PathLike) or list(words[:2]) != [sys.executable, "-m"]:
+        return False
+    if words[2].partition(".")[0] not in _PACKAGES:
+        return False
+    if named["preexec_fn"] or named["shell"] or named["pass_fds"]:
+        return False
+    if not set(_paths(environment)) <= {*_paths(os.environ), *sys.path}:
+        return False  # something else may stand there under a name that is imported already
+    return all(
+        environment.get(name, "") == os.environ.get(name, "")
+        for name in {*environment, *os.environ} - {"PYTHONPATH"}
+        if name.startswith(_READ_AT_START)
+    )
+
+
+def _paths(environment: Mapping[str, str]) -> list[str]:
+    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def _run(
+    standard: _Descriptors,
+    *,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str,
+    new_session: bool,
+) -> None:
+    """Run `python -m words` in this process, which has just been forked."""
+    for number, copy in enumerate(standard.numbers):
+        os.dup2(copy, number)
+        os.close(copy)
+    if new_session:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    sys.path[0] = directory
+    multiprocessing.current_process()._config["daemon"] = False  # it may have processes of its own
+    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), _writer(1), _writer(2)  # noqa: SIM115
+    _read_environment_again()
+    module, *arguments = words
+    sys.argv = ["-m", *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+
+
+def _writer(number: int) -> io.TextIOWrapper:
+    """Return what Python makes of standard output, or of standard error, which it writes line by line."""
+    errors = "backslashreplace" if number == 2 else "strict"
+    writer: Any = open(number, "w", encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+    writer.reconfigure(line_buffering=number == 2 or writer.isatty())
+    return writer
+
+
+def _read_environment_again() -> None:
+    # What modules have read when they were imported.
+    from tailrace import failpoints
+
+    failpoints._log_path = os.environ.get("TAILRACE_FAILPOINTS_LOG", "")
+    failpoints.arm(os.environ.get("TAILRACE_FAILPOINTS", ""))
+
+
+def pytest_configure() -> None:
+    """Have tests, and what they use, fork Python."""
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]
+
+
+@functools.cache
+def _ensure_server() -> None:
+    PROCESSES.set_forkserver_preload(["tests.support.preloaded", __name__])
+    with pytest.MonkeyPatch.context() as patched:
+        # The server imports what is preloaded before it learns of this process's sys.path.
+        patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
+
+
+@pytest.fixture(scope="session")
+def processes() -> Any:
+    """Return the class of processes that are forked from one which has imported our modules."""
+    _ensure_server()
+    return PROCESSES.Process

@@ -1,0 +1,21 @@
+"""All that commands, captures and sinks import: once, in the process that others are forked from."""
+
+from __future__ import annotations
+
+import importlib
+
+from tailrace import warm
+
+for _name in (
+    "tailrace.cli.main",
+    "tailrace.cli.run",
+    "tailrace.pipeline.run",
+    "tailrace.sinks.kafka.sink",
+    "tailrace.sources.postgres.source",
+    "tailrace.sources.postgres.streaming.capture_task",
+    "tailrace.spark.session",
+    "prometheus_client",
+    "pyspark.sql",
+):
+    importlib.import_module(_name)
+warm.load_kernels()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ def test_programs_are_forked() -> None:
         assert program._forked is not None
     with subprocess.Popen([sys.executable, "-c", "pass"]) as program:
         assert program._forked is None
+
+
+def test_there_is_one_thread_where_it_is_forked() -> None:
+    subprocess.run([*SCRIPT, "pass"], check=True)
+    assert len(os.listdir(f"/proc/{forkserver._forkserver._forkserver_pid}/task")) == 1
 
 
 def test_it_sees_what_it_was_given(start: Any, tmp_path: Path) -> None:

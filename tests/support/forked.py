@@ -25,6 +25,12 @@ from typing import Any
 import pytest
 
 PROCESSES = multiprocessing.get_context("forkserver")
+#: For the process that others are forked from: its libraries have no threads then, whose locks a fork may copy.
+_NO_THREADS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "_RJEM_MALLOC_CONF": "background_thread:false",  # delta-rs
+}
 _PACKAGES = ("tailrace", "tailrace_bench", "tests")
 #: What Python reads when it starts.
 _READ_AT_START = ("PYTHON", "NUMBA", "LD_", "GRPC", "MALLOC", "ARROW")
@@ -170,6 +176,8 @@ def _ensure_server() -> None:
     with pytest.MonkeyPatch.context() as patched:
         # The server imports what is preloaded before it learns of this process's sys.path.
         patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        for name, value in _NO_THREADS.items():
+            patched.setenv(name, value)
         forkserver.ensure_running()
 
 

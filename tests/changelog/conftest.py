@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
     """Return an empty directory in memory if the machine has one, else on disk."""

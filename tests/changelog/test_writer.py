@@ -22,8 +22,9 @@ from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tests.support.changelog.frames_of import Source, append, chunk_of, new_log, relation_frame
-from tests.support.changelog.processes import PROCESSES, open_at_once
+from tests.support.changelog.processes import open_at_once
 from tests.support.changelog.recovery import abandon, content, segment_files
+from tests.support.forked import PROCESSES
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """Programs of Python that tests run in processes of their own, forked from one that has imported everything.
 
-To import what a pipeline needs takes a second of CPU time; a run of the suite starts some two thousand programs.
-They are the real ones, in real processes, that are killed and waited for like others. What tests how a program
-starts, what it imports or how much memory it takes starts it by `-c` or by its file: these are not forked.
+To import what a pipeline needs takes a second of CPU time; a run of the suite starts some two thousand
+programs. They are the real ones, in real processes, that are killed and waited for like others. What tests
+how a program starts, what it imports or how much memory it takes starts it by `-c` or by its file: these are
+not forked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import pytest
 
 PROCESSES = multiprocessing.get_context("forkserver")
-#: For the process that others are forked from: its libraries have no threads then, whose locks a fork may copy.
+#: Where others are forked from, libraries have no threads then, whose locks a fork may copy.
 _NO_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -34,6 +35,9 @@ _NO_THREADS = {
 _PACKAGES = ("tailrace", "tailrace_bench", "tests")
 #: What Python reads when it starts.
 _READ_AT_START = ("PYTHON", "NUMBA", "LD_", "GRPC", "MALLOC", "ARROW")
+
+#: Where that process looks for modules; tests may change it for themselves, and for what they start.
+_PATHS = [path for path in sys.path if path]
 
 _USUAL = subprocess.Popen
 _parameters = inspect.signature(_USUAL._execute_child)
@@ -105,17 +109,13 @@ def _may_be_forked(named: Mapping[str, Any], environment: Mapping[str, str]) -> 
         return False
     if named["preexec_fn"] or named["shell"] or named["pass_fds"]:
         return False
-    if not set(_paths(environment)) <= {*_paths(os.environ), *sys.path}:
+    if not set(environment.get("PYTHONPATH", "").split(os.pathsep)) <= {*_PATHS, ""}:
         return False  # something else may stand there under a name that is imported already
     return all(
         environment.get(name, "") == os.environ.get(name, "")
         for name in {*environment, *os.environ} - {"PYTHONPATH"}
         if name.startswith(_READ_AT_START)
     )
-
-
-def _paths(environment: Mapping[str, str]) -> list[str]:
-    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _run(
@@ -175,7 +175,7 @@ def _ensure_server() -> None:
     PROCESSES.set_forkserver_preload(["tests.support.preloaded", __name__])
     with pytest.MonkeyPatch.context() as patched:
         # The server imports what is preloaded before it learns of this process's sys.path.
-        patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        patched.setenv("PYTHONPATH", os.pathsep.join(_PATHS))
         for name, value in _NO_THREADS.items():
             patched.setenv(name, value)
         forkserver.ensure_running()

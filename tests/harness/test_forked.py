@@ -40,15 +40,15 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
 
 def test_programs_are_forked() -> None:
     with subprocess.Popen([*SCRIPT, "pass"]) as program:
-        assert isinstance(program, forked.ForkedPopen)
-        assert program._forked is not None
+        assert getattr(program, "_forked", None) is not None
     with subprocess.Popen([sys.executable, "-c", "pass"]) as program:
-        assert program._forked is None
+        assert getattr(program, "_forked", None) is None
 
 
 def test_there_is_one_thread_where_it_is_forked() -> None:
     subprocess.run([*SCRIPT, "pass"], check=True)
-    assert len(os.listdir(f"/proc/{forkserver._forkserver._forkserver_pid}/task")) == 1
+    server: Any = forkserver._forkserver
+    assert len(os.listdir(f"/proc/{server._forkserver_pid}/task")) == 1
 
 
 def test_it_sees_what_it_was_given(start: Any, tmp_path: Path) -> None:

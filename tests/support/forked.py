@@ -39,7 +39,8 @@ _READ_AT_START = ("PYTHON", "NUMBA", "LD_", "GRPC", "MALLOC", "ARROW")
 #: Where that process looks for modules; tests may change it for themselves, and for what they start.
 _PATHS = [path for path in sys.path if path]
 
-_USUAL = subprocess.Popen
+#: What is used of it below is not public.
+_USUAL: Any = subprocess.Popen
 _parameters = inspect.signature(_USUAL._execute_child)
 
 
@@ -56,9 +57,10 @@ class _Descriptors:
         self.numbers = [each.detach() for each in copies]
 
 
-class ForkedPopen(subprocess.Popen):
+class ForkedPopen(_USUAL):  # type: ignore[misc]
     """As `subprocess.Popen`; `python -m ...` is forked, anything else is started in the usual way."""
 
+    returncode: Any
     _forked: Any = None
 
     def _execute_child(self, *given: Any) -> None:
@@ -97,7 +99,7 @@ class ForkedPopen(subprocess.Popen):
         if self.returncode is None:
             connection.wait([self._forked.sentinel], timeout)
             if self._internal_poll() is None:
-                raise subprocess.TimeoutExpired(self.args, timeout)
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return self.returncode
 
 
@@ -137,7 +139,8 @@ def _run(
     os.environ.update(environment)
     os.chdir(directory)
     sys.path[0] = directory
-    multiprocessing.current_process()._config["daemon"] = False  # it may have processes of its own
+    process: Any = multiprocessing.current_process()
+    process._config["daemon"] = False  # it may have processes of its own
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), _writer(1), _writer(2)  # noqa: SIM115
     _read_environment_again()
     module, *arguments = words
@@ -145,7 +148,7 @@ def _run(
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
 
 

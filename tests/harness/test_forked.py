@@ -116,3 +116,13 @@ def test_one_that_may_import_something_else_is_started_in_the_usual_way(tmp_path
     paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     environment = {**os.environ, "PYTHONPATH": paths}
     assert subprocess.run([*SCRIPT, "import numpy"], env=environment, check=False).returncode == 5
+
+
+def test_one_that_still_runs_holds_up_nobodys_end() -> None:
+    program = f"""
+from tests.support import forked
+print(forked.ForkedPopen({[*SCRIPT, "import time; time.sleep(600)"]!r}, stdout=forked.subprocess.DEVNULL).pid)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, stdout=-1, timeout=60, check=True)
+    os.kill(int(done.stdout), signal.SIGKILL)

@@ -78,8 +78,10 @@ class ForkedPopen(_USUAL):  # type: ignore[misc]
             "new_session": named["start_new_session"],
         }
         _ensure_server()
-        self._forked = PROCESSES.Process(target=_run, args=(standard,), kwargs=options, daemon=True)
+        self._forked = PROCESSES.Process(target=_run, args=(standard,), kwargs=options)
         self._forked.start()
+        # As in the usual way, nobody waits for it at the end who has not asked to.
+        multiprocessing.process._children.discard(self._forked)  # type: ignore[attr-defined]
         self.pid = self._forked.pid
         self._child_created = True
         own = [named[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
@@ -139,8 +141,6 @@ def _run(
     os.environ.update(environment)
     os.chdir(directory)
     sys.path[0] = directory
-    process: Any = multiprocessing.current_process()
-    process._config["daemon"] = False  # it may have processes of its own
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), _writer(1), _writer(2)  # noqa: SIM115
     _read_environment_again()
     module, *arguments = words

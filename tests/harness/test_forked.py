@@ -11,9 +11,11 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support import forked
+from tests.support.wait import wait_until
 
 SCRIPT = [sys.executable, "-m", "tests.support.script"]
 
@@ -121,8 +123,9 @@ def test_one_that_may_import_something_else_is_started_in_the_usual_way(tmp_path
 def test_one_that_still_runs_holds_up_nobodys_end() -> None:
     program = f"""
 from tests.support import forked
-print(forked.ForkedPopen({[*SCRIPT, "import time; time.sleep(600)"]!r}, stdout=forked.subprocess.DEVNULL).pid)
+print(forked.ForkedPopen({[*SCRIPT, "import time; time.sleep(600)"]!r}).pid)
+forked.pytest_unconfigure()
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, stdout=-1, timeout=60, check=True)
-    os.kill(int(done.stdout), signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), 10, "its end")

@@ -80,8 +80,6 @@ class ForkedPopen(_USUAL):  # type: ignore[misc]
         _ensure_server()
         self._forked = PROCESSES.Process(target=_run, args=(standard,), kwargs=options)
         self._forked.start()
-        # As in the usual way, nobody waits for it at the end who has not asked to.
-        multiprocessing.process._children.discard(self._forked)  # type: ignore[attr-defined]
         self.pid = self._forked.pid
         self._child_created = True
         own = [named[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
@@ -171,6 +169,12 @@ def _read_environment_again() -> None:
 def pytest_configure() -> None:
     """Have tests, and what they use, fork Python."""
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
+
+
+def pytest_unconfigure() -> None:
+    """Kill what failed tests have left: it would be waited for."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 @functools.cache

@@ -176,13 +176,14 @@ def test_a_command_over_two_databases_whose_driver_was_killed_goes_on_when_it_is
             return all(report is not None and report.capture["phase"] == "streaming" for report in reports)
 
         wait_until(stream, LATE_S, "the streams")
-        told = subprocess.run(
-            [*tailrace_command, "status", str(file), "--json"],
-            capture_output=True,
-            check=True,
-            timeout=LATE_S,
-        )
-        assert [task["state"] for task in json.loads(told.stdout)["tasks"]] == ["streaming"] * 2
+
+        def said() -> list[str]:
+            status = [*tailrace_command, "status", str(file), "--json"]
+            told = subprocess.run(status, capture_output=True, check=True, timeout=LATE_S)
+            return [task["state"] for task in json.loads(told.stdout)["tasks"]]
+
+        # The driver writes it down once a second.
+        wait_until(lambda: said() == ["streaming"] * 2, LATE_S, "the status")
         first.kill()
     for name, each in databases.items():
         each.execute("insert into orders values (2, %s)", [name])

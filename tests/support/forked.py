@@ -1,9 +1,9 @@
 """Programs of Python that tests run in processes of their own, forked from one that has imported everything.
 
-To import what a pipeline needs takes a second of CPU time; a run of the suite starts some two thousand
-programs. They are the real ones, in real processes, that are killed and waited for like others. What tests
-how a program starts, what it imports or how much memory it takes starts it by `-c` or by its file: these are
-not forked.
+To import what a pipeline needs takes a second of CPU time; a run of the suite starts hundreds of programs.
+They are the real ones, in real processes, that are killed and waited for like others. What tests how a
+program starts, what it imports or how much memory it takes starts it by `-c` or by its file: these are not
+forked.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _may_be_forked(named: Mapping[str, Any], environment: Mapping[str, str]) -> 
         return False
     if words[2].partition(".")[0] not in _PACKAGES:
         return False
-    if named["preexec_fn"] or named["shell"] or named["pass_fds"]:
+    if named["preexec_fn"] or named["shell"] or named["pass_fds"] or named["process_group"] != -1:
         return False
     if not set(environment.get("PYTHONPATH", "").split(os.pathsep)) <= {*_PATHS, ""}:
         return False  # something else may stand there under a name that is imported already

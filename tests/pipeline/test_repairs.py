@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tailrace import failpoints
 from tailrace.changelog.reader import LogReader
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.preflight.preflight import preflight
+from tailrace.sinks.delta import sink
+from tailrace.sinks.delta.mirror import small_merge
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
 from tests.support.capture.captured import NAME, SLOT, capturing
 from tests.support.capture.requested import KEYED, await_end, request
@@ -32,8 +33,15 @@ def make_gaps(pg: Database) -> None:
     pg.execute("truncate parts_low")
 
 
-def test_a_snapshot_on_demand_takes_away_what_is_not_there_any_more(place: SimpleNamespace) -> None:
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_snapshot_on_demand_takes_away_what_is_not_there_any_more(
+    place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, is_small: bool
+) -> None:
     pg, log = place.pg, place.log
+    if is_small:
+        monkeypatch.setattr(sink, "remove_unread", None)  # Spark is not asked
+    else:
+        monkeypatch.setattr(small_merge, "IN_PROCESS_TARGET_BYTES_MAX", 0)
     create_tables(pg)
     with capturing(pg.dsn, log, **SMALL) as running:
         running.wait_for("streaming")
@@ -88,21 +96,12 @@ def test_a_mirror_that_ends_while_it_takes_rows_away_is_completed(
         make_gaps(pg)
         assert await_end(running, log, request(log, *KEYED)).outcome is SnapshotOutcome.DONE
         running.catch_up(pg.query, 120)
+    lake.close()
+    with LogReader.open(log, "0") as reader:
+        end = reader.end().offset
     name, _, count = point.partition("@")
-    if point == "sink.before_remove":
-        lake.close()
-        with LogReader.open(log, "0") as reader:
-            end = reader.end().offset
-        write_and_die("mirror", tmp_path / "lake", log, end, list(KEYED), f"{name}=kill")
-        lake = place.mirror()
-    else:
-        # Spark, which takes the rows away, is this process's: it fails there, and begins again.
-        failpoints.arm(f"{name}=error@{count or 1}")
-        with pytest.raises(failpoints.FailpointError):
-            lake.follow()
-        failpoints.arm("")
-        lake.close()
-        lake = place.mirror()
+    write_and_die("mirror", tmp_path / "lake", log, end, list(KEYED), f"{name}=kill@{count or 1}")
+    lake = place.mirror()
     lake.follow()
     lake.require_equal(pg, "items", "pairs", "parts")
 

@@ -32,6 +32,7 @@ from tailrace.sinks import names
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.delta.folder import AddedFile, DeltaFolder
 from tailrace.sinks.delta.mirror.merge import remove_unread
+from tailrace.sinks.delta.mirror.small_merge import remove_unread_small
 from tailrace.sinks.delta.settings import require_same_settings
 from tailrace.sinks.delta.table_identity import Displaced, Holder, home_folders, name_now, place
 from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
@@ -242,7 +243,8 @@ class DeltaSink:
             if oid in due:
                 folder = self._folder(span.task, directory, directory)
                 failpoints.hit("sink.before_remove")
-                remove_unread(spark, folder, due[oid])
+                if not remove_unread_small(folder, due[oid]):
+                    remove_unread(spark, folder, due[oid])
                 folder.committed()
                 folder.make_durable()
         self._opened().write(name, {**done, **{str(oid): offset for oid, offset in due.items()}})

@@ -45,7 +45,12 @@ from tailrace.sinks.delta.mirror.files import (
     open_net,
 )
 from tailrace.sinks.delta.mirror.merge import NetSource, merge
-from tailrace.sinks.delta.mirror.small_merge import SmallMerge, is_small, merge_small
+from tailrace.sinks.delta.mirror.small_merge import (
+    IN_PROCESS_TARGET_BYTES_MAX,
+    SmallMerge,
+    is_small,
+    merge_small,
+)
 from tailrace.sinks.delta.mirror.whole_rows import WholeRowWriter, merge_rows
 from tailrace.sinks.delta.rewrite import conformed, reshape_table
 from tailrace.sinks.delta.shapes import ShapeStep
@@ -57,8 +62,6 @@ if TYPE_CHECKING:
 
     from tailrace.sinks.delta.sink import TableWork
 
-#: A merge reads what it may change, several times as large in memory. Larger ones are not for this process.
-IN_PROCESS_TARGET_BYTES_MAX = 16 << 20
 #: One executor reduces so many net changes of a table at a time.
 BUCKET_ROWS = 2_000_000
 

@@ -8,6 +8,7 @@ of whole numbers, texts and booleans, plain names, and rows that stay at their k
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.delta.folder import DeltaFolder
 from tailrace.sinks.delta.mirror.files import POSITION
 from tailrace.sinks.delta.mirror.merge import Dialect, NetSource, statement
 from tailrace.sinks.delta.mirror.net_changes import UNCHANGED, UPSERT, open_columns_of
 
+#: A merge reads what it may change, several times as large in memory. Larger ones are not for this process.
+IN_PROCESS_TARGET_BYTES_MAX = 16 << 20
 #: Larger targets and larger changes are Spark's.
 TARGET_BYTES_MAX = 128 << 20
 SOURCE_ROWS_MAX = 200_000
@@ -98,6 +102,20 @@ def merge_small(work: SmallMerge) -> bool:
             {"table": work.table},
         ) from error
     return True
+
+
+def remove_unread_small(folder: DeltaFolder, offset: int) -> bool:
+    """Do what `merge.remove_unread` does, in this process.
+
+    :return: False if this is Spark's: the table is large, or delta-rs failed.
+    """
+    if folder.bytes() > IN_PROCESS_TARGET_BYTES_MAX:
+        return False
+    with contextlib.suppress(DeltaError):
+        once = CommitProperties(max_commit_retries=1)
+        DeltaTable(str(folder.path)).delete(f"{POSITION}['log_offset'] < {offset}", commit_properties=once)
+        return True
+    return False
 
 
 def _has_special_texts(table: DeltaTable, path: str) -> bool:

@@ -47,6 +47,22 @@ def test_programs_are_forked() -> None:
         assert getattr(program, "_forked", None) is None
 
 
+def test_sparks_workers_are_forked_until_spark_ends(tmp_path: Path) -> None:
+    program = """
+import os, sys, time
+from tailrace.spark.session import session
+def look(_):
+    return os.getpid(), "tailrace.cli.run" in sys.modules
+print(*session().sparkContext.parallelize([0], 1).map(look).collect()[0], flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([*SCRIPT, program], stdin=-1, stdout=-1, cwd=tmp_path) as spark:
+        number, has_all = spark.stdout.readline().split()
+        assert has_all == b"True"
+        worker = psutil.Process(int(number))
+    wait_until(lambda: not worker.is_running(), 10, "the worker's end")
+
+
 def test_there_is_one_thread_where_it_is_forked() -> None:
     subprocess.run([*SCRIPT, "pass"], check=True)
     server: Any = forkserver._forkserver

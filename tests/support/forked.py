@@ -12,18 +12,23 @@ import atexit
 import functools
 import inspect
 import io
+import json
 import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection, forkserver, reduction
 from typing import Any
 
 import pytest
+
+from tests.support.spark_workers import sitecustomize
 
 PROCESSES = multiprocessing.get_context("forkserver")
 #: Where others are forked from, libraries have no threads then, whose locks a fork may copy.
@@ -128,8 +133,11 @@ def _run(
     directory: str,
     new_session: bool,
 ) -> None:
-    """Run `python -m words` in this process, which has just been forked."""
-    for number, copy in enumerate(standard.numbers):
+    """Run `python -m words` in this process, which has just been forked.
+
+    :param standard: the three standard streams, and what is closed at the end.
+    """
+    for number, copy in enumerate(standard.numbers[:3]):
         os.dup2(copy, number)
         os.close(copy)
     if new_session:
@@ -139,6 +147,9 @@ def _run(
     os.environ.update(environment)
     os.chdir(directory)
     sys.path[0] = directory
+    paths = list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
+    sys.path += [path for path in paths if path not in sys.path]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*sitecustomize.PATHS, *paths])  # of a Spark that it starts
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), _writer(1), _writer(2)  # noqa: SIM115
     _read_environment_again()
     module, *arguments = words
@@ -169,12 +180,37 @@ def _read_environment_again() -> None:
 def pytest_configure() -> None:
     """Have tests, and what they use, fork Python."""
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
+    os.environ[sitecustomize.ADDRESS] = _listen()
 
 
 def pytest_unconfigure() -> None:
     """Kill what failed tests have left: it would be waited for."""
     for process in multiprocessing.active_children():
         process.kill()
+
+
+def _listen() -> str:
+    """Fork what `sitecustomize` asks for, on a thread; return where it asks."""
+    path = os.path.join(tempfile.mkdtemp(prefix="tailrace-forks-"), "socket")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen()
+    threading.Thread(target=_serve, args=(listener,), name="forks", daemon=True).start()
+    return path
+
+
+def _serve(listener: socket.socket) -> None:
+    while True:
+        asked, _ = listener.accept()
+        with asked:
+            text, streams, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+            if len(streams) == 3:
+                options = {**json.loads(text), "new_session": False}
+                _ensure_server()
+                held = _Descriptors(*streams, asked.fileno())
+                PROCESSES.Process(target=_run, args=(held,), kwargs=options).start()
+            for number in streams:
+                os.close(number)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ for _name in (
     "tailrace.spark.session",
     "prometheus_client",
     "pyspark.sql",
+    "pyspark.worker",
 ):
     importlib.import_module(_name)
 warm.load_kernels()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.spark_workers import sitecustomize
 
 
 @pytest.fixture(scope="session")
@@ -22,10 +24,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.shuffle.partitions": "1",
         "spark.databricks.delta.snapshotPartitions": "1",
-        # Functions of tests that are sent to executors come from modules of tests.
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
-    started = session(SparkConfig(master="local[2]", conf=conf), "tests")  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join(sitecustomize.PATHS))
+        started = session(SparkConfig(master="local[2]", conf=conf), "tests")  # type: ignore[arg-type]
     yield started
     started.stop()

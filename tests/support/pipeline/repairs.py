@@ -19,6 +19,7 @@ from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
 from tests.support.capture.requested import KEYED
 from tests.support.postgres import Database
+from tests.support.sinks.ddl_story import Nearby
 
 
 class Mirror:
@@ -66,7 +67,7 @@ def place(pg: Database, spark: Any, tmp_path: Path) -> Iterator[SimpleNamespace]
     made: list[Mirror] = []
 
     def mirror(name: str = "lake", tables: tuple[str, ...] | None = KEYED) -> Mirror:
-        made.append(Mirror(spark, tmp_path / "log", tmp_path / name, tables))
+        made.append(Mirror(Nearby(spark), tmp_path / "log", tmp_path / name, tables))
         return made[-1]
 
     yield SimpleNamespace(pg=pg, log=tmp_path / "log", mirror=mirror)

@@ -6,6 +6,7 @@ left out has no limit. A shard whose name has no dash, `0` for instance, has eve
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class KeyRange:
     end: bytes | None = None
 
     @classmethod
+    @functools.lru_cache(1024)
     def of_shard(cls, shard: str) -> KeyRange:
         """Return the key range of a shard.
 

@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection, forkserver, reduction
@@ -190,13 +189,13 @@ def pytest_unconfigure() -> None:
 
 
 def _listen() -> str:
-    """Fork what `sitecustomize` asks for, on a thread; return where it asks."""
-    path = os.path.join(tempfile.mkdtemp(prefix="tailrace-forks-"), "socket")
+    """Fork what `sitecustomize` asks for, on a thread; return the name of the socket where it asks."""
+    name = f"tailrace-tests-{os.getpid()}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
+    listener.bind(f"\0{name}")  # of no file: there is nothing to remove
     listener.listen()
     threading.Thread(target=_serve, args=(listener,), name="forks", daemon=True).start()
-    return path
+    return name
 
 
 def _serve(listener: socket.socket) -> None:

@@ -12,7 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
-#: The environment variable that names the socket where the test's process listens.
+#: The environment variable that names the abstract socket where the test's process listens.
 ADDRESS = "TAILRACE_TESTS_FORKS"
 #: What a Spark must have in its PYTHONPATH for it. Its workers find modules of tests there, too.
 PATHS = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
@@ -22,7 +22,7 @@ def main(words: list[str]) -> None:
     """Have `python -m words` forked, and wait for its end."""
     request = {"words": words, "environment": dict(os.environ), "directory": os.getcwd()}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
-        asked.connect(os.environ[ADDRESS])
+        asked.connect("\0" + os.environ[ADDRESS])
         socket.send_fds(asked, [json.dumps(request).encode()], [0, 1, 2])
         asked.recv(1)  # nothing: the other end is closed when what was forked ends
     os._exit(0)

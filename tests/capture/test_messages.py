@@ -95,6 +95,7 @@ def test_prefixes_choose_what_comes_into_the_log(pg: Database, tmp_path: Path) -
     assert found.inserts == [1]
 
 
+@pytest.mark.one_postgres
 def test_after_kills_no_message_is_there_twice_or_missing(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table items(id int primary key)")
     script = RUN.replace("snapshot_connections=3,", f"snapshot_connections=3, **{CHOSEN},")

@@ -57,6 +57,7 @@ def release(pg: EmbeddedPostgres, changing: threading.Thread) -> None:
 
 @pytest.mark.follows("schema_pending")
 @pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
+@pytest.mark.one_postgres
 def test_a_mirror_waits_for_what_a_commit_that_waits_for_a_standby_did(
     own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:

@@ -195,6 +195,7 @@ def test_acknowledgements_never_pass_what_is_durable(
     assert flushed[-1] == running.task.progress().durable.position
 
 
+@pytest.mark.one_postgres
 def test_connections_cut_at_random_bytes_lose_and_double_nothing(
     pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
 ) -> None:
@@ -239,6 +240,7 @@ def test_a_server_that_restarts(own_pg: EmbeddedPostgres, tmp_path: Path, way: A
 
 
 @pytest.mark.follows("source_shutting_down")
+@pytest.mark.one_postgres
 def test_an_idle_server_stops_quickly_and_its_slot_follows(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
     own_pg.execute(CREATE_ITEMS)
     own_pg.execute("create table others(id int)")
@@ -266,6 +268,7 @@ def test_an_idle_server_stops_quickly_and_its_slot_follows(own_pg: EmbeddedPostg
     assert read_log(tmp_path / "log").inserts == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.one_postgres
 def test_a_short_sender_timeout_is_met_while_the_disk_is_slow(
     own_pg: EmbeddedPostgres, tmp_path: Path
 ) -> None:
@@ -285,6 +288,7 @@ def test_a_short_sender_timeout_is_met_while_the_disk_is_slow(
     assert read_log(tmp_path / "log").inserts == list(range(1, 40_001))
 
 
+@pytest.mark.one_postgres
 def test_a_full_disk_is_waited_for(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
@@ -311,6 +315,7 @@ def test_a_full_disk_is_waited_for(pg: Database, tmp_path: Path) -> None:
     assert read_log(tmp_path / "log").inserts == list(range(1, 2001))
 
 
+@pytest.mark.one_postgres
 def test_stopping_in_a_transaction_is_quick_and_loses_nothing(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:

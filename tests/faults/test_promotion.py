@@ -359,6 +359,7 @@ def connect_to(shop: Shop, server: EmbeddedPostgres) -> None:
 
 @pytest.mark.follows("source_timeline_changed")
 @pytest.mark.parametrize("way", ["another server", "new log"])
+@pytest.mark.one_postgres
 def test_a_mirror_of_what_a_failover_lost_is_made_right(
     primary: EmbeddedPostgres,
     copy_of: Callable[..., EmbeddedPostgres],
@@ -391,6 +392,7 @@ def test_a_mirror_of_what_a_failover_lost_is_made_right(
 
 @pytest.mark.follows("source_behind_log")
 @pytest.mark.parametrize("way", ["a later state", "new log"])
+@pytest.mark.one_postgres
 def test_a_mirror_of_a_server_restored_from_a_backup_is_made_right(
     primary: EmbeddedPostgres,
     copy_of: Callable[..., EmbeddedPostgres],

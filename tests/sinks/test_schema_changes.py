@@ -252,7 +252,6 @@ def sink_state(sink: Sink, story: Story) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.each_postgres("what the catalogue says of altered tables")
 def test_a_mirror_stops_at_what_it_cannot_follow_or_follows_as_far_as_it_can(
     name: str, story: Story, spark: Any
 ) -> None:

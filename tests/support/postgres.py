@@ -3,8 +3,8 @@
 `pg` is a database, `own_pg` is a server of the test's own, to be killed and restarted, `make_server`
 makes such servers with settings. Servers start when they are first asked for. All are of the newest
 version, unless the test is marked `each_postgres`: what a version of the server can change is shown on
-each that `--postgres` names. A version that is not on this machine fails its tests under CI and is named
-elsewhere.
+each that `--postgres` names. `one_postgres` takes a test out of what its file is marked with. A version
+that is not on this machine fails its tests under CI and is named elsewhere.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "postgres_version" not in metafunc.fixturenames:
         return
     versions: tuple[int, ...] = (NEWEST_VERSION,)
-    if (marker := metafunc.definition.get_closest_marker("each_postgres")) is not None:
-        if not marker.args:
-            raise pytest.UsageError(f"{metafunc.definition.nodeid}: each_postgres needs a reason")
+    if _is_of_each(metafunc.definition):
         versions = versions_of(metafunc.config)
     metafunc.parametrize("postgres_version", versions, indirect=True, ids="pg{}".format, scope="module")
 
@@ -148,8 +146,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_of_each(item: pytest.Item) -> bool:
-    fixtures = getattr(item, "fixturenames", ())
-    return "postgres_version" in fixtures and item.get_closest_marker("each_postgres") is not None
+    marker = item.get_closest_marker("each_postgres")
+    if marker is not None and not marker.args:
+        raise pytest.UsageError(f"{item.nodeid}: each_postgres needs a reason")
+    if "postgres_version" not in getattr(item, "fixturenames", ()):
+        return False
+    return marker is not None and item.get_closest_marker("one_postgres") is None
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._running: dict[int, EmbeddedPostgres] = {}
+        self._fresh: dict[int, EmbeddedPostgres] = {}
 
     def get(self, version: int) -> EmbeddedPostgres:
         if version not in self._running:
@@ -91,8 +93,19 @@ class Servers:
             self._running[version] = EmbeddedPostgres(find_install(version), settings=SETTINGS, durable=False)
         return self._running[version].start()  # again, if a test left it stopped
 
+    def copy_fresh(self, server: EmbeddedPostgres) -> None:
+        """Give a server its data directory: initdb's, which takes a second, is copied.
+
+        All that get one have the same system identifier.
+        """
+        if (version := server.version) not in self._fresh:
+            self._fresh[version] = EmbeddedPostgres(find_install(version), durable=False).start()
+            self._fresh[version].stop()
+        # As `shutil.copytree`, which leaves the owner behind.
+        subprocess.run(["cp", "-a", self._fresh[version].data, server.data], check=True)
+
     def close(self) -> None:
-        for server in self._running.values():
+        for server in (*self._running.values(), *self._fresh.values()):
             server.close()
 
 
@@ -193,13 +206,20 @@ def pg(servers: Servers, postgres_version: int) -> Iterator[Database]:
 
 
 @pytest.fixture
-def make_server(postgres_version: int) -> Iterator[Callable[..., EmbeddedPostgres]]:
-    """Makes running servers that no other test knows of: `make_server(setting="value")`."""
+def make_server(servers: Servers, postgres_version: int) -> Iterator[Callable[..., EmbeddedPostgres]]:
+    """Makes running servers that no other test knows of: `make_server(setting="value")`.
+
+    Those of one test have system identifiers of their own.
+    """
+    made: list[EmbeddedPostgres] = []
     with ExitStack() as stack:
 
         def make(**settings: str) -> EmbeddedPostgres:
             install = find_install(postgres_version)
             server = EmbeddedPostgres(install, settings={**SETTINGS, **settings}, durable=False)
+            if not made:
+                servers.copy_fresh(server)
+            made.append(server)
             return stack.enter_context(server)
 
         yield make

@@ -70,10 +70,12 @@ def test_a_password_is_asked_for_and_stays_out_of_the_dsn():
 
 
 @pytest.mark.slow
-def test_a_temporary_directory_is_private_and_goes_at_close():
-    server = EmbeddedPostgres(find_install(NEWEST_VERSION), durable=False)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_temporary_directory_is_private_and_goes_at_close(in_memory):
+    server = EmbeddedPostgres(find_install(NEWEST_VERSION), durable=False, in_memory=in_memory)
     with server:
         assert stat.S_IMODE(server.data.stat().st_mode) == 0o700
+        assert list((server.data / "pg_dynshmem").iterdir()), "its shared memory goes with it"
     assert not server.directory.exists()
     server.close()
 

@@ -18,7 +18,7 @@ from tailrace.errors import Kind
 from tailrace.model import parse_lsn
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
 from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
-from tailrace_servers.install import find_install, server_account
+from tailrace_servers.install import server_account
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import (
     CREATE_ITEMS,
@@ -32,7 +32,7 @@ from tests.support.capture.captured import (
 from tests.support.capture.folded import fold
 from tests.support.capture.requested import await_end, request
 from tests.support.pipeline.shop import Shop
-from tests.support.postgres import SETTINGS, Database, require_since
+from tests.support.postgres import Database, require_since, throw_away
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -49,8 +49,7 @@ def copy_of(postgres_version: int) -> Iterator[Callable[..., EmbeddedPostgres]]:
     with ExitStack() as stack:
 
         def make(primary: EmbeddedPostgres, *options: str, **settings: str) -> EmbeddedPostgres:
-            install = find_install(postgres_version)
-            server = EmbeddedPostgres(install, settings={**SETTINGS, **settings}, durable=False)
+            server = throw_away(postgres_version, **settings)
             stack.callback(server.close)
             account = server_account()
             as_account: dict[str, Any] = {}

@@ -90,7 +90,7 @@ class Servers:
     def get(self, version: int) -> EmbeddedPostgres:
         if version not in self._running:
             require_version(version)
-            self._running[version] = EmbeddedPostgres(find_install(version), settings=SETTINGS, durable=False)
+            self._running[version] = throw_away(version)
         return self._running[version].start()  # again, if a test left it stopped
 
     def copy_fresh(self, server: EmbeddedPostgres) -> None:
@@ -99,7 +99,7 @@ class Servers:
         All that get one have the same system identifier.
         """
         if (version := server.version) not in self._fresh:
-            self._fresh[version] = EmbeddedPostgres(find_install(version), durable=False).start()
+            self._fresh[version] = throw_away(version).start()
             self._fresh[version].stop()
         # As `shutil.copytree`, which leaves the owner behind.
         subprocess.run(["cp", "-a", self._fresh[version].data, server.data], check=True)
@@ -107,6 +107,13 @@ class Servers:
     def close(self) -> None:
         for server in (*self._running.values(), *self._fresh.values()):
             server.close()
+
+
+def throw_away(version: int, **settings: str) -> EmbeddedPostgres:
+    """Return a server that is not yet started, whose data nobody needs afterwards."""
+    return EmbeddedPostgres(
+        find_install(version), settings={**SETTINGS, **settings}, durable=False, in_memory=True
+    )
 
 
 def require_version(version: int) -> None:
@@ -215,8 +222,7 @@ def make_server(servers: Servers, postgres_version: int) -> Iterator[Callable[..
     with ExitStack() as stack:
 
         def make(**settings: str) -> EmbeddedPostgres:
-            install = find_install(postgres_version)
-            server = EmbeddedPostgres(install, settings={**SETTINGS, **settings}, durable=False)
+            server = throw_away(postgres_version, **settings)
             if not made:
                 servers.copy_fresh(server)
             made.append(server)

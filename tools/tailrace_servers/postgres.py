@@ -42,6 +42,8 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "max_connections": "100",
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",  # socket paths have a length limit that directories here break
+    # Of files in the data directory: a server that is killed leaves other shared memory behind, up to 1 MB.
+    "dynamic_shared_memory_type": "mmap",
     "timezone": "UTC",
     "log_line_prefix": "%m [%p] ",
 }
@@ -62,6 +64,7 @@ class EmbeddedPostgres:
         only for tests and throw-away data.
     :param durable: False leaves out fsync: a killed server still loses nothing, a machine
         without power would.
+    :param in_memory: whether a temporary directory may be in a memory file system.
 
     Not thread-safe, but `kill` may be called from any thread.
     """
@@ -74,10 +77,13 @@ class EmbeddedPostgres:
         settings: Mapping[str, str] | None = None,
         password: str | None = None,
         durable: bool = True,
+        in_memory: bool = False,
     ) -> None:
         self.account: ServerAccount | None = server_account()
         self._temporary = directory is None
-        self.directory = temporary_directory(self.account) if directory is None else directory.resolve()
+        if directory is None:
+            directory = temporary_directory(self.account, in_memory=in_memory)
+        self.directory = directory.resolve()
         self.version = install.version
         self.password = password
         self.port = free_port()

@@ -38,7 +38,7 @@ demo: setup ## A small shop, its pipeline killed in the middle, and the proof th
 test: for-tests ## The test suite.
 	$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
-test-fast: setup ## The tests that need no server; a minute.
+test-fast: setup ## The tests that need no server; three minutes.
 	$(BIN)/python -m pytest $(PYTEST_FAST) $(PYTEST_ARGS)
 
 test-vitess: setup vitess ## The tests that need a Vitess cluster, on each release (VITESS=24: on that one).

@@ -47,6 +47,7 @@ def test_programs_are_forked() -> None:
         assert getattr(program, "_forked", None) is None
 
 
+@pytest.mark.slow
 def test_sparks_workers_are_forked_until_spark_ends(tmp_path: Path) -> None:
     program = """
 import os, sys, time

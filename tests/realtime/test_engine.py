@@ -32,6 +32,7 @@ def _markers(log: Path) -> list[MarkerKind]:
     return [marker.kind for marker in found]
 
 
+@pytest.mark.slow
 def test_it_is_switched_on_and_off_and_every_row_comes_once(tmp_path: Path, shard: Shard) -> None:
     shard.commit(3)
     with Running(shard, tmp_path / "log", False, offset_commit={"policy": "always"}) as running:
@@ -53,6 +54,7 @@ def test_it_is_switched_on_and_off_and_every_row_comes_once(tmp_path: Path, shar
 
 
 @pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.slow
 def test_a_handler_that_stalls_is_fed_from_the_log_until_it_has_caught_up(
     tmp_path: Path, shard: Shard, *, awaited: bool
 ) -> None:
@@ -72,6 +74,7 @@ def test_a_handler_that_stalls_is_fed_from_the_log_until_it_has_caught_up(
         running.wait_for_rows()
 
 
+@pytest.mark.slow
 def test_sinks_are_fed_from_memory_each_for_itself_and_each_row_comes_once(
     tmp_path: Path, shard: Shard
 ) -> None:

@@ -145,6 +145,7 @@ def cast_texts(name: str) -> list[str | None]:
     ("kind", "by_spark"),
     [("parquet", False), ("jsonl", False), ("append", False), ("mirror", False), ("mirror", True)],
 )
+@pytest.mark.slow
 def test_a_cast_to_text_gives_the_servers_text(kind, by_spark, request, tmp_path, log, monkeypatch):
     spark = None
     if by_spark:

@@ -91,6 +91,7 @@ def test_a_range_each_is_copied_at_the_same_time_and_one_stream_goes_on(tmp_path
 
 
 @pytest.mark.parametrize("questions", [1, 2, 4])
+@pytest.mark.slow
 def test_questions_while_traffic_is_switched_are_asked_again(tmp_path: Path, questions: int) -> None:
     with _filled("-80", "80-") as vtgate:
         vtgate.change("80-", switching=questions)

@@ -89,6 +89,7 @@ def _assert_says_its_shard(rows: list[dict[str, Any]]) -> None:
     assert {row["_shard"] for row in rows} == {"0", "-80", "80-", "-40", "40-c0", "c0-"}
 
 
+@pytest.mark.slow
 def test_files_and_tables_have_each_key_in_order_and_say_its_shard(tmp_path: Path) -> None:
     sinks = "".join(
         f"  - type: {kind}\n    path: ./{path}{more}{STEP}"

@@ -77,6 +77,7 @@ def test_a_merge_of_shards_on_different_tasks_is_followed(tmp_path: Path, is_los
     assert states["60-c0"].parents == ("40-80", "80-c0")
 
 
+@pytest.mark.slow
 def test_tasks_max_changes_between_lives_that_end_with_kill_9_and_shards_merge_across_tasks(
     tmp_path: Path,
 ) -> None:
@@ -218,6 +219,7 @@ def test_what_ends_one_task_ends_all_and_names_the_shard(tmp_path: Path) -> None
         assert not [each for each in threading.enumerate() if each.name.startswith("tailrace-vitess")]
 
 
+@pytest.mark.slow
 def test_a_shard_without_a_tablet_is_named_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,14 @@ MORE_CHUNKS = {
 IS_TORTURE = USUAL >= WHOLE
 
 #: Those with the most states.
-LONG = {"split of a copy, killed", "merge of copies", "back, completed", "split, interrupted", *MORE_CHUNKS}
+LONG = {
+    "read again, 3 to 2",
+    "split of a copy, killed",
+    "merge of copies",
+    "back, completed",
+    "split, interrupted",
+    *MORE_CHUNKS,
+}
 
 
 def each(worlds: dict[str, Any]) -> list[Any]:
@@ -177,6 +184,7 @@ def test_looking_for_shards_that_do_not_serve_loses_none_that_comes_to_its_journ
 
 
 @pytest.mark.parametrize("reshard", [SPLIT, MERGE, UPPER], ids=["split", "merge", "part"])
+@pytest.mark.slow
 def test_a_switch_without_a_journal_is_noticed(reshard: Any) -> None:
     first = {SPLIT: ONE, MERGE: TWO, UPPER: TWO}[reshard]
     budget = Budget(("90", "90"), crashes=1, snapshots=1)

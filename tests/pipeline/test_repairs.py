@@ -6,8 +6,11 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from tailrace.changelog.reader import LogReader
 from tailrace.errors import Kind, TailraceError
@@ -33,15 +36,21 @@ def make_gaps(pg: Database) -> None:
     pg.execute("truncate parts_low")
 
 
-@pytest.mark.parametrize("is_small", [True, False])
+def refuse(*_: Any, **__: Any) -> None:
+    raise DeltaError
+
+
+@pytest.mark.parametrize("mirror", ["small", "large", "refused by delta-rs"])
 def test_a_snapshot_on_demand_takes_away_what_is_not_there_any_more(
-    place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, is_small: bool
+    place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, mirror: str
 ) -> None:
     pg, log = place.pg, place.log
-    if is_small:
+    if mirror == "small":
         monkeypatch.setattr(sink, "remove_unread", None)  # Spark is not asked
-    else:
+    elif mirror == "large":
         monkeypatch.setattr(small_merge, "IN_PROCESS_TARGET_BYTES_MAX", 0)
+    else:
+        monkeypatch.setattr(DeltaTable, "delete", refuse)
     create_tables(pg)
     with capturing(pg.dsn, log, **SMALL) as running:
         running.wait_for("streaming")

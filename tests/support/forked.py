@@ -18,6 +18,7 @@ import os
 import runpy
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -202,6 +203,9 @@ def _serve(listener: socket.socket) -> None:
     while True:
         asked, _ = listener.accept()
         with asked:
+            _, user, _ = struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if user != os.getuid():  # an abstract socket has no permissions
+                continue
             text, streams, _, _ = socket.recv_fds(asked, 1 << 20, 3)
             if len(streams) == 3:
                 options = {**json.loads(text), "new_session": False}

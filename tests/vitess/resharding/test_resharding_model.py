@@ -146,7 +146,7 @@ def explore(first: World, states_max: int = 400_000) -> int:
 
 @pytest.fixture(autouse=True)
 def _uncollected() -> Iterator[None]:
-    """States are kept to the end, and have no cycles: looking for some takes a fifth of the time."""
+    """States are kept to the end, and have no cycles: there is nothing to collect."""
     gc.disable()
     yield
     gc.enable()

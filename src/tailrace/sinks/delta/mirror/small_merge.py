@@ -111,7 +111,7 @@ def remove_unread_small(folder: DeltaFolder, offset: int) -> bool:
     """
     if folder.bytes() > IN_PROCESS_TARGET_BYTES_MAX:
         return False
-    with contextlib.suppress(DeltaError):
+    with contextlib.suppress(DeltaError, OSError):  # Spark says what it is, if it meets the same
         once = CommitProperties(max_commit_retries=1)
         DeltaTable(str(folder.path)).delete(f"{POSITION}['log_offset'] < {offset}", commit_properties=once)
         return True

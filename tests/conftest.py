@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -24,6 +25,9 @@ pytest_plugins = [
     "tests.support.pipeline.shop",
     "tests.support.pipeline.repairs",  # after those that it imports
 ]
+
+# Imports and collection make objects that stay: looking at each of them again takes a third of the time.
+gc.disable()
 
 # Every failure prints what reproduces it. No deadline: the first call of a kernel may load it
 # from its cache, and two cores are shared.
@@ -62,6 +66,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         of = {name: {i.path for i in items if i.get_closest_marker(name)} for name in ("ci", "slow")}
         items.sort(key=lambda item: (item.path not in of["ci"], item.path not in of["slow"]))
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -75,6 +75,7 @@ def line() -> Iterator[Line]:
     made.close()
 
 
+@pytest.mark.slow
 def test_frames_come_whole_and_alone_wherever_the_stream_is_cut() -> None:
     stream = b"".join(STREAM)
     for cut in range(len(stream) + 1):
@@ -113,6 +114,7 @@ def test_an_error_of_the_server_comes_after_the_frames_before_it(line: Line) -> 
 
 
 @pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.slow
 def test_what_libpq_had_read_of_a_servers_last_message_is_a_broken_connection(copies: bool) -> None:
     last = error("57P01", "database system is shutting down; administrator command; dead")
     for cut in range(len(last) + 1):

@@ -71,6 +71,7 @@ def test_cut_at_every_byte_of_the_last_three_blocks_the_log_goes_on_without_them
         assert report.sound, report.problems
 
 
+@pytest.mark.slow
 def test_cut_below_what_was_durable_the_log_is_refused_and_left_alone(memory_path: Path) -> None:
     log, _ = abandoned_log(memory_path / "log", synced=5, appended=5)
     [segment] = segment_files(log)
@@ -87,6 +88,7 @@ def test_cut_below_what_was_durable_the_log_is_refused_and_left_alone(memory_pat
         assert writer.offset > 0
 
 
+@pytest.mark.slow
 def test_damage_before_sound_blocks_is_refused_whether_durable_or_not(memory_path: Path) -> None:
     log, _ = abandoned_log(memory_path / "log", synced=2, appended=6)
     [segment] = segment_files(log)

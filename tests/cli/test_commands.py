@@ -58,6 +58,7 @@ def test_help_imports_nothing_heavy():
         assert command in done.stdout
 
 
+@pytest.mark.slow
 def test_the_module_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "tailrace", "--version"], capture_output=True, text=True, check=True
@@ -326,6 +327,7 @@ def test_log_show_chooses_by_an_expression(orders):
     assert "public.orders has no 'qty'" in done.stderr
 
 
+@pytest.mark.slow
 def test_tail_shows_changes_as_they_come_and_says_where_to_go_on(orders):
     path = orders.directory.path
     command = [sys.executable, "-m", "tailrace", "tail", str(path), "--table", "public.orders", "--json"]

@@ -180,6 +180,7 @@ def test_credentials_are_references_and_are_sent(monkeypatch: pytest.MonkeyPatch
         assert "user:pass" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_passes_is_asked_for_again_and_what_does_not_is_told() -> None:
     with FakeRegistry(faults=[Fault(503), Fault(429)]) as registry:
         converter = AvroConverter(registry_url=registry.url, keys="json")
@@ -199,6 +200,7 @@ def test_what_passes_is_asked_for_again_and_what_does_not_is_told() -> None:
         assert error.kind is Kind.SCHEMA_REFUSED
 
 
+@pytest.mark.slow
 def test_another_address_is_asked_where_one_does_not_answer() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -376,6 +378,7 @@ def test_a_schema_is_asked_for_once_whoever_else_waits_for_it(tells_all: bool) -
         assert (got, registry.requests) == ([{1}] * 4, {"POST /subjects": 1})
 
 
+@pytest.mark.slow
 def test_connections_stay_and_one_that_the_registry_has_closed_meanwhile_is_no_failure() -> None:
     shapes = [of_columns([*BASE, (f"c{n}", 20, -1)], "1", "a", "5") for n in range(4)]
     with FakeRegistry(idle_s=0.5) as registry:
@@ -430,6 +433,7 @@ def test_who_makes_a_converter_closes_it(tmp_path: Path, monkeypatch: pytest.Mon
         assert len(closed) == 2
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_none_of_a_registry_is_not_kept() -> None:
     group = of_columns(BASE, "1", "a")
     for page in (b"<html>", b"[]", b"{}", b'"x"', b"null", b'{"id": "one"}'):

@@ -208,7 +208,7 @@ def test_a_type_is_the_same_from_the_wire_and_from_columns(kind: str, data: st.D
 
 
 @pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
-@pytest.mark.parametrize("name", ["types", "updates", "ddl"])
+@pytest.mark.parametrize("name", [pytest.param("types", marks=pytest.mark.slow), "updates", "ddl"])
 def test_recorded_streams_are_the_same_from_the_wire_and_from_columns(name: str, modes: ValueModes) -> None:
     for group in groups_in(bytes.fromhex(vector(name)["frames"]), modes):
         for options in ({}, {"schemas_enable": True}, {"rows_in_part": "filled"}):

@@ -316,6 +316,7 @@ def test_a_block_may_touch_any_number_of_tables_each_described_again(tables: int
     assert sum(changes.count for changes in found) == 4 * tables + 1
 
 
+@pytest.mark.slow
 def test_one_truncate_may_name_any_number_of_tables() -> None:
     oids = range(1, 6401)
     found = decode(transaction(truncate(*oids)), [relation(oid, f"t{oid}", ONE) for oid in oids])

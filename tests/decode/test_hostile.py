@@ -122,6 +122,7 @@ def test_random_copy_lines_are_survived(rows: int, lines: list[str]) -> None:
     survive(snapshot(frames.snapshot_frame(16385, 0, rows, text)))
 
 
+@pytest.mark.slow
 def test_flips_in_real_streams_are_survived() -> None:
     rng = random.Random(20)
     for name in ("types", "updates", "ddl"):
@@ -195,6 +196,7 @@ def test_nothing_is_allocated_by_counts_that_no_bytes_stand_behind() -> None:
         assert peak < 64 << 20
 
 
+@pytest.mark.slow
 def test_cells_of_truncates_are_made_a_bounded_number_at_once() -> None:
     """They have no bytes of their own, so nothing else bounds them."""
     wide = relation(columns=[(f"c{n}", 25, -1) for n in range(1600)], key=())

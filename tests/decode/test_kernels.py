@@ -71,6 +71,7 @@ def test_after_warm_no_process_compiles_a_kernel() -> None:
     assert compiled == 0
 
 
+@pytest.mark.slow
 def test_a_command_that_calls_no_kernel_loads_none() -> None:
     code = (
         "import tailrace.cli.run\n"
@@ -96,6 +97,7 @@ def test_a_pipeline_that_has_begun_loads_them_before_the_first_change(tmp_path: 
     assert output(code) == "True"
 
 
+@pytest.mark.slow
 def test_a_kernel_takes_what_its_signatures_say(made: Any) -> None:
     writable, frozen = np.ones(3, np.uint8), np.ones(3, np.uint8)
     frozen.flags.writeable = False
@@ -134,6 +136,7 @@ def test_a_kernel_that_was_not_called_is_pickled_with_its_signatures(made: Any) 
     assert pickle.loads(pickled) is made.factorial  # noqa: S301 - its own
 
 
+@pytest.mark.slow
 def test_threads_may_call_a_kernel_first_at_the_same_time(made: Any) -> None:
     threads = 8
     together = Barrier(threads)

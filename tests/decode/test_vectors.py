@@ -193,7 +193,7 @@ def test_each_version_of_a_table_is_decoded_by_its_own_relation_message() -> Non
     assert steady.rows().column("id").to_pylist() == [1, 2, 3, 4]  # its message came again, unchanged
 
 
-@pytest.mark.parametrize("name", ["types", "updates", "ddl"])
+@pytest.mark.parametrize("name", [pytest.param("types", marks=pytest.mark.slow), "updates", "ddl"])
 def test_a_block_may_be_cut_between_any_two_frames(name: str) -> None:
     raw = block(bytes.fromhex(vector(name)["frames"]))
 

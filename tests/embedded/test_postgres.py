@@ -109,6 +109,7 @@ def test_an_unknown_version_is_named():
         find_install(9)
 
 
+@pytest.mark.slow
 def test_binaries_out_of_the_accounts_reach_are_copied_and_run_from_there(tmp_path, monkeypatch):
     # GIVEN an account that can't get at the installation
     me = ServerAccount("me", os.getuid(), os.getgid())

@@ -70,6 +70,7 @@ def test_an_engine_that_commits_too_early_is_found_out():
 # ------------------------------------------------------------------ offsets
 
 
+@pytest.mark.slow
 def test_what_a_task_writes_while_a_batch_is_handled_waits_for_it():
     """Also from another thread, also many times, and also in another partition."""
     store, held, going = Store(), threading.Event(), threading.Event()
@@ -351,6 +352,7 @@ def test_numbers_that_cannot_be_are_refused(make, message):
 
 
 @pytest.mark.follows("environment_unfit")
+@pytest.mark.slow
 def test_metrics_are_served_while_the_engine_runs_and_nothing_is_left():
     leaks = Leaks()
     engine = engine_of(LinesSource(10, ends=False), Seen().record, options={"metrics_port": 0})

@@ -164,6 +164,7 @@ def test_callbacks_that_raise_hold_up_nothing():
     assert heard.events[-1] == "completed"
 
 
+@pytest.mark.slow
 def test_callbacks_that_hang_hold_up_nothing():
     release = threading.Event()
     heard, seen = Heard(lambda _: release.wait(FAR_S)), Seen()

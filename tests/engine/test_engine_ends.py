@@ -167,6 +167,7 @@ def test_what_a_handler_asks_for_again_is_handed_over_again(kind):
     assert store.line() == 50
 
 
+@pytest.mark.slow
 def test_close_does_not_wait_for_what_is_tried_again():
     source, seen = LinesSource(ends=False), Seen(lambda _: (_ for _ in ()).throw(RetriableError()))
     options = {"errors_retry_delay_initial_ms": 3_600_000, "errors_retry_delay_max_ms": 3_600_000}
@@ -182,6 +183,7 @@ def test_close_does_not_wait_for_what_is_tried_again():
 # ------------------------------------------------------------------ limits
 
 
+@pytest.mark.slow
 def test_starts_have_a_limit():
     source = LinesSource(tasks=2, faults=[Fault("start", task=1, delay_s=FAR_S)])
     engine = engine_of(source, Seen().record, options={"task_management_timeout_ms": 1000})
@@ -192,6 +194,7 @@ def test_starts_have_a_limit():
 
 
 @pytest.mark.parametrize("method", ["start", "poll", "stop"])
+@pytest.mark.slow
 def test_a_task_that_hangs_for_good_holds_up_nothing(method):
     release = threading.Event()
     fault = Fault(method, task=1, call=lambda: release.wait(FAR_S))
@@ -277,6 +280,7 @@ def test_handlers_that_mark_later_are_waited_for_within_the_limit_too(marks):
         timer.join()
 
 
+@pytest.mark.slow
 def test_a_connector_that_hangs_at_its_stop_holds_up_nothing():
     release = threading.Event()
 
@@ -593,6 +597,7 @@ def test_a_signal_that_did_not_interrupt_the_wait_is_heard():
     assert out.stdout == "completed True\ninterrupted stopped\n"
 
 
+@pytest.mark.slow
 def test_idle_tasks_cost_next_to_nothing():
     source = LinesSource(0, tasks=100, ends=False)
     with engine_of(source, Seen().record):
@@ -626,6 +631,7 @@ def test_ctrl_c_while_it_starts_ends_it(after_s: float) -> None:
 
 
 @pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
+@pytest.mark.slow
 def test_a_restarted_task_waits_for_a_handler_that_outlives_its_limit(order):
     entered, release = threading.Event(), threading.Event()
     fault = Fault("poll", 3, error=ValueError(), call=lambda: entered.wait(FAR_S))
@@ -668,6 +674,7 @@ def test_a_restarted_task_waits_for_a_handler_that_outlives_its_limit(order):
         assert seen.lines["0-0"] == [*numbers(1, 5), *numbers(5, 40)]
 
 
+@pytest.mark.slow
 def test_a_handler_that_never_returns_ends_an_engine_that_would_restart_its_task():
     entered, release = threading.Event(), threading.Event()
     fault = Fault("poll", 3, error=ValueError(), call=lambda: entered.wait(FAR_S))

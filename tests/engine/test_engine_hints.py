@@ -51,6 +51,7 @@ def test_where_an_engine_has_ended_another_one_runs() -> None:
 
 
 @pytest.mark.follows("task_timed_out")
+@pytest.mark.slow
 def test_a_task_that_starts_slowly_is_given_more_time() -> None:
     seen = Seen()
 
@@ -197,6 +198,7 @@ def test_a_registry_that_is_given_the_right_credentials_lets_in(
 
 
 @pytest.mark.follows("registry_unreachable")
+@pytest.mark.slow
 def test_a_registry_that_runs_again_is_asked_again() -> None:
     with FakeRegistry(faults=[RegistryFault(503, times=1_000_000)]) as registry:
         got: list[Any] = []
@@ -210,6 +212,7 @@ def test_a_registry_that_runs_again_is_asked_again() -> None:
 
 
 @pytest.mark.follows("registry_refused")
+@pytest.mark.slow
 def test_the_address_of_a_registry_without_tls_is_corrected() -> None:
     with FakeRegistry() as registry:
         url = registry.url

@@ -539,6 +539,7 @@ def test_parts_are_the_groups_in_their_order_and_about_as_many_as_threads(
     assert len(parts) <= threads
 
 
+@pytest.mark.slow
 def test_no_thread_is_left_of_lives_that_ended_in_every_way() -> None:
     def trouble(record: Record) -> None:
         n = number_of(record)

@@ -80,6 +80,7 @@ def test_each_record_comes_once_and_in_order_of_its_key_whenever_threads_are_cal
 
 
 @pytest.mark.parametrize("order", ["key", "unordered"])
+@pytest.mark.slow
 def test_a_call_that_hangs_among_quick_ones_holds_up_its_queue_only(order: Order) -> None:
     records, hanging = 60_000, 30_000
     release, reached = threading.Event(), threading.Event()

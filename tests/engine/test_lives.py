@@ -64,6 +64,7 @@ def lives(count, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.slow
 def test_lives_leave_nothing_behind(seed):
     lives(60, seed)
 
@@ -132,6 +133,7 @@ def tells_success_after_a_failure(monkeypatch):
         tells_success_after_a_failure,
     ],
 )
+@pytest.mark.slow
 def test_a_planted_bug_is_found(monkeypatch, bug):
     bug(monkeypatch)
     with pytest.raises(AssertionError):

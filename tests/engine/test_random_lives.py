@@ -79,6 +79,7 @@ class Troubled:
 
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("kind", ["batches", "ordered", "unordered", "key"])
+@pytest.mark.slow
 def test_whatever_happens_everything_is_delivered_and_nothing_is_passed_over(kind: str, drops: bool) -> None:
     for seed in random.sample(range(1 << 30), STREAMS):
         live(kind, drops, seed)

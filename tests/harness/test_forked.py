@@ -17,6 +17,8 @@ import pytest
 from tests.support import forked
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.slow  # what others are forked from imports everything first
+
 SCRIPT = [sys.executable, "-m", "tests.support.script"]
 
 #: What a program can see of how it was started.
@@ -47,7 +49,6 @@ def test_programs_are_forked() -> None:
         assert getattr(program, "_forked", None) is None
 
 
-@pytest.mark.slow
 def test_sparks_workers_are_forked_until_spark_ends(tmp_path: Path) -> None:
     program = """
 import os, sys, time

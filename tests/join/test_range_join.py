@@ -223,6 +223,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.slow
 def test_a_planted_bug_in_plans_and_ranges_is_found(bug, monkeypatch):
     owner, name, instead = PLANTED[bug]
     monkeypatch.setattr(owner, name, instead)

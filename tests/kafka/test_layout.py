@@ -144,6 +144,7 @@ def _explore_all() -> None:
 
 
 @pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.slow
 def test_each_change_is_committed_once_whoever_takes_the_task(scene: str) -> None:
     assert _explore(*SCENES[scene]) > 300
 

@@ -236,6 +236,7 @@ def test_an_offset_that_was_not_committed_counts_only_where_the_file_says_so(
     assert careful.replay() == [7]  # what lies between is lost: the price that the document says
 
 
+@pytest.mark.slow
 def test_a_cluster_that_can_not_be_reached_is_told_in_the_entry(tmp_path: Path) -> None:
     log = LogOfOrders(tmp_path / "log")
     log.insert(1)

@@ -115,6 +115,7 @@ def test_a_batch_has_no_more_records_than_it_may(stage):
     assert sizes == [3, 3, 1]
 
 
+@pytest.mark.slow
 def test_what_was_not_processed_comes_again_and_only_that(stage):
     seen = []
 
@@ -322,6 +323,7 @@ def test_a_sink_whose_target_stands_still_is_waited_for_once(stage, monkeypatch)
     may_end.set()
 
 
+@pytest.mark.slow
 def test_connector_and_task_keep_to_the_contracts(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(connector_module, "LogConsumer", lambda *of, **_: LogConsumer(*of, rows_max=3))
     monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)

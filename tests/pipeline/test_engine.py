@@ -154,6 +154,7 @@ def test_a_capture_that_failed_is_begun_again_as_often_as_the_file_says(stage, s
     assert run.error is None
 
 
+@pytest.mark.slow
 def test_prometheus_sees_sinks_and_sources_of_a_run_without_a_handler(stage):
     engine = stage.engine({"metrics_port": 0})
     run = running(engine)
@@ -305,6 +306,7 @@ def test_a_line_names_what_a_person_wants_to_know(stage):
     assert (size(1536), size(10), duration(59), duration(3700)) == ("1.5 KiB", "10 B", "59 s", "1:01:40")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_handler_loads_nothing_of_the_engine_that_calls_handlers():
     code = (
         "import sys, tailrace.cli.run; print(*(name for name in sys.modules if name.startswith('tailrace.')))"

@@ -176,6 +176,7 @@ def test_a_failure_that_stays_stops_the_sink_with_its_error(orders, quick):
     assert len(target.failures) == 6
 
 
+@pytest.mark.slow
 def test_by_default_what_may_pass_is_tried_for_as_long_as_it_takes(orders, quick):
     end = orders.insert(1)
     target = Target()

@@ -199,6 +199,7 @@ def test_offsets_that_were_set_back_are_read_again(log):
     assert readers.get(reader_name("shop")).offsets["0"] < given_out[-1][1]["log_offset"]
 
 
+@pytest.mark.slow
 def test_a_table_with_many_columns_comes_in_batches_of_fewer_records(tmp_path):
     columns, rows = 1590, 600
     with HandmadeLog(tmp_path / "log") as log:

@@ -194,6 +194,7 @@ def test_until_caught_up_ends_with_the_error_of_the_one_that_failed(stage, monke
     assert {name: stage.got["two", name] for name in NAMES} == {name: [end] for name, end in ends.items()}
 
 
+@pytest.mark.slow
 def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypatch):
     monkeypatch.setattr(run_module, "DRAIN_DEADLINE_S", 0.2)
     monkeypatch.setattr(run_module, "GIVE_UP_DEADLINE_S", 0.2)
@@ -213,6 +214,7 @@ def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypat
         each.may.set()
 
 
+@pytest.mark.slow
 def test_until_caught_up_waits_for_the_last_source(stage, monkeypatch):
     monkeypatch.setattr(PostgresSourceType, "end", lambda _, source, __: 1000 if source.name != "c" else 2000)
     engine = Run(stage.config, until_caught_up=True)
@@ -282,6 +284,7 @@ def test_a_busy_source_lets_a_quiet_one_have_its_turn(stage):
     assert run.join(10)
 
 
+@pytest.mark.slow
 def test_one_engine_at_a_time_holds_the_logs(stage):
     engine = Run(stage.config)
     lock = take_root(stage.config)

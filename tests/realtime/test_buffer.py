@@ -15,6 +15,7 @@ from tailrace.realtime.buffer import BlockBuffer
 from tailrace.realtime.handover import Handover
 from tailrace.realtime.markers import Marker, MarkerKind
 from tests.support.changelog.frames_of import Source, append, new_log, relation_frame
+from tests.support.examples import seeds
 from tests.support.realtime.markers import markers_in
 
 CAPACITY = 1500
@@ -27,7 +28,7 @@ def _written(log: LogDirectory, start: int, end: int) -> bytes:
         return b"".join(bytes(reader.read(ref)) for ref in refs)[start - reader.start : end - reader.start]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, quick=2))
 def test_what_is_taken_is_durable_in_order_and_whole_until_it_overflows(seed: int, tmp_path: Path) -> None:
     choose, source, buffer = random.Random(seed), Source(), BlockBuffer(CAPACITY)
     log = new_log(tmp_path / "log")

@@ -130,6 +130,7 @@ def test_a_buffer_that_drops_what_finds_no_room_is_found(
         _require_gap(running)
 
 
+@pytest.mark.slow
 def test_a_start_that_does_not_wait_for_the_log_is_found(
     tmp_path: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.contract import require_within_log
-from tests.support.sinks.rig import make, offsets, opened, rekey, relation, snapshot, write
+from tests.support.sinks.rig import WIDTHS, make, offsets, opened, rekey, relation, snapshot, write
 from tests.support.spark.wire import INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 
 KINDS = ["parquet", "jsonl", "append"]
@@ -90,7 +90,7 @@ def test_a_range_is_written_once_however_often_it_is_asked_for(kind, tmp_path, l
     require_each_once(kind, tmp_path / "lake", 4)
 
 
-@pytest.mark.parametrize("wider", [-1, 0, 1], ids=["narrower", "same", "wider"])
+@pytest.mark.parametrize("wider", WIDTHS)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_a_crash_any_range_that_follows_completes_it(kind, point, wider, tmp_path, log):

@@ -24,6 +24,7 @@ from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
 from tests.support.sinks.rig import (
+    WIDTHS,
     mirror_rows,
     opened,
     rekey,
@@ -99,6 +100,7 @@ def table(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("bucket_rows", [1, 2_000_000], ids=["in buckets", "at once"])
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.slow
 def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, bucket_rows, tmp_path, log, monkeypatch):
     monkeypatch.setattr(mirror, "BUCKET_ROWS", bucket_rows)
     story = live(log, seed, 30)
@@ -144,7 +146,7 @@ def test_a_large_table_gets_another_shape_by_spark_and_a_small_one_in_this_proce
     assert table(tmp_path / "large") == table(tmp_path / "small")
 
 
-@pytest.mark.parametrize("wider", [-1, 0, 1], ids=["narrower", "same", "wider"])
+@pytest.mark.parametrize("wider", WIDTHS)
 @pytest.mark.parametrize("point", POINTS)
 def test_after_a_crash_a_mirror_goes_on_as_if_nothing_had_been(point, wider, tmp_path, log):
     story = live(log, 11, 12)

@@ -240,6 +240,7 @@ def test_a_source_that_breaks_its_contract_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("package")
+@pytest.mark.slow
 def test_a_handler_gets_the_records_of_an_engine(tmp_path: Path) -> None:
     world = World(tmp_path / "shards", 8)
     world.work(20)

@@ -222,6 +222,7 @@ def _is_served(port: int) -> bool:
 
 
 @pytest.mark.follows("subscribers_exceeded")
+@pytest.mark.slow
 def test_more_than_there_may_be_are_refused_until_one_ends(orders):
     with served(orders, subscribers_max=2) as port:
         with subscribed(port), socket_to(port):
@@ -361,6 +362,7 @@ def retained(orders: LogOfOrders) -> LogOfOrders:
     return orders
 
 
+@pytest.mark.slow
 def test_a_position_that_retention_has_removed_is_gone_and_the_oldest_one_is_named(orders, port):
     with subscribed(port, from_=0) as stream:
         assert ids(stream, 1) == [1]

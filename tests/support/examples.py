@@ -1,18 +1,25 @@
 """How many examples hypothesis tries: as many as the tests say in `make torture`, two fifths of them in the
-suite, a fifth with `--fast`. `TAILRACE_EXAMPLES` is the number that is tried in place of a hundred.
+suite, a tenth with `--fast`. `TAILRACE_EXAMPLES` is the number that is tried in place of a hundred.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 WHOLE = 100
 USUAL = int(os.environ.get("TAILRACE_EXAMPLES", "40"))
-FAST = min(20, USUAL)
+FAST = min(10, USUAL)
 
 
 def examples(count: int) -> settings:
     """Return settings with so many examples, or as large a part of them as is tried everywhere."""
     return settings(max_examples=max(5, count * settings.default.max_examples // WHOLE))
+
+
+def seeds(count: int, quick: int) -> list[Any]:
+    """Return the parameters 0 to `count` - 1, of which those from `quick` on are slow together."""
+    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(count)]

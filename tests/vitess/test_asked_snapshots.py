@@ -34,6 +34,7 @@ def _read_from(found: Capturing) -> int:
     return int(frames.control_json(facts).get("read_from", 0))
 
 
+@pytest.mark.slow
 def test_a_table_is_read_again_in_all_shards_while_its_changes_go_on(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
@@ -57,6 +58,7 @@ def test_a_table_is_read_again_in_all_shards_while_its_changes_go_on(tmp_path: P
         assert set(counters) == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_the_keys_of_a_lost_shard_alone_are_copied_anew(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -88,6 +90,7 @@ def test_the_keys_of_a_lost_shard_alone_are_copied_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("snapshot", ["initial", "never"])
+@pytest.mark.slow
 def test_what_is_caught_up_counts_also_where_its_shard_is_gone_at_the_next_start(
     tmp_path: Path, snapshot: str
 ) -> None:
@@ -102,6 +105,7 @@ def test_what_is_caught_up_counts_also_where_its_shard_is_gone_at_the_next_start
             found.wait_for_mode("needs_snapshot", "80-")
 
 
+@pytest.mark.slow
 def test_where_all_keys_were_lost_a_mirror_learns_which_rows_are_gone(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -121,6 +125,7 @@ def test_where_all_keys_were_lost_a_mirror_learns_which_rows_are_gone(tmp_path: 
     assert found.counters() == {1: [0, 1], 2: [0]}
 
 
+@pytest.mark.slow
 def test_a_request_that_was_left_while_nothing_ran_is_taken_and_kept_over_a_restart(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -136,6 +141,7 @@ def test_a_request_that_was_left_while_nothing_ran_is_taken_and_kept_over_a_rest
     assert found.counters() == {key: [0, 0] for key in range(20)}
 
 
+@pytest.mark.slow
 def test_what_can_not_be_read_fails_alone(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")

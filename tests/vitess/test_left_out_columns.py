@@ -161,6 +161,7 @@ def test_while_another_shard_has_not_spoken_the_values_are_hidden_all_the_same()
     assert kept_frames(made.frames)
 
 
+@pytest.mark.slow
 def test_a_capture_keeps_them_out_of_its_log_while_it_copies_and_streams(tmp_path: Path) -> None:
     with (
         FakeVtgate("0") as vtgate,

@@ -67,6 +67,7 @@ def _assert_whole(found: Capturing, *transactions: Sequence[tuple[int, int]]) ->
         assert len(places) <= 1, (written, places)
 
 
+@pytest.mark.slow
 def test_a_range_each_is_copied_at_the_same_time_and_one_stream_goes_on(tmp_path: Path) -> None:
     with _filled("0") as vtgate:
         vtgate.change("0", allowed=4)
@@ -104,6 +105,7 @@ def test_questions_while_traffic_is_switched_are_asked_again(tmp_path: Path, que
 
 
 @pytest.mark.parametrize("lost", [1, 4])
+@pytest.mark.slow
 def test_a_range_of_which_no_row_comes_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_range_of_which_no_row_comes_is_asked_for_again(
 
 
 @pytest.mark.parametrize("cuts", [(7,), (20, 15), (35, 5, 9), (63,)])
+@pytest.mark.slow
 def test_a_copy_of_ranges_goes_on_where_it_was_cut_short(tmp_path: Path, cuts: Sequence[int]) -> None:
     with _filled("0") as vtgate:
         counters = itertools.count(1)
@@ -138,6 +141,7 @@ def test_a_copy_of_ranges_goes_on_where_it_was_cut_short(tmp_path: Path, cuts: S
 
 
 @pytest.mark.parametrize("cuts", [(7,), (20, 15), (35, 5, 9), (63,)])
+@pytest.mark.slow
 def test_a_transaction_is_whole_though_the_copy_was_cut_short(tmp_path: Path, cuts: Sequence[int]) -> None:
     with _filled("0") as vtgate:
         written: list[list[tuple[int, int]]] = []
@@ -156,6 +160,7 @@ def test_a_transaction_is_whole_though_the_copy_was_cut_short(tmp_path: Path, cu
         _assert_whole(found, *written)
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_cut_short_too_often_is_gone_on_with_by_one_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +179,7 @@ def test_a_copy_that_is_cut_short_too_often_is_gone_on_with_by_one_stream(
 
 
 @pytest.mark.parametrize("allowed", [1, 6, 20, 50])
+@pytest.mark.slow
 def test_a_reshard_while_ranges_are_copied_leaves_every_row_right(tmp_path: Path, allowed: int) -> None:
     with _filled("0") as vtgate:
         vtgate.change("0", allowed=0)
@@ -191,6 +197,7 @@ def test_a_reshard_while_ranges_are_copied_leaves_every_row_right(tmp_path: Path
 
 
 @pytest.mark.parametrize(("release", "connections", "filters"), [(21, 4, 1), (22, 1, 0), (22, 2, 2)])
+@pytest.mark.slow
 def test_ranges_are_for_servers_that_read_them_alone(
     tmp_path: Path, release: int, connections: int, filters: int
 ) -> None:
@@ -205,6 +212,7 @@ def test_ranges_are_for_servers_that_read_them_alone(
         assert Counter(change.op for change in found.changes()) == {"r": KEYS}
 
 
+@pytest.mark.slow
 def test_shards_share_the_streams(tmp_path: Path) -> None:
     with (
         _filled("-80", "80-") as vtgate,
@@ -218,6 +226,7 @@ def test_shards_share_the_streams(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loses_journal", [True, False])
 @pytest.mark.parametrize("allowed", [6, 30, 66])
+@pytest.mark.slow
 def test_a_merge_and_a_kill_while_chunks_are_copied_leave_every_row_right(
     tmp_path: Path, allowed: int, loses_journal: bool
 ) -> None:

@@ -19,6 +19,7 @@ from tests.support.vitess.events import events_in, events_of, gtid_of, rank_of
 from tests.support.vitess.fake_vtgate import FakeVtgate
 
 
+@pytest.mark.slow
 def test_epochs_rise_with_each_reshard_and_ranks_within_them_over_restarts(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -58,6 +59,7 @@ def test_epochs_rise_with_each_reshard_and_ranks_within_them_over_restarts(tmp_p
     assert [gtid_of(event).rpartition(":")[2] for event in events[:3]] == ["1-2", "1-2", "1-3"]
 
 
+@pytest.mark.slow
 def test_all_rows_of_a_transaction_that_was_too_large_for_a_block_have_its_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ def test_all_rows_of_a_transaction_that_was_too_large_for_a_block_have_its_posit
     assert {rank_of(event) for event in events[1:-1]} == {3}
 
 
+@pytest.mark.slow
 def test_rows_have_a_watermark_that_keeps_its_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyspace_stream, "WATERMARK_INTERVAL_US", 0)
     clock = itertools.count(1_700_000_000)

@@ -20,6 +20,7 @@ def _assert_once_and_in_order(found: Capturing, changes: dict[int, int]) -> None
     assert found.counters() == {key: list(range(count)) for key, count in changes.items()}
 
 
+@pytest.mark.slow
 def test_a_split_and_a_merge_are_followed(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")
@@ -39,6 +40,7 @@ def test_a_split_and_a_merge_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.slow
 def test_w1_a_merge_is_followed_whether_its_journal_is_lost_or_not(tmp_path: Path, is_lost: bool) -> None:
     with FakeVtgate("-40", "40-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-40", "40-80", "80-")
@@ -54,6 +56,7 @@ def test_w1_a_merge_is_followed_whether_its_journal_is_lost_or_not(tmp_path: Pat
     assert bool(junctions) == is_lost
 
 
+@pytest.mark.slow
 def test_a_capture_that_slept_through_two_reshards_follows_them(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -70,6 +73,7 @@ def test_a_capture_that_slept_through_two_reshards_follows_them(tmp_path: Path) 
         _assert_once_and_in_order(found, {1: 3})
 
 
+@pytest.mark.slow
 def test_a_table_that_was_altered_before_a_switch_that_was_slept_through(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -90,6 +94,7 @@ def test_a_table_that_was_altered_before_a_switch_that_was_slept_through(tmp_pat
     assert tables.shape(KEYSPACE, TABLE).columns[2].missing == "5"
 
 
+@pytest.mark.slow
 def test_down_until_after_complete_the_keys_are_named_and_the_others_go_on(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -108,6 +113,7 @@ def test_down_until_after_complete_the_keys_are_named_and_the_others_go_on(tmp_p
         assert found.states()["80-"].lost
 
 
+@pytest.mark.slow
 def test_w10_a_stream_that_ends_in_good_order_is_opened_again(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")
@@ -118,6 +124,7 @@ def test_w10_a_stream_that_ends_in_good_order_is_opened_again(tmp_path: Path) ->
     _assert_once_and_in_order(found, {1: 2})
 
 
+@pytest.mark.slow
 def test_w10_heartbeats_alone_are_not_taken_for_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyspace_stream, "PROBE_S", 1.0)
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
@@ -131,6 +138,7 @@ def test_w10_heartbeats_alone_are_not_taken_for_life(tmp_path: Path, monkeypatch
     _assert_once_and_in_order(found, {1: 1})
 
 
+@pytest.mark.slow
 def test_w14_purged_binlogs_are_named_with_the_shard(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -176,6 +184,7 @@ def test_status_tells_the_lineage_of_shards_and_up_to_when_all_are_here(
         wait_until(lambda: watermark() > stands, 30)
 
 
+@pytest.mark.slow
 def test_a_vtgate_that_restarts_costs_nothing(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
@@ -187,6 +196,7 @@ def test_a_vtgate_that_restarts_costs_nothing(tmp_path: Path) -> None:
     _assert_once_and_in_order(found, {1: 3, 2: 3})
 
 
+@pytest.mark.slow
 def test_w5_w6_a_copy_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         for key in range(50):

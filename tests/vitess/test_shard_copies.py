@@ -47,6 +47,7 @@ from tailrace.sources.vitess.streaming.copy_plan import parts_of, ranges
 from tailrace.sources.vitess.streaming.shard_copies import ROWLESS_S, ChunkStream, ShardCopies
 from tailrace.sources.vitess.streaming.shard_health import health_of
 from tailrace.sources.vitess.streaming.stream_requests import chunk_request
+from tests.support.examples import seeds
 
 KEYSPACE, SHARD = "shop", "0"
 UUID = "00000001-0000-11eb-b894-04ed332e05c2"
@@ -391,7 +392,7 @@ def _by_key(
     return found
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100, quick=20))
 def test_rows_come_once_and_every_change_after_them_once_and_in_order(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

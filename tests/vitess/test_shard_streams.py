@@ -102,6 +102,7 @@ def test_a_shard_that_is_full_is_not_read_on_until_it_is_taken(monkeypatch: pyte
         wait_until(lambda: vtgate.calls["a"].sent > RESPONSES_MAX + 1, 10, "it goes on")
 
 
+@pytest.mark.slow
 def test_a_shard_that_alone_is_taken_goes_on_though_others_have_filled_all_room() -> None:
     vtgate = _Vtgate(a=[b"x" * 10] * 50, b=[b"y" * 1000] * 2)
     with closing(_streams(vtgate, bytes_max=500)) as streams:
@@ -154,6 +155,7 @@ def test_a_process_that_may_have_no_more_threads_is_told_so(monkeypatch: pytest.
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
 
 
+@pytest.mark.slow
 def test_a_stream_says_how_it_ended() -> None:
     with FakeVtgate("-80", "80-") as server, _real(server, silence_s=1.5) as streams:
         server.change("-80", is_silent=True)
@@ -169,6 +171,7 @@ def test_a_stream_says_how_it_ended() -> None:
         assert _ended(streams, "80-").code in {DISCONNECTED, "UNAVAILABLE", "CANCELLED"}
 
 
+@pytest.mark.slow
 def test_a_stream_that_waits_for_room_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_streams, "SHARD_RESPONSES_MAX", 1)
     vtgate = _Vtgate(a=[b"x"] * 4)

@@ -37,6 +37,7 @@ def _tasks(found: Capturing) -> dict[str, int]:
     return {name: each["task"] for name, each in shards.items() if each["task"] is not None}
 
 
+@pytest.mark.slow
 def test_each_task_reads_its_share_over_a_connection_of_its_own(tmp_path: Path) -> None:
     eighths = ("-20", "20-40", "40-60", "60-80", "80-a0", "a0-c0", "c0-e0", "e0-")
     with FakeVtgate(*eighths) as vtgate, capturing(tmp_path, vtgate.address, tasks_max=3) as found:
@@ -55,6 +56,7 @@ def test_each_task_reads_its_share_over_a_connection_of_its_own(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.slow
 def test_a_merge_of_shards_on_different_tasks_is_followed(tmp_path: Path, is_lost: bool) -> None:
     with FakeVtgate(*QUARTERS) as vtgate, capturing(tmp_path, vtgate.address, tasks_max=4) as found:
         found.wait_for_shards(*QUARTERS)
@@ -148,6 +150,7 @@ def _kept(at: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("tasks_max", [1, 2])
+@pytest.mark.slow
 def test_while_the_log_is_inside_a_large_transaction_other_shards_wait_whatever_their_task(
     tmp_path: Path, tasks_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +174,7 @@ def test_while_the_log_is_inside_a_large_transaction_other_shards_wait_whatever_
     }
 
 
+@pytest.mark.slow
 def test_what_came_together_with_a_large_transaction_waits_for_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +192,7 @@ def test_what_came_together_with_a_large_transaction_waits_for_its_end(
     assert found.counters() == {key: [0, 1, 2] for key in [*range(400), 1000]}
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_cut_short_goes_on_in_other_tasks_with_no_row_twice(tmp_path: Path) -> None:
     with FakeVtgate(*QUARTERS) as vtgate:
         for number, shard in enumerate(QUARTERS):
@@ -206,6 +211,7 @@ def test_a_copy_that_was_cut_short_goes_on_in_other_tasks_with_no_row_twice(tmp_
         assert found.counters() == {key: [0, 1] if key == 7 else [0] for key in keys}
 
 
+@pytest.mark.slow
 def test_what_ends_one_task_ends_all_and_names_the_shard(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address, tasks_max=2) as found:
         found.wait_for_shards("-80", "80-")
@@ -248,6 +254,7 @@ def test_a_shard_without_a_tablet_is_named_and_the_others_go_on(
     assert found.counters() == {1: [0], 2: [0]}
 
 
+@pytest.mark.slow
 def test_a_stream_that_a_tablet_throttles_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyspace_stream, "PROBE_S", 0.5)
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
@@ -259,6 +266,7 @@ def test_a_stream_that_a_tablet_throttles_is_named(tmp_path: Path, monkeypatch: 
         assert "throttled" in warning.message
 
 
+@pytest.mark.slow
 def test_all_tasks_go_on_when_vtgate_was_restarted(tmp_path: Path) -> None:
     with FakeVtgate(*QUARTERS) as vtgate, capturing(tmp_path, vtgate.address, tasks_max=3) as found:
         found.wait_for_shards(*QUARTERS)
@@ -270,6 +278,7 @@ def test_all_tasks_go_on_when_vtgate_was_restarted(tmp_path: Path) -> None:
     assert found.counters() == {key: [0, 1, 2] for key in range(4)}
 
 
+@pytest.mark.slow
 def test_tasks_use_all_vtgates_and_one_that_does_not_answer_holds_nobody_up() -> None:
     with FakeVtgate("0") as one, FakeVtgate("0") as other:
         nobody = f"127.0.0.1:{free_port()}"

@@ -25,6 +25,7 @@ from tests.support.vitess.fake_vtgate import FakeVtgate
 from tests.support.wait import wait_until
 
 
+@pytest.mark.slow
 def test_w9_a_transaction_that_is_larger_than_memory_is_written_as_it_comes_and_taken_back_if_it_breaks_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_w11_a_message_beyond_grpcs_limit_of_4_mib_comes_and_one_beyond_ours_is_
             found.wait_for_rows(rows, 60)
 
 
+@pytest.mark.slow
 def test_w13_a_shard_streams_while_another_one_copies_and_each_row_is_what_its_own_shard_does(
     tmp_path: Path,
 ) -> None:
@@ -128,6 +130,7 @@ def test_w17_the_server_is_asked_for_tables_by_patterns_so_that_none_has_to_be_t
     assert not any(rule.filter for rule in table_rules(source))
 
 
+@pytest.mark.slow
 def test_w19_a_capture_knows_when_it_has_what_was_committed_before_it_was_asked(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
@@ -145,6 +148,7 @@ def test_w19_a_capture_knows_when_it_has_what_was_committed_before_it_was_asked(
         assert found.counters() == {1: [0], 2: [0]}
 
 
+@pytest.mark.slow
 def test_w19_a_row_that_is_not_durable_yet_is_not_there_though_its_time_has_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
+import pytest
 from deltalake import DeltaTable
 from pydantic import TypeAdapter
 
@@ -30,6 +31,13 @@ from tailrace.transforms.tables import NO_STEPS, table_chain
 from tests.support.spark.wire import HandmadeLog, row, xlog
 
 TASK = "0"
+
+#: Of the range that follows a crash, against the one that broke off.
+WIDTHS = [
+    pytest.param(-1, id="narrower", marks=pytest.mark.slow),
+    pytest.param(0, id="same"),
+    pytest.param(1, id="wider", marks=pytest.mark.slow),
+]
 
 
 class InProcess:

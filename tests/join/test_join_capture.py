@@ -16,6 +16,7 @@ import tailrace
 from tailrace.cli.main import app
 from tailrace.config.sections import LogConfig
 from tailrace.errors import Kind, TailraceError
+from tailrace.join import messages as messages_module
 from tailrace.join.capture import KafkaJoinCapture
 from tailrace.join.options import KafkaJoinSection
 from tailrace.join.source import KafkaJoinSource
@@ -109,6 +110,23 @@ def test_a_transaction_is_in_the_log_once_whatever_stops_and_however_small_the_q
             running.until_caught_up(section)
             assert logged(tmp_path / "log") == topics.expected, join_seed
     assert running.capture.progress().source_end == running.capture.progress().durable.position
+
+
+@pytest.mark.parametrize("limit", [{}, {"queue_records_max": 10}, {"queue_bytes_max": 4000}], ids=str)
+def test_a_transaction_whose_rows_come_by_several_reads_is_whole(
+    kafka: EmbeddedKafka,
+    topic_name: str,
+    tmp_path: Path,
+    join_seed: int,
+    limit: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages_module, "_READ_MAX", 3)
+    topics = topics_of(kafka, topic_name, join_seed)
+    topics.write(15, 30)
+    section = section_of(topics, **limit)
+    Running(section, tmp_path / "log").until_caught_up(section)
+    assert logged(tmp_path / "log") == topics.expected, join_seed
 
 
 def test_partitions_that_are_added_are_part_of_their_transactions(

@@ -25,6 +25,7 @@ class TransactionRun:
 
     :param transaction: offset of its `END`; None: rows of no transaction.
     :param last: exclusive.
+    :param size_bytes: their part of the bytes of what was taken with them.
     """
 
     place: Place
@@ -32,6 +33,7 @@ class TransactionRun:
     transaction: int | None
     first: int
     last: int
+    size_bytes: int
 
     @property
     def rows(self) -> int:
@@ -64,6 +66,7 @@ class Assembly:
     def __init__(self) -> None:
         self._runs: dict[Place, deque[TransactionRun]] = {}
         self._waiting: dict[Place, int] = {}
+        self._waiting_bytes: dict[Place, int] = {}
         self._open: int | None = None
         self._written = 0  # rows of the open one
 
@@ -76,16 +79,23 @@ class Assembly:
         """Return how many rows of a partition wait."""
         return self._waiting.get(place, 0)
 
+    def waiting_bytes(self, place: Place) -> int:
+        """Return how many bytes they have."""
+        return self._waiting_bytes.get(place, 0)
+
     def add(self, place: Place, taken: JoinedRows) -> None:
         """Add what a partition gave."""
         joined = taken.joined
         own = np.where(joined.transactions >= 0, joined.offsets, -1)
         bounds = [0, *(np.flatnonzero(np.diff(own)) + 1).tolist(), joined.rows]
         runs = self._runs.setdefault(place, deque())
+        row_bytes = taken.messages.nbytes // joined.rows
         self._waiting[place] = self.waiting(place) + joined.rows
+        self._waiting_bytes[place] = self.waiting_bytes(place) + joined.rows * row_bytes
         for first, last in itertools.pairwise(bounds):
             offset = int(own[first])
-            runs.append(TransactionRun(place, taken, None if offset < 0 else offset, first, last))
+            transaction = None if offset < 0 else offset
+            runs.append(TransactionRun(place, taken, transaction, first, last, (last - first) * row_bytes))
 
     def take_loose(self) -> list[TransactionRun]:
         """Return rows of no transaction that are first in their partition; none while one is open."""
@@ -138,6 +148,7 @@ class Assembly:
     def _popped(self, runs: deque[TransactionRun]) -> TransactionRun:
         run = runs.popleft()
         self._waiting[run.place] -= run.rows
+        self._waiting_bytes[run.place] -= run.size_bytes
         return run
 
 

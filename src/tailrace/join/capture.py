@@ -202,7 +202,8 @@ class _Stream:
             return 0
         while True:
             for place, partition in flow.partitions.items():
-                if not self._assembly.waiting(place) and (taken := partition.take_rows(window)) is not None:
+                # Also where rows wait: what comes next may be the rest of their transaction.
+                if (taken := partition.take_rows(window)) is not None:
                     self._assembly.add(place, taken)
             rows = self._write()
             written += rows
@@ -210,7 +211,7 @@ class _Stream:
                 break
         self._append()
         for place in flow.partitions:
-            flow.hold_or_read_on(place, self._assembly.waiting(place))
+            flow.hold_or_read_on(place, self._assembly.waiting(place), self._assembly.waiting_bytes(place))
         first = self._first_needed()
         self._passed = window.last_before(first) or self._passed
         flow.forget(first)

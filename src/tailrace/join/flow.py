@@ -169,15 +169,15 @@ class JoinFlow:
             for partition in self.partitions.values():
                 partition.add_transactions(transactions.rows)
 
-    def hold_or_read_on(self, place: Place, waiting: int = 0) -> None:
+    def hold_or_read_on(self, place: Place, waiting: int = 0, waiting_bytes: int = 0) -> None:
         """Do not read a partition whose queue is full, until half of it has gone.
 
-        :param waiting: records that were taken and wait elsewhere.
+        :param waiting: records that were taken and wait elsewhere; with so many bytes.
         """
         partition = self.partitions[place]
         part = max(
             (partition.data_queued + waiting) / self._options.queue_records_max,
-            partition.queued_bytes / self._options.queue_bytes_max,
+            (partition.queued_bytes + waiting_bytes) / self._options.queue_bytes_max,
         )
         if part >= 1 and not partition.is_paused:
             partition.is_paused = True

@@ -23,6 +23,8 @@ VITESS := 22 24
 # its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order.
 WORKERS := 3
 PYTEST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# What CI runs, but for the cluster of Vitess.
+ALL := not torture and not vitess
 # What needs no server works more than it waits. The house rules are a part of `make check`.
 PYTEST_FAST := --fast -n 3 --dist worksteal --ignore tests/test_tidy.py
 
@@ -35,7 +37,7 @@ help: ## Show this list.
 demo: setup ## A small shop, its pipeline killed in the middle, and the proof that nothing got lost.
 	$(BIN)/tailrace demo --dir .demo
 
-test: for-tests ## The test suite.
+test: for-tests ## The test suite, without the tests that take long: a quarter of an hour.
 	$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
 test-fast: setup ## The tests that need no server and are quick: a minute.
@@ -49,8 +51,8 @@ torture-vitess bench-vitess: VITESS := 22
 torture-vitess: setup vitess ## Thirty random campaigns on a keyspace that is resharded; an hour or two.
 	$(BIN)/python -m pytest -m "vitess and torture" tests/torture/test_vitess.py $(PYTEST_ARGS)
 
-matrix: for-tests ## The test suite, with what a server's version can change on 15, 16 and 18.
-	$(BIN)/python scripts/run_matrix.py $(PYTEST) $(PYTEST_ARGS)
+matrix: for-tests ## The whole test suite, with what a server's version can change on 15, 16 and 18.
+	TAILRACE_REALTIME_FALLS=8 $(BIN)/python scripts/run_matrix.py $(PYTEST) -m "$(ALL)" $(PYTEST_ARGS)
 
 check: setup ## Lint, types, layers, documents.
 	$(BIN)/ruff check src tools tests scripts
@@ -67,11 +69,11 @@ bench-vitess: setup vitess $(STAMPS)/debezium-vitess ## The benchmark that needs
 	$(BIN)/tailrace bench vitess
 
 torture: for-tests ## Kill cycles at every failpoint, for each sink (CYCLES=10: fewer); all random examples.
-	TAILRACE_EXAMPLES=100 $(BIN)/python -m pytest $(PYTEST) $$(grep -rlE 'from hypothesis|support.examples' tests --include='test_*.py')
+	TAILRACE_EXAMPLES=100 $(BIN)/python -m pytest $(PYTEST) -m "$(ALL)" $$(grep -rlE 'from hypothesis|support.examples' tests --include='test_*.py')
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.run $(if $(CYCLES),--cycles $(CYCLES))
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.kafka $(if $(CYCLES),--cycles $(CYCLES))
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.chaos $(if $(CYCLES),--minutes $(CYCLES))
-	TAILRACE_REALTIME_FALLS=$(or $(CYCLES),500) $(BIN)/python -m pytest -m torture tests/torture/test_realtime.py
+	TAILRACE_REALTIME_FALLS=$(or $(CYCLES),500) $(BIN)/python -m pytest -m ci tests/torture/test_realtime.py
 
 setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compile the kernels.
 

@@ -44,7 +44,7 @@ FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
         ("tables", 20),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_benchmark_prints_one_document(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "PASSES", 1)
     monkeypatch.setattr(kafka_transactions, "PAIRS", 1)

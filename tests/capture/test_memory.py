@@ -152,7 +152,7 @@ def lengths(folder: Path, column: str) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_snapshot_and_the_stream_together_stay_under_400_mb(pg: Database, tmp_path: Path) -> None:
     rows, log = 120_000, tmp_path / "log"
     pg.execute("create table items(id int primary key, t text)")
@@ -177,6 +177,7 @@ def test_a_snapshot_and_the_stream_together_stay_under_400_mb(pg: Database, tmp_
     assert set(found.ids) == set(range(1, written + 1))
 
 
+@pytest.mark.ci
 def test_a_field_of_100_mb_passes_within_three_times_the_row(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table large(id int primary key, t text)")
     pg.execute(f"insert into large select n, {FIELD} from generate_series(1, 2) n")

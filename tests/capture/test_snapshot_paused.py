@@ -97,6 +97,7 @@ def lacks_chunks(log: Path) -> bool:
     return any(not table.is_done for snapshot in opened for table in snapshot.tables)
 
 
+@pytest.mark.ci
 def test_what_is_missing_of_the_initial_snapshot_is_paused_through_kills(
     pg: Database, tmp_path: Path
 ) -> None:

@@ -56,7 +56,7 @@ def test_tables_are_read_again_among_writers_with_no_row_lost_or_out_of_order(
     assert waiting(LogDirectory.open(log), "0") == []
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_kills_in_a_snapshot_that_was_asked_for_neither_lose_nor_repeat_it(
     pg: Database, tmp_path: Path
 ) -> None:

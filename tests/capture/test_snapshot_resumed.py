@@ -50,7 +50,7 @@ LIVES = [
 
 
 @pytest.mark.parametrize("points", LIVES, ids=lambda points: points[0])
-@pytest.mark.slow
+@pytest.mark.ci
 def test_kills_in_a_snapshot_among_writers_lose_and_double_nothing(
     pg: Database, tmp_path: Path, points: tuple[str, ...]
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_transaction_larger_than_a_chunk_may_vanish(pg: Database, tmp_path: Pa
     assert fold(tmp_path / "log")["plain"].ops == {"r": 60000, "u": 1}
 
 
+@pytest.mark.ci
 def test_after_kills_the_log_folds_to_what_the_source_holds(pg: Database, tmp_path: Path) -> None:
     make(pg)
     pg.execute("alter table items drop seen")

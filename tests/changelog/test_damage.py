@@ -36,7 +36,7 @@ def log(memory_path: Path, request: pytest.FixtureRequest) -> LogDirectory:
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_single_byte_flip_is_found_and_located(log: LogDirectory) -> None:
     assert verify(log.path).sound
     checked = 0

@@ -259,6 +259,7 @@ def members(event: debezium.PeerEvent, with_schemas: bool) -> Any:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.ci
 def test_keys_and_values_are_those_of_debezium_byte_for_byte(pg: Database, tmp_path: Path) -> None:
     require_peer()
     make(pg)

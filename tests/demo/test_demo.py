@@ -96,7 +96,6 @@ def test_an_earlier_demos_directory_is_emptied_and_a_running_ones_refused(tmp_pa
 
 
 @pytest.mark.ci
-@pytest.mark.torture
 def test_the_whole_demo_proves_its_claims_and_prints_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tailrace", "demo", "--dir", str(tmp_path / "demo"), "--seconds", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)

@@ -19,6 +19,7 @@ SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "1,2,3,4,5,6").s
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.each_postgres("all that pgoutput sends")
+@pytest.mark.ci
 def test_the_folded_log_is_the_source(pg: Database, tmp_path: Path, seed: int) -> None:
     with Story(seed, pg, tmp_path, DDL) as story:
         story.chapters(3, 40)

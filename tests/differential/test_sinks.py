@@ -23,7 +23,7 @@ SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "101").split(","
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.timeout(900)
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_sink_holds_what_the_source_had(
     pg: Database, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_producer_fences_the_one_before_it(kafka: EmbeddedKafka, topic_name: s
     assert _committed(kafka, topic_name, 1) == ["of the second"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_was_committed_survives_the_death_of_a_broker(topic_name: str) -> None:
     with EmbeddedKafka(find_jars(), nodes=3) as cluster:
         _create(cluster, topic_name, copies=3)

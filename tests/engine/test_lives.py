@@ -70,7 +70,6 @@ def test_lives_leave_nothing_behind(seed):
 
 
 @pytest.mark.ci
-@pytest.mark.torture
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_thousand_lives_leave_nothing_behind(seed):

@@ -142,7 +142,7 @@ def test_an_engine_whose_handler_runs_on_executors_tells_the_story_of_each_row(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_source_of_ones_own_is_in_kafka_once_however_often_it_is_killed(
     kafka: EmbeddedKafka, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

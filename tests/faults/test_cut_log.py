@@ -66,7 +66,7 @@ def killed(pg: Database, make_round: Callable[..., Round]) -> Round:
     return round_
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_cut_in_the_last_three_blocks_is_recovered_from(killed: Round, tmp_path: Path) -> None:
     segment, start, size = _last_blocks(killed.log, 3)
     durable = LogReader.open(killed.log, TASK).end().offset

@@ -172,7 +172,7 @@ def make_fleet(databases: dict[str, Database], make_round: Callable[..., Round])
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_four_databases_of_two_servers_outlive_kills_and_a_restart(
     make_fleet: Callable[..., Fleet], own_pg: EmbeddedPostgres

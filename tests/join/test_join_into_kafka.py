@@ -106,7 +106,7 @@ def found(topics: Topics) -> dict[str, list[Any]]:
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_through_kills_and_other_numbers_of_tasks_each_change_is_there_once(
     kafka: EmbeddedKafka, topic_name: str, join_seed: int
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_kill_at_each_point_leaves_each_change_there_once(
     kills_and_tasks(JoinTopics(kafka, topic_name, join_seed), len(POINTS), 4, join_seed)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_our_own_sink_writes_under_kills_is_joined_once_under_kills(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
@@ -174,7 +174,7 @@ def test_what_our_own_sink_writes_under_kills_is_joined_once_under_kills(
         kills_and_tasks(topics, len(POINTS), 4, join_seed)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_debeziums_engine_wrote_is_joined_once_under_kills(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_debeziums_engine_wr
     kills_and_tasks(topics, 100, 20, join_seed, 20)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found_in_what_was_joined(kafka: EmbeddedKafka, topic_name: str, bug: str) -> None:
     topics = JoinTopics(kafka, topic_name, 5)

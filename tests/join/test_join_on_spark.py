@@ -88,7 +88,7 @@ class Written:
             return []  # not made yet
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_each_change_is_in_kafka_once_after_its_executor_was_killed_again_and_again(
     kafka: EmbeddedKafka, topic_name: str, principal: Principal, tmp_path: Path, join_seed: int

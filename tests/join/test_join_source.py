@@ -72,7 +72,7 @@ def in_order(rows: list[dict[str, Any]], *key: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: [row[name] for name in key])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_is_joined_is_in_every_target_once_after_kills_anywhere(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:

@@ -168,7 +168,7 @@ def check_all_interleavings(*, ordered: bool) -> int:
     return count
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("ordered", [True, False])
 def test_all_interleavings_of_small_histories_give_the_naive_join(ordered):
     assert check_all_interleavings(ordered=ordered) == 1782

@@ -146,7 +146,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("postgres", [True, False])
 def test_each_row_is_in_one_batch_with_its_transaction_however_it_is_read(postgres, join_seed):
     for number in range(CASES):

@@ -78,6 +78,7 @@ def test_a_stream_of_whole_transactions_goes_on_from_its_checkpoint(
     assert JoinStream(spark, tmp_path, options_of(topics)).rows == []
 
 
+@pytest.mark.ci
 def test_transactions_are_whole_while_the_topics_grow(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
@@ -133,7 +134,7 @@ def test_a_batch_that_is_planned_and_not_committed_has_the_same_rows_again(
     assert all(len(batch) <= 150 for batch in (rows | last.batches).values())
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_through_kills_each_change_is_there_once(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:

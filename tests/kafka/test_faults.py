@@ -239,7 +239,7 @@ def _strike(shop: Shop, fault: Fault) -> Outcome:
 
 
 @pytest.mark.parametrize("request_name", ERRORS)
-@pytest.mark.slow
+@pytest.mark.ci
 def test_each_error_once(shop: Shop, request_name: str) -> None:
     shop.batch()
     expected, found = ERRORS[request_name], {}

@@ -189,7 +189,7 @@ def test_two_offsets_of_one_pipeline_of_which_neither_is_known_to_be_the_newest_
     assert orders.replay() == then
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_topic_is_made_for_three_brokers_and_what_should_be_otherwise_is_told(tmp_path: Path) -> None:
     with EmbeddedKafka(find_jars(), nodes=3) as cluster:
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})

@@ -41,7 +41,7 @@ LENGTH = 600
 #: So often a run may end by what may pass.
 ENDS = 4
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 
 @pytest.fixture

@@ -198,6 +198,7 @@ def _lives(
     assert _folded(events) == dict(pg.query("select id, what from orders"))
 
 
+@pytest.mark.ci
 def test_a_command_that_is_killed_on_spark_goes_on_with_another_number_of_producers(
     pg: Database, kafka: EmbeddedKafka, principal: Principal, tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def _end_in_time(life: Life, limit_s: float) -> None:
     assert "Traceback" not in words
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("outage", "runs_on", "atomic"),
     [

@@ -31,6 +31,7 @@ def make_round(kafka: EmbeddedKafka, pg: Database, request: pytest.FixtureReques
 @pytest.mark.parametrize(
     "takeovers", [3, pytest.param(100, marks=[pytest.mark.torture, pytest.mark.timeout(3600)])]
 )
+@pytest.mark.ci
 def test_an_engine_that_wakes_up_after_a_takeover_commits_nothing_and_says_why(
     make_round: Callable[[Path], Round], tmp_path: Path, takeovers: int
 ) -> None:

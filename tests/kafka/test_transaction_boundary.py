@@ -103,6 +103,7 @@ def test_each_transaction_is_one_of_kafkas_and_a_part_of_the_log_is_converted_on
 
 @pytest.mark.parametrize("parts", [1, 300, 64 << 10], ids=["one by one", "small parts", "as one"])
 @pytest.mark.parametrize("atomic", [True, False], ids=["exactly once", "at least once"])
+@pytest.mark.ci
 def test_what_is_written_is_what_another_boundary_writes(
     kafka: EmbeddedKafka,
     topic_name: str,

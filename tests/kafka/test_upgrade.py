@@ -74,6 +74,7 @@ def _batch(out: Writer, topic: str, last: int) -> int:
 
 
 @pytest.mark.parametrize("step", STEPS, ids="-".join)
+@pytest.mark.ci
 def test_each_step_keeps_what_it_promises(
     kafka: EmbeddedKafka, topic: str, step: tuple[str, str, str]
 ) -> None:

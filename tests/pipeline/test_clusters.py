@@ -26,7 +26,7 @@ from tailrace_servers.ports import free_port
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 #: Of each of a cluster's processes, which live for seconds: as tests/conftest.py has drivers started.

@@ -71,6 +71,7 @@ def lines_of(path: Path) -> list[tuple[int, str, int]]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.ci
 def test_killed_again_and_again_it_loses_nothing_and_repeats_only_what_was_not_committed(
     pg: Database, settings, tmp_path
 ) -> None:

@@ -120,7 +120,7 @@ def writers_without_plain(pg: Database) -> Any:
     return writers_at_work(pg, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_kills_and_another_loss_meanwhile_leave_a_mirror_that_equals_the_source(
     place: SimpleNamespace,
 ) -> None:

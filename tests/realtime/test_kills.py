@@ -28,13 +28,13 @@ def _kill_everywhere(story: Story) -> None:
     story.check()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_a_handler_gets_each_row_in_order_whatever_is_killed(tmp_path: Path) -> None:
     _kill_everywhere(Story(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_kafka_has_each_row_once_whatever_is_killed(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str

@@ -57,7 +57,7 @@ def _explore(budget: Budget) -> int:
 
 
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
-@pytest.mark.slow
+@pytest.mark.ci
 def test_each_change_is_sent_in_order_whatever_is_switched_overflows_or_is_killed(budget: Budget) -> None:
     assert _explore(budget) > 1_000
 

@@ -184,7 +184,7 @@ def rows_of(spark: Any, path: Path, name: str, *columns: str) -> list[tuple[Any,
     return sorted((shown(tuple(row.values())) for row in arrow), key=str)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_mirrors_are_what_the_source_is(spark, log, tmp_path):
     told = stories()
     log.commit(*(part for story in told for part in (story.described, *story.first)))

@@ -410,7 +410,7 @@ write(sink, Log(Path(log)), int(start), int(end))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["parquet", "append", "mirror"])
 @pytest.mark.parametrize("point", ["sink.before_commit", "sink.after_commit", "sink.before_position"])
 def test_a_process_that_is_killed_leaves_a_target_that_the_next_completes(kind, point, tmp_path, log):

@@ -428,6 +428,7 @@ STRUCK = (
 
 @pytest.mark.parametrize("point", ["sink.in_task", "sink.before_commit@5", "sink.after_commit@3"])
 @pytest.mark.parametrize("kind", ["mirror", "append"])
+@pytest.mark.ci
 def test_a_sink_that_is_killed_in_a_range_with_schema_changes_is_completed(
     kind: str, point: str, story: Story, histories: Path
 ) -> None:

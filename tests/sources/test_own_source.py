@@ -134,7 +134,7 @@ def _mirrored(at: Path) -> dict[int, list[str]]:
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.slow
+@pytest.mark.ci
 def test_each_change_is_once_in_every_target_after_kills_anywhere(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
 ) -> None:

@@ -25,7 +25,7 @@ def shop(pg: Database, tmp_path) -> ServedPipeline:
     return ServedPipeline(tmp_path, pg.dsn)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_whatever_is_killed_who_comes_back_misses_nothing_and_gets_nothing_twice(shop, pg):
     random_ = random.Random(seed := secrets.randbits(32))

@@ -13,7 +13,7 @@ _OF_SERVERS = frozenset({"servers", "postgres_version", "authority", "kafka", "s
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tailrace")
-    group.addoption("--fast", action="store_true", help="only tests that start no server and are not slow")
+    group.addoption("--fast", action="store_true", help="only tests that start no server and are quick")
     group.addoption(
         "--shuffle", metavar="SEED", type=int, help="run the tests in a random order, 0: of any seed"
     )
@@ -41,4 +41,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_fast(item: pytest.Item) -> bool:
     needs = _OF_SERVERS & set(getattr(item, "fixturenames", ()))
-    return not needs and not any(item.get_closest_marker(name) for name in ("slow", "torture"))
+    return not needs and not any(item.get_closest_marker(name) for name in ("slow", "ci", "torture"))

@@ -16,7 +16,6 @@ CUTS, CUT_S = 2, 10
 
 
 @pytest.mark.ci
-@pytest.mark.torture
 @pytest.mark.timeout(900)
 def test_the_mirror_is_the_source_at_each_cut_of_random_chaos(pg: Database, tmp_path: Path) -> None:
     seed = int(os.environ.get("TAILRACE_SEEDS") or random.SystemRandom().randrange(1 << 32))

@@ -26,7 +26,7 @@ from tests.support.torture.harness import (
     kill_source,
 )
 
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 #: Points that are passed without Spark, in an order in which one log passes them. A snapshot that
 #: was cut short after its first chunk goes on beside the stream; one that was not is handed over,
@@ -61,6 +61,7 @@ def round_(own_pg: EmbeddedPostgres, tmp_path: Path, proxy: Callable[[int], Prox
         yield round_
 
 
+@pytest.mark.torture
 def test_a_kill_at_each_failpoint_loses_doubles_and_tears_nothing(round_: Round) -> None:
     round_.settings["source"] = {"snapshot_chunk_rows": 30}
     round_.write_file(sinks=[])

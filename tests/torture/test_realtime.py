@@ -19,7 +19,7 @@ from tests.support.realtime.story import Killed, Story
 FALLS = int(os.environ.get("TAILRACE_REALTIME_FALLS", "500"))
 POINTS = sorted(name for name in failpoints.NAMES if name.startswith("realtime."))
 
-pytestmark = [pytest.mark.torture, pytest.mark.ci, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(7200)]
 
 
 def _torture(story: Story) -> None:

@@ -209,7 +209,7 @@ def test_w5_w6_a_copy_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tasks_max", [1, 16])
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_thousand_shards_share_few_connections(tmp_path: Path, tasks_max: int) -> None:
     bounds = ["", *(f"{number:03x}0" for number in range(4, 0x1000, 4)), ""]
     shards = [f"{start}-{end}" for start, end in itertools.pairwise(bounds)]

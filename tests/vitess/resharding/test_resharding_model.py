@@ -95,16 +95,22 @@ MORE_CHUNKS = {
 }
 IS_TORTURE = USUAL >= WHOLE
 
-#: Those with few states, of each kind.
+#: Those with few states, of each kind; and those with the most.
 QUICK = {"split", "2 to 3", "merge, completed", "split and back"}
+LONG = {
+    "read again, 3 to 2",
+    "split of a copy, killed",
+    "merge of copies",
+    "back, completed",
+    "split, interrupted",
+    *MORE_CHUNKS,
+}
 
 
 def each(worlds: dict[str, Any]) -> list[Any]:
     """Return parameters for a test, one for each world."""
-    slow = pytest.mark.slow
-    return [
-        pytest.param(given, id=name, marks=[slow] * (name not in QUICK)) for name, given in worlds.items()
-    ]
+    marks = {name: [pytest.mark.ci if name in LONG else pytest.mark.slow] for name in {*worlds} - QUICK}
+    return [pytest.param(given, id=name, marks=marks.get(name, [])) for name, given in worlds.items()]
 
 
 def explore(first: World, states_max: int = 400_000) -> int:
@@ -179,7 +185,7 @@ def test_looking_for_shards_that_do_not_serve_loses_none_that_comes_to_its_journ
 
 
 @pytest.mark.parametrize("reshard", [SPLIT, MERGE, UPPER], ids=["split", "merge", "part"])
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_switch_without_a_journal_is_noticed(reshard: Any) -> None:
     first = {SPLIT: ONE, MERGE: TWO, UPPER: TWO}[reshard]
     budget = Budget(("90", "90"), crashes=1, snapshots=1)

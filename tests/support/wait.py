@@ -8,19 +8,23 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-POLL_S = 0.02
+POLL_S, POLL_S_MAX = 0.02, 0.5
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = 60.0, what: str = "") -> T:
     """Return the first true value of `condition`, asked every 20 ms.
 
+    One that takes longer, such as a command, has processors for half of the time at most.
+
     :param what: what is waited for, for the message; default: the condition's name.
     :raises AssertionError: if it has not come true in time; with the last value seen.
     """
-    deadline = time.monotonic() + timeout_s
+    asked_s = time.monotonic()
+    deadline = asked_s + timeout_s
     while not (value := condition()):
-        if time.monotonic() >= deadline:
+        if (now_s := time.monotonic()) >= deadline:
             name = what or getattr(condition, "__name__", repr(condition))
             raise AssertionError(f"waited {timeout_s:g} s for {name}: last seen {value!r}")
-        time.sleep(POLL_S)
+        time.sleep(min(max(POLL_S, now_s - asked_s), POLL_S_MAX))
+        asked_s = time.monotonic()
     return value

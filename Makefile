@@ -52,7 +52,7 @@ torture-vitess: setup vitess ## Thirty random campaigns on a keyspace that is re
 	$(BIN)/python -m pytest -m "vitess and torture" tests/torture/test_vitess.py $(PYTEST_ARGS)
 
 matrix: for-tests ## The whole test suite, with what a server's version can change on 15, 16 and 18.
-	TAILRACE_REALTIME_FALLS=8 $(BIN)/python scripts/run_matrix.py $(PYTEST) -m "$(ALL)" $(PYTEST_ARGS)
+	TAILRACE_REALTIME_FALLS=5 $(BIN)/python scripts/run_matrix.py $(PYTEST) -m "$(ALL)" $(PYTEST_ARGS)
 
 check: setup ## Lint, types, layers, documents.
 	$(BIN)/ruff check src tools tests scripts

@@ -28,6 +28,8 @@ pytest_plugins = [
 
 # Imports and collection make objects that stay: looking at each of them again takes a third of the time.
 gc.disable()
+# Nothing here multiplies matrices, and its threads wait at work for a while.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Every failure prints what reproduces it. No deadline: the first call of a kernel may load it
 # from its cache, and two cores are shared.
@@ -69,7 +71,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries take what is left for leaks
 
 
 @pytest.fixture(autouse=True)

@@ -96,6 +96,7 @@ def test_prefixes_choose_what_comes_into_the_log(pg: Database, tmp_path: Path) -
 
 
 @pytest.mark.one_postgres
+@pytest.mark.ci
 def test_after_kills_no_message_is_there_twice_or_missing(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table items(id int primary key)")
     script = RUN.replace("snapshot_connections=3,", f"snapshot_connections=3, **{CHOSEN},")

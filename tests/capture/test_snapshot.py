@@ -140,6 +140,7 @@ def test_values_with_newlines_and_no_columns_are_counted_right(pg: Database, tmp
     ["snapshot.after_slot", "snapshot.in_copy", "snapshot.before_handover", "snapshot.after_handover"],
 )
 @pytest.mark.one_postgres
+@pytest.mark.ci
 def test_a_beginning_that_was_killed_begins_again(pg: Database, tmp_path: Path, point: str) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute("insert into items select n, repeat('z', 500) from generate_series(1, 8000) n")

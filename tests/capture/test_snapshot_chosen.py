@@ -68,6 +68,7 @@ def test_a_condition_that_the_server_refuses_is_told_before_anything_is_read(
 
 
 @pytest.mark.one_postgres
+@pytest.mark.ci
 def test_killed_within_a_subset_it_goes_on_with_the_subset(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"

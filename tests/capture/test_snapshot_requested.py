@@ -286,6 +286,7 @@ def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart
         assert not running.is_over, running.error
 
 
+@pytest.mark.ci
 def test_what_nobody_foresaw_ends_the_request_alone(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,7 @@ def test_a_table_rewritten_at_each_beginning_is_read_beside_the_stream(
     assert found["pairs"].ops["r"] == 2500
 
 
+@pytest.mark.ci
 def test_retention_among_windows_leaves_what_tells_which_chunks_are_done(
     pg: Database, tmp_path: Path
 ) -> None:

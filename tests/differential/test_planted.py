@@ -197,6 +197,7 @@ def finds(plant: Callable[[pytest.MonkeyPatch], None] | None, log: Path, lake: P
             return True
 
 
+@pytest.mark.ci
 def test_each_fault_of_a_mirror_is_noticed(pg: Database, tmp_path: Path) -> None:
     with Story(101, pg, tmp_path, ("rename_column", "swap_columns"), for_lakes=True) as told:
         told.chapters(1, 120)

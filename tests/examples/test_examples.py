@@ -57,7 +57,7 @@ def test_the_file_of_a_keyspace_is_valid(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path) -> None:
     round_ = Round(tmp_path, pg, [], seed=5)
     round_.workload.burst(20)
@@ -186,7 +186,7 @@ def test_a_source_of_ones_own_is_in_kafka_once_however_often_it_is_killed(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_spark_job_of_joined_topics_sees_each_transaction_whole(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:

@@ -80,7 +80,7 @@ def test_every_cut_in_the_last_three_blocks_is_recovered_from(killed: Round, tmp
         shutil.rmtree(copy)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_pipeline_goes_on_from_a_log_that_was_cut(killed: Round) -> None:
     segment, start, size = _last_blocks(killed.log, 3)
     slot, whole = _slot(killed), killed.root / "whole"

@@ -169,7 +169,7 @@ def test_a_server_restored_from_a_backup_is_behind_the_log(
     assert len(ids(restored)) == 100
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_pipeline_with_a_failover_slot_goes_on_after_a_promotion_and_loses_nothing(
     primary: EmbeddedPostgres,
     copy_of: Callable[..., EmbeddedPostgres],

@@ -159,7 +159,7 @@ def kills_and_tasks(topics: Topics, kills: int, changes: int, seed: int, batch_r
     assert sum(killed.values()) >= kills // 2, (seed, killed)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_kill_at_each_point_leaves_each_change_there_once(
     kafka: EmbeddedKafka, topic_name: str, join_seed: int
 ) -> None:

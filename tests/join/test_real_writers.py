@@ -130,7 +130,7 @@ def test_topics_that_our_own_sink_writes_are_joined(
     assert by_engine(kafka, pg.name, len(expected)) == expected, join_seed
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_topics_that_debeziums_engine_writes_are_joined(
     spark: Any, pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int

@@ -59,6 +59,7 @@ def test_a_batch_has_each_change_with_its_transaction(
     assert sorted(frame.collect()) == sorted(rows)
 
 
+@pytest.mark.ci
 def test_a_stream_of_whole_transactions_goes_on_from_its_checkpoint(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
@@ -104,6 +105,7 @@ def test_transactions_are_whole_while_the_topics_grow(
     assert by_key([row for batch in batches for row in batch]) == topics.expected, join_seed
 
 
+@pytest.mark.ci
 def test_a_batch_that_is_planned_and_not_committed_has_the_same_rows_again(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:

@@ -43,6 +43,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(("columns", "schemas"), [(1590, True), (1500, False), (3, True)])
 @pytest.mark.parametrize("producers", [0, 2])
+@pytest.mark.ci
 def test_records_of_tables_of_any_width_are_made_in_parts(
     kafka: EmbeddedKafka,
     topic_name: str,

@@ -71,7 +71,7 @@ def orders(pg: Database) -> Database:
     return pg
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("boundary", "count"), [("poll", 1), ("transaction", 4)])
 def test_each_change_once_whatever_step_is_killed(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path, boundary: str, count: int

@@ -46,7 +46,7 @@ def test_an_engine_that_wakes_up_after_a_takeover_commits_nothing_and_says_why(
     assert round_.judge() == []
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_second_start_is_refused_and_the_first_one_goes_on(
     make_round: Callable[[Path], Round], tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_table_is_mirrored_by_columns_that_tell_its_rows_apart(shop: Shop) -> 
 
 
 @pytest.mark.follows("sink_key_missing")
+@pytest.mark.ci
 def test_a_table_is_mirrored_by_whole_rows(shop: Shop) -> None:
     hint = keyless(shop)
     found = re.search(r"\((ALTER TABLE \S+ REPLICA IDENTITY FULL), and", hint)

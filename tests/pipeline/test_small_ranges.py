@@ -89,6 +89,7 @@ def test_a_pipeline_without_a_backlog_needs_no_java(pg: Database, tmp_path: Path
     assert {op: lines.count(op) for op in counts} == counts
 
 
+@pytest.mark.ci
 def test_a_migration_of_many_columns_takes_no_job_of_spark_for_each_schema_version(
     pg: Database, tmp_path: Path
 ) -> None:

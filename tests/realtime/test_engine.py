@@ -74,7 +74,7 @@ def test_a_handler_that_stalls_is_fed_from_the_log_until_it_has_caught_up(
         running.wait_for_rows()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_sinks_are_fed_from_memory_each_for_itself_and_each_row_comes_once(
     tmp_path: Path, shard: Shard
 ) -> None:

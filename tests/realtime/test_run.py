@@ -156,7 +156,7 @@ def test_what_is_shown_and_said_while_rows_come_from_memory_and_from_the_log(
         shop.end(signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_what_is_said_while_nothing_runs_holds_for_the_next_start(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table orders(id bigint primary key, what text)")

@@ -85,6 +85,7 @@ def test_files_hold_them(tmp_path, log):
     [("append", False), ("mirror", False), ("mirror", True)],
     ids=["append", "mirror by delta-rs", "mirror by Spark"],
 )
+@pytest.mark.ci
 def test_delta_tables_hold_them_for_spark_and_for_others(kind, by_spark, spark, tmp_path, log, monkeypatch):
     if by_spark:
         monkeypatch.setattr(small_merge, "TARGET_BYTES_MAX", -1)

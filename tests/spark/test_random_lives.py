@@ -134,7 +134,7 @@ def lives(spark: Any, folder: Path, count: int, seed: int) -> None:
     leaks.check()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lives_on_spark_leave_no_job_no_thread_and_no_file(spark: Any, tmp_path: Path, seed: int) -> None:
     lives(spark, tmp_path, 6, seed)

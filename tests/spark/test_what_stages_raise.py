@@ -31,7 +31,7 @@ LINES = 50
 AT = 25
 ROLES = ["transformation", "record transformation", "predicate", "converter"]
 PLACES = [pytest.param(("threads", order)) for order in ("batch", "ordered", "unordered", "key")]
-PLACES += [pytest.param(("spark", order), marks=pytest.mark.slow) for order in ("batch", "unordered", "key")]
+PLACES += [pytest.param(("spark", order), marks=pytest.mark.ci) for order in ("batch", "unordered", "key")]
 
 
 @dataclass

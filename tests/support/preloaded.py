@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 
 from tailrace import warm
@@ -20,3 +21,6 @@ for _name in (
 ):
     importlib.import_module(_name)
 warm.load_kernels()
+# It stays: a collection in a forked process need not look at it, and copy its pages for that.
+gc.collect()
+gc.freeze()

@@ -61,7 +61,6 @@ class Database:
     def drop(self) -> None:
         """Drop the database with its slots; whoever is connected to it is thrown out."""
         server = self.server
-        server.disconnect(self.name)
         server.execute(
             "select pg_terminate_backend(active_pid) from pg_replication_slots "
             "where database = %s and active",

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import select
 import shutil
 import signal
 import subprocess
-import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -54,10 +51,6 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 _START_TIMEOUT_S = 60.0  # includes crash recovery after a kill
 _END_TIMEOUT_S = 10.0
 _POLL_S = 0.02
-
-#: Single statements that leave nothing behind in their session.
-_MAY_SHARE = re.compile(r"\s*(select|insert|update|delete|truncate|create|alter|drop)\b[^;]*", re.IGNORECASE)
-_MAY_NOT_SHARE = re.compile(r"\btemp|set_config|advisory|pg_sleep|pg_backend_pid|pg_terminate", re.IGNORECASE)
 
 
 class EmbeddedPostgres:
@@ -98,7 +91,6 @@ class EmbeddedPostgres:
         self._process: subprocess.Popen[bytes] | None = None
         self._given_install = install
         self._install: Install | None = None
-        self._kept: dict[str, psycopg.Connection[Any]] = {}  # the main thread's, by database
         # Ends the server at the interpreter's exit if nobody closed it.
         self._postmaster: list[psutil.Process] = []  # empty, or the one that runs
         self._at_exit = weakref.finalize(self, _end_if_ours, os.getpid(), self._postmaster)
@@ -161,7 +153,6 @@ class EmbeddedPostgres:
 
         :raises TimeoutError: if it did not end in time; it was then killed.
         """
-        self.disconnect()
         if self._process is None or self.pid is None:
             return
         children = _children(self._postmaster)
@@ -176,7 +167,6 @@ class EmbeddedPostgres:
 
     def kill(self) -> None:
         """End every process of the server with SIGKILL; returns when all are gone."""
-        self.disconnect()
         if self._process is None:
             return
         children = _children(self._postmaster)
@@ -227,38 +217,16 @@ class EmbeddedPostgres:
     def execute(
         self, statement: str, parameters: Sequence[Any] | None = None, *, dbname: str = "postgres"
     ) -> None:
-        """Run a statement (several, if there are no parameters), in no session of the caller's."""
-        with self._connected(statement, dbname) as connection:
+        """Run a statement (several, if there are no parameters) in a separate connection."""
+        with self.connect(dbname) as connection:
             connection.execute(statement.encode(), parameters)
 
     def query(
         self, statement: str, parameters: Sequence[Any] | None = None, *, dbname: str = "postgres"
     ) -> list[tuple[Any, ...]]:
-        """Return the rows of a query, run in no session of the caller's."""
-        with self._connected(statement, dbname) as connection:
+        """Return the rows of a query, run in a separate connection."""
+        with self.connect(dbname) as connection:
             return connection.execute(statement.encode(), parameters).fetchall()
-
-    def disconnect(self, *dbnames: str) -> None:
-        """Close the connections that are kept for statements in these databases; in all, if none is named."""
-        for dbname in dbnames or tuple(self._kept):
-            if (connection := self._kept.pop(dbname, None)) is not None:
-                connection.close()
-
-    @contextlib.contextmanager
-    def _connected(self, statement: str, dbname: str) -> Iterator[psycopg.Connection[Any]]:
-        # Who waits for something asks often, and a connection costs some milliseconds.
-        if "pg_terminate_backend" in statement:
-            self.disconnect()  # or one of these may be ended in the middle of the next statement
-        is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or not _MAY_SHARE.fullmatch(statement) or _MAY_NOT_SHARE.search(statement):
-            with self.connect(dbname) as connection:
-                yield connection
-            return
-        if dbname in self._kept and not _is_alive(self._kept[dbname]):
-            self.disconnect(dbname)
-        if dbname not in self._kept:
-            self._kept[dbname] = self.connect(dbname, prepare_threshold=None)
-        yield self._kept[dbname]
 
     def create_database(self, name: str) -> str:
         """Create a database and return its connection string."""
@@ -407,12 +375,3 @@ def _is_gone(process: psutil.Process) -> bool:
 def _end_if_ours(maker: int, postmaster: list[psutil.Process]) -> None:
     if os.getpid() == maker:  # not in a forked child
         _kill([*postmaster, *_children(postmaster)])
-
-
-def _is_alive(connection: psycopg.Connection[Any]) -> bool:
-    # What comes from the server without being asked for is its end, mostly.
-    if connection.closed:
-        return False
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return not poll.poll(0)

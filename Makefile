@@ -37,7 +37,7 @@ help: ## Show this list.
 demo: setup ## A small shop, its pipeline killed in the middle, and the proof that nothing got lost.
 	$(BIN)/tailrace demo --dir .demo
 
-test: for-tests ## The test suite, without the tests that take long: a quarter of an hour.
+test: for-tests ## The test suite, without the tests that take long: some twenty minutes.
 	$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
 test-fast: setup ## The tests that need no server and are quick: a minute.

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +32,9 @@ def main() -> int:
     began_s = time.monotonic()
     missing = [version for version in ALL_VERSIONS if not has_install(version)]
     here = ",".join(str(version) for version in ALL_VERSIONS if version not in missing)
-    status = _pytest(here, "--cache-clear", *sys.argv[1:])
+    # Random seeds are in the names of tests: those that fail have the same ones when they are repeated.
+    run = os.environ["PYTEST_XDIST_TESTRUNUID"] = uuid.uuid4().hex
+    status = _pytest(here, "--cache-clear", "--testrunuid", run, *sys.argv[1:])
     failed = _last_failed() if status == TESTS_FAILED else []
     if 0 < len(failed) <= AGAIN_MAX:
         print("\n== Those that failed, once more, alone", flush=True)

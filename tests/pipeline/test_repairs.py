@@ -264,7 +264,7 @@ def test_what_check_prints_for_a_column_list_leads_to_whole_columns(
         )
 
 
-#: Keys that PostgreSQL holds for equal though they are written otherwise, by type.
+#: By type, a key in two forms that are equal to PostgreSQL: a row is updated from the first to the other.
 EQUAL_KEYS = {"double precision": ("0", "-0"), "real": ("-0", "0"), "numeric": ("1.0", "1.000")}
 
 

@@ -21,5 +21,5 @@ def examples(count: int) -> settings:
 
 
 def seeds(count: int, quick: int) -> list[Any]:
-    """Return the parameters 0 to `count` - 1, of which those from `quick` on are slow together."""
+    """Return the parameters 0 to `count` - 1; those from `quick` on are marked slow."""
     return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(count)]

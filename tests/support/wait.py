@@ -14,7 +14,7 @@ POLL_S, POLL_S_MAX = 0.02, 0.5
 def wait_until(condition: Callable[[], T], timeout_s: float = 60.0, what: str = "") -> T:
     """Return the first true value of `condition`, asked every 20 ms.
 
-    One that takes longer, such as a command, has processors for half of the time at most.
+    One that takes longer, such as a command, is asked again after a pause as long as it took, up to 0.5 s.
 
     :param what: what is waited for, for the message; default: the condition's name.
     :raises AssertionError: if it has not come true in time; with the last value seen.

@@ -135,21 +135,25 @@ def test_an_async_manual_handler_marks_by_itself() -> None:
         assert run.store.last == len(numbers(stream(5)))
 
 
+def _loops() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "tailrace async handler"}
+
+
+def _are_over(loops: set[threading.Thread]) -> bool:
+    gc.collect()  # again: it does nothing while another thread is at it
+    return not any(loop.is_alive() for loop in loops)
+
+
 def test_the_loop_ends_with_its_handler_and_is_not_pickled() -> None:
+    before = _loops()
     call = pickle.loads(pickle.dumps(AwaitedCall(ignored)))  # noqa: S301 - our own
     call(1)
-    named = [thread for thread in threading.enumerate() if thread.name == "tailrace async handler"]
-    assert named
+    [loop] = _loops() - before
     del call
-
-    def is_over() -> bool:
-        gc.collect()  # again: it does nothing while another thread is at it
-        return not any(thread.is_alive() for thread in named)
-
-    wait_until(is_over, 10, "the loop's end")
+    wait_until(lambda: _are_over({loop}), 10, "the loop's end")
 
 
-def test_a_coroutine_may_close_its_engine() -> None:
+def _close_by_a_coroutine() -> None:
     got: list[int] = []
 
     async def whole(batch: Batch) -> None:
@@ -159,3 +163,10 @@ def test_a_coroutine_may_close_its_engine() -> None:
     engine = Engine(connector=LinesSource(5), on_batch=whole)
     engine.run()
     assert got
+
+
+def test_a_coroutine_may_close_its_engine_and_the_loop_ends_with_that() -> None:
+    before = _loops()
+    _close_by_a_coroutine()
+    new = _loops() - before
+    wait_until(lambda: _are_over(new), 10, "the loop's end")

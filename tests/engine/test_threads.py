@@ -15,8 +15,12 @@ from tests.support.wait import wait_until
 FAR_S = 60.0
 
 
+class AnEngine:
+    """What threads may belong to."""
+
+
 def test_a_pool_runs_what_it_is_given_on_no_more_threads_than_it_may_have():
-    pool, threads = Pool(3, "pool", self := object()), set()
+    pool, threads = Pool(3, "pool", self := AnEngine()), set()
 
     def work(number):
         threads.add(threading.current_thread())
@@ -69,7 +73,7 @@ def test_a_thread_belongs_to_the_engine_of_the_thread_that_made_it():
         inner.start()
         inner.join()
 
-    engine = object()
+    engine = AnEngine()
     assert BoundedCall("call", engine, outer).wait(FAR_S)
     assert found == [engine]
     assert owner() is None

@@ -10,6 +10,7 @@ import math
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
@@ -30,20 +31,24 @@ _local = threading.local()
 
 def owner() -> object | None:
     """Return the engine that the calling thread belongs to, if it does."""
-    return getattr(_local, "owner", None)
+    found: weakref.ref[object] | None = getattr(_local, "owner", None)
+    return None if found is None else found()
 
 
 def adopt(engine: object | None) -> None:
-    """Have the calling thread belong to `engine`: it must not wait for that engine's end."""
-    _local.owner = engine
+    """Have the calling thread belong to `engine`: it must not wait for that engine's end.
+
+    The thread does not keep it: one that ends with what the engine holds would never end.
+    """
+    _local.owner = None if engine is None else weakref.ref(engine)
 
 
 def belonging(function: Callable[[], None]) -> Callable[[], None]:
     """Return `function` for a thread that shall belong to the engine of the calling thread."""
-    engine = owner()
+    found = getattr(_local, "owner", None)
 
     def run() -> None:
-        adopt(engine)
+        _local.owner = found
         function()
 
     return run

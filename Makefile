@@ -107,7 +107,8 @@ java:
 $(STAMPS)/venv: requirements.lock pyproject.toml hatch_build.py $(PROTO) | java
 	@python=$$(sh scripts/find_python.sh) && $$python -m venv $(VENV)
 	@echo "installing the locked packages into $(VENV) (the first time: some 700 MB, minutes)"
-	$(PIP) install --require-hashes -r requirements.lock
+	@# What is imported is compiled then: all of it would take as long as the installation.
+	$(PIP) install --no-compile --require-hashes -r requirements.lock
 	$(PIP) install --no-deps --no-build-isolation --editable . --editable tools
 	@mkdir -p $(STAMPS) && touch $@
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import base64
 import io
 import json
-from decimal import Decimal
+from dataclasses import replace
+from decimal import Context, Decimal
 from typing import Any
 
 import fastavro
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tailrace.config.converters import RegistryAddress
+from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.avro import AvroDocuments
 from tailrace.join.debezium_rows import DebeziumTables
 from tailrace.protocol import metadata_frames
-from tailrace.sources.row_frames import RowFrames
+from tailrace.sources.row_frames import UNCHANGED, Row, RowFrames, TableShape
 from tests.support.converters.registry import FakeRegistry
+from tests.support.converters.types import MODES, TYPES, groups_in
+from tests.support.decode.wire import insert, relation, transaction
+from tests.support.examples import examples
 
 PLACEHOLDER = "__debezium_unavailable_value"
 TIME = "io.debezium.time."
@@ -43,9 +50,9 @@ def field(kind: str, name: str = "", **more: Any) -> dict[str, Any]:
         (field("string"), 'a"\n', "text", 'a"\n'),
         (field("bytes"), base64.b64encode(b"\0\xff").decode(), "bytea", "\\x00ff"),
         (field("int32", f"{TIME}Date"), -1, "date", "1969-12-31"),
-        (field("int64", f"{TIME}MicroTimestamp"), 1_500_000, "timestamp", "1970-01-01 00:00:01.500000"),
-        (field("int64", f"{TIME}Timestamp"), -1, "timestamp", "1969-12-31 23:59:59.999000"),
-        (field("int64", f"{TIME}MicroTime"), 86_400_000_000, "time", "24:00:00.000000"),
+        (field("int64", f"{TIME}MicroTimestamp"), 1_500_000, "timestamp", "1970-01-01 00:00:01.5"),
+        (field("int64", f"{TIME}Timestamp"), -1, "timestamp", "1969-12-31 23:59:59.999"),
+        (field("int64", f"{TIME}MicroTime"), 86_400_000_000, "time", "24:00:00"),
         (field("string", f"{TIME}ZonedTimestamp"), "2024-02-29T12:00:00.5Z", "timestamptz",
          "2024-02-29 12:00:00.5+00"),
         (field("bytes", f"{CONNECT}Decimal", parameters={"scale": "3"}), encoded(-1), "numeric", "-0.001"),
@@ -119,6 +126,10 @@ def test_a_table_is_described_again_when_it_has_changed_and_goes_on_after_a_rest
     [
         (b"{}", b"no JSON", False, "no change as Debezium writes it"),
         (b"[1", change("c", {"id": 1}), False, "its key is no object"),
+        (b'"id"', change("c", {"id": 1, "i": 2, "d": 3}), False, "its key is no object"),
+        (b'{"id": 1}', change("u", {"id": 1, "x": PLACEHOLDER}), True,
+         "'u' of public.things that lacks an unchanged value names no transaction"),
+        (b'{"id": 1}', change("c", {"id": 1, "value": "Inf"}, field("double")), False, "not of its column's"),
         (None, change("u", {"id": 1}), False, "has no key, lacks the old row"),
         (b'{"id": 1}', change("c", None), False, "has no row"),
         (b'{"id": 1}', change("d", None, before={"id": 1}), True, "names no transaction"),
@@ -132,6 +143,124 @@ def test_what_can_not_be_taken_is_an_error_without_the_row(
     with pytest.raises(TailraceError, match=said) as caught:
         DebeziumTables({}, PLACEHOLDER).write(RowFrames(), key, value, rows=rows)
     assert caught.value.kind is Kind.DECODE_FAILED
+
+
+class Collected(RowFrames):
+    """Frames, and the rows in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Row] = []
+
+    def insert(self, shape: TableShape, row: Row) -> None:
+        super().insert(shape, row)
+        self.found.append(row)
+
+
+#: Types whose values keep all that they are in Debezium's events, under modes that lose nothing.
+KEPT = (
+    "bool", "int8", "int2", "float8", "numeric_12_2", "numeric_38_38", "numeric_39_2", "numeric",
+    "numeric_negative", "text", "bytea", "date", "time", "timestamp", "timestamptz", "json", "uuid", "bits",
+    "varbit",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KEPT)
+@examples(20)
+@given(data=st.data())
+def test_what_our_own_converter_wrote_is_postgresqls_text_again(kind: str, data: st.DataObject) -> None:
+    oid, modifier, texts = TYPES[kind]
+    values = data.draw(st.lists(texts | st.none(), min_size=1, max_size=8))
+    modes = replace(MODES[data.draw(st.sampled_from(["debezium", "nano"]))], binary="bytes")
+    shape = relation(columns=[("id", 23, -1), ("v", oid, modifier)], key=("id",))
+    [group] = groups_in(shape + transaction(*(insert(str(n), text) for n, text in enumerate(values))), modes)
+    frames, tables = Collected(), DebeziumTables({}, PLACEHOLDER)
+    for event in JsonConverter(schemas_enable=True).convert(group).values.to_pylist():
+        tables.write(frames, b'{"id":1}', event.encode())
+    assert [meant(kind, row[1]) for row in frames.found] == [meant(kind, text) for text in values]
+
+
+def meant(kind: str, text: Any) -> Any:
+    """Return what a text means, where Debezium's form does not keep how it was written."""
+    if text is None:
+        return None
+    if kind == "float8":
+        return repr(float(text))
+    if kind.startswith("numeric"):
+        return repr(Decimal(text).normalize(Context(prec=200)))
+    if kind == "varbit":
+        return int(text or "0", 2)
+    if kind == "time" and "." in text:  # as Python has them, with zeros
+        return text.rstrip("0")
+    return text.replace("+00", "") if kind == "timestamptz" else text
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (field("string"), PLACEHOLDER),
+        (field("bytes"), base64.b64encode(PLACEHOLDER.encode()).decode()),
+        (field("array", items={"type": "string"}), [PLACEHOLDER]),
+        (field("array", items={"type": "bytes"}), [base64.b64encode(PLACEHOLDER.encode()).decode()]),
+        (field("array", items={"type": "int64"}), list(PLACEHOLDER.encode())),
+        (field("map"), {PLACEHOLDER: PLACEHOLDER}),
+        (field("struct", "io.debezium.data.VariableScaleDecimal"),
+         {"scale": 0, "value": base64.b64encode(PLACEHOLDER.encode()).decode()}),
+    ],
+)  # fmt: skip
+def test_a_value_that_was_not_sent_is_unchanged_in_the_form_of_every_type(
+    schema: dict[str, Any], value: Any
+) -> None:
+    for of_value in (schema, None):
+        frames, tables = Collected(), DebeziumTables({}, PLACEHOLDER)
+        tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "value": value}, of_value))
+        assert frames.found[0][1] is UNCHANGED
+
+
+@pytest.mark.parametrize("kind", ["Decimal", "Variable"])
+def test_infinity_is_a_number_only_where_it_may_be_one(kind: str) -> None:
+    schema = {
+        "Decimal": field("bytes", f"{CONNECT}Decimal", parameters={"scale": "2"}),
+        "Variable": field("struct", "io.debezium.data.VariableScaleDecimal"),
+    }[kind]
+    frames, tables = Collected(), DebeziumTables({}, PLACEHOLDER)
+    tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "value": "Infinity"}, schema))
+    # The same letters are the base64 of a decimal with a scale, which PostgreSQL never has infinite.
+    assert frames.found[0][1] == ("378982984692.34" if kind == "Decimal" else "Infinity")
+
+
+def test_a_delete_with_the_key_alone_takes_no_column_away_after_a_restart() -> None:
+    frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER)
+    frames.begin(10, 0)
+    tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "x": "1"}))
+    frames.shard("tables", tables.state() or {})
+    frames.commit()
+    again = DebeziumTables(dict(kept(frames.take().tobytes())), PLACEHOLDER)
+    more = RowFrames()
+    more.begin(20, 0)
+    again.write(more, b'{"id": 1}', change("d", None, before={"id": 1}))
+    again.write(more, b'{"id": 2}', change("c", {"id": 2, "x": "2"}))
+    assert again.state() is None
+    assert "F1" not in dict(kept(more.take().tobytes()))
+
+
+def test_a_row_without_a_transaction_that_is_older_than_a_column_takes_it_not_away() -> None:
+    frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER)
+    frames.begin(10, 0)
+    tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "x": "1", "y": "1"}))
+    assert tables.state() == {"1": 3}
+    for number in (2, 3):
+        tables.write(frames, b'{"id": 2}', change("r", {"id": number, "x": "2"}), rows=True)
+    assert tables.state() is None
+    tables.write(frames, b'{"id": 4}', change("r", {"id": 4, "z": "4"}), rows=True)
+    assert tables.state() == {"1": 4}
+    rows = frames.take().tobytes()
+    assert b"2\t2\t\\N\n" in rows
+    assert b"4\t\\N\t\\N\t4\n" in rows
+    # Within a transaction, the columns are the table's.
+    tables.write(frames, b'{"id": 5}', change("c", {"id": 5, "x": "2"}))
+    [facts] = [json.loads(f[f.index(b"{") :]) for name, f in kept(frames.take().tobytes()) if name[0] == "F"]
+    assert [(each["name"], each["number"]) for each in facts["columns"]] == [("id", 1), ("x", 2)]
 
 
 def test_a_schema_in_avro_says_what_the_same_schema_in_json_says() -> None:

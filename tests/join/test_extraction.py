@@ -9,10 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tailrace.config.converters import RegistryAddress
 from tailrace.errors import Kind, TailraceError
+from tailrace.join.avro import DebeziumAvro
 from tailrace.join.extraction import MESSAGES, DebeziumJson, JsonFields
 from tailrace.join.merge import UNKNOWN, Position
 from tailrace.join.partition import JoinPartition, TransactionWindow
+from tests.support.converters.registry import FakeRegistry
 
 
 def messages(*documents: Any) -> pa.RecordBatch:
@@ -51,6 +54,17 @@ def test_fields_of_any_document_are_joined(as_number: bool) -> None:
     assert facts[0] is not None
     assert (facts[0]["event_count"], facts[0]["ts_ms"]) == (2, 5)
     assert [each and each["total_order"] for each in facts] == [1, None, 2, None, 1]
+
+
+@pytest.mark.parametrize("schema", ['"string"', '["null","string"]', '{"type":"array","items":"int"}'])
+def test_a_schema_in_avro_that_is_no_record_is_named(schema: str) -> None:
+    with FakeRegistry() as registry:
+        registry.schemas += [("AVRO", schema)]
+        avro = DebeziumAvro(RegistryAddress(registry_url=registry.url))
+        for take in (avro.data, avro.transactions):
+            with pytest.raises(TailraceError, match="schema 1 of the registry is no record") as caught:
+                take(messages(b"\0\0\0\0\1\2a"))
+            assert caught.value.kind is Kind.JOIN_VIOLATED
 
 
 def test_documents_over_several_lines_and_with_schemas_are_read() -> None:

@@ -61,9 +61,10 @@ class DebeziumAvro:
 
     def _schema(self, number: int, fields: Sequence[tuple[str, pa.DataType]], side: str) -> tuple[Any, Any]:
         if (number, side) not in self._schemas:
-            text = _avro_schema(self._registry, number)
-            written = fastavro.parse_schema(json.loads(text))
-            self._schemas[number, side] = written, _projection(json.loads(text), dict(fields))
+            schema = json.loads(_avro_schema(self._registry, number))
+            if not isinstance(schema, dict) or schema.get("type") != "record":
+                raise _no_message(number, "no record")
+            self._schemas[number, side] = fastavro.parse_schema(schema), _projection(schema, dict(fields))
         return self._schemas[number, side]
 
 
@@ -104,13 +105,17 @@ def _schema_number(message: bytes) -> int | None:
 def _avro_schema(registry: Registry, number: int) -> str:
     text, kind = registry.schema_of(number)
     if kind != "AVRO":
-        raise TailraceError(
-            Kind.JOIN_VIOLATED,
-            f"read messages: schema {number} of the registry is {kind}, not AVRO",
-            "see which converter writes the topic; without `registry` JSON is read",
-            {"schema": number},
-        )
+        raise _no_message(number, f"{kind}, not AVRO")
     return text
+
+
+def _no_message(number: int, found: str) -> TailraceError:
+    return TailraceError(
+        Kind.JOIN_VIOLATED,
+        f"read messages: schema {number} of the registry is {found}",
+        "see which converter writes the topic; without `registry` JSON is read",
+        {"schema": number},
+    )
 
 
 def _without_logic(schema: dict[str, Any]) -> dict[str, Any]:

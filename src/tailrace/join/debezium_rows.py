@@ -6,14 +6,13 @@ its first change, and again when its columns or their types have changed.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
 from typing import Any
 
 from tailrace.errors import Kind, TailraceError
+from tailrace.join.debezium_values import Placeholder, Writer, column_type
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import control_json
 from tailrace.sources.row_frames import UNCHANGED, ColumnShape, Row, RowFrames, TableShape
@@ -24,124 +23,12 @@ TABLES = "tables"
 #: A document's column: its name, and its type's schema, if there is one.
 _Field = tuple[str, Mapping[str, Any]]
 
-_DAY_0 = date(1970, 1, 1)
-_TIME_0 = datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without a zone
-
-
-def _timestamp(per_s: int) -> Callable[[Any, Mapping[str, Any]], str]:
-    def text(value: Any, _schema: Mapping[str, Any]) -> str:
-        return str(_TIME_0 + timedelta(microseconds=int(value) * 1_000_000 // per_s))
-
-    return text
-
-
-def _time(per_s: int) -> Callable[[Any, Mapping[str, Any]], str]:
-    def text(value: Any, _schema: Mapping[str, Any]) -> str:
-        seconds, us = divmod(int(value) * 1_000_000 // per_s, 1_000_000)
-        return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{us:06}"
-
-    return text
-
-
-def _zoned(value: Any, _schema: Mapping[str, Any]) -> str:
-    text = str(value).replace("T", " ")
-    return f"{text[:-1]}+00" if text.endswith("Z") else text
-
-
-def _decimal(value: Any, schema: Mapping[str, Any]) -> str:
-    if isinstance(value, dict):  # VariableScaleDecimal
-        scale, text = int(value["scale"]), value["value"]
-    else:
-        scale, text = int(schema.get("parameters", {}).get("scale", 0)), value
-    unscaled = int.from_bytes(_raw(text), "big", signed=True)
-    sign, digits = "-" if unscaled < 0 else "", str(abs(unscaled)).zfill(max(scale, 0) + 1)
-    whole = len(digits) - max(scale, 0)
-    return f"{sign}{digits[:whole]}.{digits[whole:]}" if scale > 0 else f"{sign}{digits}{'0' * -scale}"
-
-
-def _raw(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else base64.b64decode(value)
-
-
-def _bits(value: Any, schema: Mapping[str, Any]) -> str:
-    number = int.from_bytes(_raw(value), "little")
-    return f"{number:b}".zfill(int(schema.get("parameters", {}).get("length", 1)))
-
-
-def _plain(value: Any, _schema: Mapping[str, Any]) -> str:
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    return value if isinstance(value, str) else repr(value)
-
-
-def _json(value: Any, _schema: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_base64)
-
-
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
-
-
-def _text(value: Any, _schema: Mapping[str, Any]) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value if isinstance(value, str) else _json(value, _schema)
-
-
-_Writer = Callable[[Any, Mapping[str, Any]], str]
-
-#: By the name of a logical type: PostgreSQL's type, and what writes a value as its text.
-_LOGICAL: dict[str, tuple[str, _Writer]] = {
-    "io.debezium.time.Date": ("date", lambda value, _: str(_DAY_0 + timedelta(days=value))),
-    "org.apache.kafka.connect.data.Date": ("date", lambda value, _: str(_DAY_0 + timedelta(days=value))),
-    "io.debezium.time.Timestamp": ("timestamp", _timestamp(1_000)),
-    "org.apache.kafka.connect.data.Timestamp": ("timestamp", _timestamp(1_000)),
-    "io.debezium.time.MicroTimestamp": ("timestamp", _timestamp(1_000_000)),
-    "io.debezium.time.NanoTimestamp": ("timestamp", _timestamp(1_000_000_000)),
-    "io.debezium.time.ZonedTimestamp": ("timestamptz", _zoned),
-    "io.debezium.time.Time": ("time", _time(1_000)),
-    "org.apache.kafka.connect.data.Time": ("time", _time(1_000)),
-    "io.debezium.time.MicroTime": ("time", _time(1_000_000)),
-    "io.debezium.time.NanoTime": ("time", _time(1_000_000_000)),
-    "io.debezium.time.ZonedTime": ("timetz", _zoned),
-    "org.apache.kafka.connect.data.Decimal": ("numeric", _decimal),
-    "io.debezium.data.VariableScaleDecimal": ("numeric", _decimal),
-    "io.debezium.data.Json": ("json", _plain),
-    "io.debezium.data.Uuid": ("uuid", _plain),
-    "io.debezium.data.Xml": ("xml", _plain),
-    "io.debezium.data.Bits": ("varbit", _bits),
-}
-#: By Connect's type.
-_TYPES: dict[str, tuple[str, _Writer]] = {
-    "boolean": ("bool", _plain),
-    "int8": ("int2", _plain),
-    "int16": ("int2", _plain),
-    "int32": ("int4", _plain),
-    "int64": ("int8", _plain),
-    "float": ("float4", _plain),
-    "float32": ("float4", _plain),
-    "double": ("float8", _plain),
-    "float64": ("float8", _plain),
-    "string": ("text", _plain),
-    "bytes": ("bytea", lambda value, _: "\\x" + _raw(value).hex()),
-}
-_UNKNOWN: tuple[str, _Writer] = ("text", _text)
-_NESTED: tuple[str, _Writer] = ("jsonb", _json)
-
-
-def _of(schema: Mapping[str, Any]) -> tuple[str, _Writer]:
-    if not schema:
-        return _UNKNOWN
-    logical = _LOGICAL.get(schema.get("name") or "")
-    return logical or _TYPES.get(schema.get("type", ""), _NESTED)
-
-
 @dataclass(slots=True)
 class _Table:
     shape: TableShape
     highest: int  # number that a column has had
     fields: Sequence[_Field] = ()
-    writers: Sequence[tuple[str, _Writer, Mapping[str, Any]]] = ()
+    writers: Sequence[tuple[str, Writer, Mapping[str, Any]]] = ()
 
 
 def json_document(message: bytes) -> tuple[Mapping[str, Any], Any]:
@@ -170,8 +57,7 @@ class DebeziumTables:
         document: Callable[[bytes], tuple[Mapping[str, Any], Any]] = json_document,
     ) -> None:
         self._document = document
-        raw = placeholder.encode()
-        self._placeholders = {placeholder, raw, _base64(raw)}
+        self._placeholder = Placeholder(placeholder)
         self._tables: dict[tuple[str, str], _Table] = {}
         highest: dict[str, int] = {}
         if (state := in_force.get(f"S{TABLES}")) is not None:
@@ -218,7 +104,8 @@ class DebeziumTables:
         if not isinstance(image, dict):
             raise _undecodable(f"a change {op!r} of {name[0]}.{name[1]} has no row")
         fields = _fields(schema, "after" if op != "d" else "before", image)
-        table = self._described(frames, name, fields, self._key_names(key), may_change=op != "d")
+        key_names = self._key_names(key)
+        table = self._described(frames, name, fields, key_names, of_delete=op == "d", rows=rows)
         try:
             self._change(frames, table, op, event, image, rows=rows)
         except TailraceError:
@@ -238,6 +125,11 @@ class DebeziumTables:
     ) -> None:
         shape, row = table.shape, self._row(table, image)
         if rows:
+            if UNCHANGED in row:
+                raise _undecodable(
+                    f"a change {op!r} of {shape.schema}.{shape.table} that lacks an unchanged value names no "
+                    "transaction; provide.transaction.metadata was off"
+                )
             frames.rows(shape, [row])
         elif op == "u":
             frames.update(shape, row, None if shape.key else self._old(table, event))
@@ -258,7 +150,7 @@ class DebeziumTables:
             None
             if (value := image.get(name)) is None
             else UNCHANGED
-            if isinstance(value, str | bytes) and value in self._placeholders
+            if self._placeholder.stands_for(value)
             else write(value, schema)
             for name, write, schema in table.writers
         ]
@@ -268,9 +160,11 @@ class DebeziumTables:
             return ()
         try:
             _, members = self._document(key)
-            return tuple(members)
-        except (ValueError, TypeError):
-            raise _undecodable("its key is no object, in the form of the values") from None
+        except ValueError:
+            members = None
+        if not isinstance(members, dict):
+            raise _undecodable("its key is no object, in the form of the values")
+        return tuple(members)
 
     def _described(
         self,
@@ -279,32 +173,59 @@ class DebeziumTables:
         fields: Sequence[_Field],
         key: tuple[str, ...],
         *,
-        may_change: bool,
+        of_delete: bool,
+        rows: bool,
     ) -> _Table:
+        """Return the table as it is for a row with `fields`; describe it if it has changed.
+
+        A delete may have the key alone, and `rows` come from partitions that are read at their own pace, also
+        after a change of the table that is younger: neither takes a column away.
+        """
         table = self._tables.get(name)
-        if table is not None and (table.fields == fields or (table.fields and not may_change)):
+        if table is not None and table.fields == fields:
             return table
-        types = [(column, *_of(schema), schema) for column, schema in fields]
-        before = {} if table is None else {column.name: column.number for column in table.shape.columns}
-        highest = 0 if table is None else table.highest
-        columns = []
-        for column, of_type, _, _ in types:
-            if column not in before:
-                highest += 1
-            columns.append(ColumnShape(column, of_type, before.get(column, highest)))
-        key = tuple(column for column in key if any(column == each.name for each in columns))
-        writers = [(column, write, schema) for column, _, write, schema in types]
+        sent = dict(fields)
+        known = () if table is None else table.shape.columns
+        names = [column for column, _ in fields]
+        if known and (of_delete or rows):
+            added = [] if of_delete else [each for each in names if all(each != one.name for one in known)]
+            names = [*(column.name for column in known), *added]
+        columns, highest = _numbered(names, sent, known, 0 if table is None else table.highest)
+        writers = [(column, column_type(sent.get(column, {}))[1], sent.get(column, {})) for column in names]
+        if table is not None and of_delete:
+            return replace(table, writers=writers)
+        key = tuple(column for column in key if column in names)
         if table is None:
             relation = 1 + max((each.shape.relation for each in self._tables.values()), default=0)
-            shape = TableShape(relation, *name, tuple(columns), key)
+            shape = TableShape(relation, *name, columns, key)
         else:
-            shape = replace(table.shape, columns=tuple(columns), key=key)
+            shape = replace(table.shape, columns=columns, key=key)
         if table is None or shape != table.shape:
             shape = shape if table is None else replace(shape, version=shape.version + 1)
             frames.describe(shape)
             self._is_new = True
-        found = self._tables[name] = _Table(shape, highest, fields, writers)
+        # Of a row that lacks columns, `fields` do not say what the table has.
+        is_whole = len(names) == len(fields)
+        found = _Table(shape, highest, fields if is_whole else (), writers)
+        self._tables[name] = found
         return found
+
+
+def _numbered(
+    names: Sequence[str], sent: Mapping[str, Mapping[str, Any]], known: Sequence[ColumnShape], highest: int
+) -> tuple[tuple[ColumnShape, ...], int]:
+    """Return columns of these names, and the highest number that one has had."""
+    before = {column.name: column for column in known}
+    columns = []
+    for name in names:
+        if name in before and name not in sent:
+            columns.append(before[name])
+            continue
+        if name not in before:
+            highest += 1
+        number = before[name].number if name in before else highest
+        columns.append(ColumnShape(name, column_type(sent[name])[0], number))
+    return tuple(columns), highest
 
 
 _OPS = ("c", "r", "u", "d")

@@ -1,0 +1,239 @@
+"""Values of Debezium's documents as PostgreSQL's text, by the schemas that the documents have for them. Pure.
+
+What a type of Debezium's has no form for, Tailrace's own sink writes as PostgreSQL's text: `NaN` of a
+decimal, `infinity` of a date, a timestamp beyond 64 bits (docs/converters.md, "Differences from Debezium").
+
+Source: Debezium 3.6, io.debezium.time, io.debezium.data, UnchangedToastedPlaceholder.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.decode.values.stamps import stamp_texts
+
+#: Makes PostgreSQL's text of a value; the second argument is the value's schema.
+Writer = Callable[[Any, Mapping[str, Any]], str]
+
+_DAY_0 = date(1970, 1, 1)
+_TIME_0 = datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without a zone
+#: Of `bit varying` without a length: zeros at the beginning are not in the bytes.
+_LENGTH_UNKNOWN = 2**31 - 1
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+_STAMP = re.compile(
+    r"-?infinity|\d{4,}-\d\d-\d\d(?: \d\d:\d\d:\d\d(?:\.\d+)?(?:[+-]\d\d(?::\d\d){0,2})?)?(?: BC)?"
+)
+_ISO_STAMP = re.compile(r"([+-]?)(\d{4,})(-\d\d-\d\d)T(\d\d:\d\d:\d\d(?:\.\d+)?)(Z|[+-][\d:]+)")
+
+#: Infinite timestamps, by units in a second: those of Debezium up to 3.6 and, in milliseconds, since 3.7.
+_INFINITIES: dict[int, dict[int, str]] = {
+    1_000: {
+        9_223_372_036_825_200: "infinity",
+        -9_223_372_036_832_400: "-infinity",
+        9_223_372_036_825_200_000: "infinity",
+        -9_223_372_036_832_400_000: "-infinity",
+    },
+    1_000_000: {9_223_372_036_825_200_000: "infinity", -9_223_372_036_832_400_000: "-infinity"},
+    1_000_000_000: {2**63 - 1: "infinity", -(2**63): "-infinity"},
+}
+
+
+class Placeholder:
+    """What documents have in the place of a value that was not sent.
+
+    :param text: Debezium's `unavailable.value.placeholder`.
+    """
+
+    def __init__(self, text: str) -> None:
+        raw = text.encode()
+        encoded = _base64(raw)
+        self._plain = {text, raw, encoded}
+        # Of arrays of texts, of bytes and of numbers, of maps, and of decimals with a scale of their own.
+        self._nested: list[Any] = [[text], [encoded], [raw], list(raw), {text: text}]
+        self._nested += [{"scale": 0, "value": encoded}, {"scale": 0, "value": raw}]
+
+    def stands_for(self, value: Any) -> bool:
+        """Return whether a value is the placeholder, in the form that its type has for it."""
+        if isinstance(value, str | bytes):
+            return value in self._plain
+        return isinstance(value, list | dict) and value in self._nested
+
+
+def column_type(schema: Mapping[str, Any]) -> tuple[str, Writer]:
+    """Return PostgreSQL's type for values of a schema, and what writes them; text if there is no schema."""
+    if not schema:
+        return "text", _text
+    logical = _LOGICAL.get(schema.get("name") or "")
+    return logical or _TYPES.get(schema.get("type", ""), ("jsonb", _json))
+
+
+def _day(value: Any, _schema: Mapping[str, Any]) -> str:
+    if isinstance(value, str):
+        return _as_sent(value)
+    try:
+        return str(_DAY_0 + timedelta(days=value))
+    except OverflowError:  # before year 1, or after 9999
+        return str(stamp_texts(pa.array([value], pa.int32()).cast(pa.date32()))[0])
+
+
+def _timestamp(per_s: int) -> Writer:
+    def text(value: Any, _schema: Mapping[str, Any]) -> str:
+        if isinstance(value, str):
+            return _as_sent(value)
+        if value in _INFINITIES[per_s]:
+            return _INFINITIES[per_s][value]
+        us = int(value) * 1_000_000 // per_s
+        try:
+            return _short(str(_TIME_0 + timedelta(microseconds=us)))
+        except OverflowError:  # before year 1, or after 9999
+            return str(stamp_texts(pa.array([us], pa.timestamp("us")))[0])
+
+    return text
+
+
+def _as_sent(text: str) -> str:
+    if not _STAMP.fullmatch(text):
+        raise ValueError("no date and no timestamp of PostgreSQL's")
+    return text
+
+
+def _short(text: str) -> str:
+    """Return a time without zeros at the end of its fraction."""
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _time(per_s: int) -> Writer:
+    def text(value: Any, _schema: Mapping[str, Any]) -> str:
+        seconds, us = divmod(int(value) * 1_000_000 // per_s, 1_000_000)
+        return _short(f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{us:06}")
+
+    return text
+
+
+def _zoned_stamp(value: Any, _schema: Mapping[str, Any]) -> str:
+    parts = _ISO_STAMP.fullmatch(value)
+    if parts is None:
+        return _as_sent(value)
+    sign, digits, day, time, zone = parts.groups()
+    year = int(sign + digits)
+    era, year = (" BC", 1 - year) if year < 1 else ("", year)
+    return f"{year:04}{day} {_short(time)}{_zone(zone)}{era}"
+
+
+def _zoned_time(value: Any, _schema: Mapping[str, Any]) -> str:
+    at = re.search(r"Z|[+-]", value)
+    return value if at is None else _short(value[: at.start()]) + _zone(value[at.start() :])
+
+
+def _zone(text: str) -> str:
+    return "+00" if text == "Z" else text
+
+
+def _decimal(value: Any, schema: Mapping[str, Any]) -> str:
+    if isinstance(value, dict):  # VariableScaleDecimal
+        scale, raw = int(value["scale"]), _raw(value["value"])
+    # Eight letters of base64 may be those of `Infinity`: only a decimal without a precision can be infinite.
+    elif value == "NaN" or (schema.get("type") == "struct" and value in _NO_NUMBERS):
+        return str(value)
+    else:
+        scale, raw = int(schema.get("parameters", {}).get("scale", 0)), _raw(value)
+    unscaled = int.from_bytes(raw, "big", signed=True)
+    sign, digits = "-" if unscaled < 0 else "", str(abs(unscaled)).zfill(max(scale, 0) + 1)
+    whole = len(digits) - max(scale, 0)
+    return f"{sign}{digits[:whole]}.{digits[whole:]}" if scale > 0 else f"{sign}{digits}{'0' * -scale}"
+
+
+def _raw(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else base64.b64decode(value, validate=True)
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _bytes(value: Any, _schema: Mapping[str, Any]) -> str:
+    return "\\x" + _raw(value).hex()
+
+
+def _bits(value: Any, schema: Mapping[str, Any]) -> str:
+    number = int.from_bytes(_raw(value), "little")
+    length = int(schema.get("parameters", {}).get("length", 1))
+    return f"{number:b}".zfill(0 if length == _LENGTH_UNKNOWN else length)
+
+
+def _plain(value: Any, _schema: Mapping[str, Any]) -> str:
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    return value if isinstance(value, str) else repr(value)
+
+
+def _double(value: Any, _schema: Mapping[str, Any]) -> str:
+    if isinstance(value, str) and value not in _NO_NUMBERS:
+        raise ValueError("no number")
+    number = float(value)
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return repr(number).removesuffix(".0")
+
+
+def _real(value: Any, schema: Mapping[str, Any]) -> str:
+    # The fewest digits that are this number in 32 bits: Avro's are read into 64.
+    return _double(float(str(np.float32(value))), schema)
+
+
+def _json(value: Any, _schema: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_base64)
+
+
+def _text(value: Any, _schema: Mapping[str, Any]) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else _json(value, _schema)
+
+
+#: By the name of a logical type: PostgreSQL's type, and what writes a value as its text.
+_LOGICAL: dict[str, tuple[str, Writer]] = {
+    "io.debezium.time.Date": ("date", _day),
+    "org.apache.kafka.connect.data.Date": ("date", _day),
+    "io.debezium.time.Timestamp": ("timestamp", _timestamp(1_000)),
+    "org.apache.kafka.connect.data.Timestamp": ("timestamp", _timestamp(1_000)),
+    "io.debezium.time.MicroTimestamp": ("timestamp", _timestamp(1_000_000)),
+    "io.debezium.time.NanoTimestamp": ("timestamp", _timestamp(1_000_000_000)),
+    "io.debezium.time.ZonedTimestamp": ("timestamptz", _zoned_stamp),
+    "io.debezium.time.Time": ("time", _time(1_000)),
+    "org.apache.kafka.connect.data.Time": ("time", _time(1_000)),
+    "io.debezium.time.MicroTime": ("time", _time(1_000_000)),
+    "io.debezium.time.NanoTime": ("time", _time(1_000_000_000)),
+    "io.debezium.time.ZonedTime": ("timetz", _zoned_time),
+    "org.apache.kafka.connect.data.Decimal": ("numeric", _decimal),
+    "io.debezium.data.VariableScaleDecimal": ("numeric", _decimal),
+    "io.debezium.data.Json": ("json", _plain),
+    "io.debezium.data.Uuid": ("uuid", _plain),
+    "io.debezium.data.Xml": ("xml", _plain),
+    "io.debezium.data.Bits": ("varbit", _bits),
+}
+#: By Connect's type.
+_TYPES: dict[str, tuple[str, Writer]] = {
+    "boolean": ("bool", _plain),
+    "int8": ("int2", _plain),
+    "int16": ("int2", _plain),
+    "int32": ("int4", _plain),
+    "int64": ("int8", _plain),
+    "float": ("float4", _real),
+    "float32": ("float4", _real),
+    "double": ("float8", _double),
+    "float64": ("float8", _double),
+    "string": ("text", _plain),
+    "bytes": ("bytea", _bytes),
+}

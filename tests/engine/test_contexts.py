@@ -13,6 +13,8 @@ from tailrace.engine.contracts import RetriableError
 from tailrace.engine.metrics import OWN_PREFIX, SERIES_MAX
 from tailrace.engine.offsets.partitions import ConnectorOffsets
 from tailrace.errors import Kind, TailraceError
+from tailrace.records.batch import Batch
+from tailrace.records.making import SourceRecord
 from tailrace.testing import Fault, LinesSource, conformance
 from tailrace.testing.contexts import connector_context, metrics_of, task_context
 from tests.support.engine_runs import Leaks
@@ -114,6 +116,53 @@ def test_what_a_task_writes_goes_where_a_life_ends():
     assert store.kept == {json.dumps({"other": "x"}): {"at": 1}}
     writer.write({"other": "x"}, {"at": 2})
     assert store.kept == {json.dumps({"other": "x"}): {"at": 1}}
+
+
+class PollsLate:
+    """A task whose second poll returns when the engine ends; then it writes an offset behind that."""
+
+    def __init__(self, written):
+        self._polled, self._written = 0, written
+
+    def start(self, context):
+        self._context = context
+
+    def poll(self, timeout_s):
+        if self._polled == 2 or (self._polled == 1 and not self._context.stopping.wait(timeout_s)):
+            return None
+        self._polled += 1
+        if self._polled == 2:
+            threading.Timer(0.1, self._write).start()
+        record = SourceRecord(
+            topic="t", offset={"line": self._polled}, key=None, value={"number": self._polled}
+        )
+        return Batch.of_records([record], partition={"partition": "0-0"})
+
+    def _write(self):
+        self._context.offset_writer.write({"partition": "0-0"}, {"line": 2})
+        self._written.set()
+
+    def commit(self, partition, offset):
+        pass
+
+    def stop(self):
+        pass
+
+
+def test_no_offset_is_committed_behind_a_batch_that_was_dropped_at_the_end(monkeypatch):
+    store, got, written = Store(), [], threading.Event()
+    source = LinesSource(0, ends=False)
+    monkeypatch.setattr(source, "create_task", lambda: PollsLate(written))
+
+    def handler(record):
+        got.append(record.value["number"])
+        assert written.wait(60)
+
+    with engine_of(source, handler, offsets=store):
+        wait_until(lambda: got, 60, "the first record")
+    assert written.is_set()
+    assert got == [1]
+    assert store.kept == {json.dumps({"partition": "0-0"}): {"line": 1}}
 
 
 def test_a_connector_writes_at_once_what_no_task_answers_for():

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from decimal import Decimal
 from typing import Any
 
@@ -182,6 +182,18 @@ def test_a_handler_that_fails_is_an_error_of_the_task_and_its_record_is_never_pa
     if order == "ordered":
         assert got == list(range(poison))
         assert run.store.last == poison
+
+
+@pytest.mark.parametrize("kind", [on_batch, on_record])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_handler_whose_own_future_was_cancelled_has_failed(
+    order: Order, kind: Callable[[Callable[[Any], Any]], Any]
+) -> None:
+    cancelled: Future[None] = Future()
+    cancelled.cancel()
+    with running(kind(lambda _: cancelled.result()), order) as run, pytest.raises(CancelledError):
+        run.work_off(stream(5))
+    assert run.store.last == 0
 
 
 async def awaited(_: Any) -> None:

@@ -22,10 +22,11 @@ from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.config import ColumnMask, ColumnPolicy
+from tailrace.config.load import from_mapping
 from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.subscriptions import app, hub, served_log
-from tailrace.subscriptions.served_log import places_in
+from tailrace.subscriptions.served_log import places_in, places_of
 from tailrace.subscriptions.server import serving
 from tests.support.orders_log import LogOfOrders
 from tests.support.subscriptions import TOKEN, changes, ids, refused, socket_to, subscribed
@@ -416,6 +417,26 @@ def test_of_several_sources_one_is_named(tmp_path):
         assert (status, error["hint"]) == (400, "name one with source: east, west")
         with subscribed(port, source="west", from_=0) as stream:
             assert ids(stream, 1) == [1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "postgresql", "dsn": "host=127.0.0.1 port=1", "tables": ["shop.*"]},
+        {"type": "vitess", "hosts": ["127.0.0.1:1"], "keyspace": "shop", "tables": ["shop.*"]},
+    ],
+    ids=["postgres", "vitess"],
+)
+def test_a_table_that_the_file_captures_may_be_named_before_its_first_change(tmp_path, source):
+    log = LogOfOrders(tmp_path / "log")
+    log.insert(1)
+    pipeline = {"name": "shop", "source": source, "log": {"path": str(tmp_path / "log")}, "sinks": []}
+    with serving(places_of(from_mapping(pipeline)), SubscriptionsConfig(port=0)) as port:
+        with subscribed(port, table="shop.later"):
+            pass
+        status, error = refused(port, table="elsewhere.later")
+        assert (status, error["kind"]) == (404, "table_unknown")
+    log.close()
 
 
 def test_a_log_that_is_not_there_yet_can_be_served_and_is_read_once_it_is(tmp_path):

@@ -164,7 +164,9 @@ class _Attempt:
         self.doing = "poll"
         batch = polling.call(self._poll)
         if self.environment.latches.ending.is_set():
-            return  # what came was handed to nobody: it comes again in the next attempt
+            if batch is not None:
+                self.commits.drop()  # handed to nobody: it comes again in the next attempt
+            return
         self.doing = "process"
         if batch is None:
             self.processor.drain(0.0)

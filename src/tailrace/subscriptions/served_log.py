@@ -19,6 +19,8 @@ from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.config import ColumnPolicy, EngineConfig, PostgresSource
+from tailrace.config.source.section import SourceSection
+from tailrace.config.source.vitess import VitessSource
 from tailrace.decode.changes import no_changes
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.schemas import Catalog
@@ -67,10 +69,18 @@ def places_of(config: EngineConfig) -> tuple[LogPlace, ...]:
             each.log.path,
             each.source.disclosure,
             each.source.value_modes,
-            each.source.captures if isinstance(each.source, PostgresSource) else None,
+            _captures(each.source),
         )
         for each in config.pipelines
     )
+
+
+def _captures(source: SourceSection) -> Callable[[str, str], bool] | None:
+    if isinstance(source, PostgresSource):
+        return source.captures
+    if isinstance(source, VitessSource):
+        return lambda schema, table: schema == source.keyspace and source.captures(table)
+    return None
 
 
 def places_in(directory: Path) -> tuple[LogPlace, ...]:

@@ -89,6 +89,11 @@ class Commits:
         self._raise_failure()
         self._partitions.write(partition, offset)
 
+    def drop(self) -> None:
+        """Take note that a polled batch was not taken: no offset that is written from now on is committed."""
+        with self._lock:
+            self._partitions.has_dropped = True
+
     def _raise_failure(self) -> None:
         if self._failed is not None:
             raise self._failed

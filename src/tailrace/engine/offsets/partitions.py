@@ -37,6 +37,7 @@ class TrackedPartitions:
         self.lock = threading.Lock()
         self.committed_records = 0
         self.is_closed = False  # nothing is taken note of any more
+        self.has_dropped = False  # a polled batch: an offset that is written now may be behind it
         self._claim = claim
         self._all: dict[Key, TrackedPartition] = {}
         self._of_batch: dict[int, TrackedPartition] = {}
@@ -54,7 +55,7 @@ class TrackedPartitions:
         """Take note of an offset that no record brings, as `Tracker.note`; locks."""
         self._claim_new(partition)
         with self.lock:
-            if not self.is_closed:
+            if not self.is_closed and not self.has_dropped:
                 self._of(partition).tracker.note(next(self._noted), dict(offset))
 
     def tracker_of(self, batch: Batch) -> Tracker | None:

@@ -130,10 +130,12 @@ class Dispatcher(Generic[Part]):
             try:
                 self._fill()
                 self._executor.go_on()
-            except (GivenUpError, CancelledError):
+            except GivenUpError:
                 pass
             except BaseException as error:  # noqa: BLE001 - the task's thread raises it
-                self._limiter.fail(error)
+                # The engine cancels only at its end; a handler may have waited for a future of its own.
+                if not (isinstance(error, CancelledError) and self._limiter.shut.is_set()):
+                    self._limiter.fail(error)
             if self._limiter.shut.is_set():
                 while self._waiting:
                     self._waiting.popleft().cancel()

@@ -194,6 +194,7 @@ def test_a_field_of_100_mb_passes_within_three_times_the_row(pg: Database, tmp_p
     assert lengths(tmp_path / "lake" / "public.large", "t") == [100_000_000] * 5
 
 
+@pytest.mark.ci
 def test_1600_columns_pass_within_100_mb(pg: Database, tmp_path: Path) -> None:
     pg.execute(f"create table wide({' int, '.join(COLUMNS)} int, primary key (c0))")
     wide = (

@@ -115,7 +115,7 @@ def facts_of(row: Any) -> dict[str, Any]:
     return {name.removeprefix("transaction_"): value for name, value in row.asDict().items()}
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_topics_that_our_own_sink_writes_are_joined(
     spark: Any, pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:

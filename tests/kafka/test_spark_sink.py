@@ -33,6 +33,7 @@ def log(tmp_path: Path) -> Iterator[HandmadeLog]:
         yield written
 
 
+@pytest.mark.ci
 def test_tasks_write_what_the_process_would_and_what_they_meet_is_told(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, spark: Any
 ) -> None:

@@ -40,7 +40,9 @@ def refuse(*_: Any, **__: Any) -> None:
     raise DeltaError
 
 
-@pytest.mark.parametrize("mirror", ["small", "large", "refused by delta-rs"])
+@pytest.mark.parametrize(
+    "mirror", ["small", "large", pytest.param("refused by delta-rs", marks=pytest.mark.ci)]
+)
 def test_a_snapshot_on_demand_takes_away_what_is_not_there_any_more(
     place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, mirror: str
 ) -> None:
@@ -268,7 +270,7 @@ def test_what_check_prints_for_a_column_list_leads_to_whole_columns(
 EQUAL_KEYS = {"double precision": ("0", "-0"), "real": ("-0", "0"), "numeric": ("1.0", "1.000")}
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.ci)])
 def test_equal_keys_that_are_written_otherwise_are_one_row(place: SimpleNamespace, at_once: bool) -> None:
     pg = place.pg
     tables = {f"t_{kind.split()[0]}": (kind, *texts) for kind, texts in EQUAL_KEYS.items()}

@@ -95,6 +95,7 @@ def test_transactions_are_counted_and_placed_together(
     altered = shapes[-1]
     assert altered.key_document == {"databaseName": pg.name, "schemaName": "public", "tableName": "orders"}
     assert altered.document["keyColumnNames"] == ["id"]
+    assert altered.document["lsn"] > max(one.document["lsn"] for one in shapes[:-1]) > 0
     assert [(one["name"], one["typeName"], one["optional"]) for one in altered.document["columns"]] == [
         ("id", "int4", False), ("what", "text", True), ("more", "int4", True),
     ]  # fmt: skip

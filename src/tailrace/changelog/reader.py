@@ -348,7 +348,7 @@ class LogReader:
                 raise TailraceError(
                     Kind.LOG_RANGE_INVALID,
                     f"read the change log: offset {offset} is not where a transaction ends",
-                    "use offsets that tailrace gave out: of a committed range, or of `log show`",
+                    f"the transaction begins at {self._last_boundary(offset, first)}: use that",
                     {"task": self._task},
                 )
 

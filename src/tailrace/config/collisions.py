@@ -159,7 +159,9 @@ def _groups(content: dict[str, Any]) -> Iterator[ConfigProblem]:
             other = taken.setdefault(group, index)
             if other != index:
                 yield ConfigProblem(
-                    ("sinks", index, "group"), f"is that of sinks[{other}] too: they would fence each other"
+                    ("sinks", index, "group"),
+                    f"is that of sinks[{other}] too: they would share offsets and fence each other; "
+                    "give each sink a group of its own",
                 )
 
 

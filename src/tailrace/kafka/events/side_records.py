@@ -33,7 +33,7 @@ from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.events.boundaries import Ended
 from tailrace.model import Column, Relation, ValueModes
-from tailrace.protocol.frames import Numbers
+from tailrace.protocol.frames import CONTROL_LSN_AT, Numbers
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.ranges.changes import settled_facts, with_renames
 from tailrace.ranges.plan import Piece
@@ -132,7 +132,7 @@ _SHAPE_VALUE = named_field(
 class ShapeChange:
     """A table's new shape, as it is let out.
 
-    :param lsn: of the message, 0 where it has none.
+    :param lsn: of the commit of the first transaction that has it, or of the snapshot; 0 where there is none.
     """
 
     what: str
@@ -279,6 +279,7 @@ def shape_changes(
     settled = settled_facts(reader, blocks[0].header.log_offset, [*in_force, *here])
     table_policy = with_renames(table_policy, reader)  # names are kept before such facts are in the log
     catalog = Catalog(in_force, modes, settled)
+    commits: dict[int, int] = {}  # by relation: the LSN of its last facts
     for block in blocks:
         if not block.header.has_schema:
             continue
@@ -291,12 +292,19 @@ def shape_changes(
             oid = int(key[1:])
             before = _in_force(catalog, oid)
             catalog.apply(frame)
+            if key[0] == "F":
+                commits[oid] = _lsn_at(frame, CONTROL_LSN_AT)
             if key[0] != "R":
                 continue  # types and facts come before the message that they are of
             relation = catalog.relation(oid)
             if before is None or table_policy.relation(before) != table_policy.relation(relation):
-                lsn = int.from_bytes(frame[_LSN_AT : _LSN_AT + 8], "big")
+                # The server gives no LSN to its own message.
+                lsn = _lsn_at(frame, _LSN_AT) or commits.get(oid, 0)
                 yield ShapeChange(ALTER if before else CREATE, table_policy.relation(relation), lsn)
+
+
+def _lsn_at(frame: bytes, at: int) -> int:
+    return int.from_bytes(frame[at : at + 8], "big")
 
 
 def _in_force(catalog: Catalog, oid: int) -> Relation | None:

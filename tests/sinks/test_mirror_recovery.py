@@ -19,6 +19,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes
 from tailrace.sinks.contract import SparkNeededError
 from tailrace.sinks.delta import rewrite
+from tailrace.sinks.delta.folder import DeltaFolder
 from tailrace.sinks.delta.mirror import sink as mirror
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
@@ -317,6 +318,33 @@ def test_a_key_that_the_database_changes_stops_no_mirror(tmp_path, log):
     for start, end in pairwise(edges):
         write(sink, log, start, end)
     assert mirror_rows(tmp_path / "lake" / "public.t") == [{"id": 2, "no": 10}]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["a new table", "a table with rows"])
+def test_a_crash_between_the_commits_of_two_keys_in_one_range_loses_no_row(begun, tmp_path, log, monkeypatch):
+    columns = {"id": INT8, "no": INT8}
+    start, rows = 0, [{"id": number, "no": number} for number in (1, 2, 3, 4)]
+    sink = opened("mirror", tmp_path / "lake", log)
+    if begun:
+        start = log.commit(relation(1, "public.t", columns), insert(1, 0, 0))
+        write_alone(sink, log, 0, start)
+        rows.insert(0, {"id": 0, "no": 0})
+    by_id = [relation(1, "public.t", columns), *(insert(1, number, number) for number in (1, 2, 3))]
+    end = log.commit(*by_id, relation(1, "public.t", columns, key=("no",)), insert(1, 4, 4))
+
+    def append(folder, files, version):
+        if version == end:
+            raise failpoints.FailpointError("the second commit")
+        of_deltas(folder, files, version)
+
+    of_deltas = DeltaFolder.append
+    monkeypatch.setattr(DeltaFolder, "append", append)
+    with pytest.raises(failpoints.FailpointError):
+        write_alone(sink, log, start, end)
+    monkeypatch.undo()
+    assert mirror_rows(tmp_path / "lake" / "public.t") == rows[:-1]
+    write_alone(sink, log, start, end)
+    assert mirror_rows(tmp_path / "lake" / "public.t") == rows
 
 
 def test_whole_rows_begin_with_what_came(tmp_path, log):

@@ -8,6 +8,7 @@ tables of a range are committed and on disk; only tables with changes in a range
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -66,9 +67,20 @@ class TableWork:
     def place(self, file: StagedFile) -> AddedFile:
         """Move a staged file into the table's folder. Nobody sees it before a commit names it."""
         source = Path(self.staged(file.directory, file.name))
+        name = self.move(source, file.name)
+        return AddedFile(name, file.rows, file.bytes, file.facts)
+
+    def move(self, source: Path, name: str) -> str:
+        """Move a file into the table's folder; return its name there: `name` with the commit's version.
+
+        Files are numbered by what the table lacks. If a range has several commits of the table and is
+        written again after the first of them, `name` alone may be that of a file which is committed.
+        """
+        stem, suffix = os.path.splitext(name)
+        unique = f"{stem}-{self.version:016x}{suffix}"
         self.folder.path.mkdir(parents=True, exist_ok=True)
-        source.replace(self.folder.path / file.name)
-        return AddedFile(file.name, file.rows, file.bytes, file.facts)
+        source.replace(self.folder.path / unique)
+        return unique
 
 
 class DeltaMode(Protocol):

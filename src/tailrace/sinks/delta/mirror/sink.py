@@ -243,8 +243,8 @@ def _rows(
         return [_placed(work, file) for file in files if file.facts["net_rows"]]
     added = []
     for number, facts in enumerate(_composed(spark, work, files, schema, rows_only=True)):
-        name = f"{os.path.splitext(files[0].name)[0]}-net-{number:03d}.parquet"
-        Path(facts["path"]).replace(_folder(work) / name)
+        stem = os.path.splitext(files[0].name)[0]
+        name = work.move(Path(facts["path"]), f"{stem}-net-{number:03d}.parquet")
         added.append(AddedFile(name, facts["rows"], facts["bytes"], facts))
     return [file for file in added if file.rows]
 
@@ -252,11 +252,6 @@ def _rows(
 def _placed(work: TableWork, file: StagedFile) -> AddedFile:
     added = work.place(file)
     return AddedFile(added.name, file.facts["net_rows"], added.bytes, added.facts)
-
-
-def _folder(work: TableWork) -> Path:
-    work.folder.path.mkdir(parents=True, exist_ok=True)
-    return work.folder.path
 
 
 def _net(

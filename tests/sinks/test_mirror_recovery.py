@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from tailrace.sinks.contract import SparkNeededError
 from tailrace.sinks.delta import rewrite
 from tailrace.sinks.delta.folder import DeltaFolder
 from tailrace.sinks.delta.mirror import sink as mirror
+from tailrace.sinks.delta.mirror.files import compose
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
@@ -345,6 +347,31 @@ def test_a_crash_between_the_commits_of_two_keys_in_one_range_loses_no_row(begun
     assert mirror_rows(tmp_path / "lake" / "public.t") == rows[:-1]
     write_alone(sink, log, start, end)
     assert mirror_rows(tmp_path / "lake" / "public.t") == rows
+
+
+def test_a_table_that_takes_the_name_of_another_in_a_range_does_not_share_its_net_changes(
+    tmp_path, log, monkeypatch
+):
+    columns = {"id": TEXT, "n": INT8}
+    log.commit(relation(1, "public.a", columns), insert(1, "x", 1))
+    log.commit(relation(1, "public.b", columns), insert(1, "y", 2))
+    log.commit(relation(2, "public.a", columns), insert(2, "p", 10))
+    end = log.commit(insert(2, "q", 20))
+    both_composed = threading.Barrier(2)
+
+    def composed(work):
+        found = compose(work)
+        both_composed.wait(10)
+        return found
+
+    monkeypatch.setattr(mirror, "compose", composed)
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, 0, end)
+    found = {name: mirror_rows(tmp_path / "lake" / f"public.{name}") for name in ("a", "b")}
+    assert found == {
+        "a": [{"id": "p", "n": 10}, {"id": "q", "n": 20}],
+        "b": [{"id": "x", "n": 1}, {"id": "y", "n": 2}],
+    }
 
 
 def test_whole_rows_begin_with_what_came(tmp_path, log):

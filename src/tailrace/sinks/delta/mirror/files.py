@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
-from tailrace.sinks import names
 from tailrace.sinks.delta.mirror.net_changes import (
     LOG_OFFSET,
     ORIGIN,
@@ -186,20 +185,19 @@ def _empty_lists(count: int) -> pa.ListArray:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Several files of one table, in log order, to be made one; `bucket` of `bounds`' buckets.
+    """Several files of one table, in log order, to be made one at `out`; `bucket` of `bounds`' buckets.
 
     `rows_only`: the table was empty before the first of them, so what counts in the end is the
     rows that are there, not how they came.
     """
 
-    staging: str
     relation: Relation
     paths: tuple[str, ...]
     schema: bytes
     rows_only: bool
     bucket: int
     bounds: pa.Array | None
-    name: str
+    out: str
 
 
 def compose(work: Composition) -> dict[str, Any]:
@@ -216,9 +214,8 @@ def compose(work: Composition) -> dict[str, Any]:
     events = net(pa.concat_tables(parts), key, np.concatenate(steps))
     if work.rows_only:
         events = _rows_that_are_there(events)
-    path = os.path.join(work.staging, names.staged_name(work.name, f"net-{work.bucket:05d}.parquet"))
-    facts = write_events(path, events, work.relation)
-    return {**facts, "path": path, "rows": len(events), "bytes": os.stat(path).st_size}
+    facts = write_events(work.out, events, work.relation)
+    return {**facts, "path": work.out, "rows": len(events), "bytes": os.stat(work.out).st_size}
 
 
 def _rows_that_are_there(events: pa.Table) -> pa.Table:

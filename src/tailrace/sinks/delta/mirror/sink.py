@@ -297,12 +297,15 @@ def _composed(
         largest = max(zip((file.facts["net_rows"] for file in files), paths, strict=True))[1]
         bounds = bounds_of(largest, relation.key[0], -(-rows // BUCKET_ROWS))
     serialized = schema.serialize().to_pybytes()
+    # By the table's folder and version: a range may have files of two tables under one name, and two commits.
+    stem = f"net-{work.version:016x}"
     compositions = [
         Composition(
-            str(work.staging), relation, paths, serialized, rows_only, bucket, bounds, files[0].directory
+            relation, paths, serialized, rows_only, bucket, bounds,
+            work.staged(work.folder.path.name, f"{stem}-{bucket:05d}.parquet"),
         )
         for bucket in range(1 if bounds is None else len(bounds) + 1)
-    ]
+    ]  # fmt: skip
     return run(spark, compositions, compose, work.folder.sink)
 
 

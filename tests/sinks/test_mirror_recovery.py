@@ -15,14 +15,18 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace import failpoints
+from tailrace.changelog import runs
+from tailrace.changelog.reader import LogReader
 from tailrace.config import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import ValueModes
+from tailrace.model import LogRange, ValueModes
+from tailrace.ranges import changes as range_changes
+from tailrace.ranges import plan
 from tailrace.sinks.contract import SparkNeededError
 from tailrace.sinks.delta import rewrite
 from tailrace.sinks.delta.folder import DeltaFolder
+from tailrace.sinks.delta.mirror import files
 from tailrace.sinks.delta.mirror import sink as mirror
-from tailrace.sinks.delta.mirror.files import compose
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
@@ -235,6 +239,25 @@ def test_a_value_that_was_never_sent_is_marked_as_unknown(tmp_path, log):
     assert unknown["_position"]["special"] == [("note", None)]
 
 
+@pytest.mark.parametrize("buffered", [1, 64 << 20], ids=["reduced on the way", "reduced at the end"])
+def test_a_row_that_moved_takes_nothing_from_who_came_to_its_key(buffered, tmp_path, log, monkeypatch):
+    monkeypatch.setattr(files, "BUFFERED_BYTES_MAX", buffered)
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each transaction's changes come apart
+    monkeypatch.setattr(range_changes, "STRETCH_BYTES_MAX", 1)
+    moved = rekey(1, (1, None, None), (2, UNCHANGED, 1))
+    log.commit(ACCOUNTS, moved, insert(1, 1, "another row's", 2), update(1, 2, UNCHANGED, 3))
+    end = log.commit(insert(1, 5, "later", 5))
+    with LogReader.open(log.path, "0") as reader:
+        (piece,) = plan.pieces("0", reader.blocks(0, end), 0, end)
+    sink = opened("mirror", tmp_path / "lake", log)
+    sink.write(None, log.path, LogRange("0", 0, end), [piece])
+    assert {row["id"]: row["note"] for row in table(tmp_path / "lake")} == {
+        1: "another row's",
+        2: None,  # never sent: the log begins after the row came
+        5: "later",
+    }
+
+
 def test_a_table_without_a_key_is_refused_with_the_ways_out(tmp_path, log):
     end = log.commit(relation(2, 'public.no"key', {"a": TEXT}, key=()), insert(2, "x"))
     sink = opened("mirror", tmp_path / "lake", log)
@@ -360,7 +383,7 @@ def test_a_table_that_takes_the_name_of_another_in_a_range_does_not_share_its_ne
     both_composed = threading.Barrier(2)
 
     def composed(work):
-        found = compose(work)
+        found = files.compose(work)
         both_composed.wait(10)
         return found
 

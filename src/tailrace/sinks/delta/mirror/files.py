@@ -63,6 +63,7 @@ class NetWriter:
         self._relation = relation
         self._key = relation.key
         self._events: list[pa.Table] = []
+        self._net_rows = 0  # so many at the front are net events
         self._bytes = 0
         self._truncated = False
         self._snapshots: set[int | None] = set()
@@ -72,7 +73,7 @@ class NetWriter:
         op = changes.op
         truncates = changes.log_offset[op == ord(Op.TRUNCATE)]
         if len(truncates):
-            self._events, self._bytes, self._truncated = [], 0, True
+            self._events, self._net_rows, self._bytes, self._truncated = [], 0, 0, True
             changes = changes.slice(int(truncates[-1]) + 1, np.iinfo(np.int64).max)
             op = changes.op
         if not changes.count:
@@ -83,14 +84,14 @@ class NetWriter:
         self._events.append(events)
         self._bytes += events.nbytes
         if self._bytes >= BUFFERED_BYTES_MAX:
-            self._events = [net(pa.concat_tables(self._events), self._key)]
-            self._bytes = self._events[0].nbytes
+            events = self._net()
+            self._events, self._net_rows, self._bytes = [events], len(events), events.nbytes
 
     def close(self) -> dict[str, Any]:
         one_snapshot = len(self._snapshots) == 1 and None not in self._snapshots
-        events = pa.concat_tables(self._events) if self._events else None
-        if events is not None and not one_snapshot:
-            events = net(events, self._key)
+        events = None
+        if self._events:
+            events = pa.concat_tables(self._events) if one_snapshot else self._net()
         facts = write_events(self._path, events, self._relation)
         self._events = []
         return {
@@ -98,6 +99,12 @@ class NetWriter:
             "truncated": self._truncated,
             "snapshot": next(iter(self._snapshots)) if one_snapshot else None,
         }
+
+    def _net(self) -> pa.Table:
+        events = pa.concat_tables(self._events)
+        # Net events are one stretch, before all others: what they leave open is as of its beginning.
+        is_net = np.arange(len(events)) < self._net_rows
+        return net(events, self._key, np.where(is_net, -1, events[LOG_OFFSET].to_numpy()))
 
 
 def open_net(path: str, relation: Relation) -> NetWriter:

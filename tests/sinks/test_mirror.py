@@ -154,6 +154,17 @@ def stories() -> list[Story]:
     whole.then += [update_whole(o, ("y", "NaN"), ("y", 3))]
     whole.expected = [("q", 1.0), ("x", 1.0), ("y", 3.0), ("z", 2.0)]
 
+    named = story(
+        "full rows with names of columns that the merge might take for itself",
+        {"_rank": INT4, "_more": TEXT, "o": TEXT},
+        key=(),
+        identity="f",
+    )
+    o = named.oid
+    named.first = [insert(o, 1, "x", "y"), insert(o, 1, "x", "y"), insert(o, 2, None, "z")]
+    named.then = [insert(o, 3, "q", "y"), delete_whole(o, 1, "x", "y")]
+    named.expected = [(1, "x", "y"), (2, None, "z"), (3, "q", "y")]
+
     fresh = story("a table that first comes later")
     o = fresh.oid
     fresh.then = [

@@ -22,6 +22,8 @@ stops a sink, in a way that is a function of the table's own names and never giv
 - Delta ignores case. Of columns whose names differ by case alone one keeps its name, the one in
   lower case if there is one, else the first; the others get `~~` and a hash of their name.
 
+No name in a Delta table begins with `~` and a letter beyond `f`: columns that only a merge needs do.
+
 Pure: functions of their arguments alone.
 """
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from tailrace.sinks.delta.folder import DeltaFolder
 
+_RANK, _MORE = quoted("~rank"), quoted("~more")  # no column of a mirror is called so; see `names`
+
 
 class WholeRowWriter:
     """Writes the rows of one table and piece that came and that went, in log order.
@@ -110,10 +112,11 @@ def merge_rows(
             changes = changes.selectExpr("*", f"true as {UPSERT}")
         changes = changes.selectExpr(*map(quoted, columns), POSITION, f"coalesce({UPSERT}, true) as {UPSERT}")
         ranked = _ranked(changes, columns)
-        came = ranked.where(f"{UPSERT} and _rank <= _more").select(*map(quoted, columns), POSITION, UPSERT)
+        came = ranked.where(f"{UPSERT} and {_RANK} <= {_MORE}")
+        came = came.select(*map(quoted, columns), POSITION, UPSERT)
         source = came
         if not from_empty:
-            went = ranked.where(f"not {UPSERT} and _rank <= - _more")
+            went = ranked.where(f"not {UPSERT} and {_RANK} <= - {_MORE}")
             source = came.unionByName(_victims(went, target.toDF(), columns))
         written = Path(paths[0]).with_name(f"rows-{Path(paths[0]).name}")
         source.write.parquet(str(written))
@@ -132,14 +135,14 @@ def merge_rows(
 
 
 def _ranked(rows: DataFrame, columns: list[str]) -> DataFrame:
-    """Number equal rows from 1, those that came and those that went each for themselves; `_more`
-    is how many more came than went.
+    """Number equal rows from 1, those that came and those that went each for themselves, in `_RANK`;
+    `_MORE` is how many more came than went.
     """
     equal = ", ".join([*map(quoted, columns), _texts(POSITION)])
     return rows.selectExpr(
         "*",
-        f"row_number() over (partition by {equal}, {UPSERT} order by {POSITION}.log_offset desc) as _rank",
-        f"sum(case when {UPSERT} then 1 else -1 end) over (partition by {equal}) as _more",
+        f"row_number() over (partition by {equal}, {UPSERT} order by {POSITION}.log_offset desc) as {_RANK}",
+        f"sum(case when {UPSERT} then 1 else -1 end) over (partition by {equal}) as {_MORE}",
     )
 
 
@@ -156,10 +159,10 @@ def _victims(went: DataFrame, target: DataFrame, columns: list[str]) -> DataFram
 
     equal = ", ".join([*map(quoted, columns), _texts(POSITION)])
     numbered = target.selectExpr(
-        "*", f"row_number() over (partition by {equal} order by {POSITION}.log_offset) as _rank"
+        "*", f"row_number() over (partition by {equal} order by {POSITION}.log_offset) as {_RANK}"
     )
     terms = [f"g.{quoted(name)} <=> o.{quoted(name)}" for name in columns]
-    terms += [f"{_texts('g.' + POSITION)} <=> {_texts('o.' + POSITION)}", "g._rank = o._rank"]
+    terms += [f"{_texts('g.' + POSITION)} <=> {_texts('o.' + POSITION)}", f"g.{_RANK} = o.{_RANK}"]
     condition = reduce(lambda first, second: first & second, map(expr, terms))
     nulls = [
         expr(f"cast(null as {field.dataType.simpleString()})").alias(field.name)

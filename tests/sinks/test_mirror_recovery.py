@@ -258,6 +258,17 @@ def test_a_row_that_moved_takes_nothing_from_who_came_to_its_key(buffered, tmp_p
     }
 
 
+def test_a_column_has_a_name_that_a_small_merge_might_take_for_itself(tmp_path, log):
+    columns = {"id": INT8, "big": TEXT, "_left_0": TEXT}
+    middle = log.commit(relation(1, "public.t", columns), insert(1, 1, "long", "a"))
+    end = log.commit(update(1, 1, UNCHANGED, "b"), insert(1, 2, "other", "c"))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, 0, middle)
+    write_alone(sink, log, middle, end)
+    found = [tuple(row.values()) for row in mirror_rows(tmp_path / "lake" / "public.t")]
+    assert found == [(1, "long", "b"), (2, "other", "c")]
+
+
 def test_a_table_without_a_key_is_refused_with_the_ways_out(tmp_path, log):
     end = log.commit(relation(2, 'public.no"key', {"a": TEXT}, key=()), insert(2, "x"))
     sink = opened("mirror", tmp_path / "lake", log)

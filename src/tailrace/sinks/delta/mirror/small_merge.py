@@ -73,7 +73,7 @@ def merge_small(work: SmallMerge) -> bool:
     if source.open and (source.special or _has_special_texts(table, work.path)):
         return False
     same = " and ".join(f't."{name}" = s."{name}"' for name in source.key)
-    left = {name: f"_left_{number}" for number, name in enumerate(sorted(source.open))}
+    left = {name: f"~left_{number}" for number, name in enumerate(sorted(source.open))}
     sql = Dialect(
         lambda name: f'"{name}"',
         lambda side: f"{side}.\"{POSITION}\"['log_offset']",

@@ -165,6 +165,18 @@ def stories() -> list[Story]:
     named.then = [insert(o, 3, "q", "y"), delete_whole(o, 1, "x", "y")]
     named.expected = [(1, "x", "y"), (2, None, "z"), (3, "q", "y")]
 
+    both = {"id": INT8, "no": INT8, "note": TEXT}
+    keyed = story("rows move under one key and then under another in one range", both)
+    o = keyed.oid
+    keyed.first = [insert(o, 1, 1, "a"), insert(o, 2, 2, "b"), insert(o, 3, 3, "c"), insert(o, 4, 4, "d")]
+    keyed.then = [rekey(o, (1, None, None), (11, 1, UNCHANGED)), *(insert(o, n, n, "") for n in (5, 6, 7))]
+    keyed.then += [rekey(o, (2, None, None), (12, 2, UNCHANGED))]
+    keyed.then += [relation(o, keyed.name, both, key=("no",)), rekey(o, (None, 3, None), (3, 13, UNCHANGED))]
+    keyed.then += [relation(o, keyed.name, {**both, "more": INT4}, key=("no",))]
+    keyed.then += [rekey(o, (None, 4, None, None), (4, 14, UNCHANGED, 1))]
+    moved = [(11, 1, "a", None), (12, 2, "b", None), (3, 13, "c", None), (4, 14, "d", 1)]
+    keyed.expected = [*moved, *((n, n, "", None) for n in (5, 6, 7))]
+
     fresh = story("a table that first comes later")
     o = fresh.oid
     fresh.then = [

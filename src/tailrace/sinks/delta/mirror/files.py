@@ -119,7 +119,8 @@ def open_net(path: str, relation: Relation) -> NetWriter:
             "mirror a table: it has no key (a deferrable one is none), so its rows can't be identified",
             f"choose: give it one (ALTER TABLE {name} ADD PRIMARY KEY …) and begin with a new log, a new "
             "snapshot and an empty path; or name columns that tell its rows apart in source.message_keys, "
-            f"and start again; or mirror it by whole rows (ALTER TABLE {name} REPLICA IDENTITY FULL, and "
+            "and start again, but not those of a deferrable key, which two rows may have for a moment; "
+            f"or mirror it by whole rows (ALTER TABLE {name} REPLICA IDENTITY FULL, and "
             "`keyless: full_row` for the sink); or leave it out of the sink's `tables`",
             {"table": relation.qualified_name},
         )

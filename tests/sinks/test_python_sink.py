@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from tailrace.changelog import runs
+from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
 from tailrace.config import ColumnPolicy, EngineConfig
 from tailrace.config.sections import PythonSinkConfig as PythonConfig
 from tailrace.converters.contract import Converter
 from tailrace.engine.contracts import StopEngine
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import OWN_FORMS
+from tailrace.model import OWN_FORMS, LogRange
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import SinkState
 from tailrace.ranges import changes as changes_module
+from tailrace.ranges import plan
 from tailrace.sinks.build import build, recorded_position
 from tests.support.orders_log import LogOfOrders
 
@@ -112,6 +115,32 @@ def test_one_that_goes_on_failing_stops_and_keeps_its_place(log, called) -> None
     called.faults = {}
     fed(config, log, end)
     assert called.seen == [1, 2, 3]
+
+
+def test_its_place_within_a_transaction_never_goes_back(log, called, monkeypatch) -> None:
+    monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)  # each block is decoded alone
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)
+    end = log.insert_in_blocks((1, 2), (3, 4), (5, 6))
+
+    class Always(dict):
+        def pop(self, key, *_):
+            return self[key]
+
+    called.faults = Always({6: ValueError("always")})
+    path = log.directory.path
+    Readers(log.directory).register("mine", {"0": 0})
+    sink = build(config_of("record", batch=False), ColumnPolicy(), OWN_FORMS, path)
+    sink.open(log.directory.identity, "shop")
+    with LogReader.open(path, "0") as reader:
+        pieces = plan.pieces("0", reader.blocks(0, end), 0, end)
+    places = []
+    for _ in range(4):
+        with pytest.raises(TailraceError):
+            sink.write(None, path, LogRange("0", 0, end), pieces)
+        places.append(Readers(log.directory).get("mine").kept["0"]["log_offset"])
+    sink.close()
+    assert len(set(places)) == 1
+    assert called.seen == [1, 2, 3, 4, 5]
 
 
 def test_it_cannot_end_the_pipeline(log, called) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,17 @@ class LogOfOrders:
         messages += [inserted(number) for number in ids]
         messages.append(commit(lsn, time_us))
         return self._append(b"".join(frames.xlog_frame(lsn, lsn, 0, message) for message in messages))
+
+    def insert_in_blocks(self, *parts: Sequence[int]) -> int:
+        """Append one transaction, the rows of each part in a block; return the log's new durable end."""
+        self.number += 1
+        lsn, time_us = self.number * 1000, EPOCH_US + self.number * 1_000_000
+        blocks = [[begin(lsn, time_us, 700 + self.number), relation()]]
+        blocks += [[inserted(number) for number in ids] for ids in parts]
+        end = 0
+        for messages in [*blocks, [commit(lsn, time_us)]]:
+            end = self._append(b"".join(frames.xlog_frame(lsn, lsn, 0, message) for message in messages))
+        return end
 
     def progress(self) -> int:
         """Append a frame without rows; return the log's new durable end."""

@@ -147,6 +147,8 @@ class PythonSink:
             if piece.end <= begin:
                 continue
             for stretch in stretches_of(reader, piece, None, self._modes, table_policy):
+                if stretch.end <= begin:
+                    continue  # of a transaction that was delivered in part: its end would be kept as done
                 wanted = self._wanted(stretch, begin)
                 yield from batches_of(
                     self._partition, log_id, wanted, self._config.batch_rows_max, self._origin

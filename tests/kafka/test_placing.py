@@ -191,7 +191,7 @@ def test_a_transaction_that_comes_in_parts_is_counted_on() -> None:
     converter = JsonConverter(provide_transaction_metadata=True, tombstones_on_delete=False)
     whole = converter.convert(group).values.to_pylist()
     for same in (group, as_columns(group)):
-        parts = [replace(same.slice(at, at + 1), earlier=at) for at in range(3)]
+        parts = [replace(same.slice(at, at + 1), orders=np.array([at + 1])) for at in range(3)]
         orders = [
             json.loads(value)["transaction"]["data_collection_order"]
             for part in parts

@@ -46,3 +46,23 @@ def test_a_record_may_become_several_events_or_none() -> None:
     assert found[-1].record.row == 2
     assert found.keys.to_pylist() == [None, "x", "x", "y", None, "z"]
     assert found.topics.to_pylist() == ["b", "a", "a", "a", "b", "a"]
+
+
+def test_a_topics_events_are_put_together_from_its_groups_in_the_source_order() -> None:
+    marked = pa.array([{"n": 1, "mark": "x"}, {"n": 3, "mark": None}])
+    found = events(
+        (group("a", 0, 3), Converted(pa.array(["k0", "k3"]), pa.array(["0", None]), marked)),
+        (group("b", 1), Converted(None, pa.array(["1"]))),
+        (group("a", 2, 5), Converted(None, [b"2", b"5"], pa.array([{"n": "two"}, None]))),
+        (group("a", 4), Converted(pa.array(["k4"], pa.large_string()), pa.array(["4"]))),
+    )
+    by_topic = dict(found.by_topic(0, 9))
+    assert by_topic["b"].values.to_pylist() == ["1"]
+    both = by_topic["a"]
+    assert both.keys.to_pylist() == [b"k0", None, b"k3", b"k4", None]
+    assert both.values.to_pylist() == [b"0", b"2", None, b"4", b"5"]
+    assert [(one["n"], one["mark"]) for one in both.headers.to_pylist()] == [
+        (b"1", "x"), (b"two", None), (b"3", None), (None, None), (None, None),
+    ]  # fmt: skip
+    [(_, part)] = found.by_topic(2, 4)
+    assert part.values.to_pylist() == [b"2", None]

@@ -20,6 +20,7 @@ from tailrace.protocol.frames import Numbers
 from tailrace.ranges.changes import DecodedBatch
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.records.group import Group, Places
+from tailrace.records.orders import TableOrders
 
 #: The members of an offset.
 LOG, LOG_OFFSET = "log", "log_offset"
@@ -93,10 +94,12 @@ def batches_of(
         is_last = upto == len(offsets)
         end = stretch.end if is_last else int(offsets[upto - 1]) + 1
         tables = changes if is_last and not first else _between(changes, int(offsets[first]), end)
+        orders = TableOrders()
         yield Batch(
             partition,
             tuple(
-                _group(table, np.searchsorted(offsets, table.log_offset) - first, origin) for table in tables
+                _group(table, np.searchsorted(offsets, table.log_offset) - first, origin, orders)
+                for table in tables
             ),
             upto - first,
             LogOffsets(log_id, offsets[first:upto]),
@@ -120,6 +123,8 @@ def _transaction_ends(stretch: DecodedBatch, order: Numbers) -> npt.NDArray[np.b
     return np.append(ordinals[1:] == 0, is_end)
 
 
-def _group(changes: TableChanges, index: Places, origin: SourceInfo | None) -> Group:
+def _group(
+    changes: TableChanges, index: Places, origin: SourceInfo | None, orders: TableOrders
+) -> Group:
     topic = MESSAGES_TOPIC if changes.relation is None else changes.relation.qualified_name
-    return Group.of_changes(topic, index, changes, origin)
+    return Group.of_changes(topic, index, changes, origin, orders.of(changes))

@@ -11,7 +11,7 @@ import bisect
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,11 @@ from tailrace.records.group import Group, Places
 from tailrace.records.record import Record
 from tailrace.records.values import python_values
 
+T = TypeVar("T")
+
 #: Events whose values are made Python's together.
 _RUN = 1024
+_BYTES = pa.large_binary()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,8 +150,8 @@ class Events(Sequence[Event]):
                 part = places[begin:end], converted.part(begin, end)
                 found.setdefault(group.topic, []).append(part)
         for topic, parts in found.items():
-            for converted in _interleaved(parts):
-                yield topic, converted
+            order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
+            yield topic, interleaved([converted for _, converted in parts], order)
 
     def _places(self) -> list[Places]:
         parts = zip(self.batch.groups, self.converted, strict=True)
@@ -190,19 +193,47 @@ class Events(Sequence[Event]):
         return _Entries(self.batch.groups[group], self.converted[group], 1).event(entry, self.batch.partition)
 
 
-def _interleaved(parts: Sequence[tuple[Places, Converted]]) -> Iterator[Converted]:
-    """Yield events of several groups by their places: as many at once as come from one group."""
+def interleaved(parts: Sequence[Converted], order: Places) -> Converted:
+    """Return events of several groups as if they were one group's, without `rows`.
+
+    :param parts: ready to go out: keys and values are texts or bytes, and no header is nested.
+    :param order: of the events, laid end to end.
+    """
     if len(parts) == 1:
-        yield parts[0][1]
-        return
-    order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
-    of_part = np.repeat(np.arange(len(parts)), [len(places) for places, _ in parts])[order]
-    done, first = [0] * len(parts), 0
-    for last in [*(np.flatnonzero(np.diff(of_part)) + 1).tolist(), len(order)]:
-        part, count = int(of_part[first]), last - first
-        yield parts[part][1].part(done[part], done[part] + count)
-        done[part] += count
-        first = last
+        return parts[0]
+    counts, at = [len(part) for part in parts], pa.array(order)
+    keys = [part.keys for part in parts]
+    headers = [_by_name(part.headers) for part in parts]
+    names = list(dict.fromkeys(name for found in headers for name in found))
+    columns = [_end_to_end([found.get(name) for found in headers], counts).take(at) for name in names]
+    return Converted(
+        None if all(found is None for found in keys) else _end_to_end(keys, counts).take(at),
+        _end_to_end([part.values for part in parts], counts).take(at),
+        pa.StructArray.from_arrays(columns, names) if names else None,
+    )
+
+
+def _by_name(headers: pa.StructArray | None) -> dict[str, pa.Array]:
+    return {} if headers is None else dict(zip(headers.type.names, headers.flatten(), strict=True))
+
+
+def _end_to_end(parts: Sequence[pa.Array | Sequence[Any] | None], counts: Sequence[int]) -> pa.Array:
+    arrays = [
+        pa.nulls(count) if part is None else part if isinstance(part, pa.Array) else pa.array(part, _BYTES)
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    kinds = {array.type for array in arrays if not pa.types.is_null(array.type)}
+    if len(kinds) == 1:
+        (kind,) = kinds
+        return pa.concat_arrays([array.cast(kind) for array in arrays])
+    return pa.concat_arrays([_in_bytes(array) for array in arrays])
+
+
+def _in_bytes(values: pa.Array) -> pa.Array:
+    # Numbers and flags have no bytes of their own but those of their texts.
+    kind = values.type
+    is_fixed = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+    return (values.cast(pa.large_string()) if is_fixed else values).cast(_BYTES)
 
 
 class _Entries:
@@ -247,22 +278,23 @@ _COLUMN_BYTES = 512
 _GROWTH = 8
 
 
-def converted_in_parts(
-    convert: Callable[[Group], Converted], group: Group, bytes_max: int = CONVERTED_BYTES
-) -> Iterator[tuple[Group, Converted]]:
-    """Yield the parts of a group, in order, each with what it is converted to.
+def made_in_parts(
+    make: Callable[[int, int], tuple[T, int]], records: int, columns: int, bytes_max: int = CONVERTED_BYTES
+) -> Iterator[T]:
+    """Yield what is made of so many records, part by part in their order.
 
-    :param bytes_max: a part is larger only if its records are much larger than those before it, or if it is
-        one record.
+    :param make: called with a part's first record and the one behind its last, counted from 0; it returns
+        how many bytes it made, too.
+    :param columns: the most that a record has.
+    :param bytes_max: of a part, unless its records are much larger than those before it, or it is one record.
     """
-    at, records = 0, max(1, bytes_max // (_COLUMN_BYTES * _width(group)))
-    while at < len(group):
-        upto = min(at + records, len(group))
-        part = group if upto - at == len(group) else group.slice(at, upto)
-        converted = convert(part)
-        yield part, converted
-        fitting = bytes_max * len(part) // max(1, bytes_of(converted))
-        at, records = upto, max(1, min(fitting, _GROWTH * records))
+    at, size = 0, max(1, bytes_max // (_COLUMN_BYTES * columns))
+    while at < records:
+        upto = min(at + size, records)
+        made, made_bytes = make(at, upto)
+        yield made
+        fitting = bytes_max * (upto - at) // max(1, made_bytes)
+        at, size = upto, max(1, min(fitting, _GROWTH * size))
 
 
 def bytes_of(converted: Converted) -> int:
@@ -276,7 +308,8 @@ def bytes_of(converted: Converted) -> int:
     return found
 
 
-def _width(group: Group) -> int:
+def width(group: Group) -> int:
+    """Return how many columns the records of a group have."""
     if group.wire is not None:
         return max(1, len(group.relation.columns)) if group.relation is not None else 1
     return max(1, *(int(column.type.num_fields) for column in group.columns.schema))

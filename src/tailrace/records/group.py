@@ -20,6 +20,7 @@ from tailrace.decode import images
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.model import Relation
+from tailrace.protocol.frames import Numbers
 from tailrace.records.values import python_values, with_specials
 
 #: Places of records: 64-bit, rising.
@@ -60,7 +61,8 @@ class Group:
         that what was dropped can be counted as done.
     :param relation: the table, as it is let out; None for what belongs to none.
     :param origin: what the source is called, as far as it is known; converters write it.
-    :param earlier: how many records of the first one's transaction and table came before the group.
+    :param orders: each record's number among the changes of its table in its transaction, from 1; None: as
+        far as the group has them.
     :param made: by column, each row's value as Python's, or `NOT_MADE`: see `value_at`, which fills it.
     """
 
@@ -79,14 +81,19 @@ class Group:
     _images: dict[str, tuple[pa.Array, pa.Array | None]] = field(default_factory=dict, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     origin: SourceInfo | None = None
-    earlier: int = 0
+    orders: Numbers | None = None
 
     @classmethod
     def of_changes(
-        cls, topic: str, index: Places, changes: TableChanges, origin: SourceInfo | None = None
+        cls,
+        topic: str,
+        index: Places,
+        changes: TableChanges,
+        origin: SourceInfo | None = None,
+        orders: Numbers | None = None,
     ) -> Group:
         """Make a group of changes as the log holds them; nothing is decoded."""
-        return cls(topic, index, changes.relation, changes, origin=origin)
+        return cls(topic, index, changes.relation, changes, origin=origin, orders=orders)
 
     @classmethod
     def of_columns(
@@ -116,6 +123,7 @@ class Group:
             _sent(self._columns),
             _sent(beside),
             self.origin,
+            self.orders,
         )
 
     @property
@@ -245,6 +253,7 @@ class Group:
             _changes=None if self._changes is None else self._changes.take(rows),
             _columns=None if self._columns is None else self._columns.take(arrow),
             _beside={name: column.take(arrow) for name, column in self._beside.items()},
+            orders=None if self.orders is None else self.orders[rows],
         )
 
     def slice(self, first: int, last: int) -> Group:
@@ -257,6 +266,7 @@ class Group:
             _changes=None if self._changes is None else self._changes.part(first, last),
             _columns=None if self._columns is None else self._columns.slice(first, last - first),
             _beside={name: column.slice(first, last - first) for name, column in self._beside.items()},
+            orders=None if self.orders is None else self.orders[first:last],
         )
 
     def with_wire(self, changes: TableChanges) -> Group:
@@ -282,7 +292,8 @@ class Group:
 
     def with_columns(self, columns: pa.RecordBatch) -> Group:
         """Return records with other columns, as many rows; they are no longer what the wire says."""
-        return Group.of_columns(self.topic, self.index, columns, self.relation, self.origin)
+        made = Group.of_columns(self.topic, self.index, columns, self.relation, self.origin)
+        return replace(made, orders=self.orders)
 
     @property
     def size_bytes(self) -> int:
@@ -313,7 +324,8 @@ def _restored(
     columns: bytes | None,
     beside: bytes | None,
     origin: SourceInfo | None,
+    orders: Numbers | None,
 ) -> Group:
     found = _received(beside)
     headers = {} if found is None else dict(zip(found.schema.names, found.columns, strict=True))
-    return Group(topic, index, relation, changes, _received(columns), headers, origin=origin)
+    return Group(topic, index, relation, changes, _received(columns), headers, origin=origin, orders=orders)

@@ -25,6 +25,7 @@ from tailrace.decode.types import known_type
 from tailrace.decode.values import forms
 from tailrace.model import OWN_FORMS, Op, Relation, ValueModes
 from tailrace.protocol.frames import Bytes, Numbers
+from tailrace.records.orders import order_in_table
 
 # Rows of a table's numbers, each of a change, beside those of `decode.json.debezium`.
 TOTAL_ORDER, TABLE_ORDER = 7, 8
@@ -126,19 +127,8 @@ def key_names(relation: Relation) -> tuple[str, ...]:
 
 def numbers_of(us: Numbers, commit_lsn: Numbers, lsn: Numbers, xid: Numbers, ordinal: Numbers) -> Numbers:
     """Return the rows of a table's numbers; `kernel.NONE` where there is none."""
-    order = _order_in_table(commit_lsn, xid)
+    order = order_in_table(commit_lsn, xid)
     return np.stack([*times_of(us), commit_lsn, lsn, xid, ordinal, ordinal + 1, order])
-
-
-def _order_in_table(commit_lsn: Numbers, xid: Numbers) -> Numbers:
-    # Counted from 1 again at each transaction; as far as the group holds it.
-    count = len(xid)
-    if count == 0:
-        return np.empty(0, np.int64)
-    begins = np.ones(count, np.bool_)
-    begins[1:] = (commit_lsn[1:] != commit_lsn[:-1]) | (xid[1:] != xid[:-1])
-    first = np.maximum.accumulate(np.where(begins, np.arange(count), 0))
-    return np.arange(count, dtype=np.int64) - first + 1
 
 
 def row_schema(name: str, fields: Sequence[Field], *, all_there: bool, key: frozenset[str]) -> Schema:

@@ -26,7 +26,6 @@ from tailrace.converters.connect_schemas import Schema
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
 from tailrace.decode import images, kernel
 from tailrace.decode.gather import text_buffers
-from tailrace.decode.json.debezium import COMMIT_LSN
 from tailrace.decode.types import known_type, value_type
 from tailrace.decode.values import forms
 from tailrace.decode.values.forms import form_of
@@ -355,8 +354,6 @@ def change_table_of(group: Group) -> ChangeTable:
     :raises TailraceError: `DECODE_FAILED`.
     """
     found = of_columns(group) if group.wire is None else of_wire(group.wire.tuples_in_utf8())
-    if group.earlier and len(found):
-        # The transaction that the group goes on with is counted on.
-        of_commit = found.numbers[COMMIT_LSN]
-        found.numbers[TABLE_ORDER, of_commit == of_commit[0]] += group.earlier
+    if group.orders is not None:
+        found.numbers[TABLE_ORDER] = group.orders
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,13 +38,15 @@ from tailrace.kafka.producer.account import Account
 from tailrace.kafka.producer.partitioner import Share, by_key, by_transaction
 from tailrace.kafka.producer.sender import Partitions
 from tailrace.kafka.producer.writer import Writer
-from tailrace.model import Op, ValueModes, format_lsn
+from tailrace.model import Op, ValueModes
 from tailrace.protocol.frames import Numbers
 from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import Piece
-from tailrace.records.events import Converted, converted_in_parts
+from tailrace.records.events import Converted, bytes_of, made_in_parts, width
 from tailrace.records.group import Group
+from tailrace.records.orders import TableOrders
 from tailrace.sinks.contract import function_failure
+from tailrace.sinks.kafka.outgoing import Outgoing, Portion, cutting, in_log_order, place_of, placed
 from tailrace.transforms.chain import Chain
 
 if TYPE_CHECKING:
@@ -68,54 +70,13 @@ class Sent:
     bytes: int = 0
     dead_letters: int = 0
     boundaries: Boundaries = field(default_factory=Boundaries)
-    #: By table: the transaction of its last change, and how many of its changes were sent so far.
-    under_way: dict[str, tuple[int, int]] = field(default_factory=dict)
+    orders: TableOrders = field(default_factory=TableOrders)
 
     def add(self, other: Sent) -> None:
         """Count what `other` has, too."""
         self.rows += other.rows
         self.bytes += other.bytes
         self.dead_letters += other.dead_letters
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outgoing:
-    """Records for one topic, ready to be sent.
-
-    :param partitions: as `Writer.send` has them.
-    :param rows: for each event the row of `changes` that it came from, never falling.
-    """
-
-    topic: str
-    events: Converted
-    partitions: Partitions
-    changes: TableChanges
-    rows: Numbers
-
-    @property
-    def log_offset(self) -> Numbers:
-        """The log offset of each event's change, never falling."""
-        return self.changes.log_offset[self.rows]
-
-    def part(self, first: int, last: int) -> Outgoing:
-        """Return the records from the `first` on and before the `last`, counted from 0."""
-        return Outgoing(
-            self.topic,
-            self.events.part(first, last),
-            None if self.partitions is None else self.partitions[first:last],
-            self.changes,
-            self.rows[first:last],
-        )
-
-    def send(self, writer: Writer) -> None:
-        """Send them.
-
-        :raises TailraceError: as `Writer.send`, with the place in the log of the record that was refused.
-        """
-        try:
-            writer.send(self.topic, self.events, self.partitions)
-        except TailraceError as error:
-            raise _placed(error, self.changes, self.rows) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +154,20 @@ class Records:
     ) -> Iterator[Outgoing]:
         """Yield what the changes of `[start, end)` become, without what goes beside them; as `send`.
 
+        The records of each topic come in the order of the log.
+
         :param sent: what is yielded is added to it.
         """
         for piece in pieces:
             if piece.end <= start:
                 continue
             for stretch in changes_of(log, piece, None, self._form.modes, self._form.table_policy):
+                by_topic: dict[str, list[Portion]] = {}
                 for changes in stretch:
-                    yield from self._outgoing(changes.slice(start, end), sent, share)
+                    for portion in self._portions(changes.slice(start, end), sent, share):
+                        by_topic.setdefault(portion[0].topic, []).append(portion)
+                while by_topic:  # what is sent is let go of
+                    yield from self._of_topic(by_topic.pop(next(iter(by_topic))), sent, share)
 
     def has_beside(self, pieces: Sequence[Piece]) -> bool:
         """Return whether records that belong to single transactions go beside the changes of these pieces."""
@@ -251,18 +218,20 @@ class Records:
             topic = legal(self._config.schema_changes_topic, "")
             self.send_beside(writer, side_records.shape(topic, change, self._origin))
 
-    def _outgoing(self, changes: TableChanges, sent: Sent, share: Share | None) -> Iterator[Outgoing]:
+    def _portions(self, changes: TableChanges, sent: Sent, share: Share | None) -> Iterator[Portion]:
         relation = changes.relation
         if not changes.count or (relation and not self._config.wants(relation.schema, relation.table)):
             return
         topics = self._topics
         topic = topics.of_table(relation.schema, relation.table) if relation else topics.beside("message")
-        group = Group.of_changes(topic, np.arange(changes.count, dtype=np.int64), changes, self._origin)
+        places = np.arange(changes.count, dtype=np.int64)
+        orders = sent.orders.of(changes) if self._config.provide_transaction_metadata else None
+        group = Group.of_changes(topic, places, changes, self._origin, orders)
         for made in self._own(self._form.chain.apply, group):
             if share is None:
-                yield from self._of_group(made, changes, sent)
+                yield made, changes
             elif len(mine := self._narrowed(made, share)):
-                yield from self._of_group(mine, changes, sent, share)
+                yield mine, changes
                 sent.rows += len(mine)
         if share is None:
             sent.rows += changes.count
@@ -286,31 +255,40 @@ class Records:
         mine = np.flatnonzero(share.has(keys, group.topic, count))
         return group.take(mine if rows is None else np.unique(rows[mine]))
 
-    def _of_group(
-        self, group: Group, changes: TableChanges, sent: Sent, share: Share | None = None
+    def _of_topic(
+        self, portions: Sequence[Portion], sent: Sent, share: Share | None
     ) -> Iterator[Outgoing]:
+        for group, changes in portions:
+            self._require(group, changes)
+        cut = cutting(portions)
+
+        def make(first: int, last: int) -> tuple[list[Outgoing], int]:
+            made: list[Outgoing] = []
+            size = 0
+            for group, changes in cut(first, last):
+                events = self._converted(group, changes)
+                size += bytes_of(events)
+                made += self._of_events(group, events, changes, sent, share)
+            return in_log_order(made), size
+
+        records = sum(len(group) for group, _ in portions)
+        for found in made_in_parts(make, records, max(width(group) for group, _ in portions)):
+            yield from found
+
+    def _require(self, group: Group, changes: TableChanges) -> None:
         relation = changes.relation
         table = ("", "") if relation is None else (relation.schema, relation.table)
         try:
             self._topics.require(group.topic, *table)
         except TailraceError as error:
-            place = _place(changes, int(group.index[0]))
+            place = place_of([changes], int(changes.log_offset[group.index[0]]))
             raise TailraceError(error.kind, error.message, error.hint, {**error.context, **place}) from error
-        for part, events in self._converted(group, changes, sent):
-            yield from self._of_events(part, events, changes, sent, share)
 
-    def _converted(
-        self, group: Group, changes: TableChanges, sent: Sent
-    ) -> Iterator[tuple[Group, Converted]]:
-        def convert(part: Group) -> Converted:
-            if self._config.provide_transaction_metadata:
-                part = _counted(part, changes, sent)
-            try:
-                return self._own(self._converting, part)
-            except TailraceError as error:
-                raise _placed(error, changes, part.index) from error
-
-        return converted_in_parts(convert, group)
+    def _converted(self, group: Group, changes: TableChanges) -> Converted:
+        try:
+            return self._own(self._converting, group)
+        except TailraceError as error:
+            raise placed(error, [changes], changes.log_offset[group.index]) from error
 
     def _of_events(
         self, group: Group, events: Converted, changes: TableChanges, sent: Sent, share: Share | None
@@ -325,7 +303,7 @@ class Records:
         if self._config.provide_transaction_metadata:
             _note(changes, events, rows, sent.boundaries)
         partitions = self._partitions(group.topic, events, changes, rows)
-        yield Outgoing(group.topic, events, partitions, changes, rows)
+        yield Outgoing(group.topic, events, partitions, changes.log_offset[rows], [changes])
         sent.bytes += events.values.nbytes if isinstance(events.values, pa.Array) else 0
 
     def _partitions(self, topic: str, events: Converted, changes: TableChanges, rows: Numbers) -> Partitions:
@@ -380,7 +358,7 @@ class Records:
         sent.dead_letters += len(refused)
         found = changes.relation.qualified_name if changes.relation else ""
         log.warning("records too large: dead letters", topic=topic, table=found, records=len(refused))
-        return Outgoing(target, made, None, changes, of_refused)
+        return Outgoing(target, made, None, changes.log_offset[of_refused], [changes])
 
 
 def _too_large(topic: str, size: int, limit: int, changes: TableChanges, row: int) -> TailraceError:
@@ -389,35 +367,8 @@ def _too_large(topic: str, size: int, limit: int, changes: TableChanges, row: in
         f"send a record of {size} bytes: {limit} are the most that a record and what is around it may have",
         "raise max.message.bytes of the topic and message.max.bytes in `options`, leave out the table or the "
         "column, or take dead letters instead: set dead_letter_topic",
-        {"topic": topic, **_place(changes, row)},
+        {"topic": topic, **place_of([changes], int(changes.log_offset[row]))},
     )
-
-
-def _placed(error: TailraceError, changes: TableChanges, rows: Numbers) -> TailraceError:
-    """Return the error with the table and, where the record is known, its place in the log."""
-    context = error.context
-    row = context.pop("row", None)
-    table = changes.relation.qualified_name if changes.relation else ""
-    place = _place(changes, int(rows[row])) if isinstance(row, int) else {"table": table}
-    return TailraceError(error.kind, error.message, error.hint, {**context, **place})
-
-
-def _place(changes: TableChanges, row: int) -> dict[str, object]:
-    table = changes.relation.qualified_name if changes.relation else ""
-    offset, lsn = int(changes.log_offset[row]), int(changes.commit_lsn[row])
-    return {"table": table, "log_offset": offset, "commit_lsn": format_lsn(lsn)}
-
-
-def _counted(group: Group, changes: TableChanges, sent: Sent) -> Group:
-    """Return the group with what it goes on from: a transaction may come in several parts."""
-    table = changes.relation.qualified_name if changes.relation else ""
-    of_commit = changes.commit_lsn[group.index]
-    transaction, count = sent.under_way.get(table, (-1, 0))
-    earlier = count if transaction == of_commit[0] else 0
-    last = int(of_commit[-1])
-    here = int(np.count_nonzero(of_commit == last))
-    sent.under_way[table] = last, here + (earlier if last == of_commit[0] else 0)
-    return replace(group, earlier=earlier)
 
 
 def _note(changes: TableChanges, events: Converted, rows: Numbers, boundaries: Boundaries) -> None:

@@ -20,7 +20,8 @@ from tailrace.ranges import plan
 from tailrace.ranges.changes import STRETCH_BYTES_MAX
 from tailrace.ranges.plan import Piece
 from tailrace.records.events import CONVERTED_BYTES, bytes_of
-from tailrace.sinks.kafka.records import Outgoing, Records, Sent
+from tailrace.sinks.kafka.outgoing import Outgoing
+from tailrace.sinks.kafka.records import Records, Sent
 
 log = structlog.get_logger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -270,6 +271,58 @@ def test_what_a_failed_fsync_left_in_memory_is_not_believed(
     writer.close()
     with LogWriter.open(log, "0") as after:
         assert after.tail == acknowledged
+
+
+@pytest.mark.parametrize(
+    ("call", "segment_bytes"),
+    [("stat", 1 << 20), ("stat", 2000), ("pwritev", 1 << 20)],
+    ids=["before it writes", "before it rolls", "while it writes"],
+)
+def test_an_fsync_that_fails_beside_an_append_leaves_a_log_that_goes_on(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch, call: str, segment_bytes: int
+) -> None:
+    source, cut = Source(), threading.Event()
+    writer = LogWriter.open(log, "0", options=LogOptions(segment_bytes=segment_bytes))
+    append(writer, first := source.transaction())
+    acknowledged = writer.sync()
+    append(writer, source.transaction(3, "x" * 1000))
+    real, fsync, ftruncate = getattr(os, call), os.fsync, os.ftruncate
+
+    def fail_once(_: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def truncate_and_tell(fd: int, size: int) -> None:
+        ftruncate(fd, size)
+        cut.set()
+
+    def beside_a_failing_fsync(*arguments: object) -> object:
+        monkeypatch.setattr(os, call, real)
+        monkeypatch.setattr(os, "fsync", fail_once)
+        monkeypatch.setattr(os, "ftruncate", truncate_and_tell)
+        syncing.start()
+        cut.wait(0.2)  # in vain where nothing is cut before this write is done
+        return real(*arguments)
+
+    def sync() -> None:
+        with contextlib.suppress(TailraceError):
+            writer.sync()
+
+    syncing = threading.Thread(target=sync)
+    monkeypatch.setattr(os, call, beside_a_failing_fsync)
+    with contextlib.suppress(TailraceError):
+        append(writer, source.transaction())
+    syncing.join(30)
+    monkeypatch.undo()
+    with pytest.raises(TailraceError) as caught:
+        writer.check_fence()
+    assert kind_of(caught) is Kind.LOG_WRITE_FAILED
+    writer.close()
+    with LogWriter.open(log, "0") as after:
+        assert after.tail == acknowledged
+        append(after, again := Source(lsn=after.tail.position).transaction())
+    assert content(log) == first + again
+    assert verify(log.path).sound
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])

@@ -4,9 +4,9 @@ Two threads use it. One appends, and cuts back; another calls `sync`. Appending 
 an fsync runs, so that one fsync covers all that came in during the one before. Any thread may
 `insert` a frame, which is written between two transactions.
 
-Three locks, the outer ones first: `_append_lock` is held by who writes; `_fsync_lock` for as long as
-an fsync runs, and whenever a segment is sealed or cut; `_lock` only guards the few values that both
-threads look at.
+Four locks, the outer ones first: `_append_lock` is held by who writes; `_fsync_lock` for as long as
+an fsync runs, and whenever a segment is sealed, cut or closed; `_file_lock` for as long as a write runs, and
+while what a failed fsync left is cut off; `_lock` only guards the few values that both threads look at.
 
 A write that finds no room is undone and may be tried again. After any other failed write, or
 any failed fsync, nothing is known about the file any more: the writer refuses everything from
@@ -139,7 +139,7 @@ class LogWriter:
         self._mark, self._lock_fd = mark, lock_fd
         self._encoder = Encoder(self._log_id, task, mark.mark.epoch, options.compression)
         self._append_lock = threading.RLock()
-        self._fsync_lock, self._lock = threading.Lock(), threading.Lock()
+        self._fsync_lock, self._file_lock, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
         self._failure: TailraceError | None = None
         self._segment: _Segment | None = None
         self._place = Place(0, 0, 0, 0, 0, None)
@@ -290,6 +290,7 @@ class LogWriter:
             if self._place.offset == self._tail.offset:
                 return
             with self._fsync_lock:
+                self.check_fence()  # an fsync that failed until now may have left what is not durable
                 self._close_segment()
                 try:
                     self._recover(self._durable.offset)
@@ -318,8 +319,9 @@ class LogWriter:
             finally:
                 if self._listener is not None:
                     self._listener.closed()
-                self._close_segment()
-                self._mark.close()
+                with self._fsync_lock:  # another thread's, of these files, may still run
+                    self._close_segment()
+                    self._mark.close()
                 os.close(self._lock_fd)
                 self._lock_fd = -1
                 self._failure = self._failure or TailraceError(
@@ -434,7 +436,9 @@ class LogWriter:
 
     def _write(self, segment: _Segment, parts: Sequence[Any]) -> int:
         """Write at the segment's end and return its new end; without room, undo."""
-        with self._repeatable("append to the change log", segment.path):
+        with self._repeatable("append to the change log", segment.path), self._file_lock:
+            if self._failure is not None:  # since the last check; the segment may be shorter now
+                raise self._failure
             try:
                 return durable.write_fully(segment.fd, parts, segment.file_at)
             except OSError:
@@ -444,15 +448,17 @@ class LogWriter:
                 raise
 
     def _fsync(self, segment: _Segment) -> None:
-        with self._ending("make the change log durable", segment.path):
-            try:
-                os.fsync(segment.fd)
-            except OSError:
-                # What was not made durable may still be read back from memory, by a recovery
-                # that would believe it. Take it away; the source sends it again.
+        try:
+            os.fsync(segment.fd)
+        except OSError as error:
+            # What was not made durable may still be read back from memory, by a recovery that would
+            # believe it. Take it away; the source sends it again. Nothing is written from then on: behind
+            # what is taken away it would be damage.
+            with self._file_lock:
+                self._failure = durable.final(error, "make the change log durable", segment.path)
                 with contextlib.suppress(OSError):
                     os.ftruncate(segment.fd, segment.durable_at)
-                raise
+            raise self._failure from error
 
     @contextlib.contextmanager
     def _repeatable(self, attempted: str, path: Path) -> Iterator[None]:

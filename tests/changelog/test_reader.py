@@ -6,6 +6,7 @@ import pickle
 import random
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -241,6 +242,55 @@ def test_a_reader_keeps_up_while_the_writer_appends_rolls_and_cuts(memory_path: 
     thread.join(60)
     assert not failed, failed
     assert b"".join(got) == b"".join(want)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda reader, inside, _end: reader.boundary_up_to(inside),
+        lambda reader, inside, _end: reader.read_on(inside, 1000),
+        lambda reader, _inside, end: reader.all_schema_frames(end, end),
+    ],
+    ids=["boundary_up_to", "read_on", "all_schema_frames"],
+)
+def test_a_segment_that_a_lost_connection_replaces_is_read_as_it_is_then(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[LogReader, int, int], object]
+) -> None:
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)
+    log, source = new_log(memory_path / "log"), Source()
+    with (
+        LogWriter.open(log, "0", options=LogOptions(segment_bytes=3000)) as writer,
+        LogReader.open(log, "0") as reader,
+    ):
+        append(writer, relation_frame(), source.begin(), source.insert())
+        append(writer, source.insert())
+        append(writer, last := source.insert(note="x" * 3000), source.commit())
+        end = writer.sync().offset
+        append(writer, source.begin(), source.insert())  # in the next segment, which is not durable
+        assert log.segments("0") == [0, end]
+        look(reader, end - len(last), end)
+        writer.discard_open_unit()
+        source.lsn -= 1000
+        append(writer, again := source.transaction(2))
+        [ref] = reader.blocks(end, writer.sync().offset)
+        assert bytes(reader.read(ref)) == again
+
+
+def test_an_empty_segment_that_another_writer_replaces_is_read_as_it_is_then(memory_path: Path) -> None:
+    log, source = new_log(memory_path / "log"), Source()
+    writer = LogWriter.open(log, "0", options=LogOptions(segment_bytes=1))
+    append(writer, relation_frame(), source.transaction())
+    end = writer.sync().offset
+    append(writer, source.begin(), source.insert())
+    assert len(apply(log, "0", RetentionRules(size_bytes=0)).segments) == 1
+    abandon(writer)
+    with LogReader.open(log, "0") as reader:
+        assert reader.all_schema_frames(end, end) == [relation_frame()]
+        with LogWriter.open(log, "0") as after:
+            append(after, again := source.transaction(2))
+            [ref] = reader.blocks(end, after.sync().offset)
+            assert reader.schema_before(ref) == [relation_frame()]
+            assert bytes(reader.read(ref)) == again
 
 
 def test_what_retention_took_is_named_gone_and_never_skipped(memory_path: Path) -> None:

@@ -102,7 +102,9 @@ class LogReader:
         :raises TailraceError: `LOG_MISSING`, if the log is gone.
         """
         with self._lock:
-            self._segments = self._directory.segments(self._task)
+            found = self._directory.segments(self._task)
+            # A writer may remove or replace a segment that begins at the durable end, save the first one.
+            self._segments = [offset for offset in found if offset < self._end.offset] or found[:1]
             present = set(self._segments)
             for kept in (self._heads, self._indexes):
                 for offset in [offset for offset in kept if offset not in present]:
@@ -405,10 +407,12 @@ class LogReader:
         """Return the index of the segment at a place in the list, up to the durable end."""
         offset = self._segments[at]
         following = self._segments[at + 1] if at + 1 < len(self._segments) else self._end.offset
-        found = self._indexes.setdefault(offset, SegmentIndex(self._path / codec.segment_name(offset)))
-        self._indexes.move_to_end(offset)
-        if len(self._indexes) > _INDEXES_KEPT:
-            self._indexes.popitem(last=False)
+        found = self._indexes.get(offset) or SegmentIndex(self._path / codec.segment_name(offset))
+        if offset < self._end.offset:  # else nothing of it is durable, and another may replace it
+            self._indexes[offset] = found
+            self._indexes.move_to_end(offset)
+            if len(self._indexes) > _INDEXES_KEPT:
+                self._indexes.popitem(last=False)
         try:
             found.extend(min(following, self._end.offset), self._seed, self._log_id)
         except FileNotFoundError:
@@ -474,7 +478,7 @@ class LogReader:
 
     def _boundary_up_to(self, offset: int) -> int:
         at = bisect.bisect_left(self._segments, offset)
-        for place in range(min(at, len(self._segments) - 1), -1, -1):
+        for place in range(at - 1, -1, -1):
             for ref in reversed(self._index(place).refs):
                 if 0 <= ref.header.boundary <= offset:
                     return ref.header.boundary

@@ -87,6 +87,28 @@ def test_removed_segments_are_gone_and_the_rest_is_sound(log: LogDirectory) -> N
         append(writer, Source(lsn=writer.tail.position).transaction())
 
 
+def test_segments_that_a_lost_connection_takes_away_meanwhile_are_no_matter(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = LogDirectory.segments
+    with LogWriter.open(log, "0", options=LogOptions(segment_bytes=1)) as writer:
+        source, durable = Source(lsn=writer.tail.position), log.segments("0")
+        append(writer, source.begin())
+        append(writer, source.insert())
+        append(writer, source.insert())
+        assert len(log.segments("0")) == len(durable) + 3
+
+        def listed_then_cut(self: LogDirectory, task: str) -> list[int]:
+            found = listed(self, task)
+            writer.discard_open_unit()
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LogDirectory, "segments", listed_then_cut)
+            assert len(apply(log, "0", RetentionRules(age_s=1.5)).segments) == 4
+    assert log.segments("0") == durable[4:]
+
+
 def test_a_slow_reader_holds_the_log_until_it_commits(log: LogDirectory) -> None:
     readers = Readers(log)
     offsets = log.segments("0")

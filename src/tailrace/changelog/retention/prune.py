@@ -91,6 +91,8 @@ def segment_facts(directory: LogDirectory, task: str) -> list[SegmentFacts]:
         segment = path / codec.segment_name(offset)
         try:
             file = SegmentFile.open(segment, seed, bytes.fromhex(directory.identity.log_id))
+        except FileNotFoundError:
+            continue  # the writer has cut an open transaction off since, or retention was here
         except DamageError as error:
             raise corrupt(segment, 0, str(error)) from None
         heads.append(file.header)

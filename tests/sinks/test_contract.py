@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -158,6 +159,44 @@ def test_published_files_that_somebody_deletes_are_not_written_again(tmp_path, l
         file.unlink()
     sink = opened("parquet", lake, log)
     assert sink.position("0") == ends[3]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_published_files_may_go_where_a_crash_has_left_their_staging_folder(kind, tmp_path, log, monkeypatch):
+    lake = tmp_path / "lake"
+    ends = fill(log, 5)
+    sink = opened(kind, lake, log)
+    write(sink, log, 0, ends[1])
+
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched, pytest.raises(TailraceError):
+        patched.setattr("tailrace.sinks.files.sink.remove_folder", fail)
+        write(sink, log, ends[1], ends[3])
+    sink.close()
+    shutil.rmtree(lake / "public.orders")
+    max(lake.glob("public.items/*"), key=lambda path: path.name).unlink()
+    sink = opened(kind, lake, log)
+    assert sink.position("0") == ends[3]
+    assert not (lake / "_tailrace" / "staging").exists()
+    write(sink, log, ends[3], ends[5])
+    assert [len(found) for found in both(kind, lake)] == [4, 8]
+
+
+def test_staged_files_of_a_commit_without_a_mark_by_an_older_version_are_published(tmp_path, log):
+    lake = tmp_path / "lake"
+    ends = fill(log, 2)
+    sink = opened("parquet", lake, log)
+    failpoints.arm("sink.after_commit=error")
+    with pytest.raises(failpoints.FailpointError):
+        write(sink, log, 0, ends[2])
+    failpoints.arm("")
+    sink.close()
+    [mark] = (lake / "_tailrace").rglob("*.unpublished")
+    mark.unlink()
+    assert opened("parquet", lake, log).position("0") == ends[2]
+    require_each_once("parquet", lake, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -155,21 +155,25 @@ class FileSink:
         """
         target = self._opened()
         staging = target.staging(manifest.task, manifest.start)
+        files, published = manifest.files, manifests.is_published(manifest)
         if not staging.exists():
-            if not manifests.is_published(manifest):
+            if not published:
                 self._go_without_staging(manifests, manifest)
             return
+        if published:
+            # What is not there any more was moved, and taken away since. An older version's crash left the rest.
+            files = tuple(file for file in files if _staged(staging, file).exists())
         with writing(self.name, "move files to their folders"):
             made = False
-            for directory in {file.directory for file in manifest.files}:
+            for directory in {file.directory for file in files}:
                 if not (target.path / directory).is_dir():
                     (target.path / directory).mkdir(exist_ok=True)
                     made = True
-            for file in manifest.files:
-                self._move(staging / names.staged_name(file.directory, file.name), file)
+            for file in files:
+                self._move(_staged(staging, file), file)
             failpoints.hit("sink.after_publish")
             failpoints.hit("sink.before_position")
-            sync_directories({target.path / file.directory for file in manifest.files})
+            sync_directories({target.path / file.directory for file in files})
             if made:
                 durable.sync_directory(target.path)
             # First: once it is noted, somebody may delete the files, and they are not written again.
@@ -218,6 +222,10 @@ class FileSink:
 
     def _manifests(self, task: str) -> Manifests:
         return _manifests_of(self._opened().state, task, self.name)
+
+
+def _staged(staging: Path, file: DataFile) -> Path:
+    return staging / names.staged_name(file.directory, file.name)
 
 
 def _gone(sink: str, file: DataFile) -> TailraceError:

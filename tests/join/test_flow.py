@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
-from tailrace.join.extraction import MESSAGES, JsonFields
+from tailrace.errors import RetriableError
+from tailrace.join.extraction import MESSAGES, JsonFields, Transactions
 from tailrace.join.flow import JoinFlow
+from tailrace.join.merge import DataRows, Position
 from tailrace.join.messages import MessageReader, Place, Read
 from tailrace.join.options import KafkaJoinOptions
 
-DATA, HEADS = ("lines", 0), ("heads", 0)
+DATA, OTHER, HEADS = ("lines", 0), ("lines", 1), ("heads", 0)
 FIELDS = JsonFields("order", "id", "line")
 OPTIONS = KafkaJoinOptions.model_validate(
     {"bootstrap_servers": "x:1", "data": ["lines"], "transactions": "heads"}
 )
 
 
-def message(offset: int, document: dict[str, Any]) -> pa.RecordBatch:
-    value = json.dumps(document).encode()
-    columns = [pa.nulls(1, pa.binary()), pa.array([value]), pa.array([offset]), pa.array([0])]
+def messages(first: int, *documents: dict[str, Any]) -> pa.RecordBatch:
+    count = len(documents)
+    values = pa.array([json.dumps(document).encode() for document in documents])
+    offsets = pa.array(range(first, first + count))
+    columns = [pa.nulls(count, pa.binary()), values, offsets, pa.array([0] * count)]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGES)
 
 
@@ -34,10 +39,10 @@ class HalfClosed:
 
     def __init__(self) -> None:
         self.positions: dict[Place, int] = {DATA: 0, HEADS: 0}
-        self._new = {HEADS: message(0, {"id": "t"})}
+        self._new = {HEADS: messages(0, {"id": "t"})}
 
     def close(self) -> None:
-        self._new[DATA] = message(0, {"order": "t", "line": 1})
+        self._new[DATA] = messages(0, {"order": "t", "line": 1})
 
     def begin(self, positions: dict[Place, int]) -> None:
         """Read from the first message."""
@@ -87,3 +92,97 @@ def test_a_transaction_without_rows_here_is_passed_once_the_partition_is_read() 
     cluster.positions[DATA] = 2  # what was written there was aborted
     assert flow.pass_transactions([DATA]) == [DATA]
     assert flow.partitions[DATA].merge.transactions_queued == 0
+
+
+class Cluster:
+    """A cluster that gives at each read what `new` has."""
+
+    def __init__(self) -> None:
+        self.partitions = 1
+        self.positions: dict[Place, int] = {HEADS: 0}
+        self.new: dict[Place, pa.RecordBatch] = {}
+
+    def begin(self, positions: dict[Place, int]) -> None:
+        self.positions |= positions
+
+    def seek(self, place: Place, offset: int) -> None:
+        self.positions[place] = offset
+
+    def first(self, _place: Place) -> int:
+        return 0
+
+    def read(self, _timeout_s: float) -> Read:
+        found, self.new = self.new, {}
+        self.positions |= {place: batch.column("offset")[-1].as_py() + 1 for place, batch in found.items()}
+        return Read(found, {})
+
+    def end(self, place: Place) -> int:
+        return self.positions[place]
+
+    def partitions_of(self, _topics: object) -> dict[str, int]:
+        return {"lines": self.partitions, "heads": 1}
+
+
+def ids_taken(flow: JoinFlow, place: Place) -> list[str]:
+    """Return the transactions of the rows that can be joined now."""
+    assert flow.window is not None
+    rows = flow.partitions[place].take_rows(flow.window)
+    return [] if rows is None else [each["id"] for each in rows.facts.to_pylist()]
+
+
+@dataclass
+class FailsSometimes:
+    """An extraction whose schema registry does not answer the first questions."""
+
+    left: int
+
+    def _ask(self) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            raise RetriableError("no answer")
+
+    def data(self, found: pa.RecordBatch) -> DataRows:
+        self._ask()
+        return FIELDS.data(found)
+
+    def transactions(self, found: pa.RecordBatch) -> Transactions:
+        self._ask()
+        return FIELDS.transactions(found)
+
+
+@pytest.mark.parametrize("order", [(DATA, HEADS), (HEADS, DATA)])
+@pytest.mark.parametrize("failures", [1, 3])
+def test_what_an_extraction_fails_with_is_queued_when_it_is_tried_again(
+    order: tuple[Place, Place], failures: int
+) -> None:
+    cluster = Cluster()
+    flow = JoinFlow(OPTIONS, FailsSometimes(failures), cast(MessageReader, cluster))
+    flow.begin({DATA: None})
+    found = {HEADS: messages(0, {"id": "t"}), DATA: messages(0, {"order": "t", "line": 1})}
+    cluster.new = {place: found[place] for place in order}
+    for _ in range(failures):
+        with pytest.raises(RetriableError):
+            flow.read(0)
+    flow.read(0)
+    cluster.new = {HEADS: messages(1, {"id": "u"}), DATA: messages(1, {"order": "u", "line": 1})}
+    flow.read(0)
+    assert ids_taken(flow, DATA) == ["t", "u"]
+
+
+def test_transactions_that_an_extraction_failed_with_are_not_queued_before_what_is_read_again() -> None:
+    cluster, extraction = Cluster(), FailsSometimes(0)
+    flow = JoinFlow(OPTIONS, extraction, cast(MessageReader, cluster))
+    flow.begin({DATA: None})
+    heads = messages(0, {"id": "t"}, {"id": "u"})
+    cluster.new = {HEADS: heads.slice(0, 1)}
+    flow.read(0)
+    extraction.left = 1
+    cluster.new = {HEADS: heads.slice(1)}
+    with pytest.raises(RetriableError):
+        flow.read(0)
+    cluster.partitions = 2
+    assert flow.look_for_partitions(flow.places, lambda _: Position()) == [OTHER]
+    rows = messages(0, {"order": "t", "line": 1}, {"order": "u", "line": 1})
+    cluster.new = {HEADS: heads, OTHER: rows}
+    flow.read(0)
+    assert ids_taken(flow, OTHER) == ["t", "u"]

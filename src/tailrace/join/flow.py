@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.extraction import Extraction, extracted
 from tailrace.join.merge import Position
@@ -95,6 +97,7 @@ class JoinFlow:
         self._safe = reader.end(self._transactions)
         # Transactions that are passed once a partition is read up to an offset: their last, and that offset.
         self._passing: dict[Place, tuple[int, int]] = {}
+        self._unqueued: dict[Place, pa.RecordBatch] = {}  # what was read and is in no queue yet
         self.partitions: dict[Place, JoinPartition] = {}
         self.window: TransactionWindow | None = None
 
@@ -134,6 +137,7 @@ class JoinFlow:
             self._reader.begin({self._transactions: first})
         elif first < self.window.next_offset:
             self._reader.seek(self._transactions, first)
+            self._unqueued.pop(self._transactions, None)  # it is read again
             self._is_paused = False
         self.window = TransactionWindow(first)
 
@@ -156,18 +160,25 @@ class JoinFlow:
     def read(self, timeout_s: float) -> None:
         """Read what is there, after at most so long, and queue it.
 
-        :raises TailraceError: as `MessageReader.read`; `JOIN_VIOLATED`.
+        After an error the next call queues what this one did not: the reader is behind it already.
+
+        :raises TailraceError: as `MessageReader.read`; `JOIN_VIOLATED`; what the extraction raises.
         """
-        found = self._reader.read(timeout_s)
-        for place, messages in found.messages.items():
-            if place != self._transactions:
-                self.partitions[place].add_data(messages, self._extraction)
-                continue
-            transactions = extracted(self._extraction.transactions, messages, *place)
-            assert self.window is not None, "transactions are read for partitions"
-            self.window.add(transactions)
-            for partition in self.partitions.values():
-                partition.add_transactions(transactions.rows)
+        if not self._unqueued:
+            self._unqueued = dict(self._reader.read(timeout_s).messages)
+        for place in list(self._unqueued):
+            self._queue(place, self._unqueued[place])
+            del self._unqueued[place]
+
+    def _queue(self, place: Place, messages: pa.RecordBatch) -> None:
+        if place != self._transactions:
+            self.partitions[place].add_data(messages, self._extraction)
+            return
+        transactions = extracted(self._extraction.transactions, messages, *place)
+        assert self.window is not None, "transactions are read for partitions"
+        self.window.add(transactions)
+        for partition in self.partitions.values():
+            partition.add_transactions(transactions.rows)
 
     def hold_or_read_on(self, place: Place, waiting: int = 0, waiting_bytes: int = 0) -> None:
         """Do not read a partition whose queue is full, until half of it has gone.

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ import tailrace
 from tailrace.cli.main import app
 from tailrace.config.sections import LogConfig
 from tailrace.errors import Kind, TailraceError
+from tailrace.join import capture as capture_module
 from tailrace.join import messages as messages_module
 from tailrace.join.capture import KafkaJoinCapture
+from tailrace.join.connector import reader_of
+from tailrace.join.messages import MessageReader
 from tailrace.join.options import KafkaJoinSection
-from tailrace.join.source import KafkaJoinSource
+from tailrace.join.source import KafkaJoinSource, newest
 from tailrace.testing.conformance import check_source
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.converters.registry import FakeRegistry
+from tests.support.join.topics_in_memory import TopicsInMemory
 from tests.support.join.work import Work
 from tests.support.kafka.debezium_topics import JoinTopics
 from tests.support.kafka.orders import run
@@ -46,10 +51,14 @@ def section_of(topics: JoinTopics, **more: Any) -> KafkaJoinSection:
 class Running:
     """A capture on a thread."""
 
-    def __init__(self, section: KafkaJoinSection, path: Path) -> None:
-        self.capture: KafkaJoinCapture = KafkaJoinSource().capture(
-            section, path, LogConfig(path=path), name="j"
-        )
+    def __init__(
+        self,
+        section: KafkaJoinSection,
+        path: Path,
+        readers: Callable[[KafkaJoinSection], MessageReader] = reader_of,
+    ) -> None:
+        self._reader_of = readers
+        self.capture = KafkaJoinCapture(section, path, LogConfig(path=path), readers)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -67,7 +76,9 @@ class Running:
             raise self.error
 
     def until_caught_up(self, section: KafkaJoinSection) -> None:
-        end = KafkaJoinSource().end(section, threading.Event())
+        reader = self._reader_of(section)
+        end = newest(section, reader)
+        reader.close()
         try:
             wait_until(
                 lambda: self.error is not None or self.capture.caught_up(end), WAIT_S, f"position {end}"
@@ -171,6 +182,20 @@ def test_transactions_of_which_one_topic_is_not_read_are_whole(
     Running(section, tmp_path / "log").until_caught_up(section)
     expected = {key: rows for key, rows in topics.expected.items() if int(key) % 2 == 0}
     assert logged(tmp_path / "log") == expected, join_seed
+
+
+def test_a_transaction_whose_rows_are_all_written_is_in_the_log_once_it_is_known_to_be_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other changes are in a topic that is not read, and nothing comes after it."""
+    monkeypatch.setattr(capture_module, "_LOOK_S", 0.01)
+    topics = TopicsInMemory(read_max=5)
+    for order in range(1, 31):
+        topics.change(1, order, 1000)
+    topics.end(1, 2000, 50)
+    section = KafkaJoinSection(type="kafka-join", **topics.settings(queue_records_max=10))
+    Running(section, tmp_path / "log", topics.reader).until_caught_up(section)
+    assert logged(tmp_path / "log") == {"1": [(order, "1:2000") for order in range(1, 31)]}
 
 
 def test_it_keeps_the_contract_of_sources(

@@ -238,7 +238,6 @@ class _Stream:
         self._idle_states()
         self._position = position_after(last)
         self._frames.progress(self._position, (last.time_ms or 0) * 1000)
-        self._collected += 1
         self._append()
 
     # ------------------------------------------------------------------ transactions
@@ -363,10 +362,10 @@ class _Stream:
             self._frames.shard(TABLES, state)
 
     def _append(self) -> None:
-        if not self._collected:
-            return
         self._collected = 0
         chunk = self._frames.take()
+        if not len(chunk):
+            return
         summary = frames.summarise(chunk, self._writer.scan_state())
         failpoints.hit("capture.before_append")
         self._writer.append(chunk, summary)

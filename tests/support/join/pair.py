@@ -18,6 +18,21 @@ from tests.support.wait import wait_until
 WAIT_S = 60
 
 
+def change_of(xid: int, order: int, after: int, key: str = "1") -> dict[str, Any]:
+    """Return a change of a transaction that comes after the commit at `after`."""
+    return {
+        "op": "c",
+        "after": {"id": key, "number": order},
+        "source": {"table": "t", "schema": "public", "sequence": f'["{after}","{after + order}"]'},
+        "transaction": {"id": f"{xid}:{after + order}", "total_order": order},
+    }
+
+
+def end_of(xid: int, commit: int, count: int) -> dict[str, Any]:
+    """Return the end of a transaction."""
+    return {"status": "END", "id": f"{xid}:{commit}", "event_count": count, "ts_ms": 5}
+
+
 class Pair:
     """A data topic and its transaction topic, written message by message."""
 
@@ -44,18 +59,11 @@ class Pair:
 
     def change(self, xid: int, order: int, after: int, key: str | None = "1", partition: int = 0) -> None:
         """Write a change of a transaction that comes after the commit at `after`."""
-        event = {
-            "op": "c",
-            "after": {"id": key or "", "number": order},
-            "source": {"table": "t", "schema": "public", "sequence": f'["{after}","{after + order}"]'},
-            "transaction": {"id": f"{xid}:{after + order}", "total_order": order},
-        }
-        self.send(self.data, key, event, partition)
+        self.send(self.data, key, change_of(xid, order, after, key or ""), partition)
 
     def end(self, xid: int, commit: int, count: int) -> None:
         """Write the end of a transaction."""
-        ended = f"{xid}:{commit}"
-        self.send(self.transactions, ended, {"status": "END", "id": ended, "event_count": count, "ts_ms": 5})
+        self.send(self.transactions, f"{xid}:{commit}", end_of(xid, commit, count))
 
     def send(self, topic: str, key: str | None, document: Any, partition: int = 0) -> None:
         """Write a message, and wait for it."""

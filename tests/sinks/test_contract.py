@@ -171,9 +171,10 @@ def test_published_files_may_go_where_a_crash_has_left_their_staging_folder(kind
     def fail(_: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with monkeypatch.context() as patched, pytest.raises(TailraceError):
+    with monkeypatch.context() as patched:
         patched.setattr("tailrace.sinks.files.sink.remove_folder", fail)
-        write(sink, log, ends[1], ends[3])
+        with pytest.raises(TailraceError):
+            write(sink, log, ends[1], ends[3])
     sink.close()
     shutil.rmtree(lake / "public.orders")
     max(lake.glob("public.items/*"), key=lambda path: path.name).unlink()

@@ -161,7 +161,7 @@ class FileSink:
                 self._go_without_staging(manifests, manifest)
             return
         if published:
-            # What is not there any more was moved, and taken away since. An older version's crash left the rest.
+            # What is not there any more was moved, and perhaps deleted since.
             files = tuple(file for file in files if _staged(staging, file).exists())
         with writing(self.name, "move files to their folders"):
             made = False

@@ -80,6 +80,20 @@ def test_files_hold_them(tmp_path, log):
     assert notes(lines) == NOTES
 
 
+def test_a_column_called_as_parquet_calls_another_has_another_name_before_and_after(tmp_path, log):
+    first = log.commit(relation(1, "public.odd", {"id": INT8, "_op~own": TEXT}), insert(1, 1, "a"))
+    both = relation(1, "public.odd", {"id": INT8, "_op~own": TEXT, "_op": TEXT})
+    end = log.commit(both, insert(1, 2, "b", "c"))
+    sink = opened("parquet", tmp_path / "lake", log)
+    write(sink, log, 0, first)
+    write(sink, log, first, end)
+    files = [ds.dataset(path).to_table() for path in sorted((tmp_path / "lake" / "public.odd").iterdir())]
+    assert files[0].select(["id", "_op~own~own"]).to_pylist() == [{"id": 1, "_op~own~own": "a"}]
+    assert files[1].select(["_op~own~own", "_op~own", "_op"]).to_pylist() == [
+        {"_op~own~own": "b", "_op~own": "c", "_op": "c"}
+    ]
+
+
 @pytest.mark.parametrize(
     ("kind", "by_spark"),
     [("append", False), ("mirror", False), ("mirror", True)],

@@ -18,7 +18,7 @@ Most names of columns stand for themselves. What a target can't hold is written 
 stops a sink, in a way that is a function of the table's own names and never gives one name twice:
 
 - A character that Delta refuses, and `~`, becomes `~` and two hex digits, as in names of folders.
-- A name that the target needs for itself gets `~own` at its end.
+- A name that the target needs for itself gets `~own` at its end; so does what is made of one so.
 - Delta ignores case. Of columns whose names differ by case alone one keeps its name, the one in
   lower case if there is one, else the first; the others get `~~` and a hash of their name.
 
@@ -140,7 +140,10 @@ def _encoded_column(name: str) -> str:
 
 
 def _not_own(name: str, own: Collection[str]) -> str:
-    return name + _OWN if name.lower() in own else name
+    bare = name
+    while bare.endswith(_OWN):  # another column may be called so, now or later
+        bare = bare.removesuffix(_OWN)
+    return name + _OWN if bare.lower() in own else name
 
 
 def _renamed(relation: Relation, names: Sequence[str]) -> Relation:

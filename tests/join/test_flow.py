@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -94,30 +96,55 @@ def test_a_transaction_without_rows_here_is_passed_once_the_partition_is_read() 
     assert flow.partitions[DATA].merge.transactions_queued == 0
 
 
+ROWS: dict[Place, list[dict[str, Any]]] = {
+    HEADS: [{"id": "t"}, {"id": "u"}, {"id": "v"}],
+    DATA: [{"order": "t", "line": 1}, {"order": "u", "line": 1}, {"order": "v", "line": 1}],
+    OTHER: [{"order": "u", "line": 2}, {"order": "v", "line": 2}],
+}
+
+
 class Cluster:
-    """A cluster that gives at each read what `new` has."""
+    """A cluster that has `ROWS`. A read gives the next message of each partition that `gives` has."""
 
     def __init__(self) -> None:
         self.partitions = 1
         self.positions: dict[Place, int] = {HEADS: 0}
-        self.new: dict[Place, pa.RecordBatch] = {}
+        self.paused: set[Place] = set()
+        self.gives: list[Place] = []
 
     def begin(self, positions: dict[Place, int]) -> None:
         self.positions |= positions
 
     def seek(self, place: Place, offset: int) -> None:
         self.positions[place] = offset
+        self.paused.discard(place)
+
+    def pause(self, place: Place) -> None:
+        self.paused.add(place)
+
+    def resume(self, place: Place) -> None:
+        self.paused.discard(place)
 
     def first(self, _place: Place) -> int:
         return 0
 
     def read(self, _timeout_s: float) -> Read:
-        found, self.new = self.new, {}
-        self.positions |= {place: batch.column("offset")[-1].as_py() + 1 for place, batch in found.items()}
+        found = {}
+        for place in self.gives:
+            at = self.positions[place]
+            if place not in self.paused and at < len(ROWS[place]):
+                found[place] = messages(at, ROWS[place][at])
+                self.positions[place] += 1
         return Read(found, {})
+
+    def position(self, place: Place) -> int:
+        return self.positions[place]
 
     def end(self, place: Place) -> int:
         return self.positions[place]
+
+    def written_end(self, place: Place) -> int:
+        return len(ROWS[place])
 
     def partitions_of(self, _topics: object) -> dict[str, int]:
         return {"lines": self.partitions, "heads": 1}
@@ -150,21 +177,19 @@ class FailsSometimes:
         return FIELDS.transactions(found)
 
 
-@pytest.mark.parametrize("order", [(DATA, HEADS), (HEADS, DATA)])
+@pytest.mark.parametrize("order", [[DATA, HEADS], [HEADS, DATA]])
 @pytest.mark.parametrize("failures", [1, 3])
 def test_what_an_extraction_fails_with_is_queued_when_it_is_tried_again(
-    order: tuple[Place, Place], failures: int
+    order: list[Place], failures: int
 ) -> None:
     cluster = Cluster()
     flow = JoinFlow(OPTIONS, FailsSometimes(failures), cast(MessageReader, cluster))
     flow.begin({DATA: None})
-    found = {HEADS: messages(0, {"id": "t"}), DATA: messages(0, {"order": "t", "line": 1})}
-    cluster.new = {place: found[place] for place in order}
+    cluster.gives = order
     for _ in range(failures):
         with pytest.raises(RetriableError):
             flow.read(0)
     flow.read(0)
-    cluster.new = {HEADS: messages(1, {"id": "u"}), DATA: messages(1, {"order": "u", "line": 1})}
     flow.read(0)
     assert ids_taken(flow, DATA) == ["t", "u"]
 
@@ -173,16 +198,73 @@ def test_transactions_that_an_extraction_failed_with_are_not_queued_before_what_
     cluster, extraction = Cluster(), FailsSometimes(0)
     flow = JoinFlow(OPTIONS, extraction, cast(MessageReader, cluster))
     flow.begin({DATA: None})
-    heads = messages(0, {"id": "t"}, {"id": "u"})
-    cluster.new = {HEADS: heads.slice(0, 1)}
+    cluster.gives = [HEADS]
     flow.read(0)
     extraction.left = 1
-    cluster.new = {HEADS: heads.slice(1)}
     with pytest.raises(RetriableError):
         flow.read(0)
     cluster.partitions = 2
     assert flow.look_for_partitions(flow.places, lambda _: Position()) == [OTHER]
-    rows = messages(0, {"order": "t", "line": 1}, {"order": "u", "line": 1})
-    cluster.new = {HEADS: heads, OTHER: rows}
-    flow.read(0)
-    assert ids_taken(flow, OTHER) == ["t", "u"]
+    cluster.gives = [HEADS, OTHER]
+    for _ in range(3):
+        flow.read(0)
+    assert ids_taken(flow, OTHER) == ["u", "v"]
+
+
+def orders_of(steps: Counter[str]) -> Iterator[list[str]]:
+    """Yield every order in which things can happen."""
+    if not steps:
+        yield []
+    for step in steps:
+        for rest in orders_of(steps - Counter([step])):
+            yield [step, *rest]
+
+
+@pytest.mark.parametrize("queue", [1, 100])
+@pytest.mark.parametrize("were_passed", [False, True])
+def test_a_partition_that_is_added_at_any_time_changes_nothing_for_the_others(
+    queue: int, were_passed: bool
+) -> None:
+    """The transaction topic is read again for it, before what is known of it, too."""
+    options = OPTIONS.model_copy(update={"queue_records_max": queue})
+    places = {"heads": HEADS, "row": DATA}
+    for steps in orders_of(Counter({"heads": 3, "row": 2, "add": 1})):
+        cluster = Cluster()
+        flow = JoinFlow(options, FIELDS, cast(MessageReader, cluster))
+        flow.begin({DATA: None})
+        found: dict[Place, list[str]] = {DATA: [], OTHER: []}
+        # In the end everything is read, and paused partitions are read on.
+        for step in [*steps, *["all"] * 5]:
+            if step == "add":
+                cluster.partitions = 2
+                flow.look_for_partitions(flow.places, lambda _: Position())
+            else:
+                cluster.gives = [places[step]] if step in places else list(cluster.positions)
+                flow.read(0)
+            for place in flow.partitions:
+                found[place] += ids_taken(flow, place)
+            if were_passed or step == "all":
+                flow.pass_transactions(list(flow.partitions))
+            flow.forget()
+        assert found == {DATA: ["t", "u", "v"], OTHER: ["u", "v"]}, steps
+
+
+def test_the_transaction_topic_is_read_again_though_the_queue_of_another_partition_is_full() -> None:
+    """It may wait for the new one: a source writes transactions when they are whole over all partitions."""
+    cluster = Cluster()
+    options = OPTIONS.model_copy(update={"queue_records_max": 2})
+    flow = JoinFlow(options, FIELDS, cast(MessageReader, cluster))
+    flow.begin({DATA: None})
+    cluster.gives = [HEADS]
+    held = []
+    for step in ("read", "read", "add", "read", "read", "read"):
+        if step == "add":
+            cluster.partitions = 2
+            flow.look_for_partitions(flow.places, lambda _: Position())
+        else:
+            flow.read(0)
+        flow.forget()
+        held.append(flow.is_held)
+    assert held == [False, True, False, False, True, True]
+    assert flow.partitions[OTHER].merge.transactions_queued == 2
+    assert flow.partitions[DATA].merge.transactions_queued == 2

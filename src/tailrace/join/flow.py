@@ -135,11 +135,13 @@ class JoinFlow:
         # Before the data: what the client reads ahead comes in its order, and rows wait for transactions.
         if self.window is None:
             self._reader.begin({self._transactions: first})
+            self.window = TransactionWindow(first)
         elif first < self.window.next_offset:
+            # What the window has stays in it: rows of other partitions may be joined before it is read again.
+            self.window.next_offset = first
             self._reader.seek(self._transactions, first)
             self._unqueued.pop(self._transactions, None)  # it is read again
             self._is_paused = False
-        self.window = TransactionWindow(first)
 
     def look_for_partitions(
         self, mine: Callable[[], Sequence[Place]], position: Callable[[Place], Position | None]
@@ -208,7 +210,10 @@ class JoinFlow:
         partitions = self.partitions.values()
         needed = min(each.transactions_needed for each in partitions)
         self.window.forget_before(needed if before is None else min(before, needed))
-        queued = max(each.merge.transactions_queued for each in partitions)
+        # A partition that has what is read next already does not get it again.
+        read_next = self.window.next_offset
+        queues = (each.merge.transactions_queued for each in partitions if each.transactions_fed <= read_next)
+        queued = max(queues, default=0)
         if (queued >= self._options.queue_records_max) != self._is_paused:
             self._is_paused = not self._is_paused
             self._pauses += self._is_paused

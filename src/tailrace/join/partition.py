@@ -51,7 +51,7 @@ class EndedTransaction:
 class TransactionWindow:
     """The transactions that some partition of a task may still need, once for all of them.
 
-    :param next_offset: the first transaction that is taken has this offset or a later one.
+    :param next_offset: the transaction that is read next has this offset or a later one.
     """
 
     def __init__(self, next_offset: int) -> None:
@@ -60,9 +60,10 @@ class TransactionWindow:
         self.next_offset = next_offset
 
     def add(self, found: Transactions) -> None:
-        """Take transactions that follow; those that are here already are left out."""
+        """Take transactions that were read; those that are here already stay as they are."""
         rows = found.rows
-        new = rows.offsets >= self.next_offset
+        if not len(rows.offsets):
+            return
         columns = pa.RecordBatch.from_arrays(
             [
                 found.ids,
@@ -71,11 +72,14 @@ class TransactionWindow:
                 pa.array(rows.counts),
             ],
             schema=_FACTS,
-        ).filter(pa.array(new))
-        self._offsets = np.concatenate([self._offsets, rows.offsets[new]])
+        )
+        is_read_again = len(self._offsets) > 0 and rows.offsets[0] <= self._offsets[-1]
+        self._offsets = np.concatenate([self._offsets, rows.offsets])
         self._columns = pa.concat_batches([self._columns, columns])
-        if len(self._offsets):
-            self.next_offset = max(self.next_offset, int(self._offsets[-1]) + 1)
+        if is_read_again:
+            self._offsets, places = np.unique(self._offsets, return_index=True)
+            self._columns = self._columns.take(pa.array(places))
+        self.next_offset = int(rows.offsets[-1]) + 1
 
     def forget_before(self, offset: int) -> None:
         """Forget the transactions before an offset, which no partition needs any more."""

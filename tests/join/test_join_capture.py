@@ -198,6 +198,55 @@ def test_a_transaction_whose_rows_are_all_written_is_in_the_log_once_it_is_known
     assert logged(tmp_path / "log") == {"1": [(order, "1:2000") for order in range(1, 31)]}
 
 
+@pytest.mark.parametrize("first", ["transaction", "snapshot", "progress"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_partition_without_rows_in_the_log_goes_on_where_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, waits: bool
+) -> None:
+    """Retention had removed its first record before the first start."""
+    monkeypatch.setattr(capture_module, "_LOOK_S", 0.01)
+    topics = TopicsInMemory(partitions=2)
+    topics.change(1, 1, 100, partition=1)
+    topics.end(1, 200, 1)
+    topics.remove((topics.data, 1))
+    topics.remove((topics.transactions, 0))
+    if first == "snapshot":
+        topics.send(topics.data, {"op": "r", "source": {"table": "t"}, "after": {"id": "1", "number": 1}})
+    if first == "transaction":
+        topics.change(2, 1, 200)
+    topics.end(2, 300, int(first == "transaction"))
+    if waits:
+        topics.change(3, 1, 300, partition=1)  # its END comes later
+    section = KafkaJoinSection(type="kafka-join", **topics.settings())
+    Running(section, tmp_path / "log", topics.reader).until_caught_up(section)
+    if not waits:
+        topics.change(3, 1, 300, partition=1)
+    topics.end(3, 400, 1)
+    Running(section, tmp_path / "log", topics.reader).until_caught_up(section)
+    before = {"transaction": [(1, "2:300")], "snapshot": [(1, "")], "progress": []}[first]
+    assert logged(tmp_path / "log") == {"1": [*before, (1, "3:400")]}
+
+
+@pytest.mark.parametrize("had_rows", [False, True])
+def test_a_partition_that_had_no_row_for_long_needs_no_transaction_of_that_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had_rows: bool
+) -> None:
+    """Also if no run is long enough to say how far such partitions are."""
+    monkeypatch.setattr(capture_module, "_LOOK_S", 0.01)
+    topics = TopicsInMemory(partitions=2)
+    section = KafkaJoinSection(type="kafka-join", **topics.settings())
+    for number in range(1, 5):
+        topics.change(number, 1, number * 100, partition=int(number == 1 and had_rows))
+        topics.end(number, number * 100 + 100, 1)
+        Running(section, tmp_path / "log", topics.reader).until_caught_up(section)
+    topics.remove((topics.transactions, 0), kept=1)
+    topics.change(5, 1, 500, partition=1)
+    topics.end(5, 600, 1)
+    Running(section, tmp_path / "log", topics.reader).until_caught_up(section)
+    expected = [(1, f"{number}:{number * 100 + 100}") for number in range(1, 6)]
+    assert logged(tmp_path / "log") == {"1": expected}
+
+
 def test_it_keeps_the_contract_of_sources(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:

@@ -188,10 +188,17 @@ class _Stream:
         states = metadata_frames.shard_states(in_force)
         states.pop(TABLES, None)
         self._written = {_place(name): position_of(state) for name, state in states.items()}
+        begin = _positions_to_begin(self._written)
         # Rows of a partition that is new are of transactions that are not in the log yet.
-        first = min((at.transactions for at in self._written.values()), default=None)
+        first = min((at.transactions for at in begin.values()), default=None)
         new = None if first is None else Position(0, first)
-        self.flow.begin({place: self._written.get(place, new) for place in self.flow.places()})
+        self.flow.begin({place: begin.get(place, new) for place in self.flow.places()})
+        # Written with what is written first: retention may have removed what was before them.
+        self._begun = {
+            place: partition.merge.position
+            for place, partition in self.flow.partitions.items()
+            if place not in self._written
+        }
         # Transactions whose END was read before partitions were looked for.
         self._looked_at = 0
 
@@ -304,7 +311,7 @@ class _Stream:
             xid = int(number[1]) if number else 0
             time_us = (facts["ts_ms"] or 0) * 1000
             self._frames.begin(self._position, time_us, xid if xid < 1 << 32 else 0)
-            self._states = {}
+            self._states = self._states_begun()
         self._rows_of(runs)
         self._states |= {run.place: run.position for run in runs}
         if closes:
@@ -324,8 +331,8 @@ class _Stream:
         self._position = max(self._position, 1)
         self._frames.begin_snapshot(self._position, time.time_ns() // 1000)
         self._rows_of(runs, rows=True)
-        for run in runs:
-            self._state(run.place, run.position)
+        for place, position in (self._states_begun() | {run.place: run.position for run in runs}).items():
+            self._state(place, position)
         self._tables_state()
         self._frames.end_snapshot()
         return sum(run.rows for run in runs)
@@ -348,9 +355,17 @@ class _Stream:
     def _idle_states(self) -> None:
         # So that a restart does not need transactions that are long gone.
         self._idle_s = time.monotonic()
+        states = self._states_begun()
         for place, partition in self.flow.partitions.items():
             if not self._assembly.waiting(place) and not partition.data_queued and place not in self._states:
-                self._state(place, partition.merge.position)
+                states[place] = partition.merge.position
+        for place, position in states.items():
+            self._state(place, position)
+
+    def _states_begun(self) -> dict[Place, Position]:
+        # Where partitions began of which the log has no position; once.
+        begun, self._begun = self._begun, {}
+        return begun
 
     def _state(self, place: Place, position: Position) -> None:
         if self._written.get(place) != position:
@@ -371,6 +386,15 @@ class _Stream:
         self._writer.append(chunk, summary)
         failpoints.hit("capture.after_append")
         self.durable = self._writer.sync()
+
+
+def _positions_to_begin(written: Mapping[Place, Position]) -> dict[Place, Position]:
+    # All before the last transaction of which the log has rows is in it, whichever partition they are of: one
+    # that had no row for long, too, needs none of the transactions before it.
+    last = max((at.transactions for at in written.values() if at.seen), default=UNKNOWN)
+    return {
+        place: Position(at.data, last) if at.transactions < last else at for place, at in written.items()
+    }
 
 
 def _place(name: str) -> Place:

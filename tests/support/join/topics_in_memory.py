@@ -15,8 +15,6 @@ from tailrace.join.extraction import MESSAGES
 from tailrace.join.messages import MessageReader, Place, Read
 from tests.support.join.pair import change_of, end_of
 
-DATA, TRANSACTIONS = "t.data", "t.transaction"
-
 
 class TopicsInMemory:
     """A data topic and its transaction topic; what is written is committed at once.
@@ -25,31 +23,32 @@ class TopicsInMemory:
     """
 
     def __init__(self, partitions: int = 1, read_max: int = 1000) -> None:
-        self.partitions = {DATA: partitions, TRANSACTIONS: 1}
+        self.data, self.transactions = "t.data", "t.transaction"
+        self.partitions = {self.data: partitions, self.transactions: 1}
         self.read_max = read_max
         self.messages: dict[Place, list[bytes]] = defaultdict(list)
         self.first: dict[Place, int] = defaultdict(int)
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """The join's options."""
-        return {"bootstrap_servers": "x:1", "data": [DATA], "transactions": TRANSACTIONS, **more}
+        return {"bootstrap_servers": "x:1", "data": [self.data], "transactions": self.transactions, **more}
 
     def change(self, xid: int, order: int, after: int, partition: int = 0) -> None:
         """Write a change of a transaction that comes after the commit at `after`."""
-        self.send(DATA, change_of(xid, order, after), partition)
+        self.send(self.data, change_of(xid, order, after), partition)
 
     def end(self, xid: int, commit: int, count: int) -> None:
         """Write the end of a transaction."""
-        self.send(TRANSACTIONS, end_of(xid, commit, count))
+        self.send(self.transactions, end_of(xid, commit, count))
 
     def send(self, topic: str, document: Any, partition: int = 0) -> None:
         """Write a message."""
         value = document if isinstance(document, bytes) else json.dumps(document).encode()
         self.messages[topic, partition].append(value)
 
-    def remove(self, place: Place) -> None:
-        """Have retention remove what is in a partition."""
-        self.first[place] = len(self.messages[place])
+    def remove(self, place: Place, kept: int = 0) -> None:
+        """Have retention remove what is in a partition, but for the last ones."""
+        self.first[place] = len(self.messages[place]) - kept
 
     def reader(self, *_: Any) -> MessageReader:
         """Return a reader."""

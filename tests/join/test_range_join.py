@@ -14,7 +14,7 @@ import pytest
 from tailrace.errors import Kind, TailraceError
 from tailrace.join import planning as planning_module
 from tailrace.join import range_join as range_join_module
-from tailrace.join.extraction import DebeziumJson
+from tailrace.join.extraction import MESSAGES, DebeziumJson
 from tailrace.join.merge import Position
 from tailrace.join.planning import (
     BatchLimits,
@@ -342,3 +342,28 @@ def test_a_row_whose_transaction_is_missing_is_found_when_a_later_one_is_there()
         join.rest()
     assert caught.value.kind is Kind.JOIN_VIOLATED
     assert {"topic", "partition", "rule", "data_offset", "transaction_offset"} <= caught.value.context.keys()
+
+
+def test_a_row_that_waits_for_a_late_transaction_keeps_none_of_those_that_are_passed() -> None:
+    place: Place = ("t.a", 0)
+    join = RangeJoin(JoinRange(place, Position(), 0, 1, 0, 1 << 40, True, True), DebeziumJson())
+    own = {"op": "c", "source": {"sequence": '["9000000","9000000"]'}, "transaction": {"id": "1:9000001"}}
+    join.add_data(batch_of(0, [own]))
+    held = []
+    for first in range(0, 40_000, 2000):
+        numbers = range(first, first + 2000)
+        join.add_transactions(
+            batch_of(first, [{"status": "END", "id": f"{number + 2}:{number + 2}"} for number in numbers])
+        )
+        assert join.take() is None
+        held.append(pa.total_allocated_bytes())
+    # The merge remembers the last ten thousand.
+    assert held[-1] - held[9] < 100_000, held
+
+
+def batch_of(first: int, documents: list[dict]) -> pa.RecordBatch:
+    rows = [
+        {"key": b"k", "value": json.dumps(document).encode(), "offset": offset, "timestamp_ms": 1}
+        for offset, document in enumerate(documents, first)
+    ]
+    return pa.RecordBatch.from_pylist(rows, MESSAGES)

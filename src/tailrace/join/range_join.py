@@ -111,9 +111,10 @@ class RangeJoin:
         :raises TailraceError: `JOIN_VIOLATED`.
         """
         rows = self._partition.take_rows(self._window)
+        # Also where nothing was joined: those before the first row's own transaction were passed.
+        self._window.forget_before(self._partition.transactions_needed)
         if rows is None:
             return None
-        self._window.forget_before(self._partition.transactions_needed)
         batch = self._new(rows)
         if not len(batch):
             return None

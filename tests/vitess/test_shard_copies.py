@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ import pytest
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.connection.metadata import integral_keys
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
@@ -508,3 +510,46 @@ def test_keys_are_in_one_range_each() -> None:
         found = ranges("t", "id", first, last, parts)
         for key in {first - 1, first, last, last + 1, (first + last) // 2}:
             assert sum(chunk.contains(key) for chunk in found) == 1
+
+
+class _InformationSchema:
+    """Answers as a tablet whose MySQL describes some tables."""
+
+    _PRIMARY = ("whole bigint PRIMARY PRI", *2 * ("two int PRIMARY PRI",), "text varchar PRIMARY PRI")
+    #: MySQL calls the first unique key of a table without a primary key PRI, too.
+    _UNIQUE = ("none bigint ua PRI", "none int ub UNI")
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect(":memory:")
+        self._database.create_function("database", 0, lambda: KEYSPACE)
+        self._database.executescript(
+            "attach ':memory:' as information_schema;"
+            "create table information_schema.tables (table_schema, table_name, table_type);"
+            "create table information_schema.statistics (table_schema, table_name, index_name, column_name);"
+            "create table information_schema.columns"
+            " (table_schema, table_name, column_name, data_type, column_key);"
+        )
+        found = [each.split() for each in (*self._PRIMARY, *self._UNIQUE)]
+        for table in sorted({table for table, *_ in found}):
+            self._put("tables", table, "BASE TABLE")
+        self._put("tables", "view", "VIEW")
+        for number, (table, kind, index, key) in enumerate(found):
+            self._put("statistics", table, index, f"c{number}")
+            self._put("columns", table, f"c{number}", kind, key)
+
+    def _put(self, table: str, *values: str) -> None:
+        given = ", ".join("?" * (len(values) + 1))
+        self._database.execute(
+            f"insert into information_schema.{table} values ({given})",
+            (KEYSPACE, *values),
+        )
+
+    def query(self, sql: str, attempted: str, target: str) -> list[Any]:
+        return self._database.execute(sql).fetchall()
+
+
+def test_a_copy_is_divided_by_primary_keys_alone() -> None:
+    source = VitessSource.model_validate({"hosts": ["127.0.0.1:1"], "keyspace": KEYSPACE})
+    vtgate: Any = _InformationSchema()
+    # A tablet copies `none` in the order of its cheapest unique key, which need not be the one called PRI.
+    assert integral_keys(vtgate, source, SHARD) == {"whole": "c0", "two": "", "text": "", "none": ""}

@@ -173,11 +173,15 @@ def primary_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, 
     return found
 
 
+# Not by `column_key`: MySQL calls a unique key PRI where there is no primary key, and a tablet may copy in
+# the order of another one.
 _COPIED = (
     "select t.table_name, count(c.column_name), min(c.column_name), min(c.data_type) "
     "from information_schema.tables t "
-    "left join information_schema.columns c on c.table_schema = t.table_schema "
-    "and c.table_name = t.table_name and c.column_key = 'PRI' "
+    "left join information_schema.statistics s on s.table_schema = t.table_schema "
+    "and s.table_name = t.table_name and s.index_name = 'PRIMARY' "
+    "left join information_schema.columns c on c.table_schema = s.table_schema "
+    "and c.table_name = s.table_name and c.column_name = s.column_name "
     "where t.table_schema = database() and t.table_type = 'BASE TABLE' "
     "group by t.table_name order by t.table_name"
 )

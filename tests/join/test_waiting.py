@@ -6,13 +6,18 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from tailrace.join import connector as connector_module
 from tailrace.join import messages as messages_module
+from tailrace.join.connector import KafkaJoinTask
+from tailrace.join.extraction import DebeziumJson
+from tailrace.join.options import KafkaJoinOptions
 from tests.support.join.pair import WAIT_S, Pair, Taken, joining, transactions_kept
+from tests.support.join.topics_in_memory import TopicsInMemory
 from tests.support.wait import wait_until
 
 #: The shortest that brokers take for a member of a group to be silent.
@@ -137,6 +142,50 @@ def test_a_partition_without_rows_goes_on_with_the_transactions(
         wait_until(lambda: taken.rows or engine.error, WAIT_S, "the change in the other partition")
         assert engine.error is None
     assert taken.rows == [(1, "6:700")]
+
+
+def beside_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> TopicsInMemory:
+    """Return topics with 50 changes in a partition; each read finds rows of a snapshot in another, too."""
+    topics = TopicsInMemory(partitions=2, read_max=5)
+    monkeypatch.setattr(connector_module, "reader_of", topics.reader)
+    row = {"op": "r", "source": {"table": "t"}, "after": {"id": "1"}}
+    topics.on_read = lambda: [topics.send(topics.data, row) for _ in range(3)]
+    for number in range(1, 51):
+        topics.change(number, 1, 100 * number, partition=1)
+        topics.end(number, 100 * number + 100, 1)
+    return topics
+
+
+def test_rows_of_a_snapshot_that_keep_coming_in_one_partition_hold_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics = beside_a_snapshot(monkeypatch)
+    with joining(topics, queue_records_max=10) as (engine, taken):
+        wait_until(lambda: (1, "50:5100") in taken.rows or engine.error, WAIT_S, "the last change")
+        assert engine.error is None
+    changes = [(1, f"{number}:{100 * number + 100}") for number in range(1, 51)]
+    assert [each for each in taken.rows if each[0]] == changes
+
+
+def test_an_offset_that_no_record_brings_is_not_behind_records_that_are_not_polled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics = beside_a_snapshot(monkeypatch)
+    written: dict[str, int] = {}
+    context = Mock(settings={"task": 0, "tasks": 1}, batch_records_max=1)
+    context.stopping.is_set.return_value = False
+    context.offsets.read.return_value = {}
+    context.offset_writer.write = lambda name, offset: written.update({name["partition"]: offset["data"]})
+    options = KafkaJoinOptions.model_validate(topics.settings(queue_records_max=10))
+    task = KafkaJoinTask(options, DebeziumJson())
+    task.start(context)
+    polled = {"0": 0, "1": 0}
+    while polled["1"] < 50:
+        batch = task.poll(1.0)
+        assert batch is not None
+        name = batch.partition["partition"]
+        assert batch.offsets[0]["data"] > written.get(name, 0)
+        polled[name] += 1
 
 
 def test_headers_say_what_is_complete_in_a_partition(pair: Pair) -> None:

@@ -228,18 +228,16 @@ class KafkaJoinTask:
         if now_s >= self._passed_s + _PASS_S or flow.is_held:
             self._passed_s = now_s
             self._numbers.show(flow.progress())
-            # What is written now is committed before a batch that is waiting to be polled. Brokers are asked
-            # about partitions that give nothing: the others pass transactions by their records.
-            waiting = [batch.partition for batch in self._ready]
-            idle = [
-                place
-                for place in places
-                if place not in self._moved and flow.partitions[place].name not in waiting
-            ]
+            # Brokers are asked about partitions that give nothing: others pass transactions by their records.
+            # These may be of none, as a snapshot's: all are asked about once the transactions are held.
+            asked = [place for place in places if flow.is_held or place not in self._moved]
             self._moved.clear()
-            for place in flow.pass_transactions(idle):
+            # What is written now is committed before a batch that is waiting to be polled.
+            waiting = [batch.partition for batch in self._ready]
+            for place in flow.pass_transactions(asked):
                 partition = flow.partitions[place]
-                self._context.offset_writer.write(partition.name, offset_of(partition.merge.position))
+                if partition.name not in waiting:
+                    self._context.offset_writer.write(partition.name, offset_of(partition.merge.position))
         flow.forget()
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
@@ -31,6 +31,14 @@ def change_of(xid: int, order: int, after: int, key: str = "1") -> dict[str, Any
 def end_of(xid: int, commit: int, count: int) -> dict[str, Any]:
     """Return the end of a transaction."""
     return {"status": "END", "id": f"{xid}:{commit}", "event_count": count, "ts_ms": 5}
+
+
+class Joined(Protocol):
+    """Topics that can be joined."""
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """Return the join's options."""
+        ...
 
 
 class Pair:
@@ -106,7 +114,7 @@ def transactions_kept(store: Path, partition: str) -> int:
 
 @contextmanager
 def joining(
-    pair: Pair, store: Path | None = None, taken: Taken | None = None, **more: Any
+    pair: Joined, store: Path | None = None, taken: Taken | None = None, **more: Any
 ) -> Iterator[tuple[Any, Taken]]:
     """Run the join."""
     taken = taken or Taken()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pyarrow as pa
@@ -28,6 +28,8 @@ class TopicsInMemory:
         self.read_max = read_max
         self.messages: dict[Place, list[bytes]] = defaultdict(list)
         self.first: dict[Place, int] = defaultdict(int)
+        #: Is called before each read.
+        self.on_read: Callable[[], object] = lambda: None
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """The join's options."""
@@ -82,6 +84,7 @@ class _Reader:
         self._paused.discard(place)
 
     def read(self, timeout_s: float) -> Read:
+        self._topics.on_read()
         found, ends = {}, {}
         for place, position in self._positions.items():
             if place in self._paused:

@@ -518,7 +518,7 @@ def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(pg: Data
     assert changes(log, "public.t", raw=True) == changes(log, "public.t")
     # PostgreSQL must send full rows whole; what is left out is dropped when the log is read.
     assert changes(log, "public.f")[1] == ("u", {"id": 1, "v": "a"}, {"id": 1, "v": "c"})
-    assert changes(log, "public.f", raw=True)[0] == ("r", None, {"id": 1, "v": "a"})
+    assert changes(log, "public.f", raw=True)[0] == ("r", None, {"id": 1, "secret": None, "v": "a"})
     assert "secret" in (changes(log, "public.f", raw=True)[1][2] or {})
     captured(
         pg, tmp_path / "theirs", "insert into theirs values (2, 'CANARY', 'b')",
@@ -529,7 +529,35 @@ def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(pg: Data
         {"id": 2, "v": "b"},
     ]
     raw = [after or {} for _, _, after in changes(tmp_path / "theirs", raw=True)]
-    assert [list(row) for row in raw] == [["id", "v"], ["id", "secret", "v"]]
+    assert [row["secret"] for row in raw] == [None, "CANARY"]
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_a_snapshot_beside_the_stream_changes_nothing_for_rows_with_columns_left_out(
+    pg: Database, tmp_path: Path, identity: str
+) -> None:
+    prepared(
+        pg,
+        f"""
+        create table t (id int primary key, secret text, v text);
+        alter table t replica identity {identity};
+        create publication tailrace_t for table t
+        """,
+    )
+    log = tmp_path / "log"
+    with capturing(pg.dsn, log, columns_exclude=("public.t.secret",)) as running:
+        running.wait_for("streaming")
+        pg.execute("insert into t values (1, 'CANARY', 'a')")
+        running.catch_up(pg.query)
+        assert await_end(running, log, request(log, "public.t")).outcome is SnapshotOutcome.DONE
+        pg.execute("insert into t values (2, 'CANARY', 'b')")
+        running.catch_up(pg.query)
+    assert changes(log) == [
+        ("c", None, {"id": 1, "v": "a"}),
+        ("r", None, {"id": 1, "v": "a"}),
+        ("c", None, {"id": 2, "v": "b"}),
+    ]
+    assert changes(log, raw=True)[1] == ("r", None, {"id": 1, "secret": None, "v": "a"})
 
 
 def test_a_key_that_would_be_left_out_keeps_the_pipeline_from_beginning(pg: Database, tmp_path: Path) -> None:

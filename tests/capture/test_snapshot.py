@@ -75,14 +75,20 @@ def test_a_relation_made_for_the_snapshot_is_what_the_server_sends(pg: Database,
         "create table chosen(id int primary key, k int not null, t text)",
         "create table generated(id int primary key, g int generated always as (id + 1) stored, t text)",
         "create table included(id int, t text, primary key (id) include (t))",
+        "create table left_out(id int primary key, secret text, t text)",
     ]
     for statement in tables:
         pg.execute(statement)
     pg.execute('alter table "od.d"."q""x é" drop column dropped')
     pg.execute("alter table full_ replica identity full")
+    pg.execute("alter table left_out replica identity full")
     pg.execute("create unique index chosen_k on chosen(k)")
     pg.execute("alter table chosen replica identity using index chosen_k")
-    with capturing(pg.dsn, tmp_path / "log", tables=("public.*", "public.keyless", '"od.d".*')) as running:
+    options = {
+        "tables": ("public.*", "public.keyless", '"od.d".*'),
+        "columns_exclude": ("public.left_out.secret",),
+    }
+    with capturing(pg.dsn, tmp_path / "log", **options) as running:
         running.wait_for("streaming")
         pg.execute("insert into plain values (1)")
         pg.execute('insert into "od.d"."q""x é" values (1, 2)')
@@ -91,6 +97,7 @@ def test_a_relation_made_for_the_snapshot_is_what_the_server_sends(pg: Database,
         pg.execute("insert into chosen values (1, 2)")
         pg.execute("insert into generated(id) values (1)")
         pg.execute("insert into included values (1)")
+        pg.execute("insert into left_out values (1)")
         running.catch_up(pg.query)
     relations = read_log(tmp_path / "log").relations
     made, sent = relations[: len(tables)], relations[len(tables) :]

@@ -118,6 +118,7 @@ class PublishedColumn:
     in_identity: bool
     key_place: int | None  # in the primary key, from 0
     required: bool
+    left_out: bool  # by the settings: nobody sees its values, and no snapshot reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class PublishedTable:
             named = set(self.primary_key)
         else:
             named = {column.name for column in self.columns if column.in_identity}
-        chosen = [column for column in self.columns if column.name in named]
+        chosen = [column for column in self.columns if column.name in named and not column.left_out]
         if len(chosen) < len(named):
             return ()
         last = len(self.primary_key)
@@ -280,7 +281,7 @@ def _table(
     sent = [r for r in rows if (r["generated"] in kinds if listed is None else r.number("number") in listed)]
     key = sorted((int(r["key_place"]), r.text("name")) for r in rows if r["key_place"] is not None)
     left_out = _left_out(source, row, rows)
-    columns = tuple(_column(r) for r in sent if r["name"] not in left_out)
+    columns = tuple(_column(r, left_out=r["name"] in left_out) for r in sent)
     lost = {r["name"] for r in rows if r.flag("identity")} - {column.name for column in columns}
     if lost:
         raise TailraceError(
@@ -303,7 +304,7 @@ def _table(
 
 
 def _left_out(source: PostgresSource, table: Row, columns: list[Row]) -> frozenset[str]:
-    """Return the columns that need not be copied, because nobody will see them."""
+    """Return the columns that need not be read, because nobody will see them."""
     if not source.leaves_columns_out:
         return frozenset()
     identity = frozenset(row.text("name") for row in columns if row.flag("identity"))
@@ -316,7 +317,7 @@ def _left_out(source: PostgresSource, table: Row, columns: list[Row]) -> frozens
     return source.left_out(table.text("schema"), table.text("table"), known) - identity
 
 
-def _column(row: Row) -> PublishedColumn:
+def _column(row: Row, *, left_out: bool) -> PublishedColumn:
     return PublishedColumn(
         name=row.text("name"),
         type_oid=row.number("type"),
@@ -329,4 +330,5 @@ def _column(row: Row) -> PublishedColumn:
         in_identity=row.flag("identity"),
         key_place=None if row["key_place"] is None else int(row["key_place"]),
         required=row.flag("required"),
+        left_out=left_out,
     )

@@ -155,7 +155,8 @@ def leaves(session: Session, table: PublishedTable) -> frozenset[int]:
 
 def facts_digest(table: PublishedTable) -> str:
     """Return a digest of all that a table's chunks rest on: equal while they can be put together."""
-    columns = [(c.name, c.type_oid, c.type_modifier, c.declared, c.required) for c in table.columns]
+    read = [c for c in table.columns if not c.left_out]
+    columns = [(c.name, c.type_oid, c.type_modifier, c.declared, c.required) for c in read]
     key = [column.name for column in table.key]
     facts = repr((table.schema, table.name, table.identity, table.row_filter, columns, key))
     return hashlib.sha256(facts.encode()).hexdigest()[:32]

@@ -78,7 +78,9 @@ class ChunkJob:
     def command(self) -> str:
         """Return the COPY that reads the chunk."""
         filters = [text for text in (self.table.row_filter, self.where) if text]
-        return self.chunk.copy_command([column.name for column in self.table.columns], filters)
+        # The stream goes on under the same Relation message, which has the columns that are left out.
+        columns = [None if column.left_out else column.name for column in self.table.columns]
+        return self.chunk.copy_command(columns, filters)
 
     def head(self, lsn: int, name_of: Callable[[int], tuple[str, str] | None] = lambda _: None) -> Head:
         """Return what makes the table's schema frames as of `lsn`.

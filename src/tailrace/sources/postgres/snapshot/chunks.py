@@ -98,15 +98,15 @@ class Chunk:
     relation: ChunkedRelation
     part: int  # of the relation, from 0
 
-    def copy_command(self, columns: Sequence[str], filters: Sequence[str]) -> str:
+    def copy_command(self, columns: Sequence[str | None], filters: Sequence[str]) -> str:
         """Return COPY of its rows.
 
-        :param columns: names, in the order in which the log has them.
+        :param columns: names, in the order in which the log has them; None: NULL in place of the values.
         :param filters: SQL conditions that a row must meet besides.
         """
         conditions = [f"({text})" for text in (*filters, self.relation.condition(self.part)) if text]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        named = ", ".join(_identifier(name) for name in columns)
+        named = ", ".join("NULL" if name is None else _identifier(name) for name in columns)
         return f"COPY (SELECT {named} FROM ONLY {self.relation.sql}{where}) TO STDOUT"  # noqa: S608 - quoted
 
 

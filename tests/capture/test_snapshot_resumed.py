@@ -20,9 +20,11 @@ from tailrace.config.sections import RetentionConfig
 from tailrace.errors import Kind
 from tailrace.pipeline.source_worker import RetentionTimer
 from tailrace.sources.postgres.snapshot.requests import SnapshotControl
+from tailrace.sources.postgres.snapshot.watermark import StreamEnded
 from tailrace.sources.postgres.streaming.capture_task import BEGINNINGS_MAX
 from tests.support.capture.captured import SLOT, capturing, run_to_end
 from tests.support.capture.folded import Folded, fold, units
+from tests.support.capture.requested import await_end, request
 from tests.support.capture.resumed import (
     RUN,
     SMALL,
@@ -117,6 +119,35 @@ def test_connections_cut_in_copy_are_gone_on_from(
         running.catch_up(pg.query, 120)
     until_whole(pg, tmp_path / "log")
     judge(pg, tmp_path / "log")
+
+
+def test_a_row_that_changed_its_key_is_read_again_also_after_a_lost_connection(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pg.execute("create table big(id int primary key, note text)")
+    pg.execute("alter table big alter note set storage external")
+    pg.execute("insert into big select g, repeat(md5(g::text), 100) from generate_series(1, 30) g")
+    pg.execute("analyze big")
+    log = tmp_path / "log"
+    windows: list[str] = []
+
+    def hit(name: str) -> None:
+        if name == "snapshot.before_window":
+            windows.append(name)
+            if len(windows) == 2:
+                before = running.task.progress().rows
+                pg.execute("update big set id = 0 where id = 30")
+                wait_until(lambda: running.task.progress().rows > before, 10, "the update")
+                pg.execute("select pg_terminate_backend(active_pid) from pg_replication_slots where active")
+                raise StreamEnded
+
+    with capturing(pg.dsn, log, snapshot_connections=1, snapshot_chunk_rows=10) as running:
+        running.wait_for("streaming")
+        monkeypatch.setattr(failpoints, "hit", hit)
+        table = await_end(running, log, request(log, "public.big")).tables[0]
+    assert running.task.progress().reconnects == 1
+    assert table.moved
+    assert table.read_again
 
 
 @pytest.mark.each_postgres("what the server says of slots")

@@ -121,6 +121,9 @@ class IncrementalSnapshots:
         self._watermark.leave()
         if self._thread.ident is not None:
             self._thread.join()
+        with self._state.lock:
+            # The next connection's watermark knows nothing of what this one noted.
+            self._state.plans.take_moves(self._state.take_moved())
 
     def raise_failure(self) -> None:
         """Raise on another thread what ended this one, if anything did."""

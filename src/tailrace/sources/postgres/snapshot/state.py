@@ -89,8 +89,9 @@ class SnapshotState:
     def write(self) -> None:
         """Keep the plans, durably; of the units that were closed, those that are durable."""
         with self.lock:
-            self.plans.take_moves(self.take_moved())
+            # In this order: what is durable by then has been noted.
             durable = self._durable_and_noted()
+            self.plans.take_moves(self.take_moved())
             for end, unit in self._pending:
                 if end <= durable:
                     self.plans.take_unit(unit.name, unit.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -72,8 +73,9 @@ def test_a_table_made_between_slot_and_snapshot_comes_once(
     assert found["later"].values == [("1",), ("2",)]
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["first start", "renewal"])
 def test_a_table_published_while_the_slot_is_made_is_streamed(
-    own_pg: EmbeddedPostgres, tmp_path: Path
+    own_pg: EmbeddedPostgres, tmp_path: Path, again: bool
 ) -> None:
     """PostgreSQL decodes as if it had never been published.
 
@@ -84,6 +86,11 @@ def test_a_table_published_while_the_slot_is_made_is_streamed(
     pg.execute("create table other(id int primary key)")
     pg.execute("insert into items values (1); insert into other values (1)")
     pg.execute(f"create publication {SLOT} for table other")
+    options: dict[str, Any] = {"tables": ("public.other",), "snapshot": "when_needed"}
+    if again:
+        with capturing(pg.dsn(), tmp_path / "log", **options) as running:
+            running.wait_for("streaming")
+        pg.execute(f"select pg_drop_replication_slot('{SLOT}')")
 
     def slot_waits_for(xid: str) -> bool:
         waiting = "select 1 from pg_locks where not granted and transactionid::text = %s"
@@ -95,7 +102,7 @@ def test_a_table_published_while_the_slot_is_made_is_streamed(
         psycopg.connect(pg.dsn()) as writing,
     ):
         [[xid]] = older.execute("select txid_current()::text").fetchall()
-        running = Running(make_task(pg.dsn(), tmp_path / "log", tables=("public.other",)))
+        running = Running(make_task(pg.dsn(), tmp_path / "log", **options))
         wait_until(lambda: slot_waits_for(xid), 60)
         altering.execute(f"alter publication {SLOT} add table items")
         [[xid]] = altering.execute("select txid_current()::text").fetchall()
@@ -109,7 +116,13 @@ def test_a_table_published_while_the_slot_is_made_is_streamed(
         writing.execute("insert into items values (2)")
         writing.commit()
         running.wait_for("streaming", 60)
+    running.catch_up(pg.query)
     pg.execute("insert into items values (3)")
     running.catch_up(pg.query)
     running.stop()
-    assert sorted(read_log(tmp_path / "log").ids) == [1, 1, 2, 2, 3]
+    found = read_log(tmp_path / "log")
+    if again:
+        assert set(found.ids) == {1, 2, 3}
+        assert 3 in found.inserts
+    else:
+        assert sorted(found.ids) == [1, 1, 2, 2, 3]

@@ -264,13 +264,15 @@ def renew(
     slot: SlotFacts | None,
     lost: TailraceError,
     *,
+    may_keep: bool,
     create: Callable[[], server.CreatedSlot],
 ) -> None:
     """Have the log go on where the slot begins, and all tables be read again.
 
     :param session: for replication.
-    :param slot: as it is; one that can be streamed from is kept.
+    :param slot: as it is; one that can be streamed from is kept, if it may be.
     :param lost: why changes were lost.
+    :param may_keep: whether the slot was not made by a renewal that did not end.
     :param create: creates the slot.
     :raises TailraceError: `PUBLICATION_MISSING`; `SINK_KEY_MISSING` if a table can't be read again; what the
         server refused with. `SLOT_IN_USE`, `SLOT_CREATION_HELD_UP` may pass.
@@ -285,7 +287,7 @@ def renew(
             error.kind, f"{lost.message}; {error.message}", f"{error.hint}. Or: {lost.hint}", error.context
         ) from None
     failpoints.hit("snapshot.after_plan")
-    if slot is not None and slot.confirmed_flush_lsn is not None and not slot.invalidation:
+    if may_keep and slot is not None and slot.confirmed_flush_lsn is not None and not slot.invalidation:
         position = slot.confirmed_flush_lsn
     else:
         if slot is not None:

@@ -211,8 +211,10 @@ class CaptureTask:
                 if start.lost is not None:
                     renew(
                         session, self._source, appender, self._requests(), facts.slot, start.lost,
-                        create=partial(self._create_slot, session),
+                        may_keep=state is None or state.phase is not CapturePhase.RENEWING,
+                        create=partial(self._create_new_slot, session, state),
                     )  # fmt: skip
+                    state = self._state()
                 self._resume(facts, state)
                 self._keep_failover(session, facts)
         self._connections.error = None
@@ -360,8 +362,18 @@ class CaptureTask:
                 deadline_s=server.SLOT_CREATION_DEADLINE_S,
             )
             if not temporary:  # else nothing is decoded
-                require_steady(side, self._source.publication, created, before)
+                try:
+                    require_steady(side, self._source.publication, created, before)
+                except TailraceError:
+                    server.drop_slot(session, self._source.slot)
+                    raise
             return created
+
+    def _create_new_slot(self, session: Session, state: CaptureState | None) -> server.CreatedSlot:
+        """Create the slot of a renewal. If this one does not end, the next one drops the slot."""
+        if state is not None:
+            self._keep(replace(state, phase=CapturePhase.RENEWING))
+        return self._create_slot(session)
 
     def _resume(self, facts: ServerState, state: CaptureState | None) -> None:
         """Check what may have changed while nothing ran, and write down what did."""

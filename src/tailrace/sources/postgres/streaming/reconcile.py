@@ -29,6 +29,7 @@ class CapturePhase(enum.StrEnum):
 
     BEGINNING = "beginning"  # the slot may or may not exist; a snapshot may be under way
     STREAMING = "streaming"
+    RENEWING = "renewing"  # begun as well; the slot may be one that a renewal made and did not check
     FINISHED = "finished"  # `snapshot: only` is done
 
 

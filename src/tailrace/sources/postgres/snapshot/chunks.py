@@ -32,6 +32,7 @@ class ChunkedRelation:
 
     `key` is empty where the bounds are pages. `only`: children of an inheritance tree are
     relations of other tables. `shape` is a digest of the relation as it was planned.
+    `gone`: it is no part of the table any more; its chunks keep their numbers.
     """
 
     oid: int
@@ -40,6 +41,7 @@ class ChunkedRelation:
     key: tuple[KeyColumn, ...]
     bounds: tuple[tuple[str, ...], ...]
     shape: str
+    gone: bool = False
 
     @property
     def chunks(self) -> int:
@@ -64,11 +66,12 @@ class ChunkedRelation:
 
     def as_json(self) -> list[Any]:
         key = [[column.name, column.type] for column in self.key]
-        return [self.oid, self.schema, self.name, key, [list(bound) for bound in self.bounds], self.shape]
+        bounds = [list(bound) for bound in self.bounds]
+        return [self.oid, self.schema, self.name, key, bounds, self.shape, self.gone]
 
     @classmethod
     def from_json(cls, content: Sequence[Any]) -> ChunkedRelation:
-        oid, schema, name, key, bounds, shape = content
+        oid, schema, name, key, bounds, shape, *gone = content
         return cls(
             int(oid),
             str(schema),
@@ -76,6 +79,7 @@ class ChunkedRelation:
             tuple(KeyColumn(*column) for column in key),
             tuple(tuple(bound) for bound in bounds),
             str(shape),
+            any(gone),
         )
 
     def _place(self) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 
 import structlog
 
@@ -396,17 +397,24 @@ class IncrementalSnapshots:
             return
         planned = self._state.plan(snapshot, plan)
         known, now = {relation.oid for relation in planned}, leaves(session, table)
-        if known == now:
-            return
-        if not plan.done:
+        # What changed in a partition while it was away was not sent: rows of it that were read don't count.
+        is_back = any(relation.gone and relation.oid in now for relation in planned)
+        if is_back or (known != now and not plan.done):
             self._plan(snapshot, plan, table, session)
             return
-        added = [each for each in plan_table(session, table, self._source).relations if each.oid not in known]
-        relations = (*planned, *added)
-        self._state.keep_plan(snapshot, plan, plan.generation, relations)
+        relations = tuple(replace(relation, gone=relation.oid not in now) for relation in planned)
+        if not now <= known:
+            found = plan_table(session, table, self._source).relations
+            relations += tuple(each for each in found if each.oid not in known)
+        if relations != planned:
+            self._state.keep_plan(snapshot, plan, plan.generation, relations)
+        chunks = sum(relation.chunks for relation in relations)
+        gone = {chunk.number for chunk in chunks_of(relations) if chunk.relation.gone}
+        # Also if a kill came between the two writes.
+        if chunks == plan.chunks and gone <= plan.done:
+            return
         with self._state.lock:
-            plan.chunks = sum(relation.chunks for relation in relations)
-            gone = {chunk.number for chunk in chunks_of(relations) if chunk.relation.oid not in now}
+            plan.chunks = chunks
             plan.done |= gone
             if plan.since_offset and plan.is_done:
                 # That all was read is said in the log by the last unit: another one is read for that.

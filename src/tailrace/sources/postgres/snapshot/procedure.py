@@ -95,7 +95,7 @@ class SnapshotProcedure:
         where = [condition]
         if plan.chunks_done:
             # Rows may have moved from chunk to chunk until the stream stands where this is read.
-            chunks = list(whole_of(relations))
+            chunks = list(whole_of([relation for relation in relations if not relation.gone]))
             unit = self.state.unit(snapshot, plan, AGAIN, len(chunks))
             where.append(written_since(plan.since_xid))
         else:

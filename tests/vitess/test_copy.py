@@ -56,8 +56,8 @@ def test_a_table_that_is_new_is_captured_without_a_restart(tmp_path: Path, vites
     assert {record.topic for record in found.records} == {"shop.new_one"}
 
 
-def _fill(vitess: EmbeddedVitess, table: str, keys: int) -> None:
-    for first in range(0, keys, 2_000):
+def _fill(vitess: EmbeddedVitess, table: str, keys: int, begin: int = 0) -> None:
+    for first in range(begin, keys, 2_000):
         rows = ", ".join(f"({key}, 'before {key}')" for key in range(first, min(first + 2_000, keys)))
         vitess.execute(f"insert into {table} (id, what) values {rows}")
 
@@ -100,6 +100,7 @@ def test_tables_and_ranges_of_one_are_copied_at_the_same_time_while_they_change_
     for table in tables:
         add_table(vitess, table)
         _fill(vitess, table, keys)
+    _fill(vitess, tables[0], 0, -keys)
     settings = {
         "snapshot": "initial",
         "snapshot_connections": 8,
@@ -115,7 +116,7 @@ def test_tables_and_ranges_of_one_are_copied_at_the_same_time_while_they_change_
     assert writer.rounds > 0
     with capturing(tmp_path, vitess.address, **settings) as found:
         found.wait_for_shards("-80", "80-")
-        vitess.execute(*(f"insert into {table} (id, what) values (-1, 'last')" for table in tables))
+        vitess.execute(*(f"insert into {table} (id, what) values (1000000, 'last')" for table in tables))
         wait_until(lambda: Counter(change.row["what"] for change in found.changes())["last"] == 3, 60)
     by_key: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
     for change in found.changes():

@@ -140,6 +140,27 @@ def test_a_copy_of_ranges_goes_on_where_it_was_cut_short(tmp_path: Path, cuts: S
         assert found.states()["0"].ahead == ()
 
 
+@pytest.mark.parametrize("cuts", [(7,), (20, 15)])
+@pytest.mark.slow
+def test_negative_keys_are_copied_and_a_copy_that_was_cut_short_there_goes_on(
+    tmp_path: Path, cuts: Sequence[int]
+) -> None:
+    keys = range(-KEYS, KEYS // 2)
+    with FakeVtgate("0") as vtgate:
+        vtgate.shards["0"].rows = dict.fromkeys(keys, 0)
+        for cut in cuts:
+            vtgate.change("0", allowed=cut)
+            with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+                wait_until(lambda: vtgate.shards["0"].allowed == 0, 10, "the cut")
+            vtgate.write("0", *((key, vtgate.shards["0"].rows[key] + 1) for key in keys[::5]))
+        vtgate.change("0", allowed=None)
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            found.wait_for_shards("0")
+            vtgate.write("0", (-1, vtgate.shards["0"].rows[-1] + 1))
+            wait_until(lambda: _all_last(found) == vtgate.shards["0"].rows, 30, "all changes")
+        _assert_exact(found, vtgate.shards["0"].rows)
+
+
 @pytest.mark.parametrize("cuts", [(7,), (20, 15), (35, 5, 9), (63,)])
 @pytest.mark.slow
 def test_a_transaction_is_whole_though_the_copy_was_cut_short(tmp_path: Path, cuts: Sequence[int]) -> None:

@@ -55,7 +55,7 @@ KEYSPACE, SHARD = "shop", "0"
 UUID = "00000001-0000-11eb-b894-04ed332e05c2"
 #: Keys of plums are no whole numbers, to those who ask.
 TABLES = ("apples", "pears", "plums")
-KEYS = 12
+KEYS = range(-4, 8)
 
 Image = tuple[int, int] | None  # a key and a value
 Change = tuple[str, Image, Image]
@@ -72,7 +72,7 @@ class _Server:
         changes: list[Change] = []
         for _ in range(chance.randint(1, 3)):
             rows, value = self.rows[table := chance.choice(sorted(self.rows))], len(self.binlog) + 1
-            key, to = chance.randrange(KEYS), chance.randrange(KEYS)
+            key, to = chance.choice(KEYS), chance.choice(KEYS)
             before = (key, rows.pop(key)) if key in rows else None
             if before is not None and chance.random() < 0.3:
                 changes.append((table, before, None))
@@ -132,7 +132,7 @@ class _Stream:
                     yield self._transaction(place, keys)
                 place, rows = len(server.binlog), dict(server.rows.get(table, {}))
                 yield [_event(pb.BEGIN), *self._field(table), self._vgtid(place, keys), _event(pb.COMMIT)]
-                after = int(keys[0].last_pk.rows[0].values) if keys else -1
+                after = int(keys[0].last_pk.rows[0].values) if keys else KEYS[0] - 1
                 left = [key for key in sorted(rows) if key > after and self._is_in(table, key)]
                 # vtgate loses its tablet, and has another one go on from where it is.
                 is_lost = is_gone_on_with = False
@@ -171,7 +171,9 @@ class _Stream:
             if rule.match.startswith("/"):
                 return True
             if rule.match == table:
-                bounds = re.findall(r"`id` (>=|<) (-?\d+)", rule.filter)
+                # A tablet takes literals alone, and `-9` is none.
+                assert "-" not in rule.filter, rule.filter
+                bounds = re.findall(r"`id` (>=|<) (\d+)", rule.filter)
                 return all(key >= int(end) if sign == ">=" else key < int(end) for sign, end in bounds)
         return False
 
@@ -377,7 +379,7 @@ def _planned(server: _Server, before: Sequence[CopyChunk]) -> tuple[CopyChunk, .
         if table not in begun and table == "plums":
             found.append(CopyChunk(table))
         elif table not in begun:
-            found += ranges(table, "id", 0, KEYS - 1, 3 if table == "apples" else 1)
+            found += ranges(table, "id", KEYS[0], KEYS[-1], 3 if table == "apples" else 1)
     return tuple(found)
 
 
@@ -506,8 +508,10 @@ def test_status_names_the_tables_whose_rows_are_later_than_their_shard() -> None
 
 
 def test_keys_are_in_one_range_each() -> None:
-    for first, last, parts in ((-5, 5, 3), (0, 1, 7), (3, 3, 2), (-(1 << 63), (1 << 63) - 1, 5)):
+    for first, last, parts in ((-5, 5, 3), (0, 1, 7), (3, 3, 2), (-9, -1, 3), (-(1 << 63), (1 << 63) - 1, 5)):
         found = ranges("t", "id", first, last, parts)
+        # A tablet takes no negative bound.
+        assert all(chunk.low is None or chunk.low >= 0 for chunk in found)
         for key in {first - 1, first, last, last + 1, (first + last) // 2}:
             assert sum(chunk.contains(key) for chunk in found) == 1
 

@@ -272,6 +272,10 @@ class FakeVtgate:
                 if wanted.shard not in self.shards:
                     words = f"shard provided in VGTID, {wanted.shard}, not found in the {KEYSPACE} keyspace"
                     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
+            for rule in request.filter.rules:
+                # vttablet takes literals alone, and `-9` is none.
+                if (negative := re.search(r"-\d+", rule.filter)) is not None:
+                    await context.abort(grpc.StatusCode.UNKNOWN, f"vttablet: unexpected: {negative[0]}")
             names = [wanted.shard for wanted in request.vgtid.shard_gtids]
             following = _Following(names, request)
             while True:
@@ -448,8 +452,9 @@ class _Following:
         return _response(_event(pb.BEGIN, name), found, self._vgtid(name), _event(pb.COMMIT, name))
 
     def _copy(self, name: str, shard: FakeShard, wanted: pb.ShardGtid) -> list[pb.VStreamResponse]:
-        last = max((int(key.last_pk.rows[0].values) for key in wanted.table_pks), default=-1)
-        found = [_response(_event(pb.BEGIN, name), *self._description(name), self._vgtid(name))]
+        last = max((int(key.last_pk.rows[0].values) for key in wanted.table_pks), default=-(1 << 63))
+        begun = self._vgtid(name, *wanted.table_pks)
+        found = [_response(_event(pb.BEGIN, name), *self._description(name), begun)]
         if shard.lost_copies:
             shard.lost_copies -= 1
             return found

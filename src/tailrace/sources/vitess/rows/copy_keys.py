@@ -16,13 +16,20 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 
 _INTEGRAL, _UNSIGNED, _QUOTED, _TEXT, _BINARY = 256, 512, 2048, 4096, 8192
-_DECIMAL = 18
+_INT64, _DECIMAL = 265, 18
 _LEAST_DECIMAL = "-1" + "0" * 65
 
 
 def key_text(table: str, key: pb.QueryResult) -> str:
     """Return the text of a key: its columns, and one row of them."""
     return base64.b64encode(pb.TableLastPk(table_name=table, last_pk=key).SerializeToString()).decode()
+
+
+def key_before(table: str, column: str, value: int) -> str:
+    """Return the text of the key behind which rows from `value` on lie, of one column of whole numbers."""
+    text = str(value - 1).encode()
+    row = pb.Row(lengths=[len(text)], values=text)
+    return key_text(table, pb.QueryResult(fields=[pb.Field(name=column, type=_INT64)], rows=[row]))
 
 
 def before_all(fields: Sequence[pb.Field]) -> pb.QueryResult | None:

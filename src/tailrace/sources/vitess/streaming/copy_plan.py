@@ -84,7 +84,8 @@ def _split(
 
 
 def ranges(table: str, column: str, first: int, last: int, parts: int) -> tuple[CopyChunk, ...]:
-    """Return a table's keys in ranges of the same width; all keys lie in one, whatever `first` and `last`.
+    """Return a table's keys in ranges of the same width, those below 0 in one: tablets take no negative
+    number as a bound. All keys lie in one range, whatever `first` and `last`.
 
     :param first: the least key that is there, and `last`, the largest one.
     """
@@ -92,5 +93,6 @@ def ranges(table: str, column: str, first: int, last: int, parts: int) -> tuple[
     if min(parts, width) < 2:
         return (CopyChunk(table, column),)
     parts = min(parts, width)
-    bounds = (None, *(first + width * part // parts for part in range(1, parts)), None)
+    between = (first + width * part // parts for part in range(1, parts))
+    bounds = (None, *(bound for bound in between if bound >= 0), None)
     return tuple(CopyChunk(table, column, low, high) for low, high in pairwise(bounds))

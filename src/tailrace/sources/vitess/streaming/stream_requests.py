@@ -12,6 +12,7 @@ from tailrace.sources.vitess.connection.metadata import TABLET_TYPES, quoted
 from tailrace.sources.vitess.resharding.events import OpenStream
 from tailrace.sources.vitess.resharding.gtid_sets import TO_COPY
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
+from tailrace.sources.vitess.rows.copy_keys import key_before
 
 #: From this size on, a server that can (24 and later) sends a transaction in pieces, and need not hold it.
 CHUNK_BYTES = 16 << 20
@@ -46,14 +47,17 @@ def chunk_request(source: VitessSource, shard: str, chunk: CopyChunk) -> pb.VStr
     request = _request(source, [pb.Rule(match=chunk.table, filter=_condition(chunk))])
     if chunk.key:
         _add_position(request, source, shard, chunk.gtid, (chunk.key,))
+    elif chunk.low is not None and chunk.low < 0:
+        _add_position(request, source, shard, TO_COPY, (key_before(chunk.table, chunk.column, chunk.low),))
     else:
         _add_position(request, source, shard, TO_COPY, ())
     return request
 
 
 def _condition(chunk: CopyChunk) -> str:
+    # Tablets refuse a negative number here: there, a key says where rows begin.
     column = quoted(chunk.column)
-    bounds = [f"{column} >= {chunk.low}"] if chunk.low is not None else []
+    bounds = [f"{column} >= {chunk.low}"] if chunk.low is not None and chunk.low >= 0 else []
     if chunk.high is not None:
         bounds.append(f"{column} < {chunk.high}")
     # All of a table needs no condition.

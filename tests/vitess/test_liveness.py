@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.sources.progress import SourceWarning
-from tailrace.sources.vitess.streaming import keyspace_stream
+from tailrace.sources.vitess.streaming import silent_shards
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table
@@ -21,7 +21,7 @@ TABLE = "orders"
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyspace_stream, "PROBE_S", 2.0)
+    monkeypatch.setattr(silent_shards, "PROBE_S", 2.0)
 
 
 def _told(found: Capturing) -> Sequence[SourceWarning]:

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.snapshots import VitessSnapshots
-from tailrace.sources.vitess.streaming import keyspace_stream, serving_shards, shard_streams
+from tailrace.sources.vitess.streaming import keyspace_stream, serving_shards, shard_streams, silent_shards
 from tailrace.sources.vitess.streaming.capture_task import VitessCapture
 from tests.support.vitess.capturing import Capturing, capturing, frames_of, shard_states_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyspace_stream, "PROBE_S", 0.3)
+    monkeypatch.setattr(silent_shards, "PROBE_S", 0.3)
 
 
 def _end_of_catching_up(found: Capturing) -> TailraceError:
@@ -90,7 +90,7 @@ def test_a_replica_that_lags_is_no_loss_as_long_as_the_primary_has_everything(
         vtgate.change("0", lag=1, is_silent=True)
         wait_until(lambda: vtgate.asked.count("shop:0@primary") > 4, 30, "the primary is asked")
         found.wait_for_shards("0")
-        monkeypatch.setattr(keyspace_stream, "PROBE_S", 60.0)  # the stream has to be opened first
+        monkeypatch.setattr(silent_shards, "PROBE_S", 60.0)  # the stream has to be opened first
         vtgate.change("0", lag=0, is_silent=False)
         vtgate.write("0", (1, 1))
         found.wait_for_rows(2)
@@ -196,7 +196,7 @@ def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goe
 
 #: A transaction of many rows goes into the log before it is whole.
 _SMALL = """
-from tailrace.sources.vitess.streaming import keyspace_stream, shard_streams
+from tailrace.sources.vitess.streaming import keyspace_stream, shard_streams, silent_shards
 keyspace_stream.OPEN_BYTES_MAX, shard_streams.SHARD_RESPONSES_MAX = 300, 20
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.protocol.metadata_frames import kept_frames
 from tailrace.sources.vitess.rows.tables import LogTables
-from tailrace.sources.vitess.streaming import keyspace_stream
+from tailrace.sources.vitess.streaming import silent_shards
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.fake_vtgate import KEYSPACE, TABLE, FakeVtgate
 from tests.support.wait import wait_until
@@ -126,7 +126,7 @@ def test_w10_a_stream_that_ends_in_good_order_is_opened_again(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_w10_heartbeats_alone_are_not_taken_for_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyspace_stream, "PROBE_S", 1.0)
+    monkeypatch.setattr(silent_shards, "PROBE_S", 1.0)
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")
         vtgate.change("0", is_silent=True)
@@ -155,7 +155,7 @@ def test_w14_purged_binlogs_are_named_with_the_shard(tmp_path: Path) -> None:
 def test_status_tells_the_lineage_of_shards_and_up_to_when_all_are_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyspace_stream, "PROBE_S", 0.5)
+    monkeypatch.setattr(silent_shards, "PROBE_S", 0.5)
 
     def watermark() -> str:
         health = found.capture.progress().health

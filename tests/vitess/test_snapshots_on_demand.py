@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.sources.vitess.snapshots import VitessSnapshots
-from tailrace.sources.vitess.streaming import keyspace_stream, serving_shards
+from tailrace.sources.vitess.streaming import serving_shards, silent_shards
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.vitess.capturing import capturing
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
@@ -134,7 +134,7 @@ def test_down_until_after_complete_the_lost_keys_are_copied_anew(
 def test_a_switch_back_to_former_shards_without_a_journal_is_noticed_and_their_keys_are_copied_anew(
     tmp_path: Path, cluster: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyspace_stream, "PROBE_S", 2.0)
+    monkeypatch.setattr(silent_shards, "PROBE_S", 2.0)
     monkeypatch.setattr(serving_shards, "LIST_INTERVAL_S", 1.0)
     _insert(cluster, TABLE, range(100))
     file = pipeline_file(tmp_path, cluster, TABLE, snapshot="initial")
@@ -222,7 +222,7 @@ def test_a_table_that_was_altered_while_nobody_read_is_copied_anew(
 def test_a_shard_that_was_restored_from_a_backup_is_copied_anew(
     tmp_path: Path, cluster: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyspace_stream, "PROBE_S", 2.0)
+    monkeypatch.setattr(silent_shards, "PROBE_S", 2.0)
     _insert(cluster, TABLE, range(100))
     file = pipeline_file(tmp_path, cluster, TABLE, snapshot="initial")
     tailrace("run", file, "--until-caught-up")

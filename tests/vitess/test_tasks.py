@@ -18,7 +18,7 @@ from tailrace.protocol.metadata_frames import shard_states
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.preflight import VitessCheck
 from tailrace.sources.vitess.resharding.transitions import ShardMode, mode_of
-from tailrace.sources.vitess.streaming import keyspace_stream
+from tailrace.sources.vitess.streaming import keyspace_stream, silent_shards
 from tailrace_servers.ports import free_port
 from tests.support.vitess.capturing import Capturing, capturing, shard_states_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
@@ -229,7 +229,7 @@ def test_what_ends_one_task_ends_all_and_names_the_shard(tmp_path: Path) -> None
 def test_a_shard_without_a_tablet_is_named_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyspace_stream, "PROBE_S", 1.0)
+    monkeypatch.setattr(silent_shards, "PROBE_S", 1.0)
 
     def told() -> list[str]:
         return [each.message for each in found.capture.progress().warnings]
@@ -256,7 +256,7 @@ def test_a_shard_without_a_tablet_is_named_and_the_others_go_on(
 
 @pytest.mark.slow
 def test_a_stream_that_a_tablet_throttles_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyspace_stream, "PROBE_S", 0.5)
+    monkeypatch.setattr(silent_shards, "PROBE_S", 0.5)
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
         vtgate.change("80-", is_silent=True)

@@ -31,7 +31,7 @@ from tailrace.protocol.frames import Bytes
 from tailrace.sources.appender import SYNC_DEADLINE_S, Appender
 from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status
-from tailrace.sources.vitess.connection.metadata import ask_gtids_of_any, newest_gtids, serving_shards
+from tailrace.sources.vitess.connection.metadata import newest_gtids, serving_shards
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
@@ -44,8 +44,6 @@ from tailrace.sources.vitess.resharding.events import (
     Keep,
     ListShards,
     OpenStream,
-    Probed,
-    ProbeFailed,
     ShardsListed,
     ShardsServing,
     ShardStreamEnded,
@@ -63,8 +61,9 @@ from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd
 from tailrace.sources.vitess.streaming.serving_shards import ServingShards
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream, ShardCopies
 from tailrace.sources.vitess.streaming.shard_health import health_of, watermark_us
-from tailrace.sources.vitess.streaming.shard_progress import ShardProbe, ShardProgress
+from tailrace.sources.vitess.streaming.shard_progress import ShardProgress
 from tailrace.sources.vitess.streaming.shard_streams import BYTES_MAX, ShardResponses, ShardStreams
+from tailrace.sources.vitess.streaming.silent_shards import SilentShards
 from tailrace.sources.vitess.streaming.stream_ends import stream_ended
 from tailrace.sources.vitess.streaming.stream_events import chunk_events_of, events_of
 from tailrace.sources.vitess.streaming.stream_requests import chunk_request, stream_request
@@ -83,12 +82,8 @@ OPEN_BYTES_MAX = 32 << 20
 WATERMARK_INTERVAL_US = 200_000
 #: A position that no row came with is written so long after it came, if nothing takes it along before.
 IDLE_STATE_S = 1.0
-#: A shard of which only heartbeats came for so long is asked what it has: heartbeats prove that vtgate lives.
-PROBE_S = 20.0
 #: Seconds between two looks at each shard, for those that are silent or serve no longer.
 LOOK_S = 0.25
-#: Of so many shards at a time.
-PROBES_MAX = 16
 
 
 @dataclass(slots=True)
@@ -148,11 +143,11 @@ class KeyspaceStream:
         # By stream: a shard's has its name.
         self._transcoders: dict[str, Transcoder] = {}
         self._filters: dict[str, RepeatedChangeFilter] = {}
-        self._probes: dict[str, ShardProbe] = {}  # asked and not answered
         self._serving = ServingShards(source, vtgate)
         self._open_stream: str | None = None  # whose transaction is open at the log's end
         self._open_position = 0
         self.shards: dict[str, ShardProgress] = {}
+        self._silent = SilentShards(source, vtgate, self.coordinator, self.shards, self._step, now_us)
         self._written = dict(states)
         self._idle: dict[str, ShardState] = {}  # states that no row came with, not written yet
         self._idle_since_s = 0.0
@@ -497,7 +492,7 @@ class KeyspaceStream:
             serving = self._serving.turn(now_s, is_any_new=self.coordinator.has_new_shards)
             if serving is not None:
                 self._step(ShardsServing(serving))
-            self._probe(now_s)
+            self._silent.turn(now_s)
         self._copies.turn(now_s)
         self._snapshots.turn(now_s)
         self._look_for_targets()
@@ -510,44 +505,6 @@ class KeyspaceStream:
         shards = serving_shards(self._vtgate, self._source)
         self._step(ShardsListed(self._list, shards))
 
-    def _probe(self, now_s: float) -> None:
-        """Ask shards that are silent what they have, some at a time; take the answers that are there.
-
-        Of one that may be behind the primary is asked, however often its stream was opened meanwhile; of one
-        that does not serve any more, too: a journal would be there first.
-        """
-        for shard, known in self.shards.items():
-            held = self.coordinator.shards[shard]
-            since_s = known.probed_s if held.behind else max(known.moved_s, known.probed_s)
-            if len(self._probes) < PROBES_MAX and now_s - since_s > PROBE_S:
-                known.probed_s, known.asked_us = now_s, self._now_us()
-                if self.coordinator.accepts(shard, held.attempt) and shard not in self._probes:
-                    serves = not self.coordinator.is_unlisted(shard)
-                    of = self._source.tablet_type if serves and not held.behind else "primary"
-                    answer = ask_gtids_of_any(self._vtgate, self._source, shard, of)
-                    self._probes[shard] = ShardProbe(held.attempt, of, serves, answer)
-        for shard, probe in list(self._probes.items()):
-            if not probe.answer.done():
-                continue
-            del self._probes[shard]
-            try:
-                executed, purged = (text or "" for text in probe.answer.result()[0])
-            except TailraceError as error:
-                log.warning("a silent shard does not say what it has", shard=shard, error=error.message)
-                self._step(ProbeFailed(shard, probe.attempt, error.message))
-            else:
-                if probe.of != self._source.tablet_type:
-                    purged = ""  # what another tablet has purged is not missed
-                probed = Probed(shard, probe.attempt, executed, purged, probe.serves)
-                self._step(probed)
-                self._note_whole(shard, executed)
-
-    def _note_whole(self, shard: str, executed: str) -> None:
-        """Note that a silent shard has nothing that is not here."""
-        ours, known = self.coordinator.shards[shard].kept, self.shards.get(shard)
-        if known is not None and ours.is_read and GtidSet.parse(ours.gtid).contains(GtidSet.parse(executed)):
-            known.whole_until_us = max(known.whole_until_us, known.asked_us)
-
     def _look_for_targets(self) -> None:
         """Move the log's position to where somebody waits for it, once all shards have what they had then."""
         with self._lock:
@@ -555,7 +512,7 @@ class KeyspaceStream:
         if wanted:
             gtids = newest_gtids(self._vtgate, self._source)
             for shard, gtid in gtids.items():
-                self._doubt_if_behind(shard, gtid)
+                self._silent.doubt_if_behind(shard, gtid)
             sets = {shard: GtidSet.parse(gtid) for shard, gtid in gtids.items()}
             self._targets.append(AwaitedEnd(wanted, sets))
         if not self._targets or not self._snapshots.is_idle:
@@ -569,15 +526,6 @@ class KeyspaceStream:
             self._appender.append_progress(max(target.position, self._appender.tail.position))
             position = max(self._reached.position, target.position)
             self._reached = replace(self._appender.tail, position=position)
-
-    def _doubt_if_behind(self, shard: str, executed: str) -> None:
-        """Have a shard that lacks what was read of it asked at once whether that is for good."""
-        held = self.coordinator.shards.get(shard)
-        if held is None or not self.coordinator.accepts(shard, held.attempt) or not held.kept.is_read:
-            return
-        if not GtidSet.parse(executed).contains(GtidSet.parse(held.kept.gtid)):
-            self._step(Probed(shard, held.attempt, executed, ""))
-            self.shards[shard].probed_s = -PROBE_S
 
 
 def _interval_s(received: Mapping[str, ShardResponses]) -> float:

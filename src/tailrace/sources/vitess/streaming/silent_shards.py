@@ -1,0 +1,97 @@
+"""Shards of which nothing comes are asked what they have: heartbeats prove that vtgate lives, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import TailraceError
+from tailrace.sources.vitess.connection.metadata import ask_gtids_of_any
+from tailrace.sources.vitess.connection.vtgate import Vtgate
+from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.events import Event, Probed, ProbeFailed
+from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
+from tailrace.sources.vitess.streaming.shard_progress import ShardProbe, ShardProgress
+
+log = structlog.get_logger(__name__)
+
+#: A shard of which only heartbeats came for so long is asked what it has.
+PROBE_S = 20.0
+#: Of so many shards at a time.
+PROBES_MAX = 16
+
+
+class SilentShards:
+    """For the thread that has its turn at the log.
+
+    :param shards: what is known of each shard beside its state; it is brought up to date.
+    :param step: has the coordinator take an event, and carries out its commands.
+    :param now_us: the clock, microseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        source: VitessSource,
+        vtgate: Vtgate,
+        coordinator: Coordinator,
+        shards: Mapping[str, ShardProgress],
+        step: Callable[[Event], None],
+        now_us: Callable[[], int],
+    ) -> None:
+        self._source, self._vtgate = source, vtgate
+        self._coordinator = coordinator
+        self._shards = shards
+        self._step = step
+        self._now_us = now_us
+        self._probes: dict[str, ShardProbe] = {}  # asked and not answered
+
+    def turn(self, now_s: float) -> None:
+        """Ask shards that are silent what they have, some at a time; take the answers that are there."""
+        self._ask(now_s)
+        for shard, probe in list(self._probes.items()):
+            if probe.answer.done():
+                del self._probes[shard]
+                self._take(shard, probe)
+
+    def _ask(self, now_s: float) -> None:
+        # Of one that may be behind the primary is asked, however often its stream was opened meanwhile; of
+        # one that does not serve any more, too: a journal would be there first.
+        for shard, known in self._shards.items():
+            held = self._coordinator.shards[shard]
+            since_s = known.probed_s if held.behind else max(known.moved_s, known.probed_s)
+            if len(self._probes) < PROBES_MAX and now_s - since_s > PROBE_S:
+                known.probed_s, known.asked_us = now_s, self._now_us()
+                if self._coordinator.accepts(shard, held.attempt) and shard not in self._probes:
+                    serves = not self._coordinator.is_unlisted(shard)
+                    of = self._source.tablet_type if serves and not held.behind else "primary"
+                    answer = ask_gtids_of_any(self._vtgate, self._source, shard, of)
+                    self._probes[shard] = ShardProbe(held.attempt, of, serves, answer)
+
+    def _take(self, shard: str, probe: ShardProbe) -> None:
+        try:
+            executed, purged = (text or "" for text in probe.answer.result()[0])
+        except TailraceError as error:
+            log.warning("a silent shard does not say what it has", shard=shard, error=error.message)
+            self._step(ProbeFailed(shard, probe.attempt, error.message))
+            return
+        if probe.of != self._source.tablet_type:
+            purged = ""  # what another tablet has purged is not missed
+        self._step(Probed(shard, probe.attempt, executed, purged, probe.serves))
+        self._note_whole(shard, executed)
+
+    def _note_whole(self, shard: str, executed: str) -> None:
+        """Note that a silent shard has nothing that is not here."""
+        ours, known = self._coordinator.shards[shard].kept, self._shards.get(shard)
+        if known is not None and ours.is_read and GtidSet.parse(ours.gtid).contains(GtidSet.parse(executed)):
+            known.whole_until_us = max(known.whole_until_us, known.asked_us)
+
+    def doubt_if_behind(self, shard: str, executed: str) -> None:
+        """Have a shard that lacks what was read of it asked at once whether that is for good."""
+        held = self._coordinator.shards.get(shard)
+        if held is None or not self._coordinator.accepts(shard, held.attempt) or not held.kept.is_read:
+            return
+        if not GtidSet.parse(executed).contains(GtidSet.parse(held.kept.gtid)):
+            self._step(Probed(shard, held.attempt, executed, ""))
+            self._shards[shard].probed_s = -PROBE_S

@@ -56,6 +56,16 @@ def test_a_table_that_is_new_is_captured_without_a_restart(tmp_path: Path, vites
     assert {record.topic for record in found.records} == {"shop.new_one"}
 
 
+def test_a_copy_by_one_stream_leaves_views_out(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:
+    vitess.ctl("ApplySchema", "--sql", f"create view {orders}_seen as select * from {orders}", vitess.keyspace)
+    vitess.execute(f"insert into {orders} (id) values (1), (2), (3)")
+    settings = {"snapshot": "initial", "snapshot_connections": 1, "tables": [f"shop.{orders}*"]}
+    with capturing(tmp_path, vitess.address, **settings) as found:
+        found.wait_for_shards("-80", "80-")
+        found.wait_for_rows(3)
+    assert Counter(change.table for change in found.changes()) == {f"shop.{orders}": 3}
+
+
 def _fill(vitess: EmbeddedVitess, table: str, keys: int, begin: int = 0) -> None:
     for first in range(begin, keys, 2_000):
         rows = ", ".join(f"({key}, 'before {key}')" for key in range(first, min(first + 2_000, keys)))

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.sources.vitess.streaming import copy_plan, shard_copies
 from tests.support.vitess.capturing import Capturing, capturing
-from tests.support.vitess.fake_vtgate import TABLE, FakeVtgate
+from tests.support.vitess.fake_vtgate import KEYSPACE, TABLE, FakeVtgate
 from tests.support.wait import wait_until
 
 KEYS = 60
@@ -231,6 +231,19 @@ def test_ranges_are_for_servers_that_read_them_alone(
         assert len(_filters(vtgate)) == filters
         assert all("where" in each for each in _filters(vtgate)) == (release >= 22)
         assert Counter(change.op for change in found.changes()) == {"r": KEYS}
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+@pytest.mark.slow
+def test_a_copy_leaves_views_out(tmp_path: Path, connections: int) -> None:
+    with FakeVtgate("0") as vtgate:
+        vtgate.change("0", rows=dict.fromkeys(range(9), 0), has_view=True)
+        settings = {"snapshot": "initial", "snapshot_connections": connections}
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            found.wait_for_shards("0")
+            found.wait_for_rows(9)
+        assert {change.table for change in found.changes()} == {f"{KEYSPACE}.{TABLE}"}
+        assert found.counters() == {key: [0] for key in range(9)}
 
 
 @pytest.mark.slow

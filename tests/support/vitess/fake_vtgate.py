@@ -11,7 +11,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -22,7 +22,7 @@ import grpc.aio
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 
 KEYSPACE = "shop"
-TABLE = "counters"
+TABLE, VIEW = "counters", "view_of_counters"
 SERVICE = "vtgateservice.Vitess"
 _COLUMNS = (("id", 3), ("counter", 1), ("extra", 0))  # with their flags: NOT NULL, and of the primary key
 _BIGINT = 265
@@ -42,6 +42,7 @@ class FakeShard:
     :param has_tablet: else its streams are silent, and it answers nothing.
     :param is_cut: each event of a transaction comes in a response of its own.
     :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
+    :param has_view: a copy of all tables reads a view of its rows, too.
     :param lost_copies: so many of the next copies have no rows: their tablet ended before the first one.
     :param loses_journal: the journal of several shards is lost on the way.
     :param is_unnamed: columns come without their names, as of a table that was altered since.
@@ -62,6 +63,7 @@ class FakeShard:
     has_tablet: bool = True
     is_cut: bool = False
     allowed: int | None = None
+    has_view: bool = False
     lost_copies: int = 0
     loses_journal: bool = False
     is_unnamed: bool = False
@@ -240,6 +242,11 @@ class FakeVtgate:
             if self._answering(name) is None:
                 return _refused()
             rows = [[TABLE, "1", "id", "bigint"]]
+        elif "information_schema.views" in sql:
+            name = request.session.target_string.partition(":")[2].partition("@")[0]
+            if (shard := self._answering(name)) is None:
+                return _refused()
+            rows = [[VIEW]] if shard.has_view else []
         elif "information_schema.statistics" in sql:
             rows = [[TABLE, "id"]]
         elif "information_schema.columns" in sql:
@@ -397,6 +404,7 @@ class _Following:
         self.over: set[str] = set()
         self._wanted = {each.shard: each for each in request.vgtid.shard_gtids}
         self._is_in = _condition(request.filter.rules)
+        self._is_of_all = any(rule.match.startswith("/") for rule in request.filter.rules)
         self._described: set[tuple[str, int]] = set()
         self._positions: dict[str, str] = {name: self._wanted[name].gtid for name in names}
         self._table = TABLE if request.flags.exclude_keyspace_from_table_name else f"{KEYSPACE}.{TABLE}"
@@ -454,7 +462,7 @@ class _Following:
     def _copy(self, name: str, shard: FakeShard, wanted: pb.ShardGtid) -> list[pb.VStreamResponse]:
         last = max((int(key.last_pk.rows[0].values) for key in wanted.table_pks), default=-(1 << 63))
         begun = self._vgtid(name, *wanted.table_pks)
-        found = [_response(_event(pb.BEGIN, name), *self._description(name), begun)]
+        found = [_response(_event(pb.BEGIN, name), *self._description(name, time_s=0), begun)]
         if shard.lost_copies:
             shard.lost_copies -= 1
             return found
@@ -470,18 +478,40 @@ class _Following:
                     )
                 )
         found.append(_response(_event(pb.BEGIN, name), self._vgtid(name), _event(pb.COMMIT, name)))
+        if shard.has_view and self._is_of_all:
+            found += self._copied_view(name, shard)
         done = pb.VEvent(type=pb.COPY_COMPLETED, keyspace=KEYSPACE, shard=name)
         return [*found, _response(done, pb.VEvent(type=pb.COPY_COMPLETED))]
 
-    def _description(self, name: str, columns: int = 2, *, is_unnamed: bool = False) -> list[pb.VEvent]:
-        if (name, columns) in self._described:
+    def _copied_view(self, name: str, shard: FakeShard) -> Iterator[pb.VStreamResponse]:
+        (described,) = self._description(name, 2, time_s=0, is_again=True)
+        described.field_event.table_name = VIEW
+        for column in described.field_event.fields:
+            column.flags = 0
+        yield _response(_event(pb.BEGIN, name), described, self._vgtid(name))
+        for key, counter in sorted(shard.rows.items()):
+            change = self._change(name, key, counter, time_s=0)
+            change.row_event.table_name = VIEW
+            yield _response(change, self._vgtid(name), _event(pb.COMMIT, name))
+
+    def _description(
+        self,
+        name: str,
+        columns: int = 2,
+        *,
+        is_unnamed: bool = False,
+        is_again: bool = False,
+        time_s: int | None = None,
+    ) -> list[pb.VEvent]:
+        if (name, columns) in self._described and not is_again:
             return []
         self._described.add((name, columns))
         described = pb.FieldEvent(table_name=self._table, keyspace=KEYSPACE, shard=name)
         for number, (column, flags) in enumerate(_COLUMNS[:columns], 1):
             known = f"@{number}" if is_unnamed else column
             described.fields.add(name=known, type=_BIGINT, column_type="bigint", flags=flags, charset=63)
-        return [pb.VEvent(type=pb.FIELD, timestamp=_now_s(), field_event=described)]
+        now_s = _now_s() if time_s is None else time_s
+        return [pb.VEvent(type=pb.FIELD, timestamp=now_s, field_event=described)]
 
     def _change(self, name: str, *values: int, time_s: int | None = None) -> pb.VEvent:
         change = pb.RowChange(after=_row([str(value).encode() for value in values]))

@@ -197,6 +197,13 @@ def integral_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str,
     }
 
 
+def views(vtgate: Vtgate, source: VitessSource, shard: str) -> frozenset[str]:
+    """Return the views of a shard."""
+    sql = "select table_name from information_schema.views where table_schema = database()"
+    rows = vtgate.query(sql, f"ask the shard {shard} for its views", _target(source, shard))
+    return frozenset(str(row[0]) for row in rows)
+
+
 def ask_key_range(
     vtgate: Vtgate, source: VitessSource, shard: str, table: str, column: str, rows_max: int
 ) -> Future[list[Row]]:

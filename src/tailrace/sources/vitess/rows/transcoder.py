@@ -125,6 +125,7 @@ class Transcoder:
     :param state: what the shard's state in the log holds beside its position.
     :param captures: given a table's name without its keyspace, whether its rows are taken.
     :param left_out: given keyspace, table and its columns, those whose values do not go into the log.
+    :param is_view: of what a copy describes: tablets copy views, too.
     """
 
     def __init__(
@@ -136,9 +137,10 @@ class Transcoder:
         *,
         captures: Callable[[str], bool] = lambda _: True,
         left_out: LeftOut = lambda *_: frozenset(),
+        is_view: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._keyspace, self._shard, self._tables = keyspace, shard, tables
-        self._captures, self._left_out = captures, left_out
+        self._captures, self._left_out, self._is_view = captures, left_out, is_view
         self._names = tuple(np.frombuffer(name.encode(), np.uint8) for name in (keyspace, shard))
         self._watermark_us = 0
         self.set_state(state or {})
@@ -285,7 +287,8 @@ class Transcoder:
             return
         # vtgate writes the keyspace in front, unless it was told not to.
         table, name = found.table_name.removeprefix(f"{self._keyspace}."), found.table_name.encode()
-        if found.is_internal_table or is_internal(table) or not self._captures(table):
+        is_taken = not found.is_internal_table and not is_internal(table) and self._captures(table)
+        if not is_taken or (event[events.TIME_S] == 0 and self._is_view(table)):
             self._shapes.leave_out(name)
             return
         gone = self._gone(table, found.fields)

@@ -10,6 +10,7 @@ it: tables, states, the coordinator. So whatever tasks shards are on, there is o
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ from tailrace.protocol.frames import Bytes
 from tailrace.sources.appender import SYNC_DEADLINE_S, Appender
 from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status
-from tailrace.sources.vitess.connection.metadata import newest_gtids, serving_shards
+from tailrace.sources.vitess.connection.metadata import newest_gtids, serving_shards, views
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
@@ -393,7 +394,17 @@ class KeyspaceStream:
             _beside_position(self.coordinator.shards[shard].kept),
             captures=self._source.captures,
             left_out=self._source.disclosure.left_out,
+            is_view=self._is_view_of(shard),
         )
+
+    def _is_view_of(self, shard: str) -> Callable[[str], bool]:
+        @functools.cache
+        def found() -> frozenset[str]:
+            # One that does not serve answers nothing: what took over has its views.
+            others = self._serving_keys_of(shard) or (shard,)
+            return views(self._vtgate, self._source, shard if shard in others else others[0])
+
+        return lambda table: table in found()
 
     def _start_chunk(self, stream: ChunkStream) -> None:
         self._transcoders[stream.name] = self._transcoder(stream.shard)

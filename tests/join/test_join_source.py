@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from tailrace.join import source as source_module
+from tailrace.join.options import KafkaJoinSection
+from tailrace.join.source import KafkaJoinCheck
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.join.topics_in_memory import TopicsInMemory
 from tests.support.join.work import Work
 from tests.support.kafka.debezium_topics import JoinTopics
 from tests.support.kafka.orders import run
@@ -168,3 +172,29 @@ def test_status_tells_how_far_both_sides_are_and_how_full_the_queues(
         "paused", "pauses",
     }  # fmt: skip
     assert (found["paused"], found["pauses"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"id": 1, "number": 2}, "its first message names no transaction"),
+        (b"this is no JSON", "its messages are not JSON"),
+        ({"op": "c", "transaction": {"id": "1:101"}}, None),
+    ],
+    ids=["flattened", "no JSON", "sound"],
+)
+def test_check_looks_at_each_data_topic_whatever_a_read_gives_first(
+    monkeypatch: pytest.MonkeyPatch, document: Any, said: str | None
+) -> None:
+    topics = TopicsInMemory(partitions=2, in_turn=True)
+    monkeypatch.setattr(source_module, "reader_of", topics.reader)
+    topics.change(1, 1, 100, partition=1)
+    topics.end(1, 200, 1)
+    topics.partitions["second"] = 1
+    topics.send("second", document)
+    data = [topics.data, "second"]
+    check = KafkaJoinCheck(KafkaJoinSection(type="kafka-join", **topics.settings(data=data)), None)
+    assert not list(check.connect())
+    found = [finding.message for finding in check.findings()]
+    assert found == ([] if said is None else [f"topic second: {said}"])
+    check.close()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, cast
+
+import pyarrow as pa
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import LogListener
@@ -85,7 +88,7 @@ class KafkaJoinSource:
 def newest(section: KafkaJoinSection, reader: MessageReader) -> int:
     """Return the position behind the newest transaction in the topic; 0: there is none.
 
-    :raises TailraceError: as `MessageReader`.
+    :raises TailraceError: as `MessageReader`; `SOURCE_UNREACHABLE` if nothing comes.
     """
     place: Place = (section.transactions, 0)
     end, count, extraction = reader.end(place), _TAIL, extraction_of(section)
@@ -94,17 +97,32 @@ def newest(section: KafkaJoinSection, reader: MessageReader) -> int:
         begin = max(first, end - count)
         window = TransactionWindow(begin)
         reader.seek(place, begin)
-        while reader.position(place) < end:
-            before = reader.position(place)
-            for messages in reader.read(_READ_S).messages.values():
-                window.add(extraction.transactions(messages))
-            if reader.position(place) == before:
-                break
+        for messages in _messages(reader, place, end):
+            window.add(extraction.transactions(messages))
         if (last := window.last_before(end)) is not None:
             return position_after(last)
         if begin == first:
             return 0
         count *= 10
+
+
+def _messages(reader: MessageReader, place: Place, end: int) -> Iterator[pa.RecordBatch]:
+    # What is read of a partition up to an offset; a read may be of others, or of none.
+    moved_s = time.monotonic()
+    while (before := reader.position(place)) < end:
+        messages = reader.read(_READ_S).messages.get(place)
+        if messages is not None:
+            yield messages
+        if reader.position(place) > before:
+            moved_s = time.monotonic()
+        elif time.monotonic() >= moved_s + _READ_S:
+            topic, partition = place
+            raise TailraceError(
+                Kind.SOURCE_UNREACHABLE,
+                f"read topic {topic}: nothing came for {_READ_S:.0f} s, though messages are there",
+                "see whether the brokers run and can be reached from here",
+                {"topic": topic, "partition": partition, "offset": before, "end": end},
+            )
 
 
 class KafkaJoinCheck:
@@ -162,11 +180,12 @@ class KafkaJoinCheck:
                 if first >= end:
                     continue
                 reader.seek(place, first)
-                found = reader.read(_READ_S).messages.get(place)
+                found = next(_messages(reader, place, end), None)
+                reader.pause(place)  # what follows there is not looked at
             except TailraceError as failure:
                 yield from_failure(failure)
                 return
-            if found is not None and len(found):
+            if found is not None:
                 key, value = (found.column(name)[0].as_py() for name in ("key", "value"))
                 yield from _of_message(self._section, topic, key, value)
                 return

@@ -20,12 +20,13 @@ class TopicsInMemory:
     """A data topic and its transaction topic; what is written is committed at once.
 
     :param read_max: messages of a partition that a reader takes at a time.
+    :param in_turn: whether a read is of one partition alone; else it is of all.
     """
 
-    def __init__(self, partitions: int = 1, read_max: int = 1000) -> None:
+    def __init__(self, partitions: int = 1, read_max: int = 1000, *, in_turn: bool = False) -> None:
         self.data, self.transactions = "t.data", "t.transaction"
         self.partitions = {self.data: partitions, self.transactions: 1}
-        self.read_max = read_max
+        self.read_max, self.in_turn = read_max, in_turn
         self.messages: dict[Place, list[bytes]] = defaultdict(list)
         self.first: dict[Place, int] = defaultdict(int)
         #: Is called before each read.
@@ -58,11 +59,12 @@ class TopicsInMemory:
 
 
 class _Reader:
-    # As `MessageReader`; what is read of several partitions comes together.
+    # As `MessageReader`.
     def __init__(self, topics: TopicsInMemory) -> None:
         self._topics = topics
         self._positions: dict[Place, int] = {}
         self._paused: set[Place] = set()
+        self._turn = 0
 
     def cluster(self) -> str:
         return "memory"
@@ -86,9 +88,12 @@ class _Reader:
     def read(self, timeout_s: float) -> Read:
         self._topics.on_read()
         found, ends = {}, {}
-        for place, position in self._positions.items():
-            if place in self._paused:
-                continue
+        places = [place for place in self._positions if place not in self._paused]
+        if self._topics.in_turn:
+            self._turn += 1
+            places = [places[self._turn % len(places)]]
+        for place in places:
+            position = self._positions[place]
             if position < self._topics.first[place]:
                 raise TailraceError(Kind.LOG_RANGE_GONE, f"read {place}", "", {"offset": position})
             values = self._topics.messages[place][position : position + self._topics.read_max]

@@ -57,7 +57,8 @@ def test_a_table_that_is_new_is_captured_without_a_restart(tmp_path: Path, vites
 
 
 def test_a_copy_by_one_stream_leaves_views_out(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:
-    vitess.ctl("ApplySchema", "--sql", f"create view {orders}_seen as select * from {orders}", vitess.keyspace)
+    view = f"create view {orders}_seen as select * from {orders}"
+    vitess.ctl("ApplySchema", "--sql", view, vitess.keyspace)
     vitess.execute(f"insert into {orders} (id) values (1), (2), (3)")
     settings = {"snapshot": "initial", "snapshot_connections": 1, "tables": [f"shop.{orders}*"]}
     with capturing(tmp_path, vitess.address, **settings) as found:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.sources.vitess.streaming import copy_plan, shard_copies
+from tailrace.sources.vitess.streaming import copy_plan, shard_copies, silent_shards
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.fake_vtgate import KEYSPACE, TABLE, FakeVtgate
 from tests.support.wait import wait_until
@@ -231,6 +231,25 @@ def test_ranges_are_for_servers_that_read_them_alone(
         assert len(_filters(vtgate)) == filters
         assert all("where" in each for each in _filters(vtgate)) == (release >= 22)
         assert Counter(change.op for change in found.changes()) == {"r": KEYS}
+
+
+@pytest.mark.parametrize(("connections", "tells_position_first"), [(1, False), (1, True), (4, True)])
+@pytest.mark.slow
+def test_a_copy_whose_first_row_takes_longer_than_silence_is_borne_gets_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections: int, tells_position_first: bool
+) -> None:
+    monkeypatch.setattr(silent_shards, "PROBE_S", 0.3)
+    monkeypatch.setattr(shard_copies, "ROWLESS_S", 0.3)
+    with FakeVtgate("0") as vtgate:
+        vtgate.write("0", *((key, 0) for key in range(9)))
+        vtgate.change("0", sorts_s=1.0, tells_position_first=tells_position_first)
+        settings = {"snapshot": "initial", "snapshot_connections": connections}
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            wait_until(lambda: len(vtgate.requests) > 1, 10, "an attempt too short")
+            vtgate.write("0", (9, 0))  # so that its position stands still
+            found.wait_for_rows(10, 15)
+            found.wait_for_shards("0")
+        assert _all_last(found) == vtgate.shards["0"].rows
 
 
 @pytest.mark.parametrize("connections", [1, 4])

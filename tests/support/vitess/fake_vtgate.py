@@ -44,6 +44,8 @@ class FakeShard:
     :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
     :param has_view: a copy of all tables reads a view of its rows, too.
     :param lost_copies: so many of the next copies have no rows: their tablet ended before the first one.
+    :param sorts_s: so long a tablet takes before the first row of a copy, with its position or without.
+    :param tells_position_first: whether that comes before.
     :param loses_journal: the journal of several shards is lost on the way.
     :param is_unnamed: columns come without their names, as of a table that was altered since.
     :param is_altered_within: a transaction's last row comes once more, behind a second description of its
@@ -65,6 +67,8 @@ class FakeShard:
     allowed: int | None = None
     has_view: bool = False
     lost_copies: int = 0
+    sorts_s: float = 0.0
+    tells_position_first: bool = False
     loses_journal: bool = False
     is_unnamed: bool = False
     is_altered_within: bool = False
@@ -435,7 +439,9 @@ class _Following:
             for response in self._copy(name, shard, wanted):
                 yield response
         elif wanted.gtid == "" or wanted.table_pks:
-            for response in self._copy(name, shard, wanted):
+            for number, response in enumerate(self._copy(name, shard, wanted)):
+                if number == int(shard.tells_position_first):
+                    await asyncio.sleep(shard.sorts_s)
                 yield response
 
     def transaction(

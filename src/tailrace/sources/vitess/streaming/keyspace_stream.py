@@ -328,7 +328,7 @@ class KeyspaceStream:
             events = events_of(shard, received.attempt, made, known, is_copied=is_copied)
         else:
             events = ((event, end) for event in chunk_events_of(copied, made))
-            self.shards[shard].moved_s = time.monotonic()
+            self.shards[shard].move(is_further=made.rows > 0)
         is_done = False
         for event, at in events:
             commands += self.coordinator.step(event)
@@ -371,8 +371,8 @@ class KeyspaceStream:
     def _open(self, command: OpenStream) -> None:
         shard = command.shard
         self._keep_shards()
-        before = self.shards.get(shard)
-        self.shards[shard] = ShardProgress() if before is None else ShardProgress(probed_s=before.probed_s)
+        before = self.shards.get(shard, ShardProgress())
+        self.shards[shard] = ShardProgress(probed_s=before.probed_s, stalls=before.stalls)
         self._copies.end(shard)
         if self._copies.takes(command):
             self._copies.open(command)

@@ -14,6 +14,7 @@ All streams of a shard are one attempt: if one ends, all end, and are opened aga
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,8 +39,10 @@ from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.streaming.copy_plan import has_too_many_parts, planned_chunks
 
 #: A chunk's stream that brought no row for so long is opened again: if its tablet ended before the first row,
-#: vtgate goes on at another one with changes alone, and a shard that nobody writes to has none.
+#: vtgate goes on at another one with changes alone, and a shard that nobody writes to has none. Twice as long
+#: each time, so often: a tablet may have to sort the table first.
 ROWLESS_S = 60.0
+ROWLESS_MAX = 10
 
 
 @dataclass(slots=True)
@@ -117,6 +120,7 @@ class ShardCopies:
         self.streams: dict[str, ChunkStream] = {}
         self._opened: dict[str, OpenStream] = {}  # by shard, what its chunks are copied for
         self._planned_at_s: dict[str, float] = {}  # when the chunks of a shard are looked at next
+        self._rowless: Counter[tuple[str, str]] = Counter()  # by shard and table, how often no row came
 
     def takes(self, command: OpenStream) -> bool:
         """Tell whether a shard is copied here, by several streams or the rest of what they had begun."""
@@ -162,8 +166,11 @@ class ShardCopies:
         :raises TailraceError: what will not pass.
         """
         for stream in list(self.streams.values()):
-            is_open = stream.name in self.streams
-            if is_open and not stream.key and now_s > stream.opened_s + ROWLESS_S:
+            if stream.name not in self.streams or stream.key:
+                continue
+            table = stream.shard, stream.chunk.table
+            if now_s > stream.opened_s + ROWLESS_S * 2 ** min(self._rowless[table], ROWLESS_MAX):
+                self._rowless[table] += 1
                 self._begin_again(stream, f"the copy of {stream.chunk.table} brought no row")
         for shard, at_s in list(self._planned_at_s.items()):
             if now_s < at_s or shard not in self._planned_at_s:

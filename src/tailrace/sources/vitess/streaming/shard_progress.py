@@ -16,12 +16,23 @@ class ShardProgress:
     :ivar moved_s: when its stream last brought something of its own.
     :ivar probed_s: when it was last asked what it has, and `asked_us`, by the clock.
     :ivar whole_until_us: everything that was committed before is here.
+    :ivar stalls: so often in a row its stream was opened again because it stood still.
     """
 
     moved_s: float = field(default_factory=time.monotonic)
     probed_s: float = field(default_factory=time.monotonic)
     asked_us: int = 0
     whole_until_us: int = 0
+    stalls: int = 0
+
+    def move(self, *, is_further: bool) -> None:
+        """Note that its stream brought something of its own.
+
+        :param is_further: a row or a transaction; not just the position at which a copy begins once more.
+        """
+        self.moved_s = time.monotonic()
+        if is_further:
+            self.stalls = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,10 @@ log = structlog.get_logger(__name__)
 
 #: A shard of which only heartbeats came for so long is asked what it has.
 PROBE_S = 20.0
+#: Each time that its stream was opened again for that, it may be silent for twice as long, so often: what
+#: comes first may take longer, a table that is sorted, or a large transaction of vtgate 22, which sends it at
+#: its end.
+STALLS_MAX = 10
 #: Of so many shards at a time.
 PROBES_MAX = 16
 
@@ -60,8 +64,11 @@ class SilentShards:
         # one that does not serve any more, too: a journal would be there first.
         for shard, known in self._shards.items():
             held = self._coordinator.shards[shard]
-            since_s = known.probed_s if held.behind else max(known.moved_s, known.probed_s)
-            if len(self._probes) < PROBES_MAX and now_s - since_s > PROBE_S:
+            since_s, patience_s = known.probed_s, PROBE_S
+            if not held.behind:
+                since_s = max(known.moved_s, known.probed_s)
+                patience_s *= 2 ** min(known.stalls, STALLS_MAX)
+            if len(self._probes) < PROBES_MAX and now_s - since_s > patience_s:
                 known.probed_s, known.asked_us = now_s, self._now_us()
                 if self._coordinator.accepts(shard, held.attempt) and shard not in self._probes:
                     serves = not self._coordinator.is_unlisted(shard)
@@ -79,6 +86,8 @@ class SilentShards:
         if probe.of != self._source.tablet_type:
             purged = ""  # what another tablet has purged is not missed
         self._step(Probed(shard, probe.attempt, executed, purged, probe.serves))
+        if self._coordinator.shards[shard].attempt != probe.attempt:
+            self._shards[shard].stalls += 1
         self._note_whole(shard, executed)
 
     def _note_whole(self, shard: str, executed: str) -> None:

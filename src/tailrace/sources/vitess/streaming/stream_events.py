@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
@@ -37,7 +36,7 @@ def events_of(
         if event.kind == vevents.COMMIT:
             known.whole_until_us = max(known.whole_until_us, event.time_s * 1_000_000)
         elif event.kind == vevents.VGTID and (position := _own_position(event, shard)) is not None:
-            known.moved_s = time.monotonic()
+            known.move(is_further=True)
             yield PositionReached(shard, attempt, position.gtid), len(made.frames)
             return
 
@@ -53,7 +52,8 @@ def _each_event(
             position = _own_position(event, shard)
             if position is None:
                 continue
-            known.moved_s, at = time.monotonic(), event.at
+            known.move(is_further=made.rows > 0 or not is_copied)
+            at = event.at
             if journal is not None:
                 yield JournalReached(shard, attempt, journal, position.gtid), made.end_of(event)
                 return

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tailrace.decode.changes import decode_block
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.protocol import frames, metadata_frames
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.rows import events
@@ -124,6 +124,15 @@ def test_a_large_transaction_can_be_had_in_parts() -> None:
     found = read(np.concatenate([part.frames for part in parts]), position=9)
     assert [change.row["id"] for change in found] == ["1", "2", "3"]
     assert {change.time_us for change in found} == {5_000_000}  # the rest was not there yet
+
+
+def test_a_transaction_that_begins_once_more_amid_itself_is_refused() -> None:
+    transcoder = _transcoder()
+    head = ms.response(ms.event(pb.BEGIN), ms.described("t", COLUMNS), _insert(1))
+    assert transcoder.transcode([head], 9, cut=True).is_open
+    with pytest.raises(TailraceError, match="begins inside another one") as caught:
+        transcoder.transcode([head], 9, cut=True)
+    assert caught.value.policy is Policy.RETRY
 
 
 def test_an_update_of_the_key_has_the_former_key_and_others_have_none() -> None:

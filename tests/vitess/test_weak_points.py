@@ -47,6 +47,24 @@ def test_w9_a_transaction_that_is_larger_than_memory_is_written_as_it_comes_and_
     assert found.counters() == {key: [0, 1] if key == 7 else [0] for key in range(400)}
 
 
+@pytest.mark.slow
+def test_w9_a_large_transaction_of_which_nothing_comes_any_more_does_not_hold_up_the_other_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 100)
+    settings = {"receive_timeout_s": 2.5, "reconnect_delay_s": 0.1}  # heartbeats come every second
+    with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address, **settings) as found:
+        found.wait_for_shards("-80", "80-")
+        vtgate.change("-80", is_cut=True, allowed=40)
+        vtgate.write("-80", *((key, 0) for key in range(100)))
+        found.wait_for_rows(30)
+        vtgate.write("80-", (1000, 0))
+        wait_until(lambda: 1000 in found.counters(), 15, "the other shard's row")
+        vtgate.change("-80", allowed=None)
+        wait_until(lambda: len(found.counters()) == 101, 15, "all rows")
+    assert all(counters == [0] for counters in found.counters().values())
+
+
 def test_w11_changes_come_over_mutual_tls_with_a_user(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,13 +297,18 @@ class FakeVtgate:
                         sent = True
                         yield response
                 if not sent:
-                    try:
-                        interval_s = request.flags.heartbeat_interval or None
-                        await asyncio.wait_for(changed.wait(), interval_s)
-                    except TimeoutError:
-                        yield _response(pb.VEvent(type=pb.HEARTBEAT, timestamp=_now_s()))
+                    async for heartbeat in self._heartbeat(changed, following.heartbeat_s):
+                        yield heartbeat
         finally:
             self.open_streams -= 1
+
+    async def _heartbeat(
+        self, changed: asyncio.Event, interval_s: float | None
+    ) -> AsyncIterator[pb.VStreamResponse]:
+        try:
+            await asyncio.wait_for(changed.wait(), interval_s)
+        except TimeoutError:
+            yield _response(pb.VEvent(type=pb.HEARTBEAT, timestamp=_now_s()))
 
     async def _of_a_shard(
         self, name: str, following: _Following, context: Any
@@ -318,7 +323,8 @@ class FakeVtgate:
         if shard.is_silent or not shard.has_tablet or name in following.over:
             return
         async for response in following.copied(name, shard):
-            await self._allowed(shard)
+            async for heartbeat in self._allowed(shard, following):
+                yield heartbeat
             yield response
         place = following.places[name]
         if place > len(shard.binlog):
@@ -333,7 +339,8 @@ class FakeVtgate:
         if not isinstance(entry, pb.Journal):
             whole = following.transaction(name, shard, entry)
             for part in map(_response, whole.events) if shard.is_cut else ():
-                await self._allowed(shard)
+                async for heartbeat in self._allowed(shard, following):
+                    yield heartbeat
                 yield part
             if not shard.is_cut:
                 yield whole
@@ -348,9 +355,10 @@ class FakeVtgate:
             words = f"not all journaling participants are in the stream: journal: [{listed}], stream: []"
             await context.abort(grpc.StatusCode.INTERNAL, words)
 
-    async def _allowed(self, shard: FakeShard) -> None:
+    async def _allowed(self, shard: FakeShard, following: _Following) -> AsyncIterator[pb.VStreamResponse]:
         while shard.allowed == 0:
-            await self._changed.wait()
+            async for heartbeat in self._heartbeat(self._changed, following.heartbeat_s):
+                yield heartbeat
         if shard.allowed is not None:
             shard.allowed -= 1
 
@@ -407,6 +415,7 @@ class _Following:
         self.places: dict[str, int] = {}
         self.over: set[str] = set()
         self._wanted = {each.shard: each for each in request.vgtid.shard_gtids}
+        self.heartbeat_s = request.flags.heartbeat_interval or None
         self._is_in = _condition(request.filter.rules)
         self._is_of_all = any(rule.match.startswith("/") for rule in request.filter.rules)
         self._described: set[tuple[str, int]] = set()

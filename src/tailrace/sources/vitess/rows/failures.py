@@ -29,6 +29,11 @@ _FAILURES = {
         "set binlog_format to ROW on the shard's MySQL servers, and take a new snapshot",
     ),
     layout.NO_TRANSACTION: (Kind.PROTOCOL_VIOLATION, "a row stands outside a transaction", _REPORT),
+    layout.BEGUN_AGAIN: (
+        Kind.SOURCE_UNREACHABLE,
+        "a transaction begins inside another one, whose rest vtgate did not get",
+        "it is tried again, from before it",
+    ),
     layout.NO_TABLE: (Kind.SCHEMA_MISSING, "no FIELD event describes the table of a row", _REPORT),
     layout.OTHER_COLUMNS: (
         Kind.SCHEMA_CHANGED,
@@ -74,6 +79,7 @@ def failure(
 
 _OF_NO_TABLE = frozenset({
     layout.BROKEN, layout.UNKNOWN_EVENT, layout.STATEMENTS, layout.NO_TABLE, layout.ODD_POSITION,
+    layout.BEGUN_AGAIN,
 })  # fmt: skip
 _OF_A_COLUMN = frozenset({layout.LACKS_VALUES, layout.LACKS_KEY, layout.NEEDS_JSON})
 

@@ -33,6 +33,7 @@ from tailrace.sources.vitess.rows.images import (
 from tailrace.sources.vitess.rows.layout import (
     AT,
     BEGUN,
+    BEGUN_AGAIN,
     BROKEN,
     CHANGE_AT,
     CLOSED,
@@ -256,6 +257,8 @@ def _check_event(event, room, state_size, facts, state):  # type: ignore[no-unty
         return UNKNOWN_EVENT
     if ev.INSERT <= kind <= ev.DELETE or (kind == ev.ROLLBACK and state[OPEN] >= TRANSACTION):
         return STATEMENTS
+    if kind == ev.BEGIN and state[OPEN] == TRANSACTION:
+        return BEGUN_AGAIN  # a part of its rows would be there twice
     if state[FACTS] >= len(facts):
         return NEEDS_FACTS
     need = state_room(event[ev.BODY_END] - event[ev.BODY_AT], state_size)

@@ -17,8 +17,8 @@ DONE, DESCRIBES, NEEDS_ROOM, NEEDS_JSON, NEEDS_FACTS = range(5)
 FAILED = 10
 (
     BROKEN, UNKNOWN_EVENT, STATEMENTS, NO_TRANSACTION, NO_TABLE, OTHER_COLUMNS, NO_IMAGE, LACKS_VALUES,
-    LACKS_KEY, ODD_POSITION,
-) = range(FAILED, FAILED + 10)  # fmt: skip
+    LACKS_KEY, ODD_POSITION, BEGUN_AGAIN,
+) = range(FAILED, FAILED + 11)  # fmt: skip
 
 # Fields of a table: its relation in the log, 0: left out; where its columns begin among those of all.
 RELATION, SOURCES, FIRST_SOURCE, TARGETS, FIRST_TARGET, IS_FULL, ROOM, NAME_AT, NAME_END = range(9)

@@ -218,7 +218,9 @@ class KeyspaceStream:
                     self._take(stream, responses)
                 else:
                     task.held.append((stream, responses))
-            if self._open_stream is None and task is self._tasks[0]:
+            if self._open_stream is not None:
+                self._look_at_open(self._open_stream, time.monotonic())
+            elif task is self._tasks[0]:
                 self._look_after(time.monotonic())
         except BaseException:
             self._over.set()  # tables may be ahead of the log: nobody has another turn
@@ -316,7 +318,9 @@ class KeyspaceStream:
             raise
         self._open_stream, self._open_position = (stream, made.position) if made.is_open else (None, 0)
         if made.is_open:
-            self._appender.append(made.frames)
+            if len(made.frames):  # else it was a heartbeat
+                self.shards[shard].move(is_further=False)
+                self._appender.append(made.frames)
             return
         commands: list[Command] = []
         end = len(made.frames)
@@ -491,6 +495,18 @@ class KeyspaceStream:
         return replace(state, gtid="") != replace(self._written.get(shard, _NOTHING), gtid="")
 
     # What is looked after
+
+    def _look_at_open(self, stream: str, now_s: float) -> None:
+        """Give an open transaction up of which nothing comes any more: all shards wait for its end."""
+        shard = self._shard_of(stream)
+        if now_s - self.shards[shard].moved_s > self._source.receive_timeout_s:
+            raise TailraceError(
+                Kind.SOURCE_UNREACHABLE,
+                f"stream the shard {shard}: nothing came of a transaction that had begun for "
+                f"{self._source.receive_timeout_s:g} s",
+                "it is tried again, from before it; if it stays so, raise source.receive_timeout_s",
+                {"shard": shard},
+            )
 
     def _look_after(self, now_s: float) -> None:
         self._appender.raise_failure()

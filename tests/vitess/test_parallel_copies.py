@@ -247,7 +247,7 @@ def test_a_copy_whose_first_row_takes_longer_than_silence_is_borne_gets_there(
         with capturing(tmp_path, vtgate.address, **settings) as found:
             wait_until(lambda: len(vtgate.requests) > 1, 10, "an attempt too short")
             vtgate.write("0", (9, 0))  # so that its position stands still
-            found.wait_for_rows(10, 15)
+            found.wait_for_rows(10, 30)
             found.wait_for_shards("0")
         assert _all_last(found) == vtgate.shards["0"].rows
 

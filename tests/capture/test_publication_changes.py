@@ -9,9 +9,12 @@ import psycopg
 import pytest
 
 from tailrace import failpoints
+from tailrace.sources.postgres.connection import server
+from tailrace.sources.postgres.connection.session import Session
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import SLOT, Running, capturing, make_task, read_log
 from tests.support.capture.folded import fold
+from tests.support.capture.resumed import RUN, life
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
@@ -126,3 +129,31 @@ def test_a_table_published_while_the_slot_is_made_is_streamed(
         assert 3 in found.inserts
     else:
         assert sorted(found.ids) == [1, 1, 2, 2, 3]
+
+
+def test_a_slot_that_a_killed_renewal_made_is_made_again(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether tables or the publication had changed while it was made is not known any more."""
+    pg.execute("create table items(id int primary key)")
+    options: dict[str, Any] = {"snapshot": "when_needed"}
+    with capturing(pg.dsn, tmp_path / "log", **options) as running:
+        running.wait_for("streaming")
+    pg.execute(f"select pg_drop_replication_slot('{SLOT}')")
+    pg.execute("insert into items values (1)")
+    script = RUN.replace("status_interval_s", "snapshot='when_needed', status_interval_s")
+    assert life(pg, tmp_path / "log", "snapshot.after_slot=kill@1", script=script) == -9
+    dropped, drop_slot = [], server.drop_slot
+
+    def noted(session: Session, slot: str) -> None:
+        dropped.append(slot)
+        drop_slot(session, slot)
+
+    monkeypatch.setattr(server, "drop_slot", noted)
+    for _ in range(2):
+        with capturing(pg.dsn, tmp_path / "log", **options) as running:
+            running.wait_for("streaming")
+            running.catch_up(pg.query)
+    # Not at the second start: that renewal came to its end.
+    assert dropped == [SLOT]
+    assert fold(tmp_path / "log")["items"].values == [("1",)]

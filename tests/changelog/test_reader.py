@@ -182,6 +182,13 @@ def test_offsets_that_are_no_boundaries_or_not_durable_are_refused(memory_path: 
                 reader.blocks(start, end)
             assert caught.value.kind is Kind.LOG_RANGE_INVALID
         assert reader.blocks(units[3].end, units[3].end) == []
+        before = max([unit.end for unit in units if unit.end < whole[0].end], default=0)
+        # The way out that the hint names, followed.
+        for within, begins in ((units[0].end + 1, units[0].end), (whole[0].end - 10, before)):
+            with pytest.raises(TailraceError, match="is not where a transaction ends") as caught:
+                reader.blocks(within, len(content))
+            assert f"the transaction begins at {begins}: use that" in caught.value.hint
+            assert reader.blocks(begins, len(content))
 
 
 def test_a_task_that_is_not_there_is_named_missing(memory_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tailrace import Engine
 from tailrace.engine.contracts import RetriableError
 from tailrace.engine.metrics import OWN_PREFIX, SERIES_MAX
+from tailrace.engine.offsets.commits import Commits
 from tailrace.engine.offsets.partitions import ConnectorOffsets
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch
@@ -119,10 +120,10 @@ def test_what_a_task_writes_goes_where_a_life_ends():
 
 
 class PollsLate:
-    """A task whose second poll returns when the engine ends; then it writes an offset behind that."""
+    """A task whose second poll returns when the engine ends, and which then writes an offset behind that."""
 
-    def __init__(self, written):
-        self._polled, self._written = 0, written
+    def __init__(self, dropped, written):
+        self._polled, self._dropped, self._written = 0, dropped, written
 
     def start(self, context):
         self._context = context
@@ -132,13 +133,14 @@ class PollsLate:
             return None
         self._polled += 1
         if self._polled == 2:
-            threading.Timer(0.1, self._write).start()
+            threading.Thread(target=self._write).start()
         record = SourceRecord(
             topic="t", offset={"line": self._polled}, key=None, value={"number": self._polled}
         )
         return Batch.of_records([record], partition={"partition": "0-0"})
 
     def _write(self):
+        assert self._dropped.wait(60)
         self._context.offset_writer.write({"partition": "0-0"}, {"line": 2})
         self._written.set()
 
@@ -150,9 +152,15 @@ class PollsLate:
 
 
 def test_no_offset_is_committed_behind_a_batch_that_was_dropped_at_the_end(monkeypatch):
-    store, got, written = Store(), [], threading.Event()
-    source = LinesSource(0, ends=False)
-    monkeypatch.setattr(source, "create_task", lambda: PollsLate(written))
+    store, got, dropped, written = Store(), [], threading.Event(), threading.Event()
+    source, drop = LinesSource(0, ends=False), Commits.drop
+
+    def noted(commits):
+        drop(commits)
+        dropped.set()
+
+    monkeypatch.setattr(Commits, "drop", noted)
+    monkeypatch.setattr(source, "create_task", lambda: PollsLate(dropped, written))
 
     def handler(record):
         got.append(record.value["number"])

@@ -63,7 +63,7 @@ class DebeziumAvro:
         if (number, side) not in self._schemas:
             schema = json.loads(_avro_schema(self._registry, number))
             if not isinstance(schema, dict) or schema.get("type") != "record":
-                raise _no_message(number, "no record")
+                raise _wrong_schema(number, "no record")
             self._schemas[number, side] = fastavro.parse_schema(schema), _projection(schema, dict(fields))
         return self._schemas[number, side]
 
@@ -105,11 +105,11 @@ def _schema_number(message: bytes) -> int | None:
 def _avro_schema(registry: Registry, number: int) -> str:
     text, kind = registry.schema_of(number)
     if kind != "AVRO":
-        raise _no_message(number, f"{kind}, not AVRO")
+        raise _wrong_schema(number, f"{kind}, not AVRO")
     return text
 
 
-def _no_message(number: int, found: str) -> TailraceError:
+def _wrong_schema(number: int, found: str) -> TailraceError:
     return TailraceError(
         Kind.JOIN_VIOLATED,
         f"read messages: schema {number} of the registry is {found}",

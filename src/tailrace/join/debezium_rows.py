@@ -23,6 +23,7 @@ TABLES = "tables"
 #: A document's column: its name, and its type's schema, if there is one.
 _Field = tuple[str, Mapping[str, Any]]
 
+
 @dataclass(slots=True)
 class _Table:
     shape: TableShape

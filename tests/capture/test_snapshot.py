@@ -131,6 +131,42 @@ def test_column_lists_row_filters_and_partitions_are_as_published(pg: Database, 
     }
 
 
+#: A type that sorts the other way round than PostgreSQL's own operators, which it is compared by without its
+#: own: as citext is compared as text, which sorts otherwise, where its operators are not looked for.
+BACKWARDS = """
+create type backwards as (n int);
+create function b_lt(backwards, backwards) returns bool language sql immutable as 'select $1.n > $2.n';
+create function b_le(backwards, backwards) returns bool language sql immutable as 'select $1.n >= $2.n';
+create function b_eq(backwards, backwards) returns bool language sql immutable as 'select $1.n = $2.n';
+create function b_ge(backwards, backwards) returns bool language sql immutable as 'select $1.n <= $2.n';
+create function b_gt(backwards, backwards) returns bool language sql immutable as 'select $1.n < $2.n';
+create function b_cmp(backwards, backwards) returns int language sql immutable as 'select $2.n - $1.n';
+create operator public.< (leftarg = backwards, rightarg = backwards, function = b_lt);
+create operator public.<= (leftarg = backwards, rightarg = backwards, function = b_le);
+create operator public.= (leftarg = backwards, rightarg = backwards, function = b_eq);
+create operator public.>= (leftarg = backwards, rightarg = backwards, function = b_ge);
+create operator public.> (leftarg = backwards, rightarg = backwards, function = b_gt);
+create operator class backwards_ops default for type backwards using btree as
+  operator 1 public.<, operator 2 public.<=, operator 3 public.=, operator 4 public.>=, operator 5 public.>,
+  function 1 b_cmp(backwards, backwards);
+create domain key as backwards;
+"""
+
+
+@pytest.mark.parametrize("type_", ["backwards", "key", "int"])
+def test_rows_come_once_whatever_sorts_their_key(pg: Database, tmp_path: Path, type_: str) -> None:
+    pg.execute(BACKWARDS)
+    value = "n" if type_ == "int" else f"row(n)::{type_}"
+    pg.execute(f"create table t(id int, k {type_}, n int default 0, primary key (n, k))")
+    pg.execute(f"insert into t select n, {value} from generate_series(1, 500) n")
+    pg.execute("analyze t")
+    with capturing(pg.dsn, tmp_path / "log", snapshot_chunk_rows=100) as running:
+        running.wait_for("streaming")
+        chunks = running.task.progress().snapshot["public.t"].chunks
+    assert chunks == (5 if type_ == "int" else 1)
+    assert sorted(read_log(tmp_path / "log").snapshot) == list(range(1, 501))
+
+
 def test_values_with_newlines_and_no_columns_are_counted_right(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute(r"insert into items select n, e'a\nb\\c\td\n' from generate_series(1, 1000) n")

@@ -49,6 +49,19 @@ SELECT DISTINCT coalesce(i.indrelid, l.relation) AS oid
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
+# ORDER BY takes a type's own operators wherever they are, a comparison those of pg_catalog alone: chunks of
+# keys that are sorted by others (ltree, citext) would overlap, or can't be read.
+_SORTED_BY_OTHERS = """
+SELECT 1 AS found
+  FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod
+  JOIN pg_amop a ON a.amopfamily = c.opcfamily
+       AND a.amoplefttype = c.opcintype AND a.amoprighttype = c.opcintype
+  JOIN pg_operator o ON o.oid = a.amopopr
+ WHERE m.amname = 'btree' AND c.opcdefault AND c.opcintype IN ({types})
+   AND o.oprnamespace <> 'pg_catalog'::regnamespace
+ LIMIT 1
+"""
+
 _OLDEST_RUNNING = "SELECT txid_snapshot_xmin(txid_current_snapshot()) % 4294967296 AS xid"
 
 #: Rows that a page of a table without statistics is taken to hold.
@@ -179,6 +192,10 @@ def _relation(session: Session, table: PublishedTable, row: Row, source: Postgre
         return whole
     if not key:
         return ChunkedRelation(oid, whole.schema, whole.name, (), page_bounds(pages, wanted), whole.shape)
+    types = ", ".join(str(column.base_oid) for column in table.key)
+    attempted = f"look at the key's types of {table.qualified_name}"
+    if session.run(_SORTED_BY_OTHERS.format(types=types), attempted):
+        return whole
     cut = ChunkedRelation(oid, whole.schema, whole.name, key, (), whole.shape)
     sampled = session.run(
         sample_query(

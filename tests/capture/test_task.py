@@ -491,6 +491,10 @@ def test_publications_that_do_not_fit_are_named_with_the_sql(pg: Database, tmp_p
     assert kind_of(error) is Kind.TABLE_MISSING
     pg.execute("create table second(id int primary key)")
     pg.execute("create publication tailrace_t for table items")
+    error = run_to_end(pg.dsn, tmp_path / "mistyped", tables=("public.items", "public.nothing"))
+    assert kind_of(error) is Kind.TABLE_MISSING
+    error = run_to_end(pg.dsn, tmp_path / "matchless", tables=("public.n*",))
+    assert kind_of(error) is Kind.TABLE_MISSING
     error = run_to_end(pg.dsn, tmp_path / "log")
     assert error is not None
     assert error.kind is Kind.PUBLICATION_MISMATCH
@@ -500,6 +504,18 @@ def test_publications_that_do_not_fit_are_named_with_the_sql(pg: Database, tmp_p
         running.wait_for("streaming")
     pg.execute("drop publication tailrace_t")
     assert kind_of(run_to_end(pg.dsn, tmp_path / "log")) is Kind.PUBLICATION_MISSING
+
+
+def test_a_pattern_that_came_to_match_nothing_is_said_at_a_later_start(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    with (
+        structlog.testing.capture_logs() as logs,
+        capturing(pg.dsn, tmp_path / "log", tables=("public.items", "public.nothing")) as running,
+    ):
+        running.wait_for("streaming")
+    assert [each["pattern"] for each in logs if "no table matches" in each["event"]] == ["public.nothing"]
 
 
 def test_a_publication_dropped_in_mid_stream_stops_with_a_name(pg: Database, tmp_path: Path) -> None:

@@ -185,6 +185,12 @@ def require_matches(session: Session, source: PostgresSource, tables: Iterable[S
         )
 
 
+def warn_unmatched(session: Session, source: PostgresSource) -> None:
+    """Warn of each pattern of `source.tables` that means no table: it was mistyped, or its table dropped."""
+    for pattern in unmatched(source.tables, matching_tables(session, source)):
+        log.warning("no table matches a pattern of source.tables", pattern=pattern)
+
+
 def unmatched(patterns: Iterable[str], tables: Iterable[SourceTable]) -> list[str]:
     """Return those of `patterns` that mean none of `tables` nor of their partitions."""
     names = [(table.schema, table.name) for table in tables]
@@ -486,11 +492,13 @@ def table_columns(session: Session, tables: Iterable[SourceTable]) -> dict[int, 
 def check_publication(session: Session, source: PostgresSource) -> None:
     """Check that the publication, which somebody else made, has what `source` means.
 
-    :raises TailraceError: `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it is empty.
+    :raises TailraceError: as `require_matches`; `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it
+        is empty.
     """
     publication = source.publication
     published = published_names(session, publication)
     meant = matching_tables(session, source)
+    require_matches(session, source, meant)
     tables = _without_refused(session, source, meant, published)
     missing = [table for table in tables if not table.is_among(published)]
     if missing:

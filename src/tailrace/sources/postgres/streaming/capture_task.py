@@ -35,6 +35,7 @@ from tailrace.sources.postgres.schema.publication import (
     publication_row,
     publication_warnings,
     require_publication,
+    warn_unmatched,
 )
 from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.schema.relation_messages import SchemaWatch
@@ -381,6 +382,7 @@ class CaptureTask:
         source = self._source
         with closing(Session.connect(source, self._stopping)) as session:
             require_publication(session, source.publication)
+            warn_unmatched(session, source)
             set_identities(session, source, begins=False)
             for warning in publication_warnings(session, source):
                 log.warning(warning.message, pipeline=self._name, repair=warning.repair)

@@ -28,7 +28,7 @@ from tailrace.sources.postgres.connection.transport import Received, SocketTrans
 from tailrace_servers.install import find_install, has_install
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import CREATE_ITEMS, SLOT, capturing, read_log, run_to_end
-from tests.support.postgres import Database
+from tests.support.postgres import Database, require_since
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -516,6 +516,23 @@ def test_a_pattern_that_came_to_match_nothing_is_said_at_a_later_start(pg: Datab
     ):
         running.wait_for("streaming")
     assert [each["pattern"] for each in logs if "no table matches" in each["event"]] == ["public.nothing"]
+
+
+@pytest.mark.parametrize("tables", ["all tables", "tables in schema public"])
+def test_a_root_without_partitions_is_in_a_publication_of_everything(
+    pg: Database, tmp_path: Path, tables: str
+) -> None:
+    if tables != "all tables":
+        require_since(15, "publications of schemas", pg.server.version)
+    pg.execute(CREATE_ITEMS)
+    pg.execute("create table parts(id int primary key) partition by range (id)")
+    pg.execute(f"create publication {SLOT} for {tables}")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("create table parts_1 partition of parts for values from (0) to (10)")
+        pg.execute("insert into parts values (7)")
+        running.catch_up(pg.query)
+    assert read_log(tmp_path / "log").inserts == [7]
 
 
 def test_a_publication_dropped_in_mid_stream_stops_with_a_name(pg: Database, tmp_path: Path) -> None:

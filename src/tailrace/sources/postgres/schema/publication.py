@@ -89,7 +89,8 @@ _PUBLISHED = """
 WITH RECURSIVE {published}
 SELECT n.nspname AS schema, c.relname AS table
   FROM (SELECT oid FROM published UNION
-        SELECT r.prrelid FROM pg_publication_rel r JOIN publication p ON r.prpubid = p.oid) t
+        SELECT r.prrelid FROM pg_publication_rel r JOIN publication p ON r.prpubid = p.oid UNION
+        SELECT d.oid FROM named d JOIN pg_class r ON r.oid = d.oid AND r.relkind = 'p') t
   JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 """
 

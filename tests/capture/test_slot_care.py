@@ -294,6 +294,23 @@ def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
         wait_until(lambda: {each.partition(":")[0] for each in keys(running)} == {"table_gap"}, 60)
 
 
+def test_a_partition_that_was_detached_is_not_called_left_out(pg: Database, tmp_path: Path) -> None:
+    pg.execute("create table events (id int primary key) partition by list (id)")
+    for place in (1, 2):
+        pg.execute(f"create table events_{place} partition of events for values in ({place})")
+    options: dict[str, Any] = {**QUICK, "publish_via_partition_root": True, "tables": ("public.events",)}
+    with capturing(pg.dsn, tmp_path / "log", **options) as running:
+        running.wait_for("streaming")
+        pg.execute("insert into events values (1), (2)")
+        running.catch_up(pg.query)
+        pg.execute("alter table events detach partition events_1")
+        seen = running.task.progress().health
+        for _ in range(2):  # one look may have been under way
+            wait_until(lambda: running.task.progress().health is not seen, 60)  # noqa: B023
+            seen = running.task.progress().health
+        assert keys(running) == set()
+
+
 def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

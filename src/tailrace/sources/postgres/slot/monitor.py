@@ -17,7 +17,6 @@ import structlog
 
 from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
-from tailrace.config.patterns import matches_any
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Stopped, TailraceError
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
@@ -337,8 +336,8 @@ class SlotWatch:
             published = published_names(session, publication)
             found += gaps[0].look([*names, *unlogged], published, gaps[1])
         for schema, name in names:
-            if matches_any(self._source.tables_exclude, schema, name):
-                continue  # it was taken out on purpose
+            if not self._source.captures(schema, name):
+                continue  # it was taken out on purpose, or is a partition that was detached
             if (schema, name) in unlogged:
                 found.append(_unlogged(schema, name))
                 continue

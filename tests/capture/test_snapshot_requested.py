@@ -10,8 +10,10 @@ import pytest
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.session import Session
-from tailrace.sources.postgres.snapshot import chunk_readers
+from tailrace.sources.postgres.schema import catalog
+from tailrace.sources.postgres.snapshot import chunk_readers, requests
 from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
@@ -252,6 +254,29 @@ def test_a_condition_that_ends_its_connection_holds_up_no_other_request(pg: Data
     assert snapshot.error is not None
     assert "broke 5 times in a row" in snapshot.error["message"]
     assert "correct the condition" in snapshot.error["hint"]
+
+
+def test_a_cancel_ends_no_request_that_came_behind_it(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    until_whole(pg, log)
+    request(log, cancels=True)
+    first, second = request(log, "public.items"), request(log, "public.pairs")
+    looked, published = [], catalog.published_oids
+
+    def breaking(*args: Any) -> Any:
+        looked.append(args)
+        if len(looked) == 2:
+            raise connection_lost("look at the second request", "the connection broke")
+        return published(*args)
+
+    monkeypatch.setattr(requests, "published_oids", breaking)
+    with capturing(pg.dsn, log, **SMALL) as running:
+        outcomes = [await_end(running, log, asked).outcome for asked in (first, second)]
+    assert outcomes == [SnapshotOutcome.DONE, SnapshotOutcome.DONE]
+    assert len(looked) > 2
 
 
 def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart(

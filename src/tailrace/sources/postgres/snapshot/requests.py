@@ -69,34 +69,39 @@ class Requests:
 
         :raises TailraceError: what the server refused with; `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        files = request_files(self._directory, self._task)
-        if not files:
-            return False
-        held: set[str] = set()
-        for request in read_requests(files):
-            if request.cancels:
-                self._cancel(request)
-                continue
-            if request.pauses is not None:
-                self._pause(pauses=request.pauses)
-                continue
+        files = {path.name: path for path in request_files(self._directory, self._task)}
+        is_any_taken = False
+        for request in read_requests(list(files.values())):
+            file = files.pop(file_name(request), None)
+            if self._take(request, session):
+                is_any_taken = True
+                if file is not None:
+                    # At once: were a cancellation taken twice, it would end what was asked for behind it.
+                    remove([file])
+        remove(list(files.values()))  # they can't be read
+        return is_any_taken or bool(files)
+
+    def _take(self, request: Request, session: Session) -> bool:
+        """Take one request in; return whether that is done: else it is looked at again with the next ones."""
+        if request.cancels:
+            self._cancel(request)
+        elif request.pauses is not None:
+            self._pause(pauses=request.pauses)
+        else:
             try:
                 self._begin(request, session)
             except Stopped:
                 raise
             except TailraceError as error:
                 if error.context.get("sqlstate") == LOCK_NOT_AVAILABLE:
-                    held.add(file_name(request))  # looked at again with the next ones
-                elif error.policy is Policy.RETRY:
+                    return False
+                if error.policy is Policy.RETRY:
                     raise
-                else:
-                    self._refuse(request, error)
+                self._refuse(request, error)
             except Exception as error:
                 log.debug("a request for a snapshot ended by an error", exc_info=True)
                 self._refuse(request, unforeseen(error, "take a snapshot"))
-        done = [path for path in files if path.name not in held]
-        remove(done)
-        return bool(done)
+        return True
 
     def _begin(self, request: Request, session: Session) -> None:
         """Take one request in.

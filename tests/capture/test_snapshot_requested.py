@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+import structlog
 
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
@@ -13,7 +16,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema import catalog
-from tailrace.sources.postgres.snapshot import chunk_readers, requests
+from tailrace.sources.postgres.snapshot import chunk_readers, incremental, requests
 from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
@@ -24,6 +27,7 @@ from tailrace.sources.postgres.snapshot.plan import (
 from tailrace.sources.postgres.snapshot.requests import SnapshotControl
 from tailrace.sources.postgres.snapshot.state import plans_name
 from tailrace.sources.snapshot_requests import waiting
+from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import SLOT, capturing
 from tests.support.capture.folded import fold
 from tests.support.capture.requested import KEYED, await_end, found, is_over, request
@@ -254,6 +258,26 @@ def test_a_condition_that_ends_its_connection_holds_up_no_other_request(pg: Data
     assert snapshot.error is not None
     assert "broke 5 times in a row" in snapshot.error["message"]
     assert "correct the condition" in snapshot.error["hint"]
+
+
+def test_a_request_with_a_condition_waits_for_a_wal_sender(
+    make_server: Callable[..., EmbeddedPostgres], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incremental, "AGAIN_S", 0.02)
+    monkeypatch.setattr(incremental, "AGAIN_S_MAX", 0.02)
+    server, log = make_server(max_wal_senders="2"), tmp_path / "log"
+    server.execute("create table items(id int primary key)")
+    server.execute("insert into items values (1), (2)")
+    with capturing(server.dsn(), log) as running, structlog.testing.capture_logs() as said:
+        running.wait_for("streaming")
+        with psycopg.connect(psycopg.conninfo.make_conninfo(server.dsn(), replication="database")):
+            asked = request(log, "public.items", where="id > 1")
+            again = "a snapshot was interrupted; trying again"
+            tries = 2 * incremental.BREAKS_MAX
+            wait_until(
+                lambda: is_over(log, asked)() or sum(each["event"] == again for each in said) > tries, 60
+            )
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
 
 
 def test_a_cancel_ends_no_request_that_came_behind_it(

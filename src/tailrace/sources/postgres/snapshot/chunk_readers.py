@@ -48,6 +48,9 @@ SILENCE_S_MAX = 3600.0
 #: is not let hold it up when it was written for one snapshot alone.
 CONDITION_S_MAX = 300.0
 
+#: In the context of an error that ended a COPY with a condition: the table.
+COPIED = "copied"
+
 RECEIVE_WAIT_S = 0.2
 
 #: Readers of one and the same unit need not hold much: they write in turns.
@@ -142,9 +145,11 @@ class ChunkCopy:
             transport.start(command, SILENCE_S_MAX, lambda: self._check(began))
             said = self._receive(transport)
         except TailraceError as error:
-            if self._job.conditional:
-                raise of_condition(error, f"copy {self._table}") from None
-            raise
+            if not self._job.conditional:
+                raise
+            found = of_condition(error, f"copy {self._table}")
+            context = {**found.context, COPIED: self._table}
+            raise TailraceError(found.kind, found.message, found.hint, context) from None
         finally:
             transport.release()
         if said != self._rows:

@@ -33,7 +33,7 @@ from tailrace.sources.postgres.snapshot.chunk_planner import (
     locked_relations,
     plan_table,
 )
-from tailrace.sources.postgres.snapshot.chunk_readers import ChunkJob
+from tailrace.sources.postgres.snapshot.chunk_readers import COPIED, ChunkJob
 from tailrace.sources.postgres.snapshot.chunks import chunks_of
 from tailrace.sources.postgres.snapshot.exported_snapshot import (
     LOCK_WAIT_BESIDE_STREAM_S,
@@ -72,7 +72,7 @@ SLOT_DEADLINE_S = 600.0
 #: SQLSTATE of a server whose slots are all taken.
 NO_SLOT_FREE = "53400"
 
-#: So often in a row the connections of a request with a condition may break beside a stream that goes on.
+#: So often in a row connections that evaluate a request's condition may break beside a stream that goes on.
 BREAKS_MAX = 5
 
 #: An error names so many tables.
@@ -168,10 +168,11 @@ class IncrementalSnapshots:
         self._ending.wait(wait_s)
 
     def _of_breaks(self, error: TailraceError) -> TailraceError:
-        """Return that a condition is to blame where the server ends the connections of its request again and
+        """Return that a condition is to blame where the server ends connections that evaluate it again and
         again, and not the stream's: the requests behind it would wait for ever.
         """
-        self._breaks += error.kind in (Kind.SOURCE_UNREACHABLE, Kind.SOURCE_SHUTTING_DOWN)
+        is_broken = error.kind in (Kind.SOURCE_UNREACHABLE, Kind.SOURCE_SHUTTING_DOWN)
+        self._breaks += is_broken and COPIED in error.context
         if self._breaks < BREAKS_MAX:
             return error
         return TailraceError(

@@ -24,7 +24,9 @@ from tailrace.model import parse_lsn
 from tailrace.protocol.frames import XLOG_PAYLOAD_AT
 from tailrace.sources.postgres.connection.server import start_command
 from tailrace.sources.postgres.connection.session import Session
-from tailrace.sources.postgres.connection.transport import Received, SocketTransport
+from tailrace.sources.postgres.connection.transport import NOTHING, Received, SocketTransport
+from tailrace.sources.postgres.streaming import capture_task
+from tailrace.sources.postgres.streaming.stream import Stream
 from tailrace_servers.install import find_install, has_install
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import CREATE_ITEMS, SLOT, capturing, read_log, run_to_end
@@ -345,6 +347,44 @@ def test_silence_ends_in_a_new_connection(
         between.resume()
         pg.execute(INSERT, [1, 10])
         running.catch_up(pg.query)
+    assert read_log(tmp_path / "log").inserts == list(range(1, 11))
+
+
+def test_patience_with_a_server_that_falls_silent_grows_until_a_transaction_comes(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one before 16 is after it answered, while it decodes a large transaction that is not for us."""
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    answered: set[SocketTransport] = set()
+    patience: list[float] = []
+    receive, is_silent = SocketTransport.receive, True
+
+    def silent(transport: SocketTransport, wait_s: float) -> Received:
+        if is_silent and transport in answered:
+            time.sleep(0.01)
+            return NOTHING
+        received = receive(transport, wait_s)
+        if received.keepalive is not None:
+            answered.add(transport)
+        return received
+
+    def stream(*args: Any, silence_s: float, **options: Any) -> Stream:
+        patience.append(silence_s)
+        return Stream(*args, silence_s=silence_s, **options)
+
+    monkeypatch.setattr(SocketTransport, "receive", silent)
+    monkeypatch.setattr(capture_task, "Stream", stream)
+    options = {"receive_timeout_s": 0.1, "slot_watch": {"interval_s": 0}}
+    with capturing(pg.dsn, tmp_path / "log", **options) as running:
+        wait_until(lambda: len(patience) == 4, 60)
+        is_silent = False
+        pg.execute(INSERT, [1, 10])
+        running.catch_up(pg.query)
+        is_silent = True
+        wait_until(lambda: len(patience) == 5, 60)
+    assert patience == [0.1, 0.2, 0.4, 0.8, 0.1]
     assert read_log(tmp_path / "log").inserts == list(range(1, 11))
 
 

@@ -74,8 +74,9 @@ STATE_NAME = f"tasks/{TASK}/capture.state"
 START_DEADLINE_S = 60.0
 #: A small snapshot begins again when DDL comes into it, so many times.
 BEGINNINGS_MAX = 5
-#: The silence that is borne doubles while connections end in silence, up to this: servers
-#: before 16 say nothing while they decode a large transaction that is not for us.
+#: The silence that is borne doubles while connections end in silence before a transaction came, up to this:
+#: servers before 16 say nothing while they decode a large transaction that is not for us. They answer while
+#: they read it: that anything else came does not count.
 SILENCE_S_MAX = 3600.0
 
 
@@ -480,7 +481,7 @@ class CaptureTask:
             try:
                 self._stream.run()
             finally:
-                self._extend_silence_timeout()
+                self._extend_silence_timeout(self._stream)
                 try:
                     self._snapshots.close()
                     watch.close()
@@ -506,9 +507,11 @@ class CaptureTask:
             lambda: {} if self._appender is None else self._appender.schema_in_force,
         )
 
-    def _extend_silence_timeout(self) -> None:
-        given = self._source.receive_timeout_s
-        self._silence_s = given if self._heard() else min(2 * self._silence_s, SILENCE_S_MAX)
+    def _extend_silence_timeout(self, stream: Stream) -> None:
+        if stream.is_any_transaction:
+            self._silence_s = self._source.receive_timeout_s
+        elif stream.was_silent:
+            self._silence_s = min(2 * self._silence_s, SILENCE_S_MAX)
 
     def _heard(self) -> bool:
         return self._stream is not None and self._stream.heard

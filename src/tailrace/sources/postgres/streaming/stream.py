@@ -87,6 +87,8 @@ class Stream:
         self._progress_at = time.monotonic()
         self.server_end = appender.tail.position
         self.heard = False  # anything at all came
+        self.is_any_transaction = False  # was appended
+        self.was_silent = False  # which ended it
 
     def run(self) -> None:
         """Receive until stopping is asked for.
@@ -106,6 +108,7 @@ class Stream:
                     self._status.ask()  # an idle server tells how far it is only when asked
                 silent_s = time.monotonic() - heard_at
                 if silent_s > self._silence_s:
+                    self.was_silent = True
                     raise connection_lost("read the stream", f"nothing came for {silent_s:.0f} s")
                 if silent_s > self._silence_s / 2 and not asked:
                     asked = True
@@ -147,6 +150,7 @@ class Stream:
         summary = self._appender.append(data)
         self.server_end = max(self.server_end, summary.position)
         if summary.units:
+            self.is_any_transaction = True
             self._progress_at = time.monotonic()
 
     def _follow(self, keepalive: Keepalive) -> None:

@@ -216,7 +216,7 @@ def test_what_is_asked_of_the_catalogue_waits_for_no_lock(pg: Database) -> None:
         assert not uncaptured(session, source)
         assert not left_out(session, SLOT, oids)
         check_disclosure(session, source)
-        assert catalog_tables(session, list(oids))
+        assert catalog_tables(session, list(oids)).by_oid
         for oid in oids:
             assert published_table(session, source, oid, with_filter=False)
         if session.server_version >= 150000:

@@ -16,7 +16,7 @@ from tailrace.pipeline.log.schemas import versions
 from tailrace.sources.postgres.schema import relation_messages
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
 from tailrace_servers.postgres import EmbeddedPostgres
-from tests.support.capture.captured import capturing
+from tests.support.capture.captured import SLOT, capturing
 from tests.support.capture.requested import await_end, is_over, request
 from tests.support.sinks.ddl_story import Nearby, make, write
 from tests.support.wait import wait_until
@@ -38,11 +38,11 @@ def mirror(path: Path, log: Path, spark: Any = None) -> list[dict[str, object]]:
     return sorted(rows.to_pylist(), key=lambda row: row["id"])
 
 
-def altering(pg: EmbeddedPostgres, statement: str) -> threading.Thread:
+def altering(pg: EmbeddedPostgres, statement: str, alter: str = ALTER) -> threading.Thread:
     """Begin a commit that waits for a standby which is not there: it is streamed and nobody sees it."""
     pg.execute("alter system set synchronous_standby_names = 'nobody'")
     pg.execute("select pg_reload_conf()")
-    changing = threading.Thread(target=pg.execute, args=(ALTER + statement + "; commit",))
+    changing = threading.Thread(target=pg.execute, args=(alter + statement + "; commit",))
     changing.start()
     waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
     wait_until(lambda: pg.query(waiting)[0][0] == 1, 60, "the commit to wait for a standby")
@@ -99,6 +99,30 @@ def require_equal(pg: EmbeddedPostgres, lake: Path, log: Path, spark: Any = None
     columns = [name for (name,) in pg.query(COLUMNS)]
     source = pg.query(f"select {', '.join(columns)} from items order by id")
     assert mirror(lake, log, spark) == [dict(zip(columns, row, strict=True)) for row in source]
+
+
+def test_a_table_that_nobody_sees_yet_is_not_taken_for_one_that_was_dropped(
+    own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relation_messages, "_VISIBLE_DEADLINE_S", 0.2)
+    log, lake = tmp_path / "log", tmp_path / "lake"
+    own_pg.execute("create table other(id int primary key)")
+    own_pg.execute(f"create publication {SLOT} for all tables")
+    create = "begin; create table items(id int primary key, a int); alter table items replica identity full; "
+    with capturing(own_pg.dsn(), log) as running:
+        running.wait_for("streaming")
+        creating = altering(own_pg, "insert into items values (1, 10), (2, 20)", create)
+        running.catch_up(own_pg.query)
+        with pytest.raises(TailraceError) as raised:
+            mirror(lake, log)
+        assert raised.value.kind is Kind.SCHEMA_PENDING
+        release(own_pg, creating)
+        wait_until(lambda: settled(lake, log), 60, "the facts to be known")
+        own_pg.execute("update items set a = 21 where id = 2")
+        own_pg.execute("alter table items rename a to aa")
+        own_pg.execute("insert into items values (3, 30)")
+        running.catch_up(own_pg.query)
+    require_equal(own_pg, lake, log)
 
 
 def test_versions_that_wait_one_behind_the_other_become_known_in_their_order(

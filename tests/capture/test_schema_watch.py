@@ -24,7 +24,7 @@ from tailrace.ranges.plan import pieces
 from tailrace.sources.postgres.schema import relation_messages
 from tailrace.sources.postgres.schema.column_matching import CatalogColumn, aligned
 from tailrace.sources.postgres.schema.relation_messages import missing_columns
-from tailrace.sources.postgres.schema.table_metadata import CatalogTable
+from tailrace.sources.postgres.schema.table_metadata import CatalogTable, CatalogTables
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import Running, capturing, make_task, read_log
 from tests.support.capture.folded import fold
@@ -356,9 +356,9 @@ def test_a_column_added_while_the_slot_is_made_is_sent(own_pg: EmbeddedPostgres,
 
 
 def test_a_transaction_counts_as_seen_when_it_is_neither_running_nor_to_come() -> None:
-    table = CatalogTable(1, "public", "items", 90, 5, (), (1,), 90, next_xid=400, running=frozenset({395}))
-    assert [table.sees(xid) for xid in (394, 395, 399, 400, 401)] == [True, False, True, False, False]
-    wrapped = CatalogTable(1, "public", "items", 90, 5, (), (1,), 90, next_xid=5)
+    seen = CatalogTables({}, next_xid=400, running=frozenset({395}))
+    assert [seen.sees(xid) for xid in (394, 395, 399, 400, 401)] == [True, False, True, False, False]
+    wrapped = CatalogTables({}, next_xid=5)
     assert wrapped.sees(4_294_967_290)
 
 

@@ -39,6 +39,7 @@ from tailrace.sources.postgres.connection.text_encoding import names_in_utf8
 from tailrace.sources.postgres.schema.published_tables import COLUMN_LISTS_VERSION_MIN
 from tailrace.sources.postgres.schema.table_metadata import (
     CatalogTable,
+    CatalogTables,
     KnownFacts,
     catalog_tables,
     facts_of,
@@ -193,11 +194,11 @@ class SchemaWatch:
             oid = message.relation.oid
             before = known.get(oid)
             reshaped = bodies.get(oid) != message.body and (oid in bodies or before is None)
-            if (table := tables.get(oid)) is not None and not table.sees(message.xid):
+            if tables.sees(message.xid):
+                facts = self._facts(message, tables.get(oid), known, reshaped=reshaped)
+                self._require_whole(message, facts, tables.get(oid), before)
+            else:  # the catalogue says nothing yet of what the transaction did
                 facts = self._pending_facts(message, known, reshaped=reshaped)
-            else:
-                facts = self._facts(message, table, known, reshaped=reshaped)
-            self._require_whole(message, facts, tables.get(oid), before)
             bodies[oid] = message.body
             if facts == before:
                 continue
@@ -230,7 +231,7 @@ class SchemaWatch:
             self._pending = _pending_in(self._in_force())
         return self._pending
 
-    def _settled(self, tables: Mapping[int, CatalogTable], oids: Collection[int]) -> Bytes | None:
+    def _settled(self, tables: CatalogTables, oids: Collection[int]) -> Bytes | None:
         """Return the frames of facts that were pending and are known now, None if there are none.
 
         :param tables: as the catalogue has them now; of `oids`, all that are still there.
@@ -238,10 +239,10 @@ class SchemaWatch:
         found: list[bytes] = []
         waiting: list[tuple[Facts, _Message]] = []
         for facts, message in self._known_pending():
-            table = tables.get(facts.relation)
-            if facts.relation not in oids or (table is not None and not table.sees(message.xid)):
+            if facts.relation not in oids or not tables.sees(message.xid):
                 waiting.append((facts, message))
                 continue
+            table = tables.get(facts.relation)
             name, columns = (facts.schema, facts.table), message.relation.columns
             # Whether a column is missing is not asked here: a server loses sight of one only while a slot is
             # made, and such a beginning was not kept (`exported_snapshot.require_steady`).
@@ -315,8 +316,7 @@ class SchemaWatch:
         self, message: _Message, facts: Facts, table: CatalogTable | None, before: Facts | None
     ) -> None:
         missing = missing_columns(message.relation.columns, facts, table, before, xid=message.xid)
-        # A catalogue that does not know yet what the transaction did says nothing of it.
-        if before is None or table is None or not missing or not table.sees(message.xid):
+        if before is None or table is None or not missing:
             return
         assert self._session is not None  # it has just looked the table up
         left_out = _left_out(before, self._source)
@@ -330,7 +330,7 @@ class SchemaWatch:
             position=message.commit_lsn,
         )
 
-    def _look_up_after(self, messages: Sequence[_Message]) -> dict[int, CatalogTable]:
+    def _look_up_after(self, messages: Sequence[_Message]) -> CatalogTables:
         """Look the messages' tables up, once the transactions that sent them are visible.
 
         The wait has a limit: a commit that waits for a synchronous standby may be waiting for us.
@@ -339,14 +339,11 @@ class SchemaWatch:
         deadline = time.monotonic() + _VISIBLE_DEADLINE_S
         while True:
             tables = self._look_up(oids)
-            found = ((tables.get(message.relation.oid), message.xid) for message in messages)
-            if all(table is None or table.sees(xid) for table, xid in found):
-                return tables
-            if time.monotonic() > deadline:
+            if all(tables.sees(message.xid) for message in messages) or time.monotonic() > deadline:
                 return tables
             time.sleep(_LOOK_AGAIN_S)
 
-    def _look_up(self, oids: list[int]) -> dict[int, CatalogTable]:
+    def _look_up(self, oids: list[int]) -> CatalogTables:
         kept = self._session is not None
         if self._session is None:
             self._session = self._connect()

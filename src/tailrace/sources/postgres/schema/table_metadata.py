@@ -25,6 +25,8 @@ LABELS_MAX = 1000
 
 # A deferrable key is none: within a transaction, two rows may have it at once.
 _TABLES = """
+SELECT s.snapshot AS snapshot, t.*
+  FROM (SELECT txid_current_snapshot()::text AS snapshot) s LEFT JOIN (
 SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
        CASE c.relkind WHEN 'p'
          THEN (SELECT sum(l.relfilenode::bigint) FROM {partitions} p JOIN pg_class l ON l.oid = p.oid)
@@ -40,10 +42,10 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
             'xid', a.xmin::text::bigint, 'base', {base}, 'types', {types},
             'missing', {missing}) ORDER BY a.attnum)
           FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid
-         WHERE a.attrelid = c.oid AND a.attnum > 0) AS columns,
-       txid_current_snapshot()::text AS snapshot
+         WHERE a.attrelid = c.oid AND a.attnum > 0) AS columns
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = ANY ('{{{oids}}}'::oid[])
+) t ON true
 """
 
 _BASE = """(WITH RECURSIVE base(oid, modifier, depth) AS (
@@ -113,7 +115,25 @@ class CatalogTable:
     key_numbers: tuple[int, ...]
     key_xid: int
     next_xid: int
+
+    def later(self, xid: int, than: int | None) -> bool:
+        """Return whether transaction `xid` began at or after `than`; xids wrap around."""
+        if than is None or xid < 3:
+            return False
+        return (self.next_xid - xid) % (1 << 32) <= (self.next_xid - than) % (1 << 32)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTables:
+    """What the catalogue has of some tables at one moment: those that are there, by oid."""
+
+    by_oid: Mapping[int, CatalogTable]
+    next_xid: int
     running: frozenset[int] = frozenset()
+
+    def get(self, oid: int) -> CatalogTable | None:
+        """Return a table; None if it is gone, or was made by a transaction that is not seen yet."""
+        return self.by_oid.get(oid)
 
     def sees(self, xid: int) -> bool:
         """Return whether the catalogue was read after transaction `xid` had ended for all to see.
@@ -125,24 +145,21 @@ class CatalogTable:
         begun = 0 < (self.next_xid - xid) % (1 << 32) < 1 << 31
         return begun and xid not in self.running
 
-    def later(self, xid: int, than: int | None) -> bool:
-        """Return whether transaction `xid` began at or after `than`; xids wrap around."""
-        if than is None or xid < 3:
-            return False
-        return (self.next_xid - xid) % (1 << 32) <= (self.next_xid - than) % (1 << 32)
 
-
-def catalog_tables(session: Session, oids: Sequence[int]) -> dict[int, CatalogTable]:
-    """Return the tables that are still there, by oid.
+def catalog_tables(session: Session, oids: Sequence[int]) -> CatalogTables:
+    """Return what the catalogue has of tables now.
 
     :raises TailraceError: as `Session.run`.
     """
     command = _QUERY.replace("{{{oids}}}", "{" + ",".join(str(int(oid)) for oid in oids) + "}")
     rows = session.run(command, "look up changed tables")
+    _, ceiling, running = rows[0].text("snapshot").split(":")
+    next_xid = int(ceiling) % (1 << 32)
     found = {}
     for row in rows:
+        if row["oid"] is None:
+            continue  # the snapshot alone
         key = json.loads(row["key"] or "null") or {"xid": 0, "numbers": []}
-        _, ceiling, running = (row.text("snapshot")).split(":")
         found[row.number("oid")] = CatalogTable(
             oid=row.number("oid"),
             schema=row.text("schema"),
@@ -152,10 +169,11 @@ def catalog_tables(session: Session, oids: Sequence[int]) -> dict[int, CatalogTa
             columns=tuple(json.loads(row["columns"] or "[]")),
             key_numbers=tuple(key["numbers"]),
             key_xid=int(key["xid"]),
-            next_xid=int(ceiling) % (1 << 32),
-            running=frozenset(int(xid) % (1 << 32) for xid in running.split(",") if xid),
+            next_xid=next_xid,
         )
-    return found
+    return CatalogTables(
+        found, next_xid, frozenset(int(xid) % (1 << 32) for xid in running.split(",") if xid)
+    )
 
 
 def facts_of(

@@ -48,12 +48,26 @@ def test_rows_that_were_there_come_once_and_then_changes(
     assert not any("copy" in state for state in states.values()), states
 
 
-def test_a_table_that_is_new_is_captured_without_a_restart(tmp_path: Path, vitess: EmbeddedVitess) -> None:
-    with followed(tmp_path, vitess, "new_*") as found:
-        add_table(vitess, "new_one")
-        vitess.execute("insert into new_one (id) values (1), (2), (3)")
+@pytest.mark.parametrize("snapshot", ["never", "initial"])
+def test_a_table_that_is_new_is_captured_without_a_restart(
+    tmp_path: Path, vitess: EmbeddedVitess, snapshot: str
+) -> None:
+    table = f"new_{snapshot}"
+    with followed(tmp_path, vitess, f"{table}*", snapshot=snapshot) as found:
+        add_table(vitess, table)
+        vitess.execute(f"insert into {table} (id) values (1), (2), (3)")
         found.wait_for(3)
-    assert {record.topic for record in found.records} == {"shop.new_one"}
+    assert {record.topic for record in found.records} == {f"shop.{table}"}
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_a_keyspace_without_a_table_is_streamed(
+    tmp_path: Path, vitess: EmbeddedVitess, connections: int
+) -> None:
+    settings = {"snapshot": "initial", "snapshot_connections": connections, "tables": ["shop.none_*"]}
+    with capturing(tmp_path, vitess.address, **settings) as found:
+        found.wait_for_shards("-80", "80-")
+        assert not found.capture.progress().warnings
 
 
 def test_a_copy_by_one_stream_leaves_views_out(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -250,6 +251,25 @@ def test_a_copy_whose_first_row_takes_longer_than_silence_is_borne_gets_there(
             found.wait_for_rows(10, 30)
             found.wait_for_shards("0")
         assert _all_last(found) == vtgate.shards["0"].rows
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+@pytest.mark.slow
+def test_a_shard_without_a_table_is_streamed_from_its_position(tmp_path: Path, connections: int) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        vtgate.change("80-", has_table=False)
+        vtgate.write("-80", (1, 0))
+        settings = {"snapshot": "initial", "snapshot_connections": connections}
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            found.wait_for_shards("-80", "80-", timeout_s=10)
+            asked_us = time.time_ns() // 1000
+            wait_until(lambda: found.capture.caught_up(asked_us), 10, "all is there")
+            vtgate.change("80-", has_table=True)
+            vtgate.write("80-", (2, 0))
+            found.wait_for_rows(2)
+            assert not found.capture.progress().warnings
+        assert [(change.op, change.row["id"]) for change in found.changes()] == [("r", "1"), ("c", "2")]
+        assert found.states()["80-"].copy is None
 
 
 @pytest.mark.parametrize("connections", [1, 4])

@@ -42,6 +42,7 @@ class FakeShard:
     :param has_tablet: else its streams are silent, and it answers nothing.
     :param is_cut: each event of a transaction comes in a response of its own.
     :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
+    :param has_table: else it has none that could be copied.
     :param has_view: a copy of all tables reads a view of its rows, too.
     :param lost_copies: so many of the next copies have no rows: their tablet ended before the first one.
     :param sorts_s: so long a tablet takes before the first row of a copy, with its position or without.
@@ -65,6 +66,7 @@ class FakeShard:
     has_tablet: bool = True
     is_cut: bool = False
     allowed: int | None = None
+    has_table: bool = True
     has_view: bool = False
     lost_copies: int = 0
     sorts_s: float = 0.0
@@ -243,9 +245,9 @@ class FakeVtgate:
                 found.result.rows.append(pb.Row(lengths=[-1, -1, 1], values=b"0"))
         elif "group by t.table_name" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
-            if self._answering(name) is None:
+            if (shard := self._answering(name)) is None:
                 return _refused()
-            rows = [[TABLE, "1", "id", "bigint"]]
+            rows = [[TABLE, "1", "id", "bigint"]] if shard.has_table else []
         elif "information_schema.views" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             if (shard := self._answering(name)) is None:
@@ -283,6 +285,9 @@ class FakeVtgate:
                 if wanted.shard not in self.shards:
                     words = f"shard provided in VGTID, {wanted.shard}, not found in the {KEYSPACE} keyspace"
                     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
+                if wanted.gtid == "" and not self.shards[wanted.shard].has_table:
+                    words = "vttablet: stream needs a position or a table to copy"
+                    await context.abort(grpc.StatusCode.UNKNOWN, words)
             for rule in request.filter.rules:
                 # vttablet takes literals alone, and `-9` is none.
                 if (negative := re.search(r"-\d+", rule.filter)) is not None:

@@ -65,7 +65,7 @@ from tailrace.sources.vitess.streaming.shard_health import health_of, watermark_
 from tailrace.sources.vitess.streaming.shard_progress import ShardProgress
 from tailrace.sources.vitess.streaming.shard_streams import BYTES_MAX, ShardResponses, ShardStreams
 from tailrace.sources.vitess.streaming.silent_shards import SilentShards
-from tailrace.sources.vitess.streaming.stream_ends import stream_ended
+from tailrace.sources.vitess.streaming.stream_ends import found_no_table, stream_ended
 from tailrace.sources.vitess.streaming.stream_events import chunk_events_of, events_of
 from tailrace.sources.vitess.streaming.stream_requests import chunk_request, stream_request
 
@@ -260,6 +260,8 @@ class KeyspaceStream:
                 # What the log has of an open transaction is taken back, and all streams start again.
                 raise from_status(received.ended, f"stream the shard {shard}", shard)
             self._copies.end(shard)
+            if found_no_table(received.ended):
+                self._copies.note_without_tables(shard)
             self._step(stream_ended(shard, received.attempt, received.ended))
 
     def _shard_of(self, stream: str) -> str:

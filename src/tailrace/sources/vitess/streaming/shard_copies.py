@@ -22,10 +22,11 @@ import numpy as np
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError
-from tailrace.sources.vitess.connection.metadata import serving_shards
-from tailrace.sources.vitess.connection.vtgate import Vtgate
+from tailrace.sources.vitess.connection.metadata import ask_gtids, serving_shards
+from tailrace.sources.vitess.connection.vtgate import Vtgate, answer_of
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
+    ChunkReached,
     ChunksGathered,
     CopyPlanned,
     EndReason,
@@ -33,6 +34,7 @@ from tailrace.sources.vitess.resharding.events import (
     OpenStream,
     ShardStreamEnded,
 )
+from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 from tailrace.sources.vitess.resharding.transitions import READ
 from tailrace.sources.vitess.rows import events as vevents
@@ -120,6 +122,7 @@ class ShardCopies:
         self.streams: dict[str, ChunkStream] = {}
         self._opened: dict[str, OpenStream] = {}  # by shard, what its chunks are copied for
         self._planned_at_s: dict[str, float] = {}  # when the chunks of a shard are looked at next
+        self._without_tables: set[str] = set()  # shards of which one stream found no table to copy
         self._rowless: Counter[tuple[str, str]] = Counter()  # by shard and table, how often no row came
 
     def takes(self, command: OpenStream) -> bool:
@@ -127,7 +130,12 @@ class ShardCopies:
         copy = self._coordinator.shards[command.shard].kept.copy
         if copy is None or command.deadline_s is not None:
             return False
-        return bool(copy.chunks) or (not copy.keys and self._share() > 1)
+        is_planned = self._share() > 1 or command.shard in self._without_tables
+        return bool(copy.chunks) or (not copy.keys and is_planned)
+
+    def note_without_tables(self, shard: str) -> None:
+        """Have a shard's tables looked at before its next stream: its tablet has none to copy."""
+        self._without_tables.add(shard)
 
     def open(self, command: OpenStream) -> None:
         """Have a shard copied."""
@@ -206,12 +214,12 @@ class ShardCopies:
         if not self._coordinator.accepts(shard, attempt):
             return
         before = self._chunks(shard)
+        self._without_tables.discard(shard)
         chunks = planned_chunks(self._vtgate, self._source, shard, before, self._share())
+        if not chunks and not (chunks := self._begin_without_tables(shard, attempt)):
+            return
         if has_too_many_parts(self._source, chunks):
             self._step(ChunksGathered(shard, attempt))
-            return
-        if not chunks:
-            self._copy_whole(self._opened.pop(shard))
             return
         if chunks != before:
             self._step(CopyPlanned(shard, attempt, chunks))
@@ -220,6 +228,23 @@ class ShardCopies:
             self._step(ChunksGathered(shard, attempt, is_whole=True))
         else:
             self._open_next(shard)
+
+    def _begin_without_tables(self, shard: str, attempt: int) -> tuple[CopyChunk, ...]:
+        """Go on with a shard that has no table to copy as with one that is copied up to its position. Return
+        what there is to copy after all.
+        """
+        asked = ask_gtids(self._vtgate, self._source, shard)
+        attempted = f"ask the shard {shard} for its position"
+        executed = answer_of(asked, 2 * self._source.connect_timeout, attempted)[0][0]
+        # Of a table that comes after the position, all changes are sent. A replica may lack one from before.
+        primary = self._source.model_copy(update={"tablet_type": "primary"})
+        if chunks := planned_chunks(self._vtgate, primary, shard, (), self._share()):
+            return chunks
+        gtid = str(GtidSet.parse(executed or ""))
+        self._step(CopyPlanned(shard, attempt, (CopyChunk(""),)))
+        self._step(ChunkReached(shard, attempt, 0, gtid, "", is_done=True))
+        self._step(ChunksGathered(shard, attempt, is_whole=True))
+        return ()
 
     def _open_next(self, shard: str) -> None:
         command = self._opened[shard]

@@ -21,6 +21,11 @@ _SHARD = re.compile(r'shard:"([^"]*)"')
 _TROUBLE_MAX = 300
 
 
+def found_no_table(status: Status) -> bool:
+    """Tell whether a copy ended because its tablet has none of the tables."""
+    return "stream needs a position or a table to copy" in status.words
+
+
 def stream_ended(shard: str, attempt: int, status: Status) -> ShardStreamEnded:
     """Return what the end of a shard's stream means for its next one.
 

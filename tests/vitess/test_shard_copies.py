@@ -6,6 +6,7 @@ the coordinator are the real ones.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -39,6 +40,7 @@ from tailrace.sources.vitess.resharding.events import (
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk, ShardState
 from tailrace.sources.vitess.resharding.transitions import Shard, ShardMode
+from tailrace.sources.vitess.rows import change_filters
 from tailrace.sources.vitess.rows.change_filters import (
     AmbiguousError,
     RepeatedChangeFilter,
@@ -484,6 +486,24 @@ def test_positions_that_do_not_follow_each_other_are_not_guessed_at() -> None:
     chunks = [CopyChunk("a", gtid=f"MySQL56/{UUID}:1-5"), CopyChunk("b", gtid=f"MySQL56/{other}:1-5")]
     with pytest.raises(AmbiguousError):
         RepeatedChangeFilter(KEYSPACE, SHARD, chunks)
+
+
+def test_a_large_transaction_behind_a_chunks_position_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(change_filters, "HELD_BYTES_MAX", 100)
+    (server := _Server()).binlog += [[("apples", None, (1, 2))], [("apples", None, (2, 3))] * 9]
+    chunk = CopyChunk("apples", "id", gtid=server.gtid(2))
+    chosen = RepeatedChangeFilter(KEYSPACE, SHARD, [chunk])
+    request = pb.VStreamRequest(filter=pb.Filter(rules=[pb.Rule(match="/.*")]))
+    request.vgtid.shard_gtids.add(keyspace=KEYSPACE, shard=SHARD, gtid=server.gtid(1))
+    sent = itertools.takewhile(bool, _Stream(server, request, random.Random(1)).responses)
+    events = [event for data in sent for event in pb.VStreamResponse.FromString(data).events]
+    one_by_one = [pb.VStreamResponse(events=[event]).SerializeToString() for event in events]
+    left = [pb.VStreamResponse.FromString(data) for data in chosen.left_of(one_by_one)]
+    places = [place for response in left for place, *_ in _changes_of(response.events)]
+    assert places == [3] * 9
+    assert chosen.is_over
 
 
 def test_a_chunk_that_was_cut_short_is_divided_behind_its_last_key() -> None:

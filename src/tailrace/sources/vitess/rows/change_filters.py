@@ -74,9 +74,13 @@ class RepeatedChangeFilter:
                 chunk.table == self._table(event) for _, chunk in self._ahead
             )
         elif event.type == pb.VGTID and (gtid := self._own(event)):
-            self._reach(GtidSet.parse(gtid))
+            position = GtidSet.parse(gtid)
+            self._reach(position)
             self._release(left)
             self._is_settled = False
+            # Nothing that comes is part of a position that is reached, however large it is.
+            while self._ahead and position.contains(self._ahead[0][0]):
+                del self._ahead[0]
 
     def _reach(self, position: GtidSet) -> None:
         """Let chunks go that are not ahead of a transaction, whose position is known now."""

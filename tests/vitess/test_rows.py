@@ -242,6 +242,19 @@ def _known(text: str | None) -> LogTables:
     return LogTables({}, lambda *_: (text, ""))
 
 
+def test_a_shard_has_room_for_its_tables_once_however_many_others_describe_first() -> None:
+    tables = LogTables({})
+    tables.keep_shards([ms.SHARD, OTHER])
+    first, second = _transcoder(tables), _transcoder(tables, OTHER)
+    for number in range(50):
+        for transcoder, shard in ((first, ms.SHARD), (second, OTHER)):
+            name = f"t_{number}"
+            events = ms.described(name, COLUMNS, shard), _insert(1, table=name, shard=shard)
+            transcoder.transcode([ms.transaction(*events, shard=shard)], 2 * number + 1)
+    arrays = [(each._shapes.sources, each._shapes.targets) for each in (first, second)]
+    assert [[len(array) for array in of_a_shard] for of_a_shard in arrays] == [[128, 128]] * 2
+
+
 def test_ddl_that_has_reached_one_shard_only_leaves_the_rows_of_the_others_right() -> None:
     tables = _known("7")
     tables.keep_shards([ms.SHARD, OTHER])

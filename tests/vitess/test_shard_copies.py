@@ -498,7 +498,7 @@ def test_a_large_transaction_behind_a_chunks_position_is_left_as_it_is(
     request = pb.VStreamRequest(filter=pb.Filter(rules=[pb.Rule(match="/.*")]))
     request.vgtid.shard_gtids.add(keyspace=KEYSPACE, shard=SHARD, gtid=server.gtid(1))
     sent = itertools.takewhile(bool, _Stream(server, request, random.Random(1)).responses)
-    events = [event for data in sent for event in pb.VStreamResponse.FromString(data).events]
+    events = [event for data in sent for event in pb.VStreamResponse.FromString(data or b"").events]
     one_by_one = [pb.VStreamResponse(events=[event]).SerializeToString() for event in events]
     left = [pb.VStreamResponse.FromString(data) for data in chosen.left_of(one_by_one)]
     places = [place for response in left for place, *_ in _changes_of(response.events)]

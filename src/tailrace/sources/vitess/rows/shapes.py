@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +20,12 @@ _ROOM = 16
 
 @dataclass(slots=True)
 class _Described:
-    """A table as the shard's stream names it; `relation` is 0 if it is left out."""
+    """A table as the shard's stream names it, and its shape in the log; None: it is left out."""
 
     number: int
     table: str
     columns: tuple[ColumnPlan, ...]
-    relation: int = 0
+    shape: TableShape | None = None
 
 
 class ShardShapes:
@@ -56,11 +56,14 @@ class ShardShapes:
         """Take the rows that are named so, of these columns, into a table of the log."""
         self._put(name, shape.table, columns, shape)
 
-    def listed(self) -> list[tuple[bytes, str, tuple[ColumnPlan, ...]]]:
-        """Return name, table and columns of each table that is not left out."""
-        return [
-            (name, found.table, found.columns) for name, found in self._described.items() if found.relation
-        ]
+    def take(self, shape_of: Callable[[str], TableShape]) -> None:
+        """Take the shapes that tables have in the log now, where they had others.
+
+        :param shape_of: given a table's name.
+        """
+        for name, found in self._described.items():
+            if found.shape is not None and (shape := shape_of(found.table)) != found.shape:
+                self._put(name, found.table, found.columns, shape)
 
     def where(self, table: int, column: int) -> tuple[str, str]:
         """Return the names of a table and its column by the kernel's numbers; empty where there is none."""
@@ -85,9 +88,9 @@ class ShardShapes:
             row[layout.NAME_AT], row[layout.NAME_END] = self._text(name)
             self._index()
         found.columns = columns
-        found.relation = 0 if shape is None else shape.relation
+        found.shape = shape
         row = self.tables[found.number]
-        row[layout.RELATION] = found.relation
+        row[layout.RELATION] = 0 if shape is None else shape.relation
         if shape is not None:
             self._put_columns(row, columns, shape)
         self.texts = np.frombuffer(bytes(self._texts), np.uint8)

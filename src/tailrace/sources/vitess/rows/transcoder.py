@@ -198,7 +198,9 @@ class Transcoder:
         if not data:
             return Transcoded(_NO_BYTES, position, 0, StreamEvents(np.zeros((0, 6), np.int64), b""), False)
         if self._tables.generation != self._generation:
-            self._take_shapes()
+            # Another shard has told another shape of a table.
+            self._shapes.take(lambda table: self._tables.shape(self._keyspace, table))
+            self._generation = self._tables.generation
         state = self._state
         state[layout.AT] = state[layout.TO] = state[layout.ROWS] = state[layout.FACTS] = 0
         state[layout.BEGIN_AT] = -1
@@ -315,12 +317,6 @@ class Transcoder:
             return plan_of(column, has_labels=has_labels)
         except Refused as reason:
             raise refused(reason, self._keyspace, self._shard, table, column.name) from None
-
-    def _take_shapes(self) -> None:
-        # Another shard has told another shape of a table.
-        for name, table, columns in self._shapes.listed():
-            self._shapes.put(name, columns, self._tables.shape(self._keyspace, table))
-        self._generation = self._tables.generation
 
     def _write(self, work: _Work, shape: TableShape) -> None:
         found = RowFrames()

@@ -368,6 +368,17 @@ def test_a_column_that_is_added_has_what_older_rows_have_or_says_that_nobody_kno
     assert "column_name = 'it''s'" in asked[0][0]
 
 
+def test_a_column_that_the_asked_replica_lacks_has_its_default_from_the_primary() -> None:
+    tables = LogTables(
+        {}, asked_by(lambda _, __, target: [("5", "")] if "primary" in target else [], ms.KEYSPACE, "replica")
+    )
+    transcoder = _transcoder(tables)
+    for columns in (COLUMNS, [*COLUMNS, ("more", ms.BIGINT, "bigint", 0, ms.BINARY)]):
+        transcoder.transcode([ms.transaction(ms.described("t", columns))], 1)
+    found = tables.shape(ms.KEYSPACE, "t").columns[2]
+    assert (found.missing, found.unknown) == ("5", False)
+
+
 def test_another_primary_key_is_that_of_the_shard_that_was_altered() -> None:
     tables = _known(None)
     tables.keep_shards([ms.SHARD, OTHER])

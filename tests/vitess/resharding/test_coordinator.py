@@ -233,7 +233,7 @@ def test_a_list_of_shards_that_leaves_keys_out_is_refused() -> None:
         (_gtid(5), "", []),  # nothing was written meanwhile
         (_gtid(9), _gtid(3), [CancelStream, OpenStream]),  # the stream hangs
         (_gtid(4), "", [CancelStream, OpenStream]),  # a tablet that is behind: another one may not be
-        (_gtid(9), _gtid(7), [Keep, CancelStream]),  # purged
+        (_gtid(9), _gtid(7), [CancelStream, OpenStream]),  # purged: another tablet may have it
         (_gtid(9, TWO), "", [Keep, CancelStream]),  # another server
     ],
 )
@@ -241,6 +241,21 @@ def test_a_silent_shard_is_asked_what_it_has(executed: str, purged: str, expecte
     found = _running("0", at=5)
     commands = found.step(Probed("0", found.shards["0"].attempt, executed, purged))
     assert [type(command) for command in commands] == expected
+
+
+def test_a_shard_whose_purge_is_answered_three_times_in_a_row_is_lost() -> None:
+    found = _running("0", at=5)
+
+    def answer(purged: str) -> None:
+        found.step(Probed("0", found.shards["0"].attempt, _gtid(9), purged))
+
+    # The second replica has what the first one has purged.
+    for purged in (_gtid(7), _gtid(7), _gtid(3), _gtid(7), _gtid(7)):
+        answer(purged)
+        assert found.shards["0"].state is ShardMode.STREAMING
+    answer(_gtid(7))
+    assert found.shards["0"].state is ShardMode.NEEDS_SNAPSHOT
+    assert "purged" in found.shards["0"].kept.lost
 
 
 def _lag(found: Coordinator, shard: str, executed: str) -> Sequence[Command]:

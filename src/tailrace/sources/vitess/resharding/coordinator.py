@@ -51,6 +51,7 @@ from tailrace.sources.vitess.resharding.refusals import (
     FAILURES_TOLD,
     NO_JOURNAL,
     PURGED,
+    PURGED_MAX,
     REFUSALS,
     STILL,
     UNLISTED_MAX,
@@ -69,7 +70,9 @@ from tailrace.sources.vitess.resharding.transitions import (
     ACTIVE,
     ENDED,
     READ,
+    STANDING,
     TRANSITIONS,
+    UNTROUBLED,
     Shard,
     ShardCommand,
     ShardEvent,
@@ -179,7 +182,7 @@ class Coordinator:
         """
         held, _ = self._component(set(overlapping(shard, self._in(ACTIVE))), tuple(listed))
         modes = {self.shards[name].state for name in held}
-        return not self.requested and ShardMode.NEEDS_SNAPSHOT in modes and modes <= _STANDING
+        return not self.requested and ShardMode.NEEDS_SNAPSHOT in modes and modes <= STANDING
 
     # ------------------------------------------------------------------ streams
 
@@ -193,7 +196,7 @@ class Coordinator:
                 self._chunk_reached(event)
             case ChunksGathered():
                 kept = self.shards[event.shard].kept.by_one_stream(self.common_key, is_whole=event.is_whole)
-                self._move(event.shard, ShardEvent.GATHERED, kept=kept, **_UNTROUBLED)
+                self._move(event.shard, ShardEvent.GATHERED, kept=kept, **UNTROUBLED)
             case CopyCompleted():
                 kept = replace(self.shards[event.shard].kept, copy=None)
                 self._move(event.shard, ShardEvent.COPIED, kept=kept)
@@ -219,7 +222,7 @@ class Coordinator:
     def _gone_on(self, name: str, kept: ShardState) -> None:
         shard = self.shards[name]
         if not shard.kept.is_read:
-            self._move(name, ShardEvent.BEGINNING, kept=kept, **_UNTROUBLED)
+            self._move(name, ShardEvent.BEGINNING, kept=kept, **UNTROUBLED)
             return
         # The way of every transaction: no step is remembered.
         shard.found(TRANSITIONS, ShardEvent.POSITION)
@@ -283,7 +286,10 @@ class Coordinator:
             return
         ours, executed = GtidSet.parse(shard.kept.gtid), GtidSet.parse(event.executed)
         if not ours.contains(GtidSet.parse(event.purged)):
-            self._lose(event.shard, PURGED)
+            if shard.refusals + 1 >= PURGED_MAX:
+                self._lose(event.shard, PURGED)
+            else:
+                self._interrupt(event.shard, PURGED, refusals=shard.refusals + 1)
         elif not ours.intersection(executed).intervals:
             self._lose(
                 event.shard, "it was created again: its server has none of the transactions that were read"
@@ -299,14 +305,15 @@ class Coordinator:
             # A journal is written before others serve its keys: it would be among what the server has.
             self._lose(event.shard, NO_JOURNAL)
         else:
-            self.shards[event.shard] = replace(shard, behind=0, failures=0, trouble="")
+            self.shards[event.shard] = replace(shard, behind=0, failures=0, refusals=0, trouble="")
 
-    def _interrupt(self, name: str, trouble: str, behind: int = 0, *, told: bool = False) -> None:
+    def _interrupt(self, name: str, trouble: str, *, told: bool = False, **changes: object) -> None:
         shard = self.shards[name]
         if shard.task is not None:
             self._commands.append(CancelStream(name, shard.task, shard.attempt))
         failures = max(shard.failures + 1, FAILURES_TOLD if told else 0)
-        self._move(name, ShardEvent.INTERRUPTED, trouble=trouble, failures=failures, behind=behind)
+        changes = {"failures": failures, "behind": 0, "refusals": 0, **changes}
+        self._move(name, ShardEvent.INTERRUPTED, trouble=trouble, **changes)
 
     # ------------------------------------------------------------------ reshards
 
@@ -368,7 +375,7 @@ class Coordinator:
         before = self.shards[name].kept
         kept = ShardState(before.gtid, before.epoch, before.parents, children=children)
         self.requested.discard(name)
-        self._move(name, event, kept=kept, **_UNTROUBLED)
+        self._move(name, event, kept=kept, **UNTROUBLED)
 
     def _begin(
         self,
@@ -387,7 +394,7 @@ class Coordinator:
         kept = ShardState(gtid, epoch, parents, copy, begun=begun)
         self.shards[name] = known or Shard()
         self.requested.discard(name)
-        self._move(name, ShardEvent.STARTED, kept=kept, unlisted=-1, **_UNTROUBLED)
+        self._move(name, ShardEvent.STARTED, kept=kept, unlisted=-1, **UNTROUBLED)
 
     # ------------------------------------------------------------------ the list of shards
 
@@ -460,7 +467,7 @@ class Coordinator:
 
     def _copy_component(self, lost: set[str], targets: set[str]) -> bool:
         """Have `targets` copied in place of `lost`; return whether it can be done already."""
-        if any(self.shards[name].state not in _STANDING for name in lost):
+        if any(self.shards[name].state not in STANDING for name in lost):
             return False  # it goes on to its journal by itself, or is found to be lost
         before = {name: self.shards[name].kept for name in lost}
         # At the newest position only if nothing counts of what was begun there.
@@ -590,11 +597,3 @@ def _reached_from(name: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
             found.add(following)
             after += edges[following]
     return found
-
-
-#: Modes of shards that come no further by themselves.
-_STANDING = {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL}
-
-_UNTROUBLED: dict[str, object] = {
-    "participants": (), "failures": 0, "refusals": 0, "behind": 0, "trouble": ""
-}  # fmt: skip

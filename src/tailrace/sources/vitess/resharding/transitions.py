@@ -128,6 +128,8 @@ ENDED = {
 ACTIVE = frozenset(ShardMode) - {_M.RETIRED}
 #: Modes in which a stream is open, or about to be.
 READ = frozenset({_M.COPYING, _M.STREAMING, _M.JUNCTION})
+#: Modes of shards that come no further by themselves.
+STANDING = frozenset({_M.NEEDS_SNAPSHOT, _M.AT_JOURNAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,12 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
         if mode is ShardMode.COPYING and moved.kept.copy is None:
             moved = self.moved(event, ShardMode.STREAMING, **changes)
         return moved, commands
+
+
+#: Fields of a shard that goes on, and was in no trouble since.
+UNTROUBLED: dict[str, object] = {
+    "participants": (), "failures": 0, "refusals": 0, "behind": 0, "trouble": ""
+}  # fmt: skip
 
 
 def mode_of(kept: ShardState) -> ShardMode:

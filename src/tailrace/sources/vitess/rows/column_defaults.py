@@ -45,7 +45,8 @@ def asked_by(
     tablet_type: str,
     serving: Callable[[str], Sequence[str]] = lambda shard: (shard,),
 ) -> DefaultOf:
-    """Return what asks the shard itself: others may not have the column yet.
+    """Return what asks the shard itself: others may not have the column yet. Nor may another replica: the
+    primary has it first.
 
     One that is read up to its journal after traffic was switched does not answer: one that took over has its
     columns.
@@ -55,7 +56,10 @@ def asked_by(
 
     def asked(shard: str, sql: str) -> list[tuple[str | None, ...]]:
         attempted = f"ask the shard {shard!r} for a column's default"
-        return query(sql, attempted, f"{keyspace}:{shard}@{tablet_type.lower()}")
+        for of in dict.fromkeys((tablet_type.lower(), "primary")):
+            if found := query(sql, attempted, f"{keyspace}:{shard}@{of}"):
+                return found
+        return []
 
     def default_of(shard: str, table: str, column: str) -> tuple[str | None, str] | None:
         names = f"table_name = {_quoted(table)} and column_name = {_quoted(column)}"

@@ -12,11 +12,12 @@ from tailrace.changelog import runs
 from tailrace.changelog.reader import LogReader
 from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import Piece
-from tailrace.sources.vitess.streaming import keyspace_stream, shard_streams
+from tailrace.sources.vitess.streaming import keyspace_stream, shard_streams, silent_shards
 from tests.support.vitess import fake_vtgate
 from tests.support.vitess.capturing import capturing
 from tests.support.vitess.events import events_in, events_of, gtid_of, rank_of
 from tests.support.vitess.fake_vtgate import FakeVtgate
+from tests.support.wait import wait_until
 
 
 @pytest.mark.slow
@@ -84,6 +85,20 @@ def test_all_rows_of_a_transaction_that_was_too_large_for_a_block_have_its_posit
         events = events_in(reader, pieces)
     assert [gtid_of(event).rpartition(":")[2] for event in events] == ["1-2", *["1-3"] * 200, "1-4"]
     assert {rank_of(event) for event in events[1:-1]} == {3}
+
+
+@pytest.mark.slow
+def test_a_silent_shards_watermark_is_a_whole_second_as_commit_times_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silent_shards, "PROBE_S", 0.1)
+
+    def watermark() -> str | None:
+        health = found.capture.progress().health
+        return None if health is None else health.details["watermark"]
+
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        assert wait_until(watermark, 15, "the watermark").endswith(".000+00:00")
 
 
 @pytest.mark.slow

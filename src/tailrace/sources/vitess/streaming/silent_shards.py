@@ -94,7 +94,9 @@ class SilentShards:
         """Note that a silent shard has nothing that is not here."""
         ours, known = self._coordinator.shards[shard].kept, self._shards.get(shard)
         if known is not None and ours.is_read and GtidSet.parse(ours.gtid).contains(GtidSet.parse(executed)):
-            known.whole_until_us = max(known.whole_until_us, known.asked_us)
+            # What is committed in the second of the question has that second as its time.
+            asked_us = known.asked_us // 1_000_000 * 1_000_000
+            known.whole_until_us = max(known.whole_until_us, asked_us)
 
     def doubt_if_behind(self, shard: str, executed: str) -> None:
         """Have a shard that lacks what was read of it asked at once whether that is for good."""

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tailrace.changelog.reader import LogReader
+from tailrace.sources.postgres.snapshot.requests import SnapshotControl
 from tests.support.capture.captured import CREATE_ITEMS, NAME, SLOT, capturing, read_log
 from tests.support.postgres import Database
 
@@ -102,6 +103,22 @@ def test_a_relation_made_for_the_snapshot_is_what_the_server_sends(pg: Database,
     relations = read_log(tmp_path / "log").relations
     made, sent = relations[: len(tables)], relations[len(tables) :]
     assert sorted(made) == sorted(sent)
+
+
+@pytest.mark.parametrize("chunk_rows", [100, 100_000])
+def test_what_was_read_of_each_table_is_listed(pg: Database, tmp_path: Path, chunk_rows: int) -> None:
+    for name, rows in (("few", 7), ("many", 5000), ("none", 0)):
+        pg.execute(f"create table {name}(id int primary key)")
+        pg.execute(f"insert into {name} select generate_series(1, {rows})")
+    pg.execute("analyze")
+    with capturing(pg.dsn, tmp_path / "log", snapshot_chunk_rows=chunk_rows) as running:
+        running.wait_for("streaming")
+    (listed,) = SnapshotControl(tmp_path / "log").known()
+    assert {table["name"]: table["rows"] for table in listed["tables"]} == {
+        "public.few": 7, "public.many": 5000, "public.none": 0
+    }  # fmt: skip
+    assert all(table["chunks_done"] == table["chunks"] > 0 for table in listed["tables"])
+    assert (max(table["chunks"] for table in listed["tables"]) > 1) is (chunk_rows == 100)
 
 
 def test_column_lists_row_filters_and_partitions_are_as_published(pg: Database, tmp_path: Path) -> None:

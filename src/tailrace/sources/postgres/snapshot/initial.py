@@ -132,6 +132,9 @@ class InitialSnapshot:
             self._put_off(postponed)
         else:
             failpoints.hit("snapshot.before_finish")
+            if self._in_one:  # one unit, of which the log does not say what each table has
+                for table in snapshot.tables:
+                    table.rows = self._procedure.progress[table.qualified_name].rows
             self._state.finish(snapshot)
             log.info(
                 "snapshot done",

@@ -239,7 +239,8 @@ class SnapshotPlans:
                 continue
             if "table" not in begin:
                 for table in snapshot.tables:
-                    table.chunks, table.done = 0, set()
+                    table.chunks = table.chunks or 0
+                    table.done = set(range(table.chunks))
                 continue
             table = snapshot.tables[begin["table"]]
             if table.generation == begin.get("generation"):

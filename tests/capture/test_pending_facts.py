@@ -42,11 +42,25 @@ def altering(pg: EmbeddedPostgres, statement: str, alter: str = ALTER) -> thread
     """Begin a commit that waits for a standby which is not there: it is streamed and nobody sees it."""
     pg.execute("alter system set synchronous_standby_names = 'nobody'")
     pg.execute("select pg_reload_conf()")
-    changing = threading.Thread(target=pg.execute, args=(alter + statement + "; commit",))
-    changing.start()
-    waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
-    wait_until(lambda: pg.query(waiting)[0][0] == 1, 60, "the commit to wait for a standby")
+    # Commits wait as soon as the checkpointer has read the setting, whatever other processes have.
+    while not (probe := committing(pg, "comment on schema public is null")).is_alive():
+        pass
+    pg.execute("select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'")
+    probe.join(60)
+    changing = committing(pg, alter + statement + "; commit")
+    assert changing.is_alive()
     return changing
+
+
+def committing(pg: EmbeddedPostgres, statements: str) -> threading.Thread:
+    """Run statements on a thread that is over, or waits for a standby."""
+    thread = threading.Thread(target=pg.execute, args=(statements,))
+    thread.start()
+    waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+    wait_until(
+        lambda: not thread.is_alive() or pg.query(waiting)[0][0] == 1, 60, "the commit to wait for a standby"
+    )
+    return thread
 
 
 def release(pg: EmbeddedPostgres, changing: threading.Thread) -> None:
@@ -123,6 +137,34 @@ def test_a_table_that_nobody_sees_yet_is_not_taken_for_one_that_was_dropped(
         own_pg.execute("insert into items values (3, 30)")
         running.catch_up(own_pg.query)
     require_equal(own_pg, lake, log)
+
+
+def test_a_table_is_known_once_a_later_transaction_that_wrote_it_is_seen(
+    own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relation_messages, "_VISIBLE_DEADLINE_S", 0.2)
+    log, lake = tmp_path / "log", tmp_path / "lake"
+    own_pg.execute("create table items(id int primary key, a int)")
+    with capturing(own_pg.dsn(), log) as running:
+        running.wait_for("streaming")
+        inserting = altering(own_pg, "insert into items values (1, 10)", "begin; ")
+        running.catch_up(own_pg.query)
+        with pytest.raises(TailraceError, match="not known yet"):
+            mirror(lake, log)
+        # It does not wait for the standby, and alters what needs no lock that the first one's would keep out.
+        with own_pg.connect(autocommit=True) as local:
+            local.execute("set synchronous_commit = local")
+            local.execute("alter table items set (fillfactor = 90)")
+            local.execute("insert into items values (2, 20)")
+        running.catch_up(own_pg.query)
+        assert mirror(lake, log) == [{"id": 1, "a": 10}, {"id": 2, "a": 20}]
+    release(own_pg, inserting)
+    with capturing(own_pg.dsn(), log) as running:
+        running.wait_for("streaming")
+        own_pg.execute("insert into items values (3, 30)")
+        running.catch_up(own_pg.query)
+    require_equal(own_pg, lake, log)
+    assert not any(each.relation.pending for each in versions(LogDirectory.open(log), "0"))
 
 
 def test_versions_that_wait_one_behind_the_other_become_known_in_their_order(

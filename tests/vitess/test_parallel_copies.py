@@ -243,10 +243,11 @@ def test_a_copy_whose_first_row_takes_longer_than_silence_is_borne_gets_there(
     monkeypatch.setattr(shard_copies, "ROWLESS_S", 0.3)
     with FakeVtgate("0") as vtgate:
         vtgate.write("0", *((key, 0) for key in range(9)))
-        vtgate.change("0", sorts_s=2.0, tells_position_first=tells_position_first)
+        vtgate.change("0", sorts_s=600.0, tells_position_first=tells_position_first)
         settings = {"snapshot": "initial", "snapshot_connections": connections}
         with capturing(tmp_path, vtgate.address, **settings) as found:
-            wait_until(lambda: len(vtgate.requests) > 1, 10, "an attempt too short")
+            wait_until(lambda: len(vtgate.requests) > 1, 30, "an attempt too short")
+            vtgate.change("0", sorts_s=1.0)
             vtgate.write("0", (9, 0))  # so that its position stands still
             found.wait_for_rows(10, 30)
             found.wait_for_shards("0")

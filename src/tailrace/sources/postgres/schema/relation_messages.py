@@ -183,8 +183,11 @@ class SchemaWatch:
             if f"R{message.relation.oid}" in in_force
         }
         tables = self._look_up_after(messages)
-        # What was pending of these tables and is known now comes first: later versions build on it.
-        early = self._settled(tables, {message.relation.oid for message in messages})
+        # What was pending of these tables and is known now comes first: later versions build on it. A
+        # transaction that alters a table has it locked until all can see that: what was written since is of
+        # the table that the catalogue has.
+        written = {message.relation.oid for message in messages if tables.sees(message.xid)}
+        early = self._settled(tables, {message.relation.oid for message in messages}, written)
         if early is not None:
             for key, frame in metadata_frames.schema_frames(early):
                 known.take(key, frame)
@@ -231,15 +234,19 @@ class SchemaWatch:
             self._pending = _pending_in(self._in_force())
         return self._pending
 
-    def _settled(self, tables: CatalogTables, oids: Collection[int]) -> Bytes | None:
+    def _settled(
+        self, tables: CatalogTables, oids: Collection[int], written: Collection[int] = ()
+    ) -> Bytes | None:
         """Return the frames of facts that were pending and are known now, None if there are none.
 
         :param tables: as the catalogue has them now; of `oids`, all that are still there.
+        :param written: those of `oids` of which a later transaction is seen.
         """
         found: list[bytes] = []
         waiting: list[tuple[Facts, _Message]] = []
         for facts, message in self._known_pending():
-            if facts.relation not in oids or not tables.sees(message.xid):
+            is_known = tables.sees(message.xid) or facts.relation in written
+            if facts.relation not in oids or not is_known:
                 waiting.append((facts, message))
                 continue
             table = tables.get(facts.relation)

@@ -27,6 +27,7 @@ from tailrace.converters.factory import Converting
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
 from tailrace.kafka.client.settings import SAFE_BATCH_BYTES
 from tailrace.kafka.client.topics import Topics, legal
@@ -111,6 +112,7 @@ class Records:
         self._origin = form.origin
         self._heartbeats = Heartbeats(config.heartbeat_interval_ms / 1000)
         self._message_max = message_bytes_max(account.options)
+        self._are_topics_named = False
         for topic in config.fixed_topics(form.origin.name):
             self._topics.require_data(topic)
 
@@ -158,10 +160,14 @@ class Records:
 
         :param sent: what is yielded is added to it.
         """
+        if not pieces:
+            return
+        reader = log if isinstance(log, LogReader) else LogReader.open(log, pieces[0].task)
+        self._name_topics(reader, pieces[0])
         for piece in pieces:
             if piece.end <= start:
                 continue
-            for stretch in changes_of(log, piece, None, self._form.modes, self._form.table_policy):
+            for stretch in changes_of(reader, piece, None, self._form.modes, self._form.table_policy):
                 by_topic: dict[str, list[Portion]] = {}
                 for changes in stretch:
                     for portion in self._portions(changes.slice(start, end), sent, share):
@@ -217,6 +223,19 @@ class Records:
         if self._config.wants(change.relation.schema, change.relation.table):
             topic = legal(self._config.schema_changes_topic, "")
             self.send_beside(writer, side_records.shape(topic, change, self._origin))
+
+    def _name_topics(self, log: LogReader, first: Piece) -> None:
+        """Check that no topic is that of two tables, be it that only one of them has changes here.
+
+        :param first: the first piece that is sent.
+        :raises TailraceError: as `Topics.of_table`.
+        """
+        if self._are_topics_named or not first.blocks:
+            return
+        for schema, table in Catalog(log.schema_before(first.blocks[0])).names():
+            if self._config.wants(schema, table):
+                self._topics.of_table(schema, table)
+        self._are_topics_named = True
 
     def _portions(self, changes: TableChanges, sent: Sent, share: Share | None) -> Iterator[Portion]:
         relation = changes.relation

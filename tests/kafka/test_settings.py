@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from tailrace.config import load_engine
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.errors import Kind
+from tailrace.errors import Kind, Policy
 from tailrace.kafka.client.failures import error_of, failure_of
 from tailrace.kafka.client.requests import answer
 from tailrace.kafka.client.settings import ToLog
@@ -166,6 +166,22 @@ def test_what_the_client_says_again_and_again_is_logged_now_and_then() -> None:
     for n in range(1000):
         say(f"FAIL k:{n}x")
     assert len(handler._said) <= 256
+
+
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [
+        (KafkaError.TOPIC_EXCEPTION, "`routes`"),
+        (KafkaError.INVALID_RECORD, "source.message_keys"),
+        (KafkaError._INVALID_DIFFERENT_RECORD, "source.message_keys"),
+    ],
+)
+def test_what_no_attempt_can_pass_is_not_tried_again(code: int, way_out: str) -> None:
+    found = failure_of(KafkaError(code), "send records", topic="shop.a")
+    assert (found.kind, found.policy, found.context) == (
+        Kind.SINK_MISCONFIGURED, Policy.STOP, {"topic": "shop.a"},
+    )  # fmt: skip
+    assert way_out in found.hint
 
 
 def test_an_admin_client_that_stays_silent_is_a_cluster_that_does() -> None:

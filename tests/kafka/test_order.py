@@ -211,6 +211,15 @@ def test_each_transaction_of_a_split_topic_is_committed_in_its_order(
     assert writer.told() == expected
 
 
+def test_a_topic_that_a_transformation_makes_of_a_value_gets_a_name_that_kafka_has(
+    log: HandmadeLog, no_broker: None
+) -> None:
+    end = log.commit(*TABLES, insert(1, 1, "größe/XL"), insert(2, 2, "S"))
+    route = {"type": "route", "topic": "'shop/' || after.state"}
+    found = sent(log, end, transformations=[route]).told()
+    assert found == {"shop_gr__e_XL": [(1, "c", "größe/XL")], "shop_S": [(2, "c", "S")]}
+
+
 @pytest.mark.parametrize("share", [None, Share(0, 2)])
 def test_two_tables_do_not_share_a_topic_though_only_one_has_changes_since_the_start(
     log: HandmadeLog, no_broker: None, share: Share | None

@@ -246,7 +246,7 @@ class Records:
         places = np.arange(changes.count, dtype=np.int64)
         orders = sent.orders.of(changes) if self._config.provide_transaction_metadata else None
         group = Group.of_changes(topic, places, changes, self._origin, orders)
-        for made in self._own(self._form.chain.apply, group):
+        for made in map(_with_legal_topic, self._own(self._form.chain.apply, group)):
             if share is None:
                 yield made, changes
             elif len(mine := self._narrowed(made, share)):
@@ -378,6 +378,12 @@ class Records:
         found = changes.relation.qualified_name if changes.relation else ""
         log.warning("records too large: dead letters", topic=topic, table=found, records=len(refused))
         return Outgoing(target, made, None, changes.log_offset[of_refused], [changes])
+
+
+def _with_legal_topic(group: Group) -> Group:
+    # A transformation may have made its name of anything, such as a value.
+    topic = legal(group.topic, group.topic)
+    return group if topic == group.topic else group.with_topic(topic)
 
 
 def _too_large(topic: str, size: int, limit: int, changes: TableChanges, row: int) -> TailraceError:

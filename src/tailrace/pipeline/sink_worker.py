@@ -337,7 +337,7 @@ class SinkWorker:
         seen = max(start, self._quiet_until)
         finishing = self._finish_at is not None and end >= self._finish_at > start
         if end <= seen and not finishing:
-            self._show(state=SinkState.RUNNING, position=max(seen, start), pending_since_us=None)
+            self._show_idle(max(seen, start))
             return None, ()
         upto = reader.boundary_within(start, self._goal.rows, self._bytes_wanted(end - start), end)
         blocks = reader.blocks(start, upto)
@@ -346,7 +346,7 @@ class SinkWorker:
         if _rows_in(fresh) == 0 and not finishing:
             due = time.monotonic() - self._recorded_s >= QUIET_RECORD_S
             self._quiet_until = end
-            self._show(state=SinkState.RUNNING, position=end, pending_since_us=None)
+            self._show_idle(end)
             if not due:
                 return None, ()
         elif fresh:
@@ -372,7 +372,7 @@ class SinkWorker:
         durable = self.realtime.durable_offset
         self._held = self.realtime.take_after(start, self._held, min(self._goal.bytes, IN_PROCESS_BYTES_MAX))
         if not self._held:
-            self._show(state=SinkState.RUNNING, position=max(start, durable), pending_since_us=None)
+            self._show_idle(max(start, durable))
             return None, ()
         first, last = self._held[0].header, self._held[-1].header
         self._show(pending_since_us=first.position_time_us or None)
@@ -457,6 +457,10 @@ class SinkWorker:
                 return None  # capture has ended, and has written nothing
             self._stop.wait(POLL_S)
         return None
+
+    def _show_idle(self, position: int) -> None:
+        """Show that nothing is to be written: what an earlier attempt met is over."""
+        self._show(state=SinkState.RUNNING, position=position, pending_since_us=None, error=None)
 
     def _show(self, **changes: object) -> None:
         self.view = replace(self.view, **changes)  # type: ignore[arg-type]

@@ -288,6 +288,24 @@ def test_a_stretch_without_rows_that_is_recorded_holds_up_no_row_after_it(orders
     assert running.join(10)
 
 
+def test_heartbeats_go_on_while_the_next_batch_is_not_due(orders, quick):
+    class BeatingSink(MemorySink):
+        def beat(self):
+            beats.append(self.target.position)
+
+    beats, target, end = [], Target(), orders.insert(1)
+    config = JsonlSink(type="jsonl", path=orders.directory.path, name="sink", interval_ms=3_600_000)
+    path, spark = orders.directory.path, cast(Any, FakeSpark())
+    feed = SinkWorker(config, "shop", path, lambda: BeatingSink("sink", target), spark)
+    running = Background("feed", feed.run)
+    running.start()
+    wait_until(lambda: beats.count(end) > 2, 20, "heartbeats after the batch")
+    orders.insert(2)
+    assert target.spans == [(0, end)]
+    feed.stop()
+    assert running.join(10)
+
+
 def test_a_stop_lets_the_batch_end(orders, quick):
     end = orders.insert(1)
     target = Target()

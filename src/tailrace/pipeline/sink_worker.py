@@ -286,7 +286,7 @@ class SinkWorker:
             )
             self._goal = self._goal.after(_rows_in(blocks), span.size, took_s)
             if _rows_in(blocks):
-                self._pace(reader, start, took_s)
+                self._pace(sink, reader, start, took_s)
         self._note(readers, start, at_once=True)
 
     def _note(self, readers: Readers, position: int, *, at_once: bool = False) -> None:
@@ -381,7 +381,7 @@ class SinkWorker:
             return span, reader.blocks(start, span.end)  # executors read it where they find it
         return span, self._held
 
-    def _pace(self, reader: LogReader, start: int, took_s: float) -> None:
+    def _pace(self, sink: Sink, reader: LogReader, start: int, took_s: float) -> None:
         # With a backlog the next batch begins at once; without one, small batches are not
         # worth their fixed costs more often than the interval says.
         left_s = self._goal.pacing.interval_s - took_s
@@ -390,7 +390,16 @@ class SinkWorker:
         if left_s <= 0 or self._finish_at is not None or end - start >= backlog:
             return
         if _rows_in(reader.blocks(start, end)) < self._goal.rows:
-            self._hurry.wait(left_s)
+            self._rest(sink, left_s)
+
+    def _rest(self, sink: Sink, seconds: float) -> None:
+        """Wait until the next batch is due, unless there is hurry; heartbeats go on."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            if self._hurry.wait(min(left_s, POLL_S) if isinstance(sink, Beats) else left_s):
+                return
+            if isinstance(sink, Beats):
+                sink.beat()
 
     def _first_offset(self, reader: LogReader, position: int | None) -> int:
         if position is None and self._begin_at is not None:

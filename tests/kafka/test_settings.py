@@ -103,6 +103,18 @@ def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
         assert [one.severity for one in said] == [Severity.WARNING] * is_ignored
 
 
+def test_a_cluster_that_several_sources_are_written_to_is_asked_once(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    names = ("one", "two", "three")
+    sources = [f"{{name: {name}, host: 127.0.0.1, port: 1, dbname: {name}, user: nobody}}" for name in names]
+    file.write_text(
+        f"name: shop\nsources: [{', '.join(sources)}]\nlog: {{path: ./log}}\nsinks: [{{type: kafka, "
+        "bootstrap_servers: '127.0.0.1:1', offset_flush_timeout_ms: 100}]\n"
+    )
+    kinds = [one.kind for one in preflight(file) if one.severity is Severity.ERROR]
+    assert kinds == [Kind.SINK_WRITE_FAILED] + [Kind.SOURCE_UNREACHABLE] * 3
+
+
 def test_settings_that_count_for_nothing_are_told(tmp_path: Path) -> None:
     given = {
         "offset_flush_interval_ms": ("500", "transaction_boundary: interval"),

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from tailrace.config import load_engine
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.errors import Kind, Policy
+from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.kafka.client.failures import error_of, failure_of
 from tailrace.kafka.client.requests import answer
 from tailrace.kafka.client.settings import ToLog
@@ -101,6 +101,35 @@ def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
     if becomes is None:  # else the cluster would be asked
         said = [one for one in preflight(file) if "atomic_source_offset_commit is ignored" in one.message]
         assert [one.severity for one in said] == [Severity.WARNING] * is_ignored
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("batch.size", "1 MB", "batch.size"),
+        ("message.timeout.ms", "a minute", "message.timeout.ms"),
+        ("transaction.timeout.ms", "long", "transaction.timeout.ms"),
+        ("compression.type", "zip", "compression.codec"),
+        ("linger.ms", "none", "queue.buffering.max.ms"),
+        ("partitioner", "mine", "partitioner"),
+    ],
+)
+def test_options_that_the_client_does_not_take_are_told_with_the_file(
+    tmp_path: Path, option: str, value: str, named: str
+) -> None:
+    sink = sink_of(options={option: value}, offset_flush_timeout_ms=100, atomic_source_offset_commit=True)
+    with pytest.raises(TailraceError) as caught:
+        settings_of(sink)
+    assert (caught.value.kind, "correct `options`" in caught.value.hint) == (Kind.SINK_MISCONFIGURED, True)
+    assert named in caught.value.message
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        "name: shop\nsource: {type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody}\n"
+        "log: {path: ./log}\nsinks: [{type: kafka, name: out, bootstrap_servers: '127.0.0.1:1', "
+        f"offset_flush_timeout_ms: 100, options: {{{option}: {value}}}}}]\n"
+    )
+    (told,) = [one for one in preflight(file) if one.kind.startswith("sink_")]
+    assert (told.kind, named in told.message) == (Kind.SINK_MISCONFIGURED, True)
 
 
 def test_a_cluster_that_several_sources_are_written_to_is_asked_once(tmp_path: Path) -> None:

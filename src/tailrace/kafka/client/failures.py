@@ -130,6 +130,16 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
     return TailraceError(Kind.SINK_WRITE_FAILED, found, "see whether the cluster can be reached", context)
 
 
+def unfit_options(found: str, bootstrap: str) -> TailraceError:
+    """Return the error of options that the client does not take."""
+    return TailraceError(
+        Kind.SINK_MISCONFIGURED,
+        f"make a client of Kafka: {found}",
+        "correct `options`; they are those of librdkafka, described in its CONFIGURATION.md",
+        {"bootstrap_servers": bootstrap},
+    )
+
+
 def preempted(attempted: str, **context: object) -> TailraceError:
     """Return the error of one whose transactional id somebody else has."""
     return TailraceError(

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 
 from tailrace.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.client.failures import error_of, has_timed_out, may_pass, persist
+from tailrace.kafka.client.failures import error_of, has_timed_out, may_pass, persist, unfit_options
 
 _Found = TypeVar("_Found")
 
@@ -98,12 +98,8 @@ def made(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any])
     try:
         return kind(dict(settings))
     except KafkaException as error:
-        raise TailraceError(
-            Kind.SINK_MISCONFIGURED,
-            f"make a client of Kafka: {error_of(error).str()}",
-            "correct `options`; they are those of librdkafka, described in its CONFIGURATION.md",
-            {"bootstrap_servers": str(settings.get("bootstrap.servers", ""))},
-        ) from None
+        bootstrap = str(settings.get("bootstrap.servers", ""))
+        raise unfit_options(error_of(error).str(), bootstrap) from None
 
 
 def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:

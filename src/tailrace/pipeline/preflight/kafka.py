@@ -48,6 +48,7 @@ def cluster_findings(sink: KafkaSinkConfig, pipeline: PipelineConfig) -> Iterato
     account = account_of(sink, pipeline.name)
     offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S))
     try:
+        account.writer(offsets).close()  # the client says which options it does not take
         yield from _told(offsets.check(create=sink.create_topics))
     except TailraceError as failure:
         yield from_failure(failure)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,14 @@ from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.kafka.client.failures import error_of, failure_of
-from tailrace.kafka.client.requests import answer
+from tailrace.kafka.client.requests import answer, require_reachable
 from tailrace.kafka.client.settings import ToLog
 from tailrace.kafka.offsets.store import KafkaOffsetStore
 from tailrace.kafka.producer.writer import AtomicWriter, PlainWriter
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.sinks.kafka.sink import account_of
 from tailrace.sources.findings import Severity
+from tailrace_servers.ports import free_port
 
 
 def sink_of(**more: Any) -> KafkaSinkConfig:
@@ -223,6 +227,39 @@ def test_what_no_attempt_can_pass_is_not_tried_again(code: int, way_out: str) ->
         Kind.SINK_MISCONFIGURED, Policy.STOP, {"topic": "shop.a"},
     )  # fmt: skip
     assert way_out in found.hint
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A place that gives nobody a token."""
+
+    def do_POST(self) -> None:
+        self.send_response(401)
+        self.end_headers()
+        self.wfile.write(b'{"error":"invalid_client","timestamp":"2026-01-01T00:00:00Z"}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_token_that_is_refused_stops_the_sink_and_one_that_can_not_be_asked_for_does_not() -> None:
+    options = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "cdc",
+        "sasl.oauthbearer.client.secret": "c4n4ry",
+        "log_level": 0,
+    }
+    with socket.create_server(("127.0.0.1", 0)) as broker, HTTPServer(("127.0.0.1", 0), _Refusing) as tokens:
+        threading.Thread(target=tokens.serve_forever, daemon=True).start()
+        options["bootstrap.servers"] = f"127.0.0.1:{broker.getsockname()[1]}"
+        for port, kind in ((tokens.server_port, Kind.SINK_REFUSED), (free_port(), Kind.SINK_WRITE_FAILED)):
+            place = {"sasl.oauthbearer.token.endpoint.url": f"http://127.0.0.1:{port}/token"}
+            with pytest.raises(TailraceError, match="OAUTHBEARER token") as caught:
+                require_reachable(options | place, 0.8)
+            assert caught.value.kind is kind
+            assert "c4n4ry" not in str(caught.value)
+        tokens.shutdown()
 
 
 def test_an_admin_client_that_stays_silent_is_a_cluster_that_does() -> None:

@@ -23,6 +23,7 @@ from tailrace.kafka.client.failures import error_of, failure_of
 from tailrace.kafka.client.requests import answer, require_reachable
 from tailrace.kafka.client.settings import ToLog
 from tailrace.kafka.offsets.store import KafkaOffsetStore
+from tailrace.kafka.producer.account import raise_out_of_time
 from tailrace.kafka.producer.writer import AtomicWriter, PlainWriter
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.sinks.kafka.sink import account_of
@@ -134,6 +135,16 @@ def test_options_that_the_client_does_not_take_are_told_with_the_file(
     )
     (told,) = [one for one in preflight(file) if one.kind.startswith("sink_")]
     assert (told.kind, named in told.message) == (Kind.SINK_MISCONFIGURED, True)
+
+
+def test_a_record_that_may_wait_for_ever_is_never_late() -> None:
+    account = account_of(sink_of(options={"message.timeout.ms": 0}), "shop")
+    writer = account.writer(account.offsets())
+    error = TailraceError(Kind.SINK_WRITE_FAILED, "deliver records: no answer")
+    with pytest.raises(TailraceError) as raised:
+        raise_out_of_time(error, writer)
+    writer.close()
+    assert raised.value is error
 
 
 def test_a_cluster_that_several_sources_are_written_to_is_asked_once(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ class Replay:
             lambda: build(self._sink, rules, modes, directory.path),
             spark,
             begin_at=begin,
+            source=self._pipeline.source_name,
         )
         self._feed.finish_at(tail.offset)
         feeding = Background("replay", self._feed.run)

@@ -103,6 +103,14 @@ def test_a_copy_beside_the_sink_leaves_no_reader_behind(orders, targets, tmp_pat
     assert Readers(orders.directory).all() == []
 
 
+def test_a_copy_takes_no_other_sink_off_the_list(orders, targets, tmp_path):
+    orders.insert(1)
+    readers = Readers(orders.directory)
+    readers.register("out-replay", {"0": 0})
+    replayed(pipeline_on(tmp_path), into=tmp_path / "copy")
+    assert [(reader.name, reader.offsets) for reader in readers.all()] == [("out-replay", {"0": 0})]
+
+
 def test_an_empty_target_may_begin_later(orders, targets, tmp_path):
     first = orders.insert(1)
     end = orders.insert(2)

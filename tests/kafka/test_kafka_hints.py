@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tailrace import Engine
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources.postgres.slot.health import with_way_out
 from tailrace.testing import LinesSource
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.orders import Orders, run, written
@@ -65,6 +67,26 @@ def alter(kafka: EmbeddedKafka, topic: str, name: str, value: str) -> None:
 
 
 # ---------------------------------------------------------------------- topics
+
+
+@pytest.mark.follows("slot_missing")
+def test_a_new_log_goes_on_in_the_topics_of_the_lost_one(make: Callable[..., Orders]) -> None:
+    orders = make()
+    assert orders.replay() == ALL
+    (pipeline,) = orders.config.pipelines
+    hint = with_way_out(TailraceError(Kind.SLOT_MISSING, "look at the slot"), pipeline).hint
+    steps = re.findall(r"\(\d\) (.+?)(?= \(\d\) |$)", hint)
+    for step in steps[:-1]:
+        program, *words = [str(orders.file) if word == "FILE" else word for word in shlex.split(step)]
+        if program == "tailrace":
+            run(*words)
+        else:
+            subprocess.run([program, *words], check=True)
+    assert steps[-1].startswith("start the pipeline again")
+    log = LogOfOrders(orders.directory / "log")
+    log.insert(8)
+    log.close()
+    assert orders.replay() == [*ALL, 8]
 
 
 @pytest.mark.follows("sink_misconfigured")

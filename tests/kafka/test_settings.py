@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import threading
@@ -18,6 +19,7 @@ from structlog.testing import capture_logs
 from tailrace.config import load_engine
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.kafka.client.failures import error_of, failure_of
 from tailrace.kafka.client.requests import answer, require_reachable
@@ -25,6 +27,7 @@ from tailrace.kafka.client.settings import ToLog
 from tailrace.kafka.offsets.store import KafkaOffsetStore
 from tailrace.kafka.producer.account import raise_out_of_time
 from tailrace.kafka.producer.writer import AtomicWriter, PlainWriter
+from tailrace.pipeline.connector import config_of
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.sinks.kafka.sink import account_of
 from tailrace.sources.findings import Severity
@@ -157,6 +160,34 @@ def test_a_cluster_that_several_sources_are_written_to_is_asked_once(tmp_path: P
     )
     kinds = [one.kind for one in preflight(file) if one.severity is Severity.ERROR]
     assert kinds == [Kind.SINK_WRITE_FAILED] + [Kind.SOURCE_UNREACHABLE] * 3
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"offset_storage": {"type": "kafka", "bootstrap_servers": "k:1", "topic": "of-the-engine"}},
+        {"kafka": {"bootstrap_servers": "k:1", "offsets_topic": "of-the-engine"}},
+    ],
+)
+def test_a_sink_beside_a_handler_knows_the_topic_of_the_engines_offsets(
+    tmp_path: Path, engine: dict[str, Any]
+) -> None:
+    options = {"sasl.password": "${env:KAFKA_PASSWORD}"}
+    file = from_mapping(
+        {
+            "name": "shop",
+            "source": {"type": "postgresql", "host": "127.0.0.1", "dbname": "shop"},
+            "log": {"path": str(tmp_path / "log")},
+            "sinks": [{"type": "kafka", "bootstrap_servers": "k:1"}],
+            "engine": {key: {**value, "options": options} for key, value in engine.items()},
+        }
+    )
+    settings = json.loads(json.dumps(file.as_settings()))
+    again = config_of("shop", {name: value for name, value in settings.items() if name != "name"})
+    for config in (file, again):
+        (sink,) = config.pipelines[0].sinks
+        assert isinstance(sink, KafkaSinkConfig)
+        assert "of-the-engine" in sink.topics_refused
 
 
 def test_settings_that_count_for_nothing_are_told(tmp_path: Path) -> None:

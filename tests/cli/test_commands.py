@@ -345,6 +345,15 @@ def test_tail_shows_changes_as_they_come_and_says_where_to_go_on(orders):
     assert said in [f"go on with --from {at}\n" for at in (before, orders.writer.durable.offset)]
 
 
+def test_tail_that_showed_nothing_says_where_it_began(orders, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tailrace.pipeline.log.inspection.next_piece", interrupted)
+    done = run("tail", orders.directory.path)
+    assert (done.exit_code, done.stderr) == (130, f"go on with --from {orders.writer.durable.offset}\n")
+
+
 def test_tail_goes_on_behind_the_last_change_that_it_showed(orders):
     path, shown, begin = orders.directory.path, [], "0"
     for _ in range(4):

@@ -6,15 +6,23 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.sources.postgres.connection.backend_messages import lines
-from tailrace.sources.postgres.connection.transport import BUFFER_BYTES, Received, SocketTransport
+from tailrace.sources.postgres.connection.transport import (
+    BUFFER_BYTES,
+    LibpqTransport,
+    Received,
+    SocketTransport,
+)
 from tests.support.capture.stream_of import (
     NOTICE,
     PARAMETER,
@@ -207,6 +215,21 @@ def test_a_lone_frame_after_silence_is_handed_on_at_once(line: Line) -> None:
 def test_what_is_sent_is_one_copy_data_message(line: Line) -> None:
     line.transport.send(b"r123")
     assert line.server.recv(100) == message(b"d", b"r123")
+
+
+def test_a_connection_under_tls_that_breaks_while_a_message_waits_is_unreachable() -> None:
+    server, client = socket.socketpair()
+    left = iter([1, 1])
+
+    def flush() -> int:
+        if (bytes_wait := next(left, None)) is None:
+            raise psycopg.OperationalError("flushing failed: SSL connection has been closed unexpectedly")
+        return bytes_wait
+
+    libpq = SimpleNamespace(socket=client.fileno(), put_copy_data=lambda _: None, flush=flush)
+    with server, client, pytest.raises(TailraceError) as caught:
+        LibpqTransport(cast(Any, libpq), MIB).send(b"r123")
+    assert (caught.value.kind, caught.value.policy) == (Kind.SOURCE_UNREACHABLE, Policy.RETRY)
 
 
 def test_copied_rows_come_without_their_wrapping() -> None:

@@ -26,7 +26,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.log.inspection import Selection, follow
 from tailrace.protocol import frames
 from tests.support.orders_log import OID, LogOfOrders, begin, commit
-from tests.support.spark.wire import INT4, HandmadeLog, insert, relation
+from tests.support.spark.wire import INT4, HandmadeLog, insert, message, relation
 from tests.support.wait import wait_until
 
 runner = typer.testing.CliRunner()
@@ -345,6 +345,15 @@ def test_tail_shows_changes_as_they_come_and_says_where_to_go_on(orders):
     assert said in [f"go on with --from {at}\n" for at in (before, orders.writer.durable.offset)]
 
 
+def test_tail_that_showed_nothing_says_where_it_began(orders, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tailrace.pipeline.log.inspection.next_piece", interrupted)
+    done = run("tail", orders.directory.path)
+    assert (done.exit_code, done.stderr) == (130, f"go on with --from {orders.writer.durable.offset}\n")
+
+
 def test_tail_goes_on_behind_the_last_change_that_it_showed(orders):
     path, shown, begin = orders.directory.path, [], "0"
     for _ in range(4):
@@ -394,6 +403,18 @@ def test_log_show_speaks_to_people_too(orders):
     assert "insert public.orders" in first
     assert '"id"=1' in first
     assert "2026-01-01T00:00:01" in first
+
+
+def test_log_show_speaks_to_people_of_a_message_that_belongs_to_no_transaction(tmp_path):
+    with HandmadeLog(tmp_path / "log") as log:
+        log.commit(relation(1, "public.orders", {"id": INT4}), insert(1, 5))
+        log.append(message(1150, "note", b"hello"))
+        log.commit(insert(1, 6))
+    told = run("log", "show", tmp_path / "log")
+    assert told.exit_code == 0, told.output
+    line = told.stdout.splitlines()[1]
+    assert " 0/47E - xid=- " in line
+    assert line.endswith(' message {"prefix"="note", "content"="aGVsbG8="}')
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,19 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewTopic,
     ResourceType,
 )
 
 from tailrace import Engine
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources.postgres.slot.health import with_way_out
 from tailrace.testing import LinesSource
 from tailrace_servers.kafka import EmbeddedKafka
-from tests.support.kafka.orders import Orders, run
+from tests.support.kafka.orders import Orders, run, written
+from tests.support.kafka.shares_rig import NOTES, opened, records, sink_of, write
 from tests.support.orders_log import LogOfOrders
+from tests.support.spark.wire import HandmadeLog, insert
 from tests.support.wait import wait_until
 
 ALL = [1, 2, 3, 4, 5, 6, 7]
@@ -64,6 +69,26 @@ def alter(kafka: EmbeddedKafka, topic: str, name: str, value: str) -> None:
 # ---------------------------------------------------------------------- topics
 
 
+@pytest.mark.follows("slot_missing")
+def test_a_new_log_goes_on_in_the_topics_of_the_lost_one(make: Callable[..., Orders]) -> None:
+    orders = make()
+    assert orders.replay() == ALL
+    (pipeline,) = orders.config.pipelines
+    hint = with_way_out(TailraceError(Kind.SLOT_MISSING, "look at the slot"), pipeline).hint
+    steps = re.findall(r"\(\d\) (.+?)(?= \(\d\) |$)", hint)
+    for step in steps[:-1]:
+        program, *words = [str(orders.file) if word == "FILE" else word for word in shlex.split(step)]
+        if program == "tailrace":
+            run(*words)
+        else:
+            subprocess.run([program, *words], check=True)
+    assert steps[-1].startswith("start the pipeline again")
+    log = LogOfOrders(orders.directory / "log")
+    log.insert(8)
+    log.close()
+    assert orders.replay() == [*ALL, 8]
+
+
 @pytest.mark.follows("sink_misconfigured")
 def test_a_topic_that_does_not_exist_is_made(make: Callable[..., Orders]) -> None:
     make().account.offsets().require(create=True)
@@ -78,6 +103,43 @@ def test_settings_of_topics_are_corrected(make: Callable[..., Orders]) -> None:
     rule = {"tables": ["*.*"], "settings": {"no.such.setting": "1"}}
     assert "correct `topics` of the sink" in refused("sink_misconfigured", make(topics=[rule]))
     assert make(topics=[{**rule, "settings": {"retention.ms": "7200000"}}]).replay() == ALL
+
+
+@pytest.mark.follows("sink_misconfigured")
+def test_a_topic_that_kafka_takes_for_another_one_is_named_otherwise(
+    make: Callable[..., Orders], kafka: EmbeddedKafka
+) -> None:
+    orders = make()
+    other = f"{orders.name}_public.orders"
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(other, 1, 1)])[other].result(60)
+    said = refused("sink_misconfigured", orders)
+    assert "another topic's but for '.' and '_': give the records another topic, with `routes`" in said
+    orders = make(routes=[{"tables": ["public.orders"], "topic": "{prefix}.others"}])
+    run("replay", orders.file, "--sink", "out")
+    assert written(kafka, f"{orders.name}.others") == ALL
+
+
+@pytest.mark.follows("sink_misconfigured")
+def test_a_topic_that_is_compacted_takes_no_records_without_a_key(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    rule = {"tables": ["*.*"], "settings": {"cleanup.policy": "compact"}}
+    with HandmadeLog(tmp_path / "log") as log:
+        end = log.commit(NOTES, insert(2, 1, "one"), insert(2, 2, "two"))
+        sink = opened(sink_of(kafka, topic_name, 0, topics=[rule]), log)
+        with pytest.raises(TailraceError) as caught:
+            write(sink, log, end)
+        sink.close()
+        assert caught.value.kind is Kind.SINK_MISCONFIGURED
+        assert "or change the topic's cleanup.policy" in caught.value.hint
+        topic = f"{topic_name}.public.notes"
+        assert caught.value.context["topic"] == topic
+        alter(kafka, topic, "cleanup.policy", "delete")
+        sink = opened(sink_of(kafka, topic_name, 0), log)
+        write(sink, log, end)
+        sink.close()
+    assert [key for key, _ in records(kafka, topic)] == [None, None]
 
 
 @pytest.mark.follows("sink_misconfigured")

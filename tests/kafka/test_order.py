@@ -211,6 +211,40 @@ def test_each_transaction_of_a_split_topic_is_committed_in_its_order(
     assert writer.told() == expected
 
 
+def test_a_topic_that_a_transformation_makes_of_a_value_gets_a_name_that_kafka_has(
+    log: HandmadeLog, no_broker: None
+) -> None:
+    end = log.commit(*TABLES, insert(1, 1, "größe/XL"), insert(2, 2, "S"))
+    route = {"type": "route", "topic": "'shop/' || after.state"}
+    found = sent(log, end, transformations=[route]).told()
+    assert found == {"shop_gr__e_XL": [(1, "c", "größe/XL")], "shop_S": [(2, "c", "S")]}
+
+
+@pytest.mark.parametrize("share", [None, Share(0, 2)])
+def test_two_tables_do_not_share_a_topic_though_only_one_has_changes_since_the_start(
+    log: HandmadeLog, no_broker: None, share: Share | None
+) -> None:
+    customers, goods = relation(1, "public.顧客", COLUMNS), relation(2, "public.商品", COLUMNS)
+    first = log.commit(customers, insert(1, 1, "new"))
+    end = log.commit(goods, insert(2, 2, "new"))
+    assert set(sent(log, first, share).told()) == {"shop.public.__"}
+
+    def send_the_second(**more: Any) -> dict[str, list[Told]]:
+        writer = NotedWriter()
+        with LogReader.open(log.path, "0") as reader:
+            pieces = plan.pieces("0", reader.blocks(first, end), first, end)
+            for outgoing in records_of(**more).outgoing(log.path, pieces, first, end, Sent(), share):
+                outgoing.send(cast(Writer, writer))
+        return writer.told()
+
+    with pytest.raises(TailraceError, match="is that of 'public") as caught:
+        send_the_second()
+    assert caught.value.kind is Kind.SINK_MISCONFIGURED
+    route = {"tables": ["public.商品"], "topic": "{prefix}.goods"}
+    assert set(send_the_second(routes=[route])) <= {"shop.goods"}
+    assert set(send_the_second(tables=["public.商品"])) <= {"shop.public.__"}
+
+
 def test_a_record_that_is_refused_is_found_in_its_table(log: HandmadeLog, no_broker: None) -> None:
     log.commit(*TABLES, insert(1, 1, "one"), insert(2, 2, "two"), insert(1, 3, "three"))
     end = log.commit(insert(2, 4, "four"), insert(1, 5, "five"))

@@ -261,6 +261,37 @@ def test_check_names_what_lacks_in_the_cluster_and_makes_nothing(
     assert "cleanup.policy=compact" in finding.repair
 
 
+@pytest.mark.parametrize("transformations", [[], [{"type": "drop_headers", "headers": ["mark"]}]])
+def test_check_looks_at_the_topics_beside_those_of_tables(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str, transformations: list[dict[str, Any]]
+) -> None:
+    beside: dict[str, Any] = {
+        "dead_letter_topic": f"{topic_name}.dead-letter",
+        "schema_changes_topic": f"{topic_name} shapes",
+        "provide_transaction_metadata": True,
+        "heartbeat_interval_ms": 1000,
+    }
+    orders = Orders(
+        tmp_path, kafka, topic_name, create_topics=False, transformations=transformations, **beside
+    )
+    (part,) = orders.config.pipelines
+    (sink,) = part.sinks
+    assert isinstance(sink, KafkaSinkConfig)
+    topics = [
+        f"{topic_name}.dead-letter",
+        f"{topic_name}_shapes",
+        f"{topic_name}.transaction",
+        f"__debezium-heartbeat.{topic_name}",
+    ]
+    found = list(topic_findings(sink, part, []))
+    assert [finding.kind for finding in found] == [Kind.SINK_MISCONFIGURED] * 4
+    assert all(topic in finding.message for topic, finding in zip(topics, found, strict=True))
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
+        made.result(60)
+    assert list(topic_findings(sink, part, [])) == []
+
+
 def test_a_password_in_the_file_is_refused_and_not_repeated(tmp_path: Path) -> None:
     file = tmp_path / "pipeline.yaml"
     for name in ("sasl.password", "ssl.key.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"):

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import socket
+import threading
 from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from tailrace.config import load_engine
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.errors import Kind
+from tailrace.config.load import from_mapping
+from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.kafka.client.failures import error_of, failure_of
-from tailrace.kafka.client.requests import answer
+from tailrace.kafka.client.requests import answer, require_reachable
 from tailrace.kafka.client.settings import ToLog
 from tailrace.kafka.offsets.store import KafkaOffsetStore
+from tailrace.kafka.producer.account import raise_out_of_time
 from tailrace.kafka.producer.writer import AtomicWriter, PlainWriter
+from tailrace.pipeline.connector import config_of
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.sinks.kafka.sink import account_of
 from tailrace.sources.findings import Severity
+from tailrace_servers.ports import free_port
 
 
 def sink_of(**more: Any) -> KafkaSinkConfig:
@@ -103,6 +111,85 @@ def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
         assert [one.severity for one in said] == [Severity.WARNING] * is_ignored
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("batch.size", "1 MB", "batch.size"),
+        ("message.timeout.ms", "a minute", "message.timeout.ms"),
+        ("transaction.timeout.ms", "long", "transaction.timeout.ms"),
+        ("compression.type", "zip", "compression.codec"),
+        ("linger.ms", "none", "queue.buffering.max.ms"),
+        ("partitioner", "mine", "partitioner"),
+    ],
+)
+def test_options_that_the_client_does_not_take_are_told_with_the_file(
+    tmp_path: Path, option: str, value: str, named: str
+) -> None:
+    sink = sink_of(options={option: value}, offset_flush_timeout_ms=100, atomic_source_offset_commit=True)
+    with pytest.raises(TailraceError) as caught:
+        settings_of(sink)
+    assert (caught.value.kind, "correct `options`" in caught.value.hint) == (Kind.SINK_MISCONFIGURED, True)
+    assert named in caught.value.message
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        "name: shop\nsource: {type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody}\n"
+        "log: {path: ./log}\nsinks: [{type: kafka, name: out, bootstrap_servers: '127.0.0.1:1', "
+        f"offset_flush_timeout_ms: 100, options: {{{option}: {value}}}}}]\n"
+    )
+    (told,) = [one for one in preflight(file) if one.kind.startswith("sink_")]
+    assert (told.kind, named in told.message) == (Kind.SINK_MISCONFIGURED, True)
+
+
+def test_a_record_that_may_wait_for_ever_is_never_late() -> None:
+    account = account_of(sink_of(options={"message.timeout.ms": 0}), "shop")
+    writer = account.writer(account.offsets())
+    error = TailraceError(Kind.SINK_WRITE_FAILED, "deliver records: no answer")
+    with pytest.raises(TailraceError) as raised:
+        raise_out_of_time(error, writer)
+    writer.close()
+    assert raised.value is error
+
+
+def test_a_cluster_that_several_sources_are_written_to_is_asked_once(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    names = ("one", "two", "three")
+    sources = [f"{{name: {name}, host: 127.0.0.1, port: 1, dbname: {name}, user: nobody}}" for name in names]
+    file.write_text(
+        f"name: shop\nsources: [{', '.join(sources)}]\nlog: {{path: ./log}}\nsinks: [{{type: kafka, "
+        "bootstrap_servers: '127.0.0.1:1', offset_flush_timeout_ms: 100}]\n"
+    )
+    kinds = [one.kind for one in preflight(file) if one.severity is Severity.ERROR]
+    assert kinds == [Kind.SINK_WRITE_FAILED] + [Kind.SOURCE_UNREACHABLE] * 3
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"offset_storage": {"type": "kafka", "bootstrap_servers": "k:1", "topic": "of-the-engine"}},
+        {"kafka": {"bootstrap_servers": "k:1", "offsets_topic": "of-the-engine"}},
+    ],
+)
+def test_a_sink_beside_a_handler_knows_the_topic_of_the_engines_offsets(
+    tmp_path: Path, engine: dict[str, Any]
+) -> None:
+    options = {"sasl.password": "${env:KAFKA_PASSWORD}"}
+    file = from_mapping(
+        {
+            "name": "shop",
+            "source": {"type": "postgresql", "host": "127.0.0.1", "dbname": "shop"},
+            "log": {"path": str(tmp_path / "log")},
+            "sinks": [{"type": "kafka", "bootstrap_servers": "k:1"}],
+            "engine": {key: {**value, "options": options} for key, value in engine.items()},
+        }
+    )
+    settings = json.loads(json.dumps(file.as_settings()))
+    again = config_of("shop", {name: value for name, value in settings.items() if name != "name"})
+    for config in (file, again):
+        (sink,) = config.pipelines[0].sinks
+        assert isinstance(sink, KafkaSinkConfig)
+        assert "of-the-engine" in sink.topics_refused
+
+
 def test_settings_that_count_for_nothing_are_told(tmp_path: Path) -> None:
     given = {
         "offset_flush_interval_ms": ("500", "transaction_boundary: interval"),
@@ -166,6 +253,55 @@ def test_what_the_client_says_again_and_again_is_logged_now_and_then() -> None:
     for n in range(1000):
         say(f"FAIL k:{n}x")
     assert len(handler._said) <= 256
+
+
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [
+        (KafkaError.TOPIC_EXCEPTION, "`routes`"),
+        (KafkaError.INVALID_RECORD, "source.message_keys"),
+        (KafkaError._INVALID_DIFFERENT_RECORD, "source.message_keys"),
+    ],
+)
+def test_what_no_attempt_can_pass_is_not_tried_again(code: int, way_out: str) -> None:
+    found = failure_of(KafkaError(code), "send records", topic="shop.a")
+    assert (found.kind, found.policy, found.context) == (
+        Kind.SINK_MISCONFIGURED, Policy.STOP, {"topic": "shop.a"},
+    )  # fmt: skip
+    assert way_out in found.hint
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A place that gives nobody a token."""
+
+    def do_POST(self) -> None:
+        self.send_response(401)
+        self.end_headers()
+        self.wfile.write(b'{"error":"invalid_client","timestamp":"2026-01-01T00:00:00Z"}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_token_that_is_refused_stops_the_sink_and_one_that_can_not_be_asked_for_does_not() -> None:
+    options = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "cdc",
+        "sasl.oauthbearer.client.secret": "c4n4ry",
+        "log_level": 0,
+    }
+    with socket.create_server(("127.0.0.1", 0)) as broker, HTTPServer(("127.0.0.1", 0), _Refusing) as tokens:
+        threading.Thread(target=tokens.serve_forever, daemon=True).start()
+        options["bootstrap.servers"] = f"127.0.0.1:{broker.getsockname()[1]}"
+        for port, kind in ((tokens.server_port, Kind.SINK_REFUSED), (free_port(), Kind.SINK_WRITE_FAILED)):
+            place = {"sasl.oauthbearer.token.endpoint.url": f"http://127.0.0.1:{port}/token"}
+            with pytest.raises(TailraceError, match="OAUTHBEARER token") as caught:
+                require_reachable(options | place, 0.8)
+            assert caught.value.kind is kind
+            assert "c4n4ry" not in str(caught.value)
+        tokens.shutdown()
 
 
 def test_an_admin_client_that_stays_silent_is_a_cluster_that_does() -> None:

@@ -33,6 +33,7 @@ class Target:
     def __init__(self):
         self.spans = []
         self.failures = []
+        self.refusals = []
         self.writing = threading.Event()
         self.may_write = threading.Event()
         self.may_write.set()
@@ -51,6 +52,8 @@ class MemorySink:
 
     def open(self, log, pipeline):
         self.target.opened += 1
+        if self.target.refusals:
+            raise self.target.refusals.pop(0)
 
     def position(self, task):
         return self.target.position
@@ -164,6 +167,24 @@ def test_a_failure_that_may_pass_is_tried_again_on_a_new_sink(orders, quick):
     assert (target.spans, target.opened) == ([(0, end)], 3)
 
 
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_sink_that_is_back_shows_no_error_though_it_has_nothing_to_write(orders, quick, is_quiet):
+    end = orders.insert(1)
+    target = Target()
+    target.spans = [(0, end)]
+    target.refusals = [TailraceError(Kind.SINK_WRITE_FAILED, "away") for _ in range(3)]
+    if is_quiet:
+        end = orders.progress()
+    feed = feed_of(orders, target)
+    running = Background("feed", feed.run)
+    running.start()
+    wait_until(lambda: (feed.view.state, feed.view.position) == (SinkState.RUNNING, end), 60, "the sink")
+    error = feed.view.error
+    feed.stop()
+    assert running.join(10)
+    assert (target.opened, error) == (4, None)
+
+
 def test_a_failure_that_stays_stops_the_sink_with_its_error(orders, quick):
     end = orders.insert(1)
     target = Target()
@@ -263,6 +284,24 @@ def test_a_stretch_without_rows_that_is_recorded_holds_up_no_row_after_it(orders
     end = orders.insert(1)
     feed.look()
     wait_until(lambda: target.position == end, 60, "the row")
+    feed.stop()
+    assert running.join(10)
+
+
+def test_heartbeats_go_on_while_the_next_batch_is_not_due(orders, quick):
+    class BeatingSink(MemorySink):
+        def beat(self):
+            beats.append(self.target.position)
+
+    beats, target, end = [], Target(), orders.insert(1)
+    config = JsonlSink(type="jsonl", path=orders.directory.path, name="sink", interval_ms=3_600_000)
+    path, spark = orders.directory.path, cast(Any, FakeSpark())
+    feed = SinkWorker(config, "shop", path, lambda: BeatingSink("sink", target), spark)
+    running = Background("feed", feed.run)
+    running.start()
+    wait_until(lambda: beats.count(end) > 2, 20, "heartbeats after the batch")
+    orders.insert(2)
+    assert target.spans == [(0, end)]
     feed.stop()
     assert running.join(10)
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tailrace import Engine
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
+from tailrace.cli.main import app
 from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.offsets.commands import chosen_holder
 from tests.support.capture.captured import capturing
+from tests.support.orders_log import LogOfOrders
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
@@ -63,6 +68,60 @@ def test_a_log_without_what_a_handler_needs_is_followed_by_a_new_one(pg: Databas
     with Engine(given, on_record=lambda record: ids.append(record.after["id"])):
         wait_until(lambda: len(ids) >= len(rows), 60, "the rows")
     assert sorted(ids) == rows
+
+
+class Offset:
+    """Of a sink or an engine: one that is kept here alone."""
+
+    def __init__(self, role: str, name: str) -> None:
+        self.role, self.name, self.given = role, name, [0]
+
+    def places(self) -> list[Any]:
+        return []
+
+    def put(self, tasks: tuple[str, ...], log_id: str, log_offset: int | None) -> None:
+        self.given.append(log_offset or 0)
+
+
+@pytest.mark.follows("log_range_gone")
+@pytest.mark.parametrize(("role", "source"), [("sink", ""), ("engine", ""), ("sink", "eu")])
+def test_an_offset_that_is_taken_back_is_set_to_where_the_log_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, source: str
+) -> None:
+    server = "type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody"
+    named = f"sources: [{{name: {source}, {server}}}]" if source else f"source: {{{server}}}"
+    sinks = [f"{{type: kafka, name: {name}, group: {name}, bootstrap_servers: k}}" for name in ("a", "out")]
+    storage = "offset_storage: {type: kafka, bootstrap_servers: k}"
+    file = tmp_path / "shop.yaml"
+    file.write_text(
+        f"name: shop\n{named}\nlog: {{path: ./log}}\nsinks: [{', '.join(sinks)}]\nengine: {{{storage}}}\n"
+    )
+    log = LogOfOrders(tmp_path / "log" / source, segment_bytes=1 << 16)
+    while len(log.directory.segments("0")) < 3:
+        log.insert(*range(500))
+    apply(log.directory, "0", RetentionRules(size_bytes=1))
+    log.close()
+    offset = Offset(role, "out" if role == "sink" else "shop")
+
+    def chosen(loaded: Any, pipeline: Any, sink: str | None, engine: bool) -> Offset:
+        found = chosen_holder(loaded, pipeline, sink, engine)
+        assert (found.role, found.name) == (offset.role, offset.name)
+        return offset
+
+    monkeypatch.setattr("tailrace.pipeline.offsets.commands.chosen_holder", chosen)
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(app, ["offsets", *words, "--yes"])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    mine = ["--engine"] if role == "engine" else ["--sink", "out"]
+    told = run("reset", str(file), *mine, *(["--source", source] if source else []))
+    command = re.search(r"`tailrace offsets (.+?)` has it begin there", " ".join(told.split()))
+    assert command is not None, told
+    run(*[str(file) if word == "FILE" else word for word in command[1].split()])
+    assert offset.given == [0, 0, log.directory.segments("0")[0]]
+    assert offset.given[-1] > 0
 
 
 def settings(pg: Database, tmp_path: Path) -> dict[str, Any]:

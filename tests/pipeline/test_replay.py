@@ -7,7 +7,7 @@ import pytest
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
-from tailrace.config import ColumnPolicy, PipelineConfig
+from tailrace.config import ColumnPolicy, EngineConfig, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import replay as replay_module
 from tailrace.pipeline.log.positions import parse_point
@@ -103,6 +103,14 @@ def test_a_copy_beside_the_sink_leaves_no_reader_behind(orders, targets, tmp_pat
     assert Readers(orders.directory).all() == []
 
 
+def test_a_copy_takes_no_other_sink_off_the_list(orders, targets, tmp_path):
+    orders.insert(1)
+    readers = Readers(orders.directory)
+    readers.register("out-replay", {"0": 0})
+    replayed(pipeline_on(tmp_path), into=tmp_path / "copy")
+    assert [(reader.name, reader.offsets) for reader in readers.all()] == [("out-replay", {"0": 0})]
+
+
 def test_an_empty_target_may_begin_later(orders, targets, tmp_path):
     first = orders.insert(1)
     end = orders.insert(2)
@@ -130,6 +138,25 @@ def test_what_retention_took_is_not_passed_over_in_silence(tmp_path, targets, ki
         replayed(pipeline_on(tmp_path, kind, **settings))
     assert caught.value.kind is Kind.LOG_RANGE_GONE
     assert ("--from" in caught.value.hint) is way_out
+    log.close()
+
+
+def test_the_way_out_names_the_source_among_several(tmp_path, targets):
+    config = EngineConfig.model_validate(
+        {
+            "name": "shop",
+            "sources": [{"name": name, "host": "localhost"} for name in ("eu", "us")],
+            "log": {"path": str(tmp_path / "log")},
+            "sinks": [{"type": "jsonl", "path": str(tmp_path / "out"), "name": "out"}],
+        }
+    )
+    log = LogOfOrders(tmp_path / "log" / "eu", segment_bytes=1 << 16)
+    while len(log.directory.segments("0")) < 3:
+        log.insert(*range(500))
+    apply(log.directory, "0", RetentionRules(size_bytes=1))
+    with pytest.raises(TailraceError) as caught:
+        replayed(config.pipeline("eu"))
+    assert "`tailrace replay FILE --source eu --sink out --from " in caught.value.hint
     log.close()
 
 

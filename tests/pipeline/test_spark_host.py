@@ -6,22 +6,30 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tailrace.config.load import from_mapping
+from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.spark_host import SparkHost
+from tailrace.spark import session as spark_session
 from tailrace.spark.jobs import with_tags_of
 from tests.support.wait import wait_until
 
 LATE_S = 240.0
 
 
+SHOP = {
+    "name": "shop",
+    "source": {"type": "postgresql", "dsn": "postgresql://nobody@127.0.0.1:1/none", "tables": ["public.a"]},
+}
+
+
 @pytest.fixture
 def host(spark: Any, tmp_path: Path) -> SparkHost:
-    source = {"type": "postgresql", "dsn": "postgresql://nobody@127.0.0.1:1/none", "tables": ["public.a"]}
-    return SparkHost(from_mapping({"name": "shop", "source": source, "log": {"path": str(tmp_path / "log")}}))
+    return SparkHost(from_mapping(SHOP | {"log": {"path": str(tmp_path / "log")}}))
 
 
 class Job(threading.Thread):
@@ -82,3 +90,27 @@ def test_jobs_of_a_sinks_own_threads_bear_its_tag(host: SparkHost) -> None:
     # On a thread that ends with the test: tags are the thread's.
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(beside).result(LATE_S) == {"three"}
+
+
+def test_spark_that_did_not_start_is_started_again_by_who_asks_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[str] = []
+
+    def start(_: object, name: str) -> tuple[Any, bool]:
+        starts.append(name)
+        if len(starts) < 3:
+            raise TailraceError(Kind.SPARK_FAILED, f"start Spark: no room, {len(starts)}")
+        return SimpleNamespace(), False
+
+    monkeypatch.setattr(spark_session, "session_or_new", start)
+    monkeypatch.setattr(spark_session, "warm", lambda _: None)
+    monkeypatch.setattr(spark_session, "is_alive", lambda _: True)
+    host = SparkHost(from_mapping(SHOP | {"log": {"path": str(tmp_path / "log")}}))
+    host.start()
+    wait_until(lambda: host.is_ready, 60, "the first start")
+    with pytest.raises(TailraceError, match="no room, 2"):
+        host.session(threading.Event())
+    assert host.session(threading.Event()) is host.session(threading.Event()) is not None
+    assert len(starts) == 3
+    host.stop()

@@ -62,17 +62,20 @@ def _policy(directory: LogDirectory, task: str, rules: ColumnPolicy | None) -> T
 def words(change: dict[str, Any]) -> str:
     """Return a change as one line: where, when, what, and the values."""
     source, position = change["source"], change["position"]
-    time = dt.datetime.fromtimestamp(source["ts_ms"] / 1000, dt.UTC).isoformat(timespec="milliseconds")
+    time = "-"  # of a message that belongs to no transaction
+    if source["ts_ms"] is not None:
+        at = dt.datetime.fromtimestamp(source["ts_ms"] / 1000, dt.UTC)
+        time = f"{at.isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
     if "shard" in source:
         schema, of = source["keyspace"], f"shard={printable(source['shard'])}"
     else:
         schema, of = source["schema"], f"xid={source.get('txId') or '-'}"
     head = (
-        f"{position['log_offset']:>12} {format_lsn(position['commit_lsn'])} {time.removesuffix('+00:00')}Z "
+        f"{position['log_offset']:>12} {format_lsn(position['commit_lsn'])} {time} "
         f"{of} #{position['ordinal']} {_WORDS.get(change['op'], change['op'])} "
-        f"{printable(schema)}.{printable(source['table'])}"
-    )
-    before, after = change.get("before"), change.get("after")
+        f"{'.'.join(printable(name) for name in (schema, source['table']) if name)}"
+    ).rstrip()
+    before, after = change.get("before"), change.get("after", change.get("message"))
     if before is not None and after is not None:
         return f"{head} {_values(before)} → {_values(after)}"
     shown = after if after is not None else before

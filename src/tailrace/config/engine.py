@@ -173,7 +173,9 @@ class EngineConfig(WithTransformations):
     def as_settings(self) -> dict[str, Any]:
         """Return what the file says, as settings of its connector; references to secrets stay such."""
         found: dict[str, Any] = self.model_dump(mode="json", exclude_unset=True, exclude={"engine"})
-        return found
+        # Of the engine's own, what says which topics hold offsets: no sink writes records there.
+        kept = self.engine.model_dump(mode="json", exclude_unset=True, include={"offset_storage", "kafka"})
+        return {**found, "engine": kept} if kept else found
 
     def pipeline(self, source: str | None = None) -> PipelineConfig:
         """Return the pipeline of one source; None: of the only one.

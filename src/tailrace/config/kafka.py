@@ -184,14 +184,25 @@ class KafkaSinkConfig(KafkaSection, SinkConfig):
 
         :param prefix: begins the names of topics.
         """
-        found = [self.dead_letter_topic, self.transaction_topic, self.schema_changes_topic]
-        found.append(self.heartbeat_topic_of(prefix) if self.heartbeat_interval_ms else "")
+        found = [self.transaction_topic, *self.topics_beside(prefix)]
         found += [route.topic_of(prefix, "{schema}", "{table}") for route in self.routes]
         found += [
             step.replacement
             for step in self.transformations
             if isinstance(step, Route) and step.replacement and "$" not in step.replacement
         ]
+        return [topic for topic in found if topic]
+
+    def topics_beside(self, prefix: str) -> list[str]:
+        """Return the topics of dead letters and of records that are no changes.
+
+        :param prefix: begins the names of topics.
+        """
+        found = [self.dead_letter_topic, self.schema_changes_topic]
+        if self.provide_transaction_metadata:
+            found.append(self.transaction_topic or f"{prefix}.transaction")
+        if self.heartbeat_interval_ms:
+            found.append(self.heartbeat_topic_of(prefix))
         return [topic for topic in found if topic]
 
     def heartbeat_topic_of(self, prefix: str) -> str:

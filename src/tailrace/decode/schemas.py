@@ -71,6 +71,11 @@ class Catalog:
         messages = tuple(self._frames.get(f"Y{type_oid}") for type_oid in oids)
         return _relation(frame, self._frames.get(f"F{oid}"), messages, self._modes)
 
+    def names(self) -> list[tuple[str, str]]:
+        """Return schema and name of each table that a Relation message is in force for."""
+        tables = [_parsed(frame) for key, frame in self._frames.items() if key.startswith("R")]
+        return [(table.schema, table.table) for table in tables]
+
 
 def pending_version(frame: bytes) -> tuple[int, int] | None:
     """Return relation and version of facts that are pending; None if the frame holds no such facts."""

@@ -106,7 +106,8 @@ class Replay:
                 "leave --into out",
             )
         if into is not None:
-            self._sink = sink.model_copy(update={"path": into, "name": f"{sink.name}-replay"})
+            # Under a name with the log that no sink can bear.
+            self._sink = sink.model_copy(update={"path": into, "name": f"replay:{sink.name}"})
         self._is_copy = into is not None
         self._begin = begin
         self._observe = observe
@@ -149,6 +150,7 @@ class Replay:
             lambda: build(self._sink, rules, modes, directory.path),
             spark,
             begin_at=begin,
+            source=self._pipeline.source_name,
         )
         self._feed.finish_at(tail.offset)
         feeding = Background("replay", self._feed.run)

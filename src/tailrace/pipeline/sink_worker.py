@@ -286,7 +286,7 @@ class SinkWorker:
             )
             self._goal = self._goal.after(_rows_in(blocks), span.size, took_s)
             if _rows_in(blocks):
-                self._pace(reader, start, took_s)
+                self._pace(sink, reader, start, took_s)
         self._note(readers, start, at_once=True)
 
     def _note(self, readers: Readers, position: int, *, at_once: bool = False) -> None:
@@ -337,7 +337,7 @@ class SinkWorker:
         seen = max(start, self._quiet_until)
         finishing = self._finish_at is not None and end >= self._finish_at > start
         if end <= seen and not finishing:
-            self._show(state=SinkState.RUNNING, position=max(seen, start), pending_since_us=None)
+            self._show_idle(max(seen, start))
             return None, ()
         upto = reader.boundary_within(start, self._goal.rows, self._bytes_wanted(end - start), end)
         blocks = reader.blocks(start, upto)
@@ -346,7 +346,7 @@ class SinkWorker:
         if _rows_in(fresh) == 0 and not finishing:
             due = time.monotonic() - self._recorded_s >= QUIET_RECORD_S
             self._quiet_until = end
-            self._show(state=SinkState.RUNNING, position=end, pending_since_us=None)
+            self._show_idle(end)
             if not due:
                 return None, ()
         elif fresh:
@@ -372,7 +372,7 @@ class SinkWorker:
         durable = self.realtime.durable_offset
         self._held = self.realtime.take_after(start, self._held, min(self._goal.bytes, IN_PROCESS_BYTES_MAX))
         if not self._held:
-            self._show(state=SinkState.RUNNING, position=max(start, durable), pending_since_us=None)
+            self._show_idle(max(start, durable))
             return None, ()
         first, last = self._held[0].header, self._held[-1].header
         self._show(pending_since_us=first.position_time_us or None)
@@ -381,7 +381,7 @@ class SinkWorker:
             return span, reader.blocks(start, span.end)  # executors read it where they find it
         return span, self._held
 
-    def _pace(self, reader: LogReader, start: int, took_s: float) -> None:
+    def _pace(self, sink: Sink, reader: LogReader, start: int, took_s: float) -> None:
         # With a backlog the next batch begins at once; without one, small batches are not
         # worth their fixed costs more often than the interval says.
         left_s = self._goal.pacing.interval_s - took_s
@@ -390,7 +390,16 @@ class SinkWorker:
         if left_s <= 0 or self._finish_at is not None or end - start >= backlog:
             return
         if _rows_in(reader.blocks(start, end)) < self._goal.rows:
-            self._hurry.wait(left_s)
+            self._rest(sink, left_s)
+
+    def _rest(self, sink: Sink, seconds: float) -> None:
+        """Wait until the next batch is due, unless there is hurry; heartbeats go on."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            if self._hurry.wait(min(left_s, POLL_S) if isinstance(sink, Beats) else left_s):
+                return
+            if isinstance(sink, Beats):
+                sink.beat()
 
     def _first_offset(self, reader: LogReader, position: int | None) -> int:
         if position is None and self._begin_at is not None:
@@ -457,6 +466,10 @@ class SinkWorker:
                 return None  # capture has ended, and has written nothing
             self._stop.wait(POLL_S)
         return None
+
+    def _show_idle(self, position: int) -> None:
+        """Show that nothing is to be written: what an earlier attempt met is over."""
+        self._show(state=SinkState.RUNNING, position=position, pending_since_us=None, error=None)
 
     def _show(self, **changes: object) -> None:
         self.view = replace(self.view, **changes)  # type: ignore[arg-type]

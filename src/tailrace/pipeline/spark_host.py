@@ -42,11 +42,14 @@ class SparkHost:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin to start Spark, if nobody has yet and it was not stopped; returns at once."""
+        """Begin to start Spark, if nobody has yet, or it failed, and it was not stopped; returns at once."""
         with self._lock:
-            if not self._started and not self._stopped.is_set():
-                self._started = True
-                self._start.start()
+            if self._stopped.is_set() or (self._started and self._start.error is None):
+                return
+            if self._started:
+                self._start = Background("spark", self._begin)
+            self._started = True
+            self._start.start()
 
     @property
     def is_ready(self) -> bool:
@@ -67,8 +70,8 @@ class SparkHost:
         """
         self.start()
         self._revive()
-        waited_s = 0.0
-        while not self._start.join(_POLL_S):
+        start, waited_s = self._start, 0.0
+        while not start.join(_POLL_S):
             waited_s += _POLL_S
             if stop.is_set() or not self._started:
                 return None
@@ -79,8 +82,8 @@ class SparkHost:
                     "a first start may fetch jars over the network; without one, put Delta's jars into the "
                     "directory that TAILRACE_JARS names",
                 )
-        if self._start.error is not None:
-            raise self._start.error
+        if start.error is not None:
+            raise start.error
         if tag and self._session is not None:
             self._session.sparkContext.addJobTag(tag)
         return self._session

@@ -47,6 +47,18 @@ REFUSED_LIMIT = "transaction_timeout"
 
 #: Of topics that can't be made as they are wanted.
 _UNFIT = frozenset({KafkaError.INVALID_CONFIG, KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION})
+_KEY_WANTED = (
+    "a compacted topic takes only records with a key: name columns that identify the table's rows in "
+    "source.message_keys, or change the topic's cleanup.policy (a broker that validates schemas says so, too)"
+)
+#: What only a person can change, and how.
+_MISCONFIGURED = {
+    **dict.fromkeys(_UNFIT, "correct `topics` of the sink"),
+    KafkaError.TOPIC_EXCEPTION: "the name is none that Kafka has, or another topic's but for '.' and '_': "
+    "give the records another topic, with `routes`, a transformation or the option that names it",
+    KafkaError.INVALID_RECORD: _KEY_WANTED,
+    KafkaError._INVALID_DIFFERENT_RECORD: _KEY_WANTED,  # noqa: SLF001
+}
 _DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "the principal needs WRITE (and DESCRIBE) on the topic",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the principal needs WRITE and DESCRIBE on it",
@@ -106,8 +118,8 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
         return TailraceError(
             Kind.SINK_WRITE_FAILED, found, "create the topic, or set create_topics: true", context
         )
-    if code in _UNFIT:
-        return TailraceError(Kind.SINK_MISCONFIGURED, found, "correct `topics` of the sink", context)
+    if code in _MISCONFIGURED:
+        return TailraceError(Kind.SINK_MISCONFIGURED, found, _MISCONFIGURED[code], context)
     if code == KafkaError.INVALID_REPLICATION_FACTOR:
         return TailraceError(
             Kind.SINK_WRITE_FAILED,
@@ -116,6 +128,16 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
             context,
         )
     return TailraceError(Kind.SINK_WRITE_FAILED, found, "see whether the cluster can be reached", context)
+
+
+def unfit_options(found: str, bootstrap: str) -> TailraceError:
+    """Return the error of options that the client does not take."""
+    return TailraceError(
+        Kind.SINK_MISCONFIGURED,
+        f"make a client of Kafka: {found}",
+        "correct `options`; they are those of librdkafka, described in its CONFIGURATION.md",
+        {"bootstrap_servers": bootstrap},
+    )
 
 
 def preempted(attempted: str, **context: object) -> TailraceError:

@@ -11,6 +11,7 @@ the cluster's own words, instead of after a time-out.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from tailrace.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.client.failures import error_of, has_timed_out, may_pass, persist
+from tailrace.kafka.client.failures import error_of, has_timed_out, may_pass, persist, unfit_options
 
 _Found = TypeVar("_Found")
 
@@ -77,6 +78,13 @@ def answer(asked: Future[_Found], timeout_s: float) -> _Found:
 
 _Client = TypeVar("_Client")
 
+#: What the client says, in curl's words, where the place that gives tokens (OIDC) can't be reached. Its own
+#: code for that is the one of refused credentials.
+_NO_ANSWER = re.compile(
+    r"acquire SASL OAUTHBEARER token: (Failed to connect|Could not (connect|resolve)|Connection timed out|"
+    r"Operation timed out|Resolving timed out|Recv failure|Send failure|Empty reply)"
+)
+
 #: The name of a topic and of a group that nobody has.
 _NOBODY = "tailrace-is-anybody-there"
 #: For one answer, longer each time: in between it is heard what keeps the cluster from answering.
@@ -98,12 +106,8 @@ def made(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any])
     try:
         return kind(dict(settings))
     except KafkaException as error:
-        raise TailraceError(
-            Kind.SINK_MISCONFIGURED,
-            f"make a client of Kafka: {error_of(error).str()}",
-            "correct `options`; they are those of librdkafka, described in its CONFIGURATION.md",
-            {"bootstrap_servers": str(settings.get("bootstrap.servers", ""))},
-        ) from None
+        bootstrap = str(settings.get("bootstrap.servers", ""))
+        raise unfit_options(error_of(error).str(), bootstrap) from None
 
 
 def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:
@@ -129,7 +133,7 @@ def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:
             except KafkaException as error:
                 failure = error
             client.poll(0)  # has error_cb called with what went wrong
-            refusal = next((error for error in heard if error.code() in _REFUSALS), None)
+            refusal = next(filter(_is_refusal, heard), None)
             if refusal is not None:
                 refused_s = refused_s or time.monotonic()
                 over = left_s <= 0 or time.monotonic() >= refused_s + _SECOND_CHANCE_S
@@ -144,6 +148,10 @@ def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:
         client.close()
 
 
+def _is_refusal(error: KafkaError) -> bool:
+    return error.code() in _REFUSALS and not _NO_ANSWER.search(error.str())
+
+
 def _are_all_down(heard: list[KafkaError]) -> bool:
     return any(error.code() == KafkaError._ALL_BROKERS_DOWN for error in heard)  # noqa: SLF001
 
@@ -154,7 +162,8 @@ def _refused(error: KafkaError, settings: Mapping[str, Any]) -> TailraceError:
         "see that ssl.ca.location names the authority that signed the brokers' certificates, and that "
         "bootstrap_servers has the names that these are for"
         if is_tls
-        else "see security.protocol, sasl.mechanism, sasl.username and sasl.password in `options`"
+        else "see security.protocol, sasl.mechanism, sasl.username and sasl.password, or "
+        "sasl.oauthbearer.*, in `options`"
     )
     return TailraceError(
         Kind.SINK_REFUSED,

@@ -10,6 +10,8 @@ from typing import Any
 
 import structlog
 
+from tailrace.kafka.client.failures import unfit_options
+
 log = structlog.get_logger(__name__)
 
 #: The queue of a producer; what is in it is bounded by `sending` long before.
@@ -102,7 +104,9 @@ def producer(
     :param transactional_id: None for a producer without transactions.
     :param batch_bytes: size of a batch, where `common` gives none.
     :param limit_ms: least that a transaction is given, where `common` says nothing.
+    :raises TailraceError: `SINK_MISCONFIGURED` for an option that is to be a number and is none.
     """
+    _require_numbers(common)
     found: dict[str, Any] = {
         "partitioner": "murmur2_random",  # as Java's clients place keys
         "linger.ms": "20",
@@ -130,6 +134,21 @@ def producer(
         if "socket.timeout.ms" in found:
             found["socket.timeout.ms"] = min(int(found["socket.timeout.ms"]), longest - _ANSWER_MARGIN_MS)
     return found
+
+
+def _require_numbers(common: Mapping[str, Any]) -> None:
+    # Those that others are reckoned from; of the rest the client says it.
+    for name in (
+        "batch.size",
+        "message.max.bytes",
+        "message.timeout.ms",
+        "transaction.timeout.ms",
+        "socket.timeout.ms",
+    ):
+        try:
+            int(common.get(name, 0))
+        except ValueError:
+            raise unfit_options(f"{name} is no whole number", str(common["bootstrap.servers"])) from None
 
 
 def consumer(common: Mapping[str, Any], isolation: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ writes the offset when the records are acknowledged: at least once. One object i
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -325,8 +326,8 @@ class PlainWriter:
 
     @property
     def limit_s(self) -> float:
-        """As `Writer.limit_s`: a record that waits for longer is given up."""
-        return int(self._task.settings["message.timeout.ms"]) / 1000
+        """As `Writer.limit_s`: a record that waits for longer is given up; with 0 ms none is."""
+        return int(self._task.settings["message.timeout.ms"]) / 1000 or math.inf
 
     def connect(self) -> None:
         """As `Writer.connect`."""

@@ -99,8 +99,8 @@ def follow(
 ) -> Iterator[Followed]:
     """Yield the wanted changes as they become durable, for ever, or until there are as many as wanted.
 
-    A part of the log without any gives one without lines. Nothing is registered: retention may remove what
-    was not read yet.
+    A part of the log without any gives one without lines, and so does the place where it begins. Nothing is
+    registered: retention may remove what was not read yet.
 
     :param wanted: without `begin`, what comes from now on.
     :param stop: ends it.
@@ -109,6 +109,7 @@ def follow(
     left, waits_at = wanted.limit, -1
     with LogReader.open(directory, task) as reader:
         at = reader.end().offset if wanted.begin is None else locate(reader, wanted.begin)
+        yield Followed((), at)
         while not stop.is_set():
             piece = next_piece(reader, task, at)
             if piece is None:

@@ -375,9 +375,12 @@ def planned_reset(pipeline: PipelineConfig, holder: OffsetHolder) -> Change:
         rows = None if is_foreign else _rows(reader, start, before or 0)
     note = ""
     if start > 0:
+        whose = f"--sink {holder.name}" if holder.role == "sink" else "--engine"
+        whose += f" --source {pipeline.source_name}" if pipeline.source_name else ""
         note = (
             f"the log begins at {start}, what was before it is removed: without an offset the {holder.role} "
-            f"will not start (log_range_gone); `tailrace offsets set FILE --to {start}` has it begin there"
+            f"will not start (log_range_gone); `tailrace offsets set FILE {whose} --to {start} "
+            "--skip-changes` has it begin there"
         )
     return Change(holder, tasks, log_id, before, None, effect, rows, note)
 

@@ -24,7 +24,7 @@ from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.requests import require_reachable
-from tailrace.kafka.client.topics import Topics
+from tailrace.kafka.client.topics import Topics, legal
 from tailrace.kafka.offsets.compaction import TopicWarning
 from tailrace.kafka.offsets.store import KafkaOffsetStore
 from tailrace.records.group import Group
@@ -48,6 +48,7 @@ def cluster_findings(sink: KafkaSinkConfig, pipeline: PipelineConfig) -> Iterato
     account = account_of(sink, pipeline.name)
     offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S))
     try:
+        account.writer(offsets).close()  # the client says which options it does not take
         yield from _told(offsets.check(create=sink.create_topics))
     except TailraceError as failure:
         yield from_failure(failure)
@@ -69,9 +70,9 @@ def _told(concerns: Sequence[TopicWarning]) -> Iterator[Finding]:
 def topic_findings(
     sink: KafkaSinkConfig, pipeline: PipelineConfig, tables: Sequence[tuple[str, str]]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the topics of `tables`, each a schema and a name.
+    """Yield what is wrong with the topics of `tables`, each a schema and a name, and those beside them.
 
-    Where transformations choose topics nothing is known of them beforehand.
+    Where transformations choose topics of tables nothing is known of these beforehand.
     """
     account = account_of(sink, pipeline.name)
     timeout_s = min(account.timeout_s, ASK_TIMEOUT_S)
@@ -86,14 +87,14 @@ def topic_findings(
             topics.require_data(topic)
         except TailraceError as failure:
             yield from_failure(failure)
-    if sink.transformations:
-        return
+    wanted = [(topic, "", "") for topic in sink.topics_beside(prefix) if topic not in sink.topics_refused]
+    if not sink.transformations:
+        wanted += [("", schema, table) for schema, table in tables if sink.wants(schema, table)]
     refused = 0
-    for schema, table in tables:
-        if not sink.wants(schema, table):
-            continue
+    for beside, schema, table in wanted:
         try:
-            topics.check(topics.of_table(schema, table), schema, table)
+            topic = legal(beside, beside) if beside else topics.of_table(schema, table)
+            topics.check(topic, schema, table)
         except TailraceError as failure:
             yield from_failure(failure)
             refused += 1

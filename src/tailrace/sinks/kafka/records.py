@@ -27,6 +27,7 @@ from tailrace.converters.factory import Converting
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
 from tailrace.kafka.client.settings import SAFE_BATCH_BYTES
 from tailrace.kafka.client.topics import Topics, legal
@@ -111,6 +112,7 @@ class Records:
         self._origin = form.origin
         self._heartbeats = Heartbeats(config.heartbeat_interval_ms / 1000)
         self._message_max = message_bytes_max(account.options)
+        self._are_topics_named = False
         for topic in config.fixed_topics(form.origin.name):
             self._topics.require_data(topic)
 
@@ -158,10 +160,14 @@ class Records:
 
         :param sent: what is yielded is added to it.
         """
+        if not pieces:
+            return
+        reader = log if isinstance(log, LogReader) else LogReader.open(log, pieces[0].task)
+        self._name_topics(reader, pieces[0])
         for piece in pieces:
             if piece.end <= start:
                 continue
-            for stretch in changes_of(log, piece, None, self._form.modes, self._form.table_policy):
+            for stretch in changes_of(reader, piece, None, self._form.modes, self._form.table_policy):
                 by_topic: dict[str, list[Portion]] = {}
                 for changes in stretch:
                     for portion in self._portions(changes.slice(start, end), sent, share):
@@ -218,6 +224,19 @@ class Records:
             topic = legal(self._config.schema_changes_topic, "")
             self.send_beside(writer, side_records.shape(topic, change, self._origin))
 
+    def _name_topics(self, log: LogReader, first: Piece) -> None:
+        """Check that no topic is that of two tables, be it that only one of them has changes here.
+
+        :param first: the first piece that is sent.
+        :raises TailraceError: as `Topics.of_table`.
+        """
+        if self._are_topics_named or not first.blocks:
+            return
+        for schema, table in Catalog(log.schema_before(first.blocks[0])).names():
+            if self._config.wants(schema, table):
+                self._topics.of_table(schema, table)
+        self._are_topics_named = True
+
     def _portions(self, changes: TableChanges, sent: Sent, share: Share | None) -> Iterator[Portion]:
         relation = changes.relation
         if not changes.count or (relation and not self._config.wants(relation.schema, relation.table)):
@@ -227,7 +246,7 @@ class Records:
         places = np.arange(changes.count, dtype=np.int64)
         orders = sent.orders.of(changes) if self._config.provide_transaction_metadata else None
         group = Group.of_changes(topic, places, changes, self._origin, orders)
-        for made in self._own(self._form.chain.apply, group):
+        for made in map(_with_legal_topic, self._own(self._form.chain.apply, group)):
             if share is None:
                 yield made, changes
             elif len(mine := self._narrowed(made, share)):
@@ -359,6 +378,12 @@ class Records:
         found = changes.relation.qualified_name if changes.relation else ""
         log.warning("records too large: dead letters", topic=topic, table=found, records=len(refused))
         return Outgoing(target, made, None, changes.log_offset[of_refused], [changes])
+
+
+def _with_legal_topic(group: Group) -> Group:
+    # A transformation may have made its name of anything, such as a value.
+    topic = legal(group.topic, group.topic)
+    return group if topic == group.topic else group.with_topic(topic)
 
 
 def _too_large(topic: str, size: int, limit: int, changes: TableChanges, row: int) -> TailraceError:

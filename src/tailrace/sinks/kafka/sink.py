@@ -444,8 +444,9 @@ def _head_in(
         raise TailraceError(
             Kind.SINK_FOREIGN,
             f"go on after the offset in {config.offsets_topic!r}: it is that of another log",
-            "`tailrace offsets reset FILE` has the topics get the changes of this log from its start, "
-            "`tailrace offsets set FILE --to …` from a later place; or give the pipeline another name, or "
+            f"`tailrace offsets reset FILE --sink {config.name}` has the topics get the changes of this log "
+            f"from its start, `tailrace offsets set FILE --sink {config.name} --to … --skip-changes` from a "
+            "later place; or give the pipeline another name, or "
             "the sink another `group`",
             {"sink": config.name, "pipeline": pipeline, "log_id": head.log_id},
         )

@@ -434,7 +434,7 @@ class LibpqTransport:
             waiting()
             with self._lock:
                 self._consume()
-                self._pgconn.flush()
+                self._flush(self._doing)
                 if not self._pgconn.is_busy():
                     break
             if time.monotonic() > until:
@@ -461,15 +461,15 @@ class LibpqTransport:
                 raise connection_lost("send to the server", "the connection is closed")
             try:
                 self._pgconn.put_copy_data(payload)
-                left = self._pgconn.flush()
             except psycopg.Error as error:
                 raise connection_lost("send to the server", "the connection is broken") from error
+            left = self._flush("send to the server")
         while left:
             if time.monotonic() > until:
                 raise connection_lost("send to the server", f"not taken within {SEND_DEADLINE_S:g} s")
             self._writable.poll(100)
             with self._lock:
-                left = self._pgconn.flush()
+                left = self._flush("send to the server")
 
     def release(self) -> None:
         self._closed = True
@@ -556,6 +556,12 @@ class LibpqTransport:
             self._pgconn.consume_input()
         except psycopg.Error as error:
             raise connection_lost(self._doing, "the connection is broken") from error
+
+    def _flush(self, attempted: str) -> int:
+        try:
+            return self._pgconn.flush()
+        except psycopg.Error as error:
+            raise connection_lost(attempted, "the connection is broken") from error
 
 
 def _message(kind: bytes, body: bytes) -> bytes:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.config import PipelineConfig
+from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.source.postgres import SlotWatchConfig, postgres_source
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
 from tailrace.model import format_lsn
@@ -277,6 +278,12 @@ def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
             f"in the database: SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE "  # noqa: S608
             f"slot_name = {quote_literal(slot)};",
         )
+    among = ["--source", config.source_name] if config.source_name else []
+    steps += [
+        shlex.join(["tailrace", "offsets", "reset", "FILE", *among, "--sink", sink.name, "--yes"])
+        for sink in config.sinks
+        if isinstance(sink, KafkaSinkConfig)
+    ]
     steps.append("start the pipeline again with tailrace run: it takes a new snapshot")
     return " ".join(f"({number}) {step}" for number, step in enumerate(steps, 1))
 

@@ -154,10 +154,6 @@ def change_or_end(buffer, event):  # type: ignore[no-untyped-def]
     return np.int64(UNKNOWN)
 
 
-# Fields of the state of `last_boundary`: whether a transaction is open.
-IS_OPEN = 0
-
-
 @compiled(nb.int64(FROZEN_BYTES, FROZEN_BYTES, FROZEN_BYTES, nb.int64[::1], nb.int64[::1]))
 def last_boundary(buffer, keyspace, shard, is_open, event):  # type: ignore[no-untyped-def]
     """Return the place after the last event behind which no transaction of the shard is open; 0 if there is

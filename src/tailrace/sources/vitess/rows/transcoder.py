@@ -18,7 +18,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from tailrace.config.source.column_policy import ColumnRoles
-from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.sources.row_frames import RowFrames, TableShape
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
@@ -144,11 +143,7 @@ class Transcoder:
         self._names = tuple(np.frombuffer(name.encode(), np.uint8) for name in (keyspace, shard))
         self._watermark_us = 0
         self.set_state(state or {})
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what came and is not in frames yet: the stream is opened again, from the log's state."""
-        self._kept: list[bytes] = []
+        self._kept: list[bytes] = []  # what came and is not in frames yet
         self._kept_bytes = 0
         self._is_open = np.zeros(1, np.int64)
         shard_column = self._tables.shard_column
@@ -357,25 +352,6 @@ def state_of(position: pb.ShardGtid) -> dict[str, Any]:
     """Return what a shard's state in the log says of its position."""
     tables = [base64.b64encode(table.SerializeToString()).decode() for table in position.table_pks]
     return {"gtid": position.gtid, **({"table_pks": tables} if tables else {})}
-
-
-def position_of(keyspace: str, shard: str, state: Mapping[str, Any]) -> pb.ShardGtid:
-    """Return the position in a shard's state, as a stream is opened with.
-
-    :raises TailraceError: `PROTOCOL_VIOLATION` if there is none.
-    """
-    try:
-        found = pb.ShardGtid(keyspace=keyspace, shard=shard, gtid=state["gtid"])
-        for table in state.get("table_pks", ()):
-            found.table_pks.append(pb.TableLastPk.FromString(base64.b64decode(table)))
-    except (KeyError, TypeError, ValueError):
-        raise TailraceError(
-            Kind.PROTOCOL_VIOLATION,
-            f"read the state of the shard {shard!r} in the log: it holds no position",
-            "run `tailrace log verify`",
-            {"shard": shard},
-        ) from None
-    return found
 
 
 # Tables that Vitess makes for itself, of online DDL and of its garbage collection. A tablet leaves them out

@@ -65,8 +65,12 @@ from tailrace.sources.vitess.streaming.shard_health import health_of, watermark_
 from tailrace.sources.vitess.streaming.shard_progress import ShardProgress
 from tailrace.sources.vitess.streaming.shard_streams import BYTES_MAX, ShardResponses, ShardStreams
 from tailrace.sources.vitess.streaming.silent_shards import SilentShards
-from tailrace.sources.vitess.streaming.stream_ends import found_no_table, stream_ended
-from tailrace.sources.vitess.streaming.stream_events import chunk_events_of, events_of
+from tailrace.sources.vitess.streaming.stream_events import (
+    chunk_events_of,
+    events_of,
+    found_no_table,
+    stream_ended,
+)
 from tailrace.sources.vitess.streaming.stream_requests import chunk_request, stream_request
 
 log = structlog.get_logger(__name__)

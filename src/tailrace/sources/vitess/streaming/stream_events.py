@@ -22,7 +22,7 @@ from tailrace.sources.vitess.resharding.shard_state import Journal
 from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, state_of
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream
-from tailrace.sources.vitess.streaming.shard_progress import ShardProgress
+from tailrace.sources.vitess.streaming.shard_health import ShardProgress
 
 _PARTICIPANTS_ABSENT = re.compile(
     r"not all journaling participants.*?journal: \[(?P<participants>[^\]]*)", re.DOTALL

@@ -49,7 +49,6 @@ class StreamEvent(NamedTuple):
     kind: int
     at: int
     time_s: int  # since 1970; 0: not told
-    current_ns: int  # of vttablet's clock, since 1970; 0: not told
     body: bytes
 
 
@@ -78,8 +77,8 @@ class StreamEvents(Sequence[StreamEvent]):
         return list(map(self._event, self._facts[wanted].tolist()))
 
     def _event(self, fact: list[int]) -> StreamEvent:
-        kind, time_s, current_ns, begin, end, at = fact
-        return StreamEvent(kind, at, time_s, current_ns, self._data[begin:end])
+        kind, time_s, begin, end, at = fact
+        return StreamEvent(kind, at, time_s, self._data[begin:end])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ Source: Debezium, RelationalChangeRecordEmitter (`emitUpdateAsPrimaryKeyChangeRe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -170,7 +170,7 @@ UNKNOWN = SourceInfo("tailrace", "", __version__)
 def facts_of(group: Group, topic_prefix: str) -> SourceInfo:
     """Return what the group's source is called, with the prefix of one's choice."""
     known = group.origin or UNKNOWN
-    return SourceInfo(topic_prefix or known.name, known.database, known.version, known.connector)
+    return replace(known, name=topic_prefix or known.name)
 
 
 def is_filled(rows_in_part: str | None, *, with_schema: bool) -> bool:

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from tailrace import __version__
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.format import BlockRef
 from tailrace.changelog.reader import LogReader
@@ -151,7 +150,7 @@ def _lines(
 def origin_of(directory: LogDirectory) -> SourceInfo:
     """Return what `source` says of changes in this log."""
     source = directory.identity.source
-    return SourceInfo(source.slot.removeprefix("tailrace_"), source.database, __version__, source.type)
+    return SourceInfo.of(source.slot.removeprefix("tailrace_"), source)
 
 
 def _exact(wanted: Selection) -> tuple[str, ...] | None:

@@ -335,7 +335,7 @@ def _terms(
 
 def _warn_of_ignored(options: EngineOptions, *, wanted: bool, is_for_nothing: bool) -> None:
     storage = options.offset_storage
-    in_kafka = options.kafka is not None or (storage is not None and storage.type == "kafka")
+    in_kafka = options.offsets_in_kafka is not None
     if options.atomic_source_offset_commit and not in_kafka and (wanted or is_for_nothing):
         log.warning(
             "atomic_source_offset_commit is ignored: the engine's offsets are not kept in Kafka",

@@ -195,8 +195,7 @@ def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | 
 
 
 def _offset_storage(pipeline: EngineConfig) -> Iterator[Finding]:
-    storage = pipeline.engine.offset_storage
-    if storage is not None and storage.type == "kafka":
+    if (storage := pipeline.engine.offsets_in_kafka) is not None:
         # Only now: pipelines without Kafka need not load its client.
         from tailrace.pipeline.preflight.kafka import storage_findings
 

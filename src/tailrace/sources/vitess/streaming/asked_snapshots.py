@@ -17,7 +17,7 @@ import structlog
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config.source.vitess import VitessSource
-from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.errors import Kind, Policy, TailraceError, error_json
 from tailrace.sources.appender import Appender
 from tailrace.sources.row_frames import RowFrames
 from tailrace.sources.snapshot_requests import Request, file_name, read_requests, remove, request_files
@@ -152,7 +152,7 @@ class AskedSnapshots:
             self._appender.append_progress(position, found.take().tobytes())
             self._appender.sync()
         asked.state = Outcome.DONE if error is None else Outcome.FAILED
-        asked.error = None if error is None else error.as_json()
+        asked.error = error_json(error)
         asked.finished_us = time.time_ns() // 1000
         self._kept.write(self._directory)
         log.info("a snapshot that was asked for is over", snapshot=asked.id, state=str(asked.state))

@@ -125,7 +125,15 @@ class JsonConverter:
         return facts_of(group, self._options.topic_prefix)
 
     def _schemas(self, table: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
-        return _schemas(table, group, self._facts(group), filled=filled)
+        if table.is_message:
+            return _message_schemas(table.fields[1])
+        facts = self._facts(group)
+        is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
+        key = None if table.key is None else tuple(table.key.fields)
+        of = f"{facts.name}.{table.schema}" if table.schema else facts.name
+        own = schemas.SOURCE_WITH_SHARD if facts.has_shards else schemas.SOURCE
+        source = own if table.source is None else table.source[1]
+        return _table_schemas(f"{of}.{table.table}", tuple(table.fields), key, source, filled or is_full)
 
     def _events(
         self, group: Group, table: ChangeTable, schemas: EventSchemas | None, *, filled: bool
@@ -206,18 +214,6 @@ def transaction_parts(table: ChangeTable, facts: SourceInfo, *, wanted: bool) ->
         (',"data_collection_order":', TABLE_ORDER),
         ("}", NOTHING),
     ]
-
-
-def _schemas(table: ChangeTable, group: Group, facts: SourceInfo, *, filled: bool) -> EventSchemas:
-    is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
-    key = None if table.key is None else tuple(table.key.fields)
-    prefix = facts.name
-    name = f"{prefix}.{table.schema}.{table.table}" if table.schema else f"{prefix}.{table.table}"
-    own = schemas.SOURCE_WITH_SHARD if facts.has_shards else schemas.SOURCE
-    source = own if table.source is None else table.source[1]
-    if table.is_message:
-        return _message_schemas(table.fields[1])
-    return _table_schemas(name, tuple(table.fields), key, source, filled or is_full)
 
 
 @functools.lru_cache(maxsize=16)

@@ -114,7 +114,7 @@ def render(cells: Cells, style: int) -> pa.LargeStringArray:
     """
     scratch = np.empty(int(cells.length.max(initial=0)) + 1, np.uint8)
     arguments = (cells.start, cells.length, cells.kind, style, scratch)
-    size = int(cells.length.sum(dtype=np.int64)) * 5 // 4 + 8 * len(cells)
+    size = cells.size * 5 // 4 + 8 * len(cells)
     there = cells.kind == TEXT
     return _array(json_kernel.write_values, cells.buffer, arguments, len(cells), size, there)
 

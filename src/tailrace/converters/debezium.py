@@ -74,7 +74,7 @@ class JsonConverter:
         table = change_table_of(group)
         filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
         planned = self._planned(table, self._schemas(table, group, filled=filled) if with_schema else None)
-        return EventKeys(planned.keys, None if planned.is_one_each else planned.plan.rows)
+        return EventKeys(planned.keys, planned.rows)
 
     def payloads(self, group: Group) -> tuple[Converted, EventSchemas]:
         """Return events that carry no schema, and the schemas that they have: for who keeps those elsewhere.
@@ -108,10 +108,8 @@ class JsonConverter:
             own_times(self._options.event_time, now_ns),
             transaction=self._options.provide_transaction_metadata,
         )
-        rows = planned.plan.rows
-        headers = key_headers(planned, group.headers, rows)
         keys = key_columns(table, planned) if with_keys else planned.keys
-        events = EventColumns(keys, values, headers, None if planned.is_one_each else rows)
+        events = EventColumns(keys, values, key_headers(planned, group), planned.rows)
         return events, self._schemas(table, group, filled=True)
 
     def payload_schemas(self, group: Group) -> EventSchemas:
@@ -143,9 +141,7 @@ class JsonConverter:
         value_schema = None if schemas is None else schemas.value_text
         template = self._template(table, self._facts(group), value_schema, now_ns)
         values = write_values(table, planned, template, filled=filled, now_ns=now_ns)
-        rows = planned.plan.rows
-        headers = key_headers(planned, group.headers, rows)
-        return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
+        return Converted(planned.keys, values, key_headers(planned, group), planned.rows)
 
     def _planned(self, table: ChangeTable, schemas: EventSchemas | None) -> Planned:
         key_schema = None if schemas is None or schemas.key is None else schemas.key_text

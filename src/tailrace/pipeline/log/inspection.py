@@ -28,12 +28,12 @@ from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.pipeline.log.consumer import next_piece
-from tailrace.pipeline.log.positions import LogPoint, locate
 from tailrace.pipeline.sink_worker import PENDING_S
 from tailrace.ranges import plan
 from tailrace.ranges.batches import MESSAGES_TOPIC
 from tailrace.ranges.changes import changes_of, stretches_of
 from tailrace.ranges.plan import Piece, pieces
+from tailrace.ranges.positions import LogPoint, locate
 from tailrace.records.group import Group
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets.store import START_S, KafkaOffsetStore
 from tailrace.pipeline.background import as_failure
 from tailrace.pipeline.log.consumer import partition_of
-from tailrace.pipeline.log.positions import LogPoint, locate
 from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.pipeline.replay import choose_sink
 from tailrace.ranges.batches import LOG, LOG_OFFSET, offset_of
+from tailrace.ranges.positions import LogPoint, locate
 from tailrace.sinks.kafka import offsets
 from tailrace.sinks.kafka.sink import offset_at
 

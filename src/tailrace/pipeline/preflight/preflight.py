@@ -50,16 +50,10 @@ def preflight(file: Path) -> list[Finding]:
         return [*found, *_guarded(_java)]
     if pipeline.needs_spark_at_start:
         found += _guarded(_java)
-    found += _guarded(lambda: _settings(pipeline))
-    found += _guarded(lambda: _captures(pipeline))
-    found += _guarded(lambda: _rooms(pipeline))
-    found += _guarded(lambda: _handlers(pipeline))
-    found += _guarded(lambda: _transformations(pipeline))
-    if pipeline.has_several:
-        found += _guarded(lambda: _roots(pipeline))
-    found += _guarded(lambda: _offset_storage(pipeline))
+    for check in (_settings, _captures, _rooms, _handlers, _transformations, _roots, _offset_storage):
+        found += _guarded(functools.partial(check, pipeline))
     for part in pipeline.pipelines:
-        found += _guarded(lambda part=part: _kafka(part))  # type: ignore[misc]
+        found += _guarded(functools.partial(_kafka, part))
     names = [part.source_name for part in pipeline.pipelines]
     answers, lacking = _of_sources(pipeline.pipelines)
     return [*found, *lacking, *_merged(names, answers)]
@@ -286,6 +280,8 @@ def _transformations(pipeline: EngineConfig) -> Iterator[Finding]:
 
 
 def _roots(pipeline: EngineConfig) -> Iterator[Finding]:
+    if not pipeline.has_several:
+        return
     check_roots(pipeline)
     named = {part.log.path for part in pipeline.pipelines}
     for log in logs_in(pipeline.log.path):

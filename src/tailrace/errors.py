@@ -217,6 +217,11 @@ class TailraceError(Exception):
         }
 
 
+def error_json(error: TailraceError | None) -> dict[str, Any] | None:
+    """Return an error as `status --json` shows it; None if there is none."""
+    return None if error is None else error.as_json()
+
+
 class StopEngine(Exception):  # noqa: N818 - a request, not an error
     """Ends the engine in good order. Raised by a handler, the record or batch counts as processed.
 

@@ -15,7 +15,13 @@ from tailrace.changelog.writer import LogWriter
 from tailrace.protocol import frames
 from tailrace.sources.postgres.snapshot import chunk_writer
 from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter
-from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotPlan, SnapshotPlans, TableSnapshotPlan
+from tailrace.sources.postgres.snapshot.plan import (
+    Origin,
+    SnapshotPlan,
+    SnapshotPlans,
+    TableSnapshotPlan,
+    unit_name,
+)
 from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tests.support.orders_log import OID, directory_at, relation
@@ -81,7 +87,7 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
 
         monkeypatch.setattr(f"{chunk_writer.__name__}.failpoints.hit", hit)
         for chunk in range(3):
-            unit = ledger.unit(snapshot, snapshot.tables[0], chunk)
+            unit = chunk_writer.Unit(unit_name(snapshot, snapshot.tables[0], chunk))
             writer.write(unit, OID, head, rows(2))
             writer.part_done(unit, 2)
         done_at_kill = [set(), {0}, {0, 1}] if point != "snapshot.after_chunk" else [{0}, {0, 1}, {0, 1, 2}]

@@ -193,7 +193,7 @@ def test_check_looks_at_each_data_topic_whatever_a_read_gives_first(
     topics.partitions["second"] = 1
     topics.send("second", document)
     data = [topics.data, "second"]
-    check = KafkaJoinCheck(KafkaJoinSection(type="kafka-join", **topics.settings(data=data)), None)
+    check = KafkaJoinCheck(KafkaJoinSection(type="kafka-join", **topics.settings(data=data)))
     assert not list(check.connect())
     found = [finding.message for finding in check.findings()]
     assert found == ([] if said is None else [f"topic second: {said}"])

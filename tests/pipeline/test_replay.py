@@ -10,9 +10,9 @@ from tailrace.changelog.retention.readers import Readers
 from tailrace.config import ColumnPolicy, EngineConfig, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import replay as replay_module
-from tailrace.pipeline.log.positions import parse_point
 from tailrace.pipeline.log.schemas import versions
 from tailrace.pipeline.replay import Replay, choose_sink
+from tailrace.ranges.positions import parse_point
 from tailrace.sinks.contract import SinkCommit
 from tests.support.orders_log import LogOfOrders
 from tests.support.pipeline.staged import FakeSpark

@@ -13,7 +13,7 @@ from tailrace.changelog.writer import Insertion, LogWriter
 from tailrace.protocol import frames
 from tailrace.realtime.buffer import BlockBuffer
 from tailrace.realtime.handover import Handover
-from tailrace.realtime.markers import Marker, MarkerKind
+from tailrace.realtime.switching import Marker, MarkerKind
 from tests.support.changelog.frames_of import Source, append, new_log, relation_frame
 from tests.support.examples import seeds
 from tests.support.realtime.markers import markers_in

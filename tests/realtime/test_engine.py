@@ -10,9 +10,8 @@ import pytest
 
 from tailrace.changelog.reader import LogReader
 from tailrace.realtime.buffer import BlockBuffer
-from tailrace.realtime.markers import MarkerKind
 from tailrace.realtime.path import RealtimePath
-from tailrace.realtime.switching import RealtimeEvent, RealtimeMode
+from tailrace.realtime.switching import MarkerKind, RealtimeEvent, RealtimeMode
 from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Running, Shard, announced
 from tests.support.realtime.markers import markers_in
 from tests.support.wait import wait_until

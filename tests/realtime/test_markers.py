@@ -13,7 +13,7 @@ from tailrace.changelog.writer import LogWriter
 from tailrace.protocol import frames
 from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import Piece
-from tailrace.realtime.markers import Marker, MarkerKind
+from tailrace.realtime.switching import Marker, MarkerKind
 from tests.support.changelog.frames_of import Source, append, new_log, relation_frame
 from tests.support.realtime.markers import markers_in
 

@@ -15,9 +15,8 @@ from tailrace.changelog.writer import LogWriter
 from tailrace.config.sections import RealtimeConfig
 from tailrace.realtime import control
 from tailrace.realtime.handover import Handover
-from tailrace.realtime.markers import MarkerKind
 from tailrace.realtime.path import RealtimePath
-from tailrace.realtime.switching import LogMode, RealtimeMode
+from tailrace.realtime.switching import LogMode, MarkerKind, RealtimeMode
 from tests.support.changelog.frames_of import Source, append, new_log
 from tests.support.realtime.markers import markers_in
 

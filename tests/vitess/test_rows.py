@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.rows import events
 from tailrace.sources.vitess.rows.column_defaults import asked_by
 from tailrace.sources.vitess.rows.tables import LogTables
-from tailrace.sources.vitess.rows.transcoder import Transcoder, position_of
+from tailrace.sources.vitess.rows.transcoder import Transcoder, state_of
 from tests.support.vitess import messages as ms
 from tests.support.vitess.reading import UNCHANGED, read
 
@@ -72,11 +73,9 @@ def test_what_a_state_holds_leads_to_the_position_that_a_stream_is_opened_with()
     )
     state = _states(made.frames)["shop/-80"]
     assert state["epoch"] == 2
-    assert position_of(ms.KEYSPACE, ms.SHARD, state) == pb.ShardGtid(
-        keyspace=ms.KEYSPACE, shard=ms.SHARD, gtid="MySQL56/a:1-5", table_pks=[last]
-    )
-    with pytest.raises(TailraceError, match="holds no position"):
-        position_of(ms.KEYSPACE, ms.SHARD, {"epoch": 2})
+    position = pb.ShardGtid(keyspace=ms.KEYSPACE, shard=ms.SHARD, gtid="MySQL56/a:1-5", table_pks=[last])
+    assert {name: state[name] for name in ("gtid", "table_pks")} == state_of(position)
+    assert pb.TableLastPk.FromString(base64.b64decode(state["table_pks"][0])) == last
 
 
 def test_rows_of_a_copy_are_rows_of_a_snapshot_with_odd_letters_kept() -> None:

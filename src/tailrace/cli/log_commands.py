@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tailrace.config import ColumnPolicy
     from tailrace.expressions.computing import Expression
     from tailrace.model import ValueModes
-    from tailrace.pipeline.log.positions import LogPoint
+    from tailrace.ranges.positions import LogPoint
 
 log_app = group("Look into a change log.")
 
@@ -268,7 +268,7 @@ def _condition(text: str | None) -> Expression | None:
 
 
 def _point(text: str | None, option: str) -> LogPoint | None:
-    from tailrace.pipeline.log.positions import parse_point
+    from tailrace.ranges.positions import parse_point
 
     try:
         return None if text is None else parse_point(text)

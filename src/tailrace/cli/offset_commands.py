@@ -86,8 +86,8 @@ def set_(
     --skip-changes must agree to. Refused while the pipeline runs on this log. With transactions, a
     process elsewhere that still writes is fenced: it can commit nothing more.
     """
-    from tailrace.pipeline.log.positions import parse_point
     from tailrace.pipeline.offsets.commands import Effect, held_still, planned_set
+    from tailrace.ranges.positions import parse_point
 
     pipeline, holder = _chosen(file, source, sink, engine=engine)
     try:

@@ -18,10 +18,10 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.config import EngineConfig
 from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.log.positions import parse_point
 from tailrace.pipeline.replay import Replay, choose_sink
 from tailrace.pipeline.run import Run
 from tailrace.pipeline.status.display import ProgressDisplay
+from tailrace.ranges.positions import parse_point
 
 
 def run_pipeline(file: Path, *, until_caught_up: bool) -> None:

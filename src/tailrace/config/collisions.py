@@ -35,7 +35,7 @@ def _sources(content: dict[str, Any]) -> Iterator[ConfigProblem]:
         yield ConfigProblem(("sources",), "must be a list of at least one source")
         return
     pipeline = content.get("name") if isinstance(content.get("name"), str) else ""
-    entries = [(index, entry) for index, entry in enumerate(sources) if isinstance(entry, dict)]
+    entries = list(_entries(content, "sources"))
     yield from _source_names(pipeline or "", entries)
     yield from _slots(pipeline or "", entries)
 
@@ -92,14 +92,12 @@ def _server(entry: dict[str, Any]) -> str:
 
 
 def _sinks(content: dict[str, Any], base: Path) -> Iterator[ConfigProblem]:
-    sinks, log = content.get("sinks"), content.get("log")
+    log = content.get("log")
     taken: dict[Path, str] = {}
     if isinstance(log, dict) and isinstance(log.get("path"), str):
         taken[_place(log["path"], base)] = "log.path"
     names: dict[str, int] = {}
-    for index, sink in enumerate(sinks if isinstance(sinks, list) else []):
-        if not isinstance(sink, dict):
-            continue
+    for index, sink in _entries(content, "sinks"):
         name, path = sink.get("name"), sink.get("path")
         if isinstance(name, str) and name:
             if name in names:
@@ -117,11 +115,10 @@ def _sinks(content: dict[str, Any], base: Path) -> Iterator[ConfigProblem]:
 
 
 def _predicates(content: dict[str, Any]) -> Iterator[ConfigProblem]:
-    sinks = content.get("sinks")
     shared = _names_in(content)
     yield from _unknown_predicates((), "predicates", content, [])
     yield from _unknown_predicates(("engine",), "engine.predicates", content.get("engine"), [])
-    for index, sink in enumerate(sinks if isinstance(sinks, list) else []):
+    for index, sink in _entries(content, "sinks"):
         yield from _unknown_predicates(("sinks", index), "its predicates or those of the file", sink, shared)
         for name in _names_in(sink):
             if name in shared:
@@ -132,10 +129,9 @@ def _predicates(content: dict[str, Any]) -> Iterator[ConfigProblem]:
 def _unknown_predicates(
     place: tuple[str | int, ...], where: str, section: Any, shared: list[str]
 ) -> Iterator[ConfigProblem]:
-    steps = section.get("transformations") if isinstance(section, dict) else None
     names = [*_names_in(section), *shared]
-    for index, step in enumerate(steps if isinstance(steps, list) else []):
-        name = step.get("predicate") if isinstance(step, dict) else None
+    for index, step in _entries(section, "transformations"):
+        name = step.get("predicate")
         if isinstance(name, str) and name not in names:
             there = f"there are {', '.join(names)}" if names else "there is none"
             yield ConfigProblem(
@@ -151,10 +147,9 @@ def _names_in(section: Any) -> list[str]:
 
 def _groups(content: dict[str, Any]) -> Iterator[ConfigProblem]:
     # Two sinks of one transactional id would fence each other, and share an offset.
-    sinks = content.get("sinks")
     taken: dict[str, int] = {}
-    for index, sink in enumerate(sinks if isinstance(sinks, list) else []):
-        if isinstance(sink, dict) and sink.get("type") == "kafka":
+    for index, sink in _entries(content, "sinks"):
+        if sink.get("type") == "kafka":
             group = str(sink.get("group", "tailrace"))
             other = taken.setdefault(group, index)
             if other != index:
@@ -163,6 +158,14 @@ def _groups(content: dict[str, Any]) -> Iterator[ConfigProblem]:
                     f"is that of sinks[{other}] too: they would share offsets and fence each other; "
                     "give each sink a group of its own",
                 )
+
+
+def _entries(section: Any, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the mappings of a list in a section, each with its place; nothing, if it is no list of them."""
+    found = section.get(name) if isinstance(section, dict) else None
+    for index, entry in enumerate(found if isinstance(found, list) else []):
+        if isinstance(entry, dict):
+            yield index, entry
 
 
 def _place(path: str, base: Path) -> Path:

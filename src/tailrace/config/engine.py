@@ -96,13 +96,9 @@ class EngineConfig(WithTransformations):
 
     @property
     def _offsets_topics(self) -> frozenset[str]:
-        storage = self.engine.offset_storage
-        of_engine = {storage.topic} if storage is not None and storage.type == "kafka" else set()
-        if self.engine.kafka is not None:
-            of_engine.add(self.engine.kafka.offsets_topic)
-        return frozenset(
-            of_engine | {sink.offsets_topic for sink in self.sinks if isinstance(sink, KafkaSinkConfig)}
-        )
+        storage = self.engine.offsets_in_kafka
+        of_sinks = {sink.offsets_topic for sink in self.sinks if isinstance(sink, KafkaSinkConfig)}
+        return frozenset(of_sinks if storage is None else {*of_sinks, storage.topic})
 
     @property
     def _sinks(self) -> tuple[Sink, ...]:
@@ -116,12 +112,9 @@ class EngineConfig(WithTransformations):
     @property
     def is_atomic_for_nothing(self) -> bool:
         """Whether `engine.atomic_source_offset_commit` is set, and no offsets are kept in Kafka."""
-        storage = self.engine.offset_storage
-        has_any = any(isinstance(sink, KafkaSinkConfig) for sink in self.sinks) or (
-            storage is not None and storage.type == "kafka"
-        )
-        has_any |= self.engine.kafka is not None
-        return self.engine.atomic_source_offset_commit and not has_any
+        has_sinks = any(isinstance(sink, KafkaSinkConfig) for sink in self.sinks)
+        in_kafka = has_sinks or self.engine.offsets_in_kafka is not None
+        return self.engine.atomic_source_offset_commit and not in_kafka
 
     def require_no_delivery(self) -> None:
         """Check that the file asks for nothing that only a program's engine does.

@@ -229,6 +229,12 @@ class EngineOptions(WithTransformations):
             object.__setattr__(self, "offset_storage", self.kafka.storage)
         return self
 
+    @property
+    def offsets_in_kafka(self) -> OffsetStorage | None:
+        """Where offsets are kept if that is a topic, also one beside the records of `kafka`; else None."""
+        storage = self.offset_storage
+        return storage if storage is not None and storage.type == "kafka" else None
+
     def _require_fit_for(self, kafka: KafkaDelivery) -> None:
         if self.offset_storage not in (None, kafka.storage):
             raise ValueError(

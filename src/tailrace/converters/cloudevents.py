@@ -85,14 +85,12 @@ class CloudEventsConverter:
         now_ns = functools.cache(self._now_ns)  # one time for all that a group has none for
         template = self._whole(table, facts, data)
         values = write_values(table, planned, template, filled=filled, now_ns=now_ns)
-        rows = planned.plan.rows
-        headers = key_headers(planned, group.headers, rows)
-        return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
+        return Converted(planned.keys, values, key_headers(planned, group), planned.rows)
 
     def keys(self, group: Group) -> EventKeys:
         """As `KeysFirst.keys`."""
         _, planned = self._planned(group)
-        return EventKeys(planned.keys, None if planned.is_one_each else planned.plan.rows)
+        return EventKeys(planned.keys, planned.rows)
 
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""

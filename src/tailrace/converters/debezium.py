@@ -74,7 +74,7 @@ class JsonConverter:
         table = change_table_of(group)
         filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
         planned = self._planned(table, self._schemas(table, group, filled=filled) if with_schema else None)
-        return EventKeys(planned.keys, None if planned.is_one_each else planned.plan.rows)
+        return EventKeys(planned.keys, planned.rows)
 
     def payloads(self, group: Group) -> tuple[Converted, EventSchemas]:
         """Return events that carry no schema, and the schemas that they have: for who keeps those elsewhere.
@@ -108,10 +108,8 @@ class JsonConverter:
             own_times(self._options.event_time, now_ns),
             transaction=self._options.provide_transaction_metadata,
         )
-        rows = planned.plan.rows
-        headers = key_headers(planned, group.headers, rows)
         keys = key_columns(table, planned) if with_keys else planned.keys
-        events = EventColumns(keys, values, headers, None if planned.is_one_each else rows)
+        events = EventColumns(keys, values, key_headers(planned, group), planned.rows)
         return events, self._schemas(table, group, filled=True)
 
     def payload_schemas(self, group: Group) -> EventSchemas:
@@ -125,7 +123,15 @@ class JsonConverter:
         return facts_of(group, self._options.topic_prefix)
 
     def _schemas(self, table: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
-        return _schemas(table, group, self._facts(group), filled=filled)
+        if table.is_message:
+            return _message_schemas(table.fields[1])
+        facts = self._facts(group)
+        is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
+        key = None if table.key is None else tuple(table.key.fields)
+        of = f"{facts.name}.{table.schema}" if table.schema else facts.name
+        own = schemas.SOURCE_WITH_SHARD if facts.has_shards else schemas.SOURCE
+        source = own if table.source is None else table.source[1]
+        return _table_schemas(f"{of}.{table.table}", tuple(table.fields), key, source, filled or is_full)
 
     def _events(
         self, group: Group, table: ChangeTable, schemas: EventSchemas | None, *, filled: bool
@@ -135,9 +141,7 @@ class JsonConverter:
         value_schema = None if schemas is None else schemas.value_text
         template = self._template(table, self._facts(group), value_schema, now_ns)
         values = write_values(table, planned, template, filled=filled, now_ns=now_ns)
-        rows = planned.plan.rows
-        headers = key_headers(planned, group.headers, rows)
-        return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
+        return Converted(planned.keys, values, key_headers(planned, group), planned.rows)
 
     def _planned(self, table: ChangeTable, schemas: EventSchemas | None) -> Planned:
         key_schema = None if schemas is None or schemas.key is None else schemas.key_text
@@ -206,18 +210,6 @@ def transaction_parts(table: ChangeTable, facts: SourceInfo, *, wanted: bool) ->
         (',"data_collection_order":', TABLE_ORDER),
         ("}", NOTHING),
     ]
-
-
-def _schemas(table: ChangeTable, group: Group, facts: SourceInfo, *, filled: bool) -> EventSchemas:
-    is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
-    key = None if table.key is None else tuple(table.key.fields)
-    prefix = facts.name
-    name = f"{prefix}.{table.schema}.{table.table}" if table.schema else f"{prefix}.{table.table}"
-    own = schemas.SOURCE_WITH_SHARD if facts.has_shards else schemas.SOURCE
-    source = own if table.source is None else table.source[1]
-    if table.is_message:
-        return _message_schemas(table.fields[1])
-    return _table_schemas(name, tuple(table.fields), key, source, filled or is_full)
 
 
 @functools.lru_cache(maxsize=16)

@@ -63,7 +63,7 @@ def value_columns(
     :raises TailraceError: `CONVERSION_FAILED` if a value is not of its type.
     """
     plan = planned.plan
-    count, rows = len(plan.rows), None if planned.is_one_each else plan.rows
+    count, rows = len(plan.rows), planned.rows
 
     def number(row: int) -> pa.Array | Numbers:
         values = numbers[row] if rows is None else numbers[row][rows]
@@ -113,7 +113,7 @@ def key_columns(table: ChangeTable, planned: Planned) -> Members | None:
         if old:
             array = pa.concat_arrays([array, old[place].values.array])
             odd = np.concatenate((odd, _odd(old[place])))
-        if not planned.is_one_each or old:
+        if planned.rows is not None or old:
             array, odd = array.take(pa.array(taken)), odd[taken]
         if (odd & there).any():
             raise misfit(field.name, int(rows[np.argmax(odd & there)]))

@@ -8,7 +8,7 @@ Source: Debezium, RelationalChangeRecordEmitter (`emitUpdateAsPrimaryKeyChangeRe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from tailrace import __version__
 from tailrace.converters.cells.change_table import ChangeTable
 from tailrace.converters.cells.json_values import Mask
 from tailrace.converters.cells.row_image import RowImage, absent_text, columns_of
+from tailrace.converters.headers import headers_of
 from tailrace.decode import kernel
 from tailrace.decode.json import json_kernel
 from tailrace.decode.json.debezium import MS, NS, US, SourceInfo
@@ -51,10 +52,10 @@ class Planned:
     takes_old: Mask | None = None
 
     @property
-    def is_one_each(self) -> bool:
-        """Whether each change is one event."""
+    def rows(self) -> Numbers | None:
+        """The row of the change that each event is of; None: each change is one event."""
         rows = self.plan.rows
-        return len(rows) == 0 or bool((rows == np.arange(len(rows))).all())
+        return None if len(rows) == 0 or (rows == np.arange(len(rows))).all() else rows
 
 
 def plan_events(
@@ -145,13 +146,11 @@ def _perhaps_changed(table: ChangeTable, key: RowImage) -> Mask:
     return updated
 
 
-def key_headers(planned: Planned, headers: pa.Array, rows: Numbers) -> pa.StructArray | None:
-    """Return the events' headers: their record's, and those of changed keys.
-
-    :param headers: the group's column of them.
-    """
+def key_headers(planned: Planned, group: Group) -> pa.StructArray | None:
+    """Return the events' headers: their record's, and those of changed keys."""
     arrays: dict[str, pa.Array] = {}
-    if pa.types.is_struct(headers.type):
+    if (headers := headers_of(group)) is not None:
+        rows = planned.plan.rows
         kept = headers if len(rows) == len(headers) else headers.take(pa.array(rows))
         arrays = {field.name: values for field, values in zip(kept.type, kept.flatten(), strict=True)}
     if planned.new_keys is not None:
@@ -170,7 +169,7 @@ UNKNOWN = SourceInfo("tailrace", "", __version__)
 def facts_of(group: Group, topic_prefix: str) -> SourceInfo:
     """Return what the group's source is called, with the prefix of one's choice."""
     known = group.origin or UNKNOWN
-    return SourceInfo(topic_prefix or known.name, known.database, known.version, known.connector)
+    return replace(known, name=topic_prefix or known.name)
 
 
 def is_filled(rows_in_part: str | None, *, with_schema: bool) -> bool:

@@ -8,6 +8,13 @@ from tailrace.converters.cells.connect_values import of_array
 from tailrace.converters.cells.json_values import json_texts
 from tailrace.converters.debezium_types import arrow_mapping, debezium_modes
 from tailrace.model import OWN_FORMS
+from tailrace.records.group import Group
+
+
+def headers_of(group: Group) -> pa.StructArray | None:
+    """Return the headers of a group's records; None if there are none."""
+    found = group.headers
+    return found if pa.types.is_struct(found.type) else None
 
 
 def with_json(headers: pa.StructArray) -> pa.StructArray:

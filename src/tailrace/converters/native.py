@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from tailrace.config.converters import NativeOptions
 from tailrace.converters.factory import checked
+from tailrace.converters.headers import headers_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
@@ -27,18 +28,14 @@ class ArrowConverter:
 
     def convert(self, group: Group) -> Converted:
         """Return the group's columns; nothing is copied."""
-        headers, key = group.headers, group.column("key")
+        key = group.column("key")
         if group.is_change:
             columns = group.columns
             names = [name for name in columns.schema.names if name != "headers"]
             values = pa.StructArray.from_arrays([columns.column(name) for name in names], names)
         else:
             values = group.column("value")
-        return Converted(
-            None if pa.types.is_null(key.type) else key,
-            values,
-            headers if pa.types.is_struct(headers.type) else None,
-        )
+        return Converted(None if pa.types.is_null(key.type) else key, values, headers_of(group))
 
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""
@@ -56,12 +53,7 @@ class PythonConverter:
 
     def convert(self, group: Group) -> Converted:
         """Return sequences that make their objects one by one."""
-        headers = group.headers
-        return Converted(
-            _Objects(group, "key"),
-            _Objects(group, "value"),
-            headers if pa.types.is_struct(headers.type) else None,
-        )
+        return Converted(_Objects(group, "key"), _Objects(group, "value"), headers_of(group))
 
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""
@@ -81,12 +73,7 @@ class BytesConverter:
 
         :raises TailraceError: `CONVERSION_FAILED` if they are no bytes.
         """
-        headers = group.headers
-        return Converted(
-            _bytes_of(group, "key"),
-            _bytes_of(group, "value"),
-            headers if pa.types.is_struct(headers.type) else None,
-        )
+        return Converted(_bytes_of(group, "key"), _bytes_of(group, "value"), headers_of(group))
 
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tailrace.config.source.column_policy import ColumnMask, ColumnPolicy, ColumnRoles
-from tailrace.decode.tuples import Spans, Tuples
+from tailrace.decode.tuples import Tuples
 from tailrace.decode.values.masks import fixed, hashed, nulled, shortened
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ReplicaIdentity
@@ -60,8 +60,8 @@ class Shape:
             places = np.array(self.kept, np.intp)
             tuples = replace(
                 tuples,
-                current=_taken(tuples.current, places),
-                old=_taken(tuples.old, places),
+                current=tuples.current.of(places),
+                old=tuples.old.of(places),
                 in_key=tuples.in_key[places],
             )
         tuples = replace(tuples, relation=self.relation)
@@ -214,10 +214,6 @@ def reshaped(
 
 #: All that the log holds, as it is.
 EVERYTHING = TablePolicy(ColumnPolicy(), {})
-
-
-def _taken(spans: Spans, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Spans:
-    return Spans(spans.start[places], spans.length[places], spans.kind[places])
 
 
 def _masked(column: Column, mask: ColumnMask, salt: Salt | None) -> Column:

@@ -15,17 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode.gather import (
-    TEXT_BYTES_MAX,
-    Cells,
-    gather,
-    require_utf8,
-    string_array,
-    there,
-)
+from tailrace.decode.gather import Cells, gather, require_room, require_utf8, string_array, there
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.values import digits, forms, hstore, literals
-from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes
 
 _STRING = pa.string()
@@ -69,18 +61,17 @@ def number(arrow: pa.DataType, json: int) -> ColumnType:
 
 def _numbers(cells: Cells, arrow: pa.DataType) -> npt.NDArray[Any] | None:
     # The values of Arrow's array; None if there is no kernel, or it finds a cell that it can't read.
-    given = (cells.buffer, cells.start, cells.length, cells.kind)
     values: npt.NDArray[Any]
     if pa.types.is_signed_integer(arrow):
         values = np.empty(len(cells), arrow.to_pandas_dtype())
-        whole = digits.read_integers(*given, np.iinfo(values.dtype).max, values)
+        whole = digits.read_integers(*cells.arrays, np.iinfo(values.dtype).max, values)
     elif pa.types.is_float64(arrow):
         values = np.empty(len(cells), np.uint64)
-        whole = digits.read_doubles(*given, values)
+        whole = digits.read_doubles(*cells.arrays, values)
     elif pa.types.is_decimal128(arrow) and arrow.scale < digits.DIGITS_MAX:
         values = np.empty((len(cells), 2), np.int64)
         bound = 10 ** min(arrow.precision, digits.DIGITS_MAX - 1)
-        whole = digits.read_decimals(*given, arrow.scale, 10**arrow.scale, bound, values)
+        whole = digits.read_decimals(*cells.arrays, arrow.scale, 10**arrow.scale, bound, values)
     else:
         return None
     return values if whole else None
@@ -91,9 +82,7 @@ def temporal(flavour: int, arrow: pa.DataType, json: int) -> ColumnType:
 
     def read(cells: Cells) -> Typed:
         values, outcome = np.empty(len(cells), np.int64), np.empty(len(cells), np.uint8)
-        specials = literals.read_temporals(
-            cells.buffer, cells.start, cells.length, cells.kind, flavour, values, outcome
-        )
+        specials = literals.read_temporals(*cells.arrays, flavour, values, outcome)
         held = values.astype(np.int32) if flavour == literals.DATE else values
         buffers = [_valid(cells, specials, outcome), pa.py_buffer(held)]
         return Typed(pa.Array.from_buffers(arrow, len(cells), buffers), _special(specials, outcome))
@@ -107,9 +96,7 @@ def numbers(form: int, arrow: pa.DataType) -> ColumnType:
     def read(cells: Cells) -> Typed:
         values, outcome = np.empty(len(cells), np.int64), np.empty(len(cells), np.uint8)
         valid = _bits(len(cells))
-        specials = forms.read_numbers(
-            cells.buffer, cells.start, cells.length, cells.kind, form, values, valid, outcome
-        )
+        specials = forms.read_numbers(*cells.arrays, form, values, valid, outcome)
         buffers = [pa.py_buffer(valid), pa.py_buffer(values.astype(arrow.to_pandas_dtype()))]
         return Typed(pa.Array.from_buffers(arrow, len(cells), buffers), _special(specials, outcome))
 
@@ -169,9 +156,7 @@ def array_of(item: ColumnType, delimiter: str) -> ColumnType:
     def read(cells: Cells) -> Typed:
         count = len(cells)
         offsets, valid, outcome = np.empty(count + 1, np.int32), _bits(count), np.empty(count, np.uint8)
-        specials, items, size = literals.measure_arrays(
-            cells.buffer, cells.start, cells.length, cells.kind, separator, offsets, valid, outcome
-        )
+        specials, items, size = literals.measure_arrays(*cells.arrays, separator, offsets, valid, outcome)
         out = np.empty(size + 8, np.uint8)
         found = Cells(out, np.empty(items, np.int32), np.empty(items, np.int32), np.empty(items, np.uint8))
         literals.read_arrays(
@@ -195,10 +180,8 @@ def pairs() -> ColumnType:
     def read(cells: Cells) -> Typed:
         count = len(cells)
         offsets, valid, outcome = np.empty(count + 1, np.int32), _bits(count), np.empty(count, np.uint8)
-        specials = hstore.measure_maps(
-            cells.buffer, cells.start, cells.length, cells.kind, offsets, valid, outcome
-        )
-        found, size = int(offsets[-1]), int(cells.length.sum(dtype=np.int64)) + 8
+        specials = hstore.measure_maps(*cells.arrays, offsets, valid, outcome)
+        found, size = int(offsets[-1]), cells.size + 8
         ends = [np.zeros(found + 1, np.int32) for _ in range(2)]
         keys, values, there = np.empty(size, np.uint8), np.empty(size, np.uint8), _bits(found)
         hstore.read_maps(
@@ -221,7 +204,7 @@ def pairs() -> ColumnType:
 def read_boolean(cells: Cells) -> Typed:
     """Read booleans."""
     values, outcome = np.empty(len(cells), np.uint8), np.empty(len(cells), np.uint8)
-    specials = literals.read_booleans(cells.buffer, cells.start, cells.length, cells.kind, values, outcome)
+    specials = literals.read_booleans(*cells.arrays, values, outcome)
     buffers = [_valid(cells, specials, outcome), pa.py_buffer(np.packbits(values, bitorder="little"))]
     return Typed(pa.Array.from_buffers(pa.bool_(), len(cells), buffers), _special(specials, outcome))
 
@@ -230,10 +213,8 @@ def read_bytea(cells: Cells) -> Typed:
     """Read bytea into bytes."""
     count = len(cells)
     offsets, valid, outcome = np.empty(count + 1, np.int32), _bits(count), np.empty(count, np.uint8)
-    out = np.empty(int(cells.length.sum(dtype=np.int64)) // 2 + 1, np.uint8)
-    specials = literals.read_byteas(
-        cells.buffer, cells.start, cells.length, cells.kind, offsets, out, valid, outcome
-    )
+    out = np.empty(cells.size // 2 + 1, np.uint8)
+    specials = literals.read_byteas(*cells.arrays, offsets, out, valid, outcome)
     buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(out)]
     return Typed(pa.Array.from_buffers(pa.binary(), count, buffers), _special(specials, outcome))
 
@@ -252,19 +233,13 @@ def _rendered(
     count = len(cells)
     offsets, valid, outcome = np.empty(count + 1, np.int64), _bits(count), np.empty(count, np.uint8)
     growth = forms.PAIRS_GROWTH if style == forms.PAIRS else 1
-    size = int(cells.length.sum(dtype=np.int64)) * growth + count * forms.TEXT_GROWTH_FIXED
+    size = cells.size * growth + count * forms.TEXT_GROWTH_FIXED
     out = np.empty(size + 8, np.uint8)
-    texts = cells.buffer, cells.start, cells.length, cells.kind
     if scales is not None:
-        specials = forms.read_variable_scales(*texts, scales, offsets, out, valid, outcome)
+        specials = forms.read_variable_scales(*cells.arrays, scales, offsets, out, valid, outcome)
     else:
-        specials = forms.read_texts(*texts, style, offsets, out, valid, outcome)
-    if offsets[-1] > TEXT_BYTES_MAX:
-        raise TailraceError(
-            Kind.DECODE_FAILED,
-            "decoded a column: its texts in one block are longer than 2 GiB",
-            "lower the source's largest frame, or exclude the table",
-        )
+        specials = forms.read_texts(*cells.arrays, style, offsets, out, valid, outcome)
+    require_room(int(offsets[-1]))
     array = string_array(offsets.astype(np.int32), out, valid, -1)
     if arrow == _STRING:
         require_utf8(array)

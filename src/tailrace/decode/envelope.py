@@ -20,7 +20,7 @@ from tailrace.decode.gather import (
     require_utf8,
     string_array,
 )
-from tailrace.decode.kernel import NULL, TEXT, TRIPLE
+from tailrace.decode.kernel import NULL, SPANS, TEXT, TRIPLE
 from tailrace.decode.rows import metadata
 from tailrace.decode.tuples import Spans, Tuples
 from tailrace.errors import Kind, TailraceError
@@ -51,10 +51,8 @@ SCHEMA = pa.schema(
     ]
 )
 
-_SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
-
-@compiled(TRIPLE(nb.uint8[::1], nb.boolean[:, ::1], nb.int32[::1], *_SPANS, nb.int32[::1]))
+@compiled(TRIPLE(nb.uint8[::1], nb.boolean[:, ::1], nb.int32[::1], *SPANS, nb.int32[::1]))
 def _measure_maps(choice, wanted, name_at, start, length, kind, offsets):  # type: ignore[no-untyped-def]
     # Entries, bytes of names and bytes of values of maps, one a change. choice[r] is 0 for no
     # map, else the row of `wanted` (from 1) that says which columns count.
@@ -78,7 +76,7 @@ def _measure_maps(choice, wanted, name_at, start, length, kind, offsets):  # typ
 
 @compiled(
     nb.void(
-        FROZEN_BYTES, nb.uint8[::1], nb.boolean[:, ::1], FROZEN_BYTES, nb.int32[::1], *_SPANS,
+        FROZEN_BYTES, nb.uint8[::1], nb.boolean[:, ::1], FROZEN_BYTES, nb.int32[::1], *SPANS,
         nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.uint8[::1], nb.uint8[::1],
     )
 )  # fmt: skip
@@ -167,9 +165,8 @@ def _map(
     encoded = [column.name.encode() for column in relation.columns]
     names = np.frombuffer(b"".join(encoded), np.uint8)
     name_at = np.concatenate(([0], np.cumsum([len(name) for name in encoded]))).astype(np.int32)
-    cells = (spans.start, spans.length, spans.kind)
     offsets = np.empty(count + 1, np.int32)
-    entries, name_bytes, value_bytes = _measure_maps(choice, wanted, name_at, *cells, offsets)
+    entries, name_bytes, value_bytes = _measure_maps(choice, wanted, name_at, *spans.arrays, offsets)
     if entries < 0:
         raise TailraceError(
             Kind.DECODE_FAILED,
@@ -180,7 +177,9 @@ def _map(
     key_ends, value_ends = np.empty(entries + 1, np.int32), np.empty(entries + 1, np.int32)
     keys, values = np.empty(name_bytes + 8, np.uint8), np.empty(value_bytes + 8, np.uint8)
     valid = np.zeros((entries + 7) >> 3, np.uint8)
-    _write_maps(buffer, choice, wanted, names, name_at, *cells, key_ends, keys, value_ends, values, valid)
+    _write_maps(
+        buffer, choice, wanted, names, name_at, *spans.arrays, key_ends, keys, value_ends, values, valid
+    )
     texts = string_array(value_ends, values, valid, -1)
     if values[:value_bytes].max(initial=0) >= 0x80:
         require_utf8(texts)

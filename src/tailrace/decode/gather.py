@@ -48,6 +48,11 @@ class Cells:
         return len(self.start)
 
     @property
+    def arrays(self) -> tuple[Bytes, Int32s, Int32s, Bytes]:
+        """What kernels take of it."""
+        return self.buffer, self.start, self.length, self.kind
+
+    @property
     def size(self) -> int:
         """Return the bytes of all texts together."""
         return int(self.length.sum(dtype=np.int64))
@@ -144,12 +149,7 @@ def gather(cells: Cells) -> pa.StringArray:
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     size = cells.size
-    if size > TEXT_BYTES_MAX:
-        raise TailraceError(
-            Kind.DECODE_FAILED,
-            "decoded a column: its texts in one block are longer than 2 GiB",
-            "lower the source's largest frame, or exclude the table",
-        )
+    require_room(size)
     offsets = np.empty(len(cells) + 1, np.int32)
     out = np.empty(size + 8, np.uint8)
     perhaps_not_ascii = _copy(cells.buffer, cells.start, cells.length, offsets, out)
@@ -158,6 +158,19 @@ def gather(cells: Cells) -> pa.StringArray:
     if perhaps_not_ascii:
         require_utf8(array)
     return array
+
+
+def require_room(size: int) -> None:
+    """Check that an Arrow string array can hold so many bytes.
+
+    :raises TailraceError: `DECODE_FAILED`.
+    """
+    if size > TEXT_BYTES_MAX:
+        raise TailraceError(
+            Kind.DECODE_FAILED,
+            "decoded a column: its texts in one block are longer than 2 GiB",
+            "lower the source's largest frame, or exclude the table",
+        )
 
 
 def there(cells: Cells) -> tuple[Bytes | None, int]:

@@ -52,6 +52,10 @@ from tailrace.protocol.memory import address_of, i64_at, put_i32, put_u8, u8_at,
 # What kernels return, where it is more than a number.
 PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
 TRIPLE: Any = nb.types.UniTuple(nb.int64, 3)  # type: ignore[no-untyped-call]
+#: The cells of a column: the block's bytes, where each lies, how long it is, what it is; and where those of
+#: all columns lie.
+CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
+SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 # What a cell holds. The first three are pgoutput's own letters.
 NULL, TEXT, UNCHANGED, ABSENT = pg.NULL, pg.TEXT, pg.UNCHANGED, 0
@@ -393,17 +397,14 @@ def _clear(start, length, kind, r):  # type: ignore[no-untyped-def]
         kind[c, r] = ABSENT
 
 
-_SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
-
-
 @compiled(
     nb.void(
         FROZEN_BYTES,
         nb.uint8[::1],
         nb.int64[::1],
         nb.int64[::1],
-        *_SPANS,
-        *_SPANS,
+        *SPANS,
+        *SPANS,
         nb.uint8[::1],
         nb.int64[::1],
     )
@@ -468,7 +469,7 @@ def _unescaped(letter):  # type: ignore[no-untyped-def]
     return letter
 
 
-@compiled(nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]))
+@compiled(nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *SPANS, nb.int64[::1]))
 def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
     """Find the cells of lines in COPY's text format, and undo its escapes in place.
 
@@ -523,7 +524,7 @@ def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-unty
             return
 
 
-@compiled(nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]))
+@compiled(nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], *SPANS, nb.int64[::1]))
 def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
     """Find prefix and content of logical messages, as the two cells of a row."""
     result[0] = 0
@@ -545,7 +546,7 @@ def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-u
         kind[1, r] = TEXT
 
 
-@compiled(nb.void(nb.uint8[::1], nb.uint8[::1], nb.boolean[::1], *_SPANS, *_SPANS))
+@compiled(nb.void(nb.uint8[::1], nb.uint8[::1], nb.boolean[::1], *SPANS, *SPANS))
 def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_length, old_kind):  # type: ignore[no-untyped-def]
     """Complete the new cells from the old ones, in place.
 
@@ -563,9 +564,7 @@ def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_leng
                 kind[c, r] = old_kind[c, r]
 
 
-@compiled(
-    nb.void(FROZEN_BYTES, nb.uint8[::1], nb.uint8[::1], nb.int64[::1], *_SPANS, *_SPANS, nb.boolean[::1])
-)
+@compiled(nb.void(FROZEN_BYTES, nb.uint8[::1], nb.uint8[::1], nb.int64[::1], *SPANS, *SPANS, nb.boolean[::1]))
 def mark_changed_keys(  # type: ignore[no-untyped-def]
     b, op, old_mark, columns, start, length, kind, old_start, old_length, old_kind, changed
 ):

@@ -84,10 +84,9 @@ def _changed_keys(
     places = [c for c, column in enumerate(relation.columns) if column.name in key]
     changed = np.zeros(len(tuples), np.bool_)
     if places and tuples.old_mark.any():
-        current, old = tuples.current, tuples.old
         kernel.mark_changed_keys(
             tuples.buffer, tuples.op, tuples.old_mark, np.array(places, np.int64),
-            current.start, current.length, current.kind, old.start, old.length, old.kind, changed,
+            *tuples.current.arrays, *tuples.old.arrays, changed,
         )  # fmt: skip
     return places, np.flatnonzero(changed)
 

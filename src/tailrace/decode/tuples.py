@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tailrace.compiled import compiled
 from tailrace.decode import kernel
 from tailrace.decode.gather import Cells, Int32s
-from tailrace.decode.kernel import TEXT
+from tailrace.decode.kernel import SPANS, TEXT
 from tailrace.decode.shards import ShardPositions
 from tailrace.errors import REPORT_LOG, Kind, TailraceError
 from tailrace.model import Op, Relation
@@ -40,6 +40,18 @@ class Spans:
     def empty(cls, columns: int, changes: int) -> Spans:
         shape = (columns, changes)
         return cls(np.empty(shape, np.int32), np.empty(shape, np.int32), np.empty(shape, np.uint8))
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """What kernels take of them."""
+        return self.start, self.length, self.kind
+
+    def of(self, columns: npt.NDArray[np.intp]) -> Spans:
+        """Return the cells of some columns, copied."""
+        return Spans(self.start[columns], self.length[columns], self.kind[columns])
+
+    def copy(self) -> Spans:
+        return Spans(self.start.copy(), self.length.copy(), self.kind.copy())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,16 +130,14 @@ def find_tuples(
     in_key = np.array([c.in_identity for c in relation.columns] if relation else [], np.bool_)
     result = np.zeros(2, np.int64)
     buffer = raw
-    spans = (current.start, current.length, current.kind)
     if relation is None:
-        kernel.message_cells(raw, at, end, *spans, result)
+        kernel.message_cells(raw, at, end, *current.arrays, result)
     elif snapshot:
         first = int(at[0])
         buffer = raw[first : int(end[-1])].copy()  # escapes are undone in place
-        kernel.copy_cells(buffer, at - first, end - first, *spans, result)
+        kernel.copy_cells(buffer, at - first, end - first, *current.arrays, result)
     else:
-        olds = (old.start, old.length, old.kind)
-        kernel.tuple_cells(raw, op, at, end, *spans, *olds, old_mark, result)
+        kernel.tuple_cells(raw, op, at, end, *current.arrays, *old.arrays, old_mark, result)
     if result[0]:
         raise _failure(relation, int(result[0]), int(fields[kernel.LOG_OFFSET, result[1]]))
     if old_mark.any():
@@ -136,7 +146,7 @@ def find_tuples(
             # NULL in it is the key.
             in_key[:] = True
             old.kind[(old.kind == kernel.NULL) & (old_mark != WHOLE_ROW)] = kernel.ABSENT
-        kernel.take_from_old(op, old_mark, in_key, *spans, old.start, old.length, old.kind)
+        kernel.take_from_old(op, old_mark, in_key, *current.arrays, *old.arrays)
     return Tuples(relation, fields, op, raw, log_offset, buffer, current, old, old_mark, in_key, shards)
 
 
@@ -169,7 +179,6 @@ _HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
 
 _BACKSLASH, _X = map(ord, "\\x")
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 
 @compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64))
@@ -201,7 +210,7 @@ def _is_utf8(b, p, length):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled(nb.int64(FROZEN_BYTES, *_SPANS))
+@compiled(nb.int64(FROZEN_BYTES, *SPANS))
 def _hexadecimal_size(b, start, length, kind):  # type: ignore[no-untyped-def]
     # Bytes that the hexadecimal forms of all texts take that are not UTF-8.
     size = np.int64(0)
@@ -212,7 +221,7 @@ def _hexadecimal_size(b, start, length, kind):  # type: ignore[no-untyped-def]
     return size
 
 
-@compiled(nb.int64(FROZEN_BYTES, *_SPANS, nb.int64, nb.uint8[::1], nb.int64))
+@compiled(nb.int64(FROZEN_BYTES, *SPANS, nb.int64, nb.uint8[::1], nb.int64))
 def _write_hexadecimal(b, start, length, kind, first, out, to):  # type: ignore[no-untyped-def]
     # Lets the cells of such texts be what is written to `out`, which will lie at `first` behind the buffer.
     for c in range(start.shape[0]):
@@ -241,7 +250,7 @@ def in_utf8(tuples: Tuples) -> Tuples:
     if tuples.relation is None:
         return tuples  # the content of a message is bytes
     sides = (tuples.current, tuples.old)
-    more = sum(_hexadecimal_size(tuples.buffer, side.start, side.length, side.kind) for side in sides)
+    more = sum(_hexadecimal_size(tuples.buffer, *side.arrays) for side in sides)
     if more == 0:
         return tuples
     first = len(tuples.buffer)
@@ -251,7 +260,7 @@ def in_utf8(tuples: Tuples) -> Tuples:
         hint="exclude the column, or repair its values",
     )
     out, to = grown.buffer[first:], 0
-    current, old = (Spans(side.start.copy(), side.length.copy(), side.kind.copy()) for side in sides)
+    current, old = (side.copy() for side in sides)
     for side in (current, old):
-        to = _write_hexadecimal(tuples.buffer, side.start, side.length, side.kind, first, out, to)
+        to = _write_hexadecimal(tuples.buffer, *side.arrays, first, out, to)
     return replace(grown, current=current, old=old)

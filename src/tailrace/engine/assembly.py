@@ -44,7 +44,7 @@ from tailrace.engine.processing.handlers import Manual
 from tailrace.engine.processing.in_flight import TaskCounts
 from tailrace.engine.processing.processors import NullProcessor, Runner, runner_of
 from tailrace.engine.threads import SystemClock
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import TailraceError
 from tailrace.records.batch import Offset, Partition
 from tailrace.records.group import Group
 from tailrace.transforms import factory
@@ -335,7 +335,7 @@ def _terms(
 
 def _warn_of_ignored(options: EngineOptions, *, wanted: bool, is_for_nothing: bool) -> None:
     storage = options.offset_storage
-    in_kafka = options.kafka is not None or (storage is not None and storage.type == "kafka")
+    in_kafka = options.offsets_in_kafka is not None
     if options.atomic_source_offset_commit and not in_kafka and (wanted or is_for_nothing):
         log.warning(
             "atomic_source_offset_commit is ignored: the engine's offsets are not kept in Kafka",
@@ -358,9 +358,8 @@ def connector_of(given: SourceConnector | Callable[[], SourceConnector] | str) -
         given = _made(given)
     lacking = [method for method in METHODS if not callable(getattr(given, method, None))]
     if lacking:
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"create the engine: {type(given).__name__} is no connector, it has no {', '.join(lacking)}",
+        raise invalid(
+            f"{type(given).__name__} is no connector, it has no {', '.join(lacking)}",
             "a connector is a tailrace.engine.contracts.SourceConnector",
         )
     return given
@@ -368,9 +367,8 @@ def connector_of(given: SourceConnector | Callable[[], SourceConnector] | str) -
 
 def _made(make: Callable[[], SourceConnector]) -> SourceConnector:
     if not callable(make):
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"create the engine: {type(make).__name__} is no connector",
+        raise invalid(
+            f"{type(make).__name__} is no connector",
             "give a name, a class, or a tailrace.engine.contracts.SourceConnector",
         )
     try:
@@ -378,9 +376,8 @@ def _made(make: Callable[[], SourceConnector]) -> SourceConnector:
     except TailraceError:
         raise
     except Exception as error:
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"create the engine: making the connector raised {type(error).__name__}",
+        raise invalid(
+            f"making the connector raised {type(error).__name__}",
             "a connector is made without arguments; what it needs comes with start",
         ) from error
 
@@ -425,9 +422,8 @@ def _converter(given: Converter | Extension | Mapping[str, Any] | str | None) ->
     if isinstance(given, Extension):
         given = converters.build(given.type, given.options)
     if given is not None and not isinstance(given, Converter):
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"create the engine: {type(given).__name__} is no converter",
+        raise invalid(
+            f"{type(given).__name__} is no converter",
             "a converter is a tailrace.converters.contract.Converter",
         )
     return given
@@ -438,8 +434,4 @@ def _section(given: Mapping[str, Any]) -> Extension:
         return Extension.model_validate(dict(given))
     except ValidationError as error:
         lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, Extension, ()))
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"create the engine: converter:{lines}",
-            "a converter's section has its type and its options",
-        ) from None
+        raise invalid(f"converter:{lines}", "a converter's section has its type and its options") from None

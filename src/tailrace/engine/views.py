@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.engine.lifecycle import State
 from tailrace.engine.supervision import Phase
-from tailrace.errors import TailraceError
+from tailrace.errors import TailraceError, error_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class TaskView:
             "state": str(self.state),
             "poll_s": round(self.poll_s, 6),
             "handler_s": round(self.handler_s, 6),
-            "errors": [_json(error) for error in self.errors],
-            "error": _json(self.error),
+            "errors": [error_json(error) for error in self.errors],
+            "error": error_json(self.error),
         }
 
 
@@ -75,10 +75,6 @@ class EngineView:
             "name": self.name,
             "state": str(self.state),
             "tasks": [task.as_json() for task in self.tasks],
-            "error": _json(self.error),
+            "error": error_json(self.error),
             "story": self.story,
         }
-
-
-def _json(error: TailraceError | None) -> dict[str, Any] | None:
-    return None if error is None else error.as_json()

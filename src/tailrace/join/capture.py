@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import failpoints
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.errors import Stopped, TailraceError
@@ -139,7 +139,7 @@ class KafkaJoinCapture:
         reader = self._reader_of(self._section)
         try:
             directory = LogDirectory.create_or_open(self._path, fingerprint(self._section, reader))
-            writer = LogWriter.open(directory, "0", options=self._options, listener=self._listener)
+            writer = LogWriter.open(directory, TASK, options=self._options, listener=self._listener)
             try:
                 self._durable = writer.durable
                 self._stream(_Stream(self._section, reader, writer))

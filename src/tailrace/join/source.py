@@ -70,7 +70,7 @@ class KafkaJoinSource:
 
     def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> KafkaJoinCheck:
         """Return the preflight."""
-        return KafkaJoinCheck(cast(KafkaJoinSection, pipeline.source), directory)
+        return KafkaJoinCheck(cast(KafkaJoinSection, pipeline.source))
 
     def findings_together(self, checks: Sequence[KafkaJoinCheck]) -> Iterator[Finding]:
         """Sources of this type need nothing together."""
@@ -128,8 +128,8 @@ def _messages(reader: MessageReader, place: Place, end: int) -> Iterator[pa.Reco
 class KafkaJoinCheck:
     """Preflight: the topics are there, may be read, and hold what is joined."""
 
-    def __init__(self, section: KafkaJoinSection, directory: LogDirectory | None) -> None:
-        self._section, self._directory = section, directory
+    def __init__(self, section: KafkaJoinSection) -> None:
+        self._section = section
         self._reader: MessageReader | None = None
 
     def connect(self) -> Iterator[Finding]:

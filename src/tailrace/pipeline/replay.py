@@ -21,12 +21,12 @@ from tailrace.config import ColumnPolicy, FolderSink, PipelineConfig, SinkConfig
 from tailrace.config.patterns import one_column
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
-from tailrace.pipeline.log.positions import LogPoint, locate
 from tailrace.pipeline.log.schemas import versions
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import CaptureView, PipelineState, PipelineView, SourceView
 from tailrace.protocol.renames import Renames
+from tailrace.ranges.positions import LogPoint, locate
 from tailrace.sinks.build import build
 from tailrace.spark.java import require_java
 

@@ -15,7 +15,7 @@ of our own in the same envelope. All integers on the wire are big-endian.
               'B' a snapshot begins, consistent with `lsn`; rows follow until
               'E' the snapshot ends; the log's position becomes `lsn`.
               'P' progress: the source has nothing for us before `lsn`. Its json may be a marker: see
-              `tailrace.realtime.markers`.
+              `tailrace.realtime.switching`.
               'F' facts about one table from the catalogue, keyed by `relation` in the json.
               'S' how far one shard of a source with several logs is, keyed by `shard` in the json.
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -72,10 +71,6 @@ class RealtimeView:
     switches: int = 0
     fall_backs: int = 0
     restored_rows: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the view as one JSON object."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class RealtimePath:

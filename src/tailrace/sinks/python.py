@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tailrace import __version__
 from tailrace.backoff import Backoff
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory, encode_name
@@ -92,7 +91,7 @@ class PythonSink:
         durable.make_directory(self._log_path / READERS)
         file = self._log_path / READERS / f".{encode_name(self.name)}.lock"
         self._lock = locked(file, self.name, self._log_path)
-        self._origin = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
+        self._origin = SourceInfo.of(pipeline, log.source)
         self._partition = {"pipeline": pipeline, "slot": log.source.slot}
         self._pool = Pool(_THREADS, f"sink {self.name}", self)
 

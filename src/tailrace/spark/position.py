@@ -6,7 +6,6 @@ that also names the log and the task: offsets of one log mean nothing in another
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
 from typing import Any
 
@@ -15,10 +14,7 @@ from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.column_policy import EVERYTHING, TablePolicy
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import parse_lsn
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
+from tailrace.ranges.positions import locate, parse_point
 
 
 def opened(path: str, task: str) -> LogReader:
@@ -88,15 +84,11 @@ def resolve(reader: LogReader, place: str) -> int:
         return reader.start
     if text.lower() == "latest":
         return reader.end().offset
-    if text.isdecimal():
-        return checked(reader, int(text))
-    if "/" in text:
-        try:
-            lsn = parse_lsn(text)
-        except ValueError as error:
-            raise _no_place(place) from error
-        return reader.boundary_at_position(lsn)
-    return reader.boundary_at_time(_time_us(place))
+    try:
+        point = parse_point(text)
+    except ValueError as error:
+        raise _no_place(place) from error
+    return checked(reader, point.value) if point.kind == "offset" else locate(reader, point)
 
 
 def checked(reader: LogReader, offset: int) -> int:
@@ -132,16 +124,6 @@ class LogPosition:
                 "new checkpoint and a new target",
             )
         return int(kept["offset"])
-
-
-def _time_us(place: str) -> int:
-    try:
-        time = dt.datetime.fromisoformat(place)
-    except ValueError as error:
-        raise _no_place(place) from error
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=dt.UTC)
-    return (time - _EPOCH) // _MICROSECOND
 
 
 def _no_place(place: str) -> TailraceError:

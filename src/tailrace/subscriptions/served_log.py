@@ -28,11 +28,11 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, Relation, ValueModes
 from tailrace.pipeline.log.consumer import next_piece
 from tailrace.pipeline.log.inspection import origin_of
-from tailrace.pipeline.log.positions import locate, parse_point
 from tailrace.pipeline.log.root import log_folders
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.ranges.changes import stretches_of, with_renames
 from tailrace.ranges.plan import MIB, Piece
+from tailrace.ranges.positions import locate, parse_point
 from tailrace.subscriptions.events import DecodedRange, EventLines, chosen
 from tailrace.subscriptions.filters import ChangeFilter
 

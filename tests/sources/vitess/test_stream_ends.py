@@ -11,7 +11,7 @@ from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.sources.vitess.connection.errors import CLUSTER_EVENT, Status, from_status
 from tailrace.sources.vitess.connection.vtgate import answer_of
 from tailrace.sources.vitess.resharding.events import EndReason
-from tailrace.sources.vitess.streaming.stream_ends import stream_ended
+from tailrace.sources.vitess.streaming.stream_events import stream_ended
 
 JOURNAL = (
     "vttablet: rpc error: code = Internal desc = not all journaling participants are in the stream: journal: "

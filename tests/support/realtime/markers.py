@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.protocol import frames
-from tailrace.realtime.markers import Marker, MarkerKind
+from tailrace.realtime.switching import Marker, MarkerKind
 
 
 def markers_in(content: frames.Bytes) -> list[tuple[int, Marker]]:

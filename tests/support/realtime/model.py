@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tailrace.realtime.markers import Marker, MarkerKind
 from tailrace.realtime.switching import (
     LogCommand,
     LogEvent,
     LogMode,
     LogSide,
+    Marker,
+    MarkerKind,
     RealtimeCommand,
     RealtimeEvent,
     RealtimeMode,

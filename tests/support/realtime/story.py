@@ -21,7 +21,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
 from tailrace.errors import TailraceError
 from tailrace.realtime import control
-from tailrace.realtime.markers import MarkerKind
+from tailrace.realtime.switching import MarkerKind
 from tests.support.kafka.reading import read_topic
 from tests.support.realtime.child import STALL
 from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Shard, announced

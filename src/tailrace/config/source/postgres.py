@@ -7,7 +7,6 @@ result must not be logged, stored or put into an error.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from typing import Annotated, Any, Literal, Self
@@ -24,7 +23,7 @@ from tailrace.config.patterns import (
     matches_any_prefix,
 )
 from tailrace.config.source.libpq import OWN_OPTIONS, LibpqOptions, parse_dsn, secret_options
-from tailrace.config.source.section import SourceSection
+from tailrace.config.source.section import SourceSection, is_loopback
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
 
@@ -390,13 +389,5 @@ def _is_local(options: dict[str, str]) -> bool:
     if "service" in options and not (options.get("host") or options.get("hostaddr")):
         return False  # the service file may name any host
     hosts = options.get("hostaddr") or options.get("host") or os.environ.get("PGHOST", "")
-    return all(_is_local_host(host.strip()) for host in hosts.split(","))
-
-
-def _is_local_host(host: str) -> bool:
-    if not host or host == "localhost" or host[0] in "/@":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    named = (host for each in hosts.split(",") if (host := each.strip()))
+    return all(host[0] in "/@" or is_loopback(host) for host in named)

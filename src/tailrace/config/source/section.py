@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -59,3 +60,13 @@ class SourceSection(ValueHandling, ColumnPolicy):
     def for_pipeline(self, _name: str) -> Self:
         """Return the section with the defaults that need the name of its pipeline."""
         return self
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host's name or address means this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Annotated, Literal, Self
 
@@ -10,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tailrace.config.fields import MIB, ByteCount, FileName, Text
 from tailrace.config.patterns import Patterns, TablePattern, matches_any
-from tailrace.config.source.section import SourceSection
+from tailrace.config.source.section import SourceSection, is_loopback
 from tailrace.secrets import Secret
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
@@ -130,10 +129,11 @@ class VitessSource(SourceSection):
     @property
     def uses_tls(self) -> bool:
         """Whether the connection is by TLS."""
+        if self.tls is not None:
+            return self.tls != "disable"
+        names = (host.rpartition(":")[0].strip("[]") for host in self.hosts)
         given = self.tls_ca or self.tls_certificate or self.tls_server_name
-        if self.tls is None:
-            return bool(given) or not all(_is_local(host) for host in self.hosts)
-        return self.tls != "disable"
+        return bool(given) or not all(map(is_loopback, names))
 
     def captures(self, table: str) -> bool:
         """Return whether `tables` means this table of the keyspace and `tables_exclude` does not."""
@@ -152,13 +152,3 @@ class VitessSource(SourceSection):
     @property
     def partition(self) -> dict[str, str]:
         return {"keyspace": self.keyspace}
-
-
-def _is_local(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -64,20 +64,20 @@ class _Translation:
         self._logical = _CONNECT | _DEBEZIUM if logical_types else _CONNECT
         self._known: dict[str, Document] = {}
 
-    def of(self, schema: Document, namespace: str = "") -> Any:
-        found = self._plain(schema, namespace)
+    def of(self, schema: Document) -> Any:
+        found = self._plain(schema)
         if not schema["optional"]:
             return found
         return ["null", found] if schema.get("default") is None else [found, "null"]
 
-    def _plain(self, schema: Document, namespace: str) -> Any:
+    def _plain(self, schema: Document) -> Any:
         kind = schema["type"]
         if kind == "struct":
-            return self._record(schema, namespace)
+            return self._record(schema)
         if kind == "array":
-            return {"type": "array", "items": self.of(schema["items"], namespace), **_told(schema)}
+            return {"type": "array", "items": self.of(schema["items"]), **_told(schema)}
         if kind == "map":
-            return {"type": "map", "values": self.of(schema["values"], namespace), **_told(schema)}
+            return {"type": "map", "values": self.of(schema["values"]), **_told(schema)}
         extra = {**self._logic(schema), **_told(schema)}
         if kind in ("int8", "int16"):
             extra["connect.type"] = kind
@@ -93,7 +93,7 @@ class _Translation:
             return {"scale": scale, "precision": precision, **logical}
         return {"logicalType": self._logical[name]} if name in self._logical else {}
 
-    def _record(self, schema: Document, namespace: str) -> Any:
+    def _record(self, schema: Document) -> Any:
         given = schema.get("name")
         name = given or f"{_NAMESPACE}.{_NAMELESS}{self._nameless(schema)}"
         full = ".".join(map(self._adjust, name.split(".")))
@@ -105,15 +105,15 @@ class _Translation:
         self._known[full] = same
         within, _, last = full.rpartition(".")
         adjust = (lambda name: name) if _is_own(name) else self._adjust
-        fields = [self._field(field, within, adjust) for field in schema["fields"]]
+        fields = [self._field(field, adjust) for field in schema["fields"]]
         names = [field["name"] for field in fields]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise _invalid(f"two columns would be the field {twice!r}", full)
         noted = _told({**schema, "name": given and full})
         return {"type": "record", "name": last, "namespace": within, "fields": fields, **noted}
 
-    def _field(self, field: Document, namespace: str, adjust: Adjustment) -> dict[str, Any]:
-        found = {"name": adjust(field["field"]), "type": self.of(field, namespace)}
+    def _field(self, field: Document, adjust: Adjustment) -> dict[str, Any]:
+        found = {"name": adjust(field["field"]), "type": self.of(field)}
         default = field.get("default")
         if default is not None or field["optional"]:
             found["default"] = default

@@ -14,6 +14,7 @@ from tailrace.converters.cells.from_columns import Specials, field_of, field_val
 from tailrace.converters.cells.json_values import Values, json_texts
 from tailrace.converters.connect_schemas import STRING, EventSchemas, Schema, struct
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, schema_name_of
+from tailrace.converters.headers import headers_of
 from tailrace.decode.values import forms
 from tailrace.model import OWN_FORMS
 from tailrace.records.events import Converted
@@ -68,11 +69,10 @@ def plain_values(group: Group, prefix: str, *, has_schema: bool = True) -> Plain
     keys, key = _described(group, "key", f"{name}.Key", has_schema)
     values, value = _described(group, "value", f"{name}.Value", has_schema)
     has_keys = keys.odd is not None or keys.array.null_count < len(keys.array)
-    headers = group.column("headers")
     return PlainValues(
         keys if has_keys else None,
         values,
-        headers if pa.types.is_struct(headers.type) else None,
+        headers_of(group),
         EventSchemas(value, key if has_keys else None),
     )
 

@@ -104,16 +104,13 @@ class RowImage:
         cells, at = self._cells, np.array(places, np.intp)
         assert cells is not None
 
-        def taken(spans: Spans) -> Spans:
-            return Spans(spans.start[at], spans.length[at], spans.kind[at])
-
         styles = [cells.styles[place] for place in places]
-        of_places = RowCells(styles, cells.buffer, taken(cells.current), taken(cells.old))
+        of_places = RowCells(styles, cells.buffer, cells.current.of(at), cells.old.of(at))
         return RowImage([self.fields[place] for place in places], self._count, of_places)
 
     def _read(self, spans: Spans) -> list[ColumnValues]:
         assert self._cells is not None
-        found = zip(self.fields, spans.start, spans.length, spans.kind, strict=True)
+        found = zip(self.fields, *spans.arrays, strict=True)
         buffer = self._cells.buffer
         return [
             ColumnValues(of_cells(Cells(buffer, start, length, kind), field.how), kind)
@@ -165,7 +162,7 @@ def _rounded(cells: RowCells, fields: Sequence[Field]) -> RowCells:
     ]
     if not places:
         return cells
-    current, old = _copied(current), _copied(old)
+    current, old = current.copy(), old.copy()
     styles, parts, size = list(cells.styles), [cells.buffer], len(cells.buffer)
     for place in places:
         for spans in (current, old):
@@ -183,10 +180,6 @@ def _is_long(cells: RowCells, place: int) -> bool:
         and has_long_and_large(cells.buffer, spans.start[place], spans.length[place], spans.kind[place])
         for spans in (cells.current, cells.old)
     )
-
-
-def _copied(spans: Spans) -> Spans:
-    return Spans(spans.start.copy(), spans.length.copy(), spans.kind.copy())
 
 
 def _put(spans: Spans, place: int, texts: pa.Array, parts: list[Bytes], size: int) -> int:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from tailrace import __version__
 from tailrace.decode import kernel
 from tailrace.decode.envelope import image_choices
 from tailrace.decode.json import json_kernel
@@ -30,7 +31,7 @@ from tailrace.decode.shards import rows_of
 from tailrace.decode.tuples import Tuples
 from tailrace.decode.types import column_types
 from tailrace.decode.values import forms
-from tailrace.model import OWN_FORMS, Op
+from tailrace.model import OWN_FORMS, Op, SourceFingerprint
 from tailrace.protocol.frames import Numbers
 
 # Rows of the numbers that a template may name: positions and times of each change; others come after them.
@@ -47,6 +48,11 @@ class SourceInfo:
     database: str
     version: str
     connector: str = "postgresql"
+
+    @classmethod
+    def of(cls, name: str, source: SourceFingerprint) -> SourceInfo:
+        """Return what the source of a log is to be called."""
+        return cls(name, source.database, __version__, source.type)
 
     @property
     def has_shards(self) -> bool:

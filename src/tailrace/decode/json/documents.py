@@ -96,8 +96,7 @@ def write(
         plan.rows, plan.op, numbers, *texts, np.array([slot for _, slot in template], np.int64),
         plan.choice, plan.wanted, *joined(columns.names), np.array(columns.styles, np.int64),
         *joined(columns.unavailable), *joined(columns.absent),
-        old.start, old.length, old.kind, current.start, current.length, current.kind,
-        coded.codes, coded_each, coded_texts, coded_at,
+        *old.arrays, *current.arrays, coded.codes, coded_each, coded_texts, coded_at,
         np.empty(max(_longest(current), _longest(old)) + 1, np.uint8),
     )  # fmt: skip
     size = (len(texts[0]) + 160 + 2 * sum(map(len, columns.names))) * int(np.count_nonzero(plan.op))
@@ -114,7 +113,7 @@ def render(cells: Cells, style: int) -> pa.LargeStringArray:
     """
     scratch = np.empty(int(cells.length.max(initial=0)) + 1, np.uint8)
     arguments = (cells.start, cells.length, cells.kind, style, scratch)
-    size = int(cells.length.sum(dtype=np.int64)) * 5 // 4 + 8 * len(cells)
+    size = cells.size * 5 // 4 + 8 * len(cells)
     there = cells.kind == TEXT
     return _array(json_kernel.write_values, cells.buffer, arguments, len(cells), size, there)
 

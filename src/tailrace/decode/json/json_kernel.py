@@ -15,7 +15,7 @@ import numpy as np
 
 from tailrace.compiled import compiled
 from tailrace.decode.gather import copy_bytes
-from tailrace.decode.kernel import NONE, NULL, TEXT, TRIPLE, UNCHANGED
+from tailrace.decode.kernel import NONE, NULL, SPANS, TEXT, TRIPLE, UNCHANGED
 from tailrace.decode.values.decimals import trimmed, write_money, write_unscaled
 from tailrace.decode.values.floats import write_java
 from tailrace.decode.values.forms import (
@@ -85,7 +85,6 @@ _SCALE = np.frombuffer(b'{"scale":', np.uint8)
 _VALUE = np.frombuffer(b',"value":"', np.uint8)
 
 _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
-_SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 _TEXTS = (FROZEN_BYTES, nb.int64[::1])  # laid end to end, and where each begins
 
 
@@ -327,7 +326,7 @@ def _write_cell(b, p, length, style, scratch, out, to):  # type: ignore[no-untyp
 
 @compiled(
     nb.int64(
-        FROZEN_BYTES, nb.int64, nb.boolean[::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS, *_SPANS,
+        FROZEN_BYTES, nb.int64, nb.boolean[::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS, *SPANS,
         nb.uint8[::1], nb.uint8[::1], nb.int64,
     )
 )  # fmt: skip
@@ -431,7 +430,7 @@ def _values_need(r, styles, length, old_length):  # type: ignore[no-untyped-def]
     TRIPLE(
         FROZEN_BYTES, nb.int64, nb.int64[::1], nb.uint8[::1], nb.int64[:, ::1], *_TEXTS, nb.int64[::1],
         nb.uint8[:, ::1], nb.boolean[:, ::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS,
-        *_SPANS, *_SPANS, nb.int64[::1], nb.int64, *_TEXTS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
+        *SPANS, *SPANS, nb.int64[::1], nb.int64, *_TEXTS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
     )
 )  # fmt: skip
 def write_documents(  # type: ignore[no-untyped-def]

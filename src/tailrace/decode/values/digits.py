@@ -20,8 +20,7 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 from tailrace.compiled import compiled
-from tailrace.decode.kernel import TEXT
-from tailrace.protocol.frames import FROZEN_BYTES
+from tailrace.decode.kernel import CELLS, TEXT
 from tailrace.protocol.memory import address_of, i64_at, u8_at
 
 #: Digits that 64 bits hold whatever they are.
@@ -157,10 +156,7 @@ def _nearest_double(w, exponent):  # type: ignore[no-untyped-def]
     return bits, 0 < power < 2047
 
 
-_CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
-
-
-@compiled(*[nb.boolean(*_CELLS, nb.int64, whole[::1]) for whole in (nb.int16, nb.int32, nb.int64)])
+@compiled(*[nb.boolean(*CELLS, nb.int64, whole[::1]) for whole in (nb.int16, nb.int32, nb.int64)])
 def read_integers(buffer, start, length, kind, highest, values):  # type: ignore[no-untyped-def]
     """Read a column of integers from `-highest - 1` to `highest`; false if a cell is none."""
     b = address_of(buffer)
@@ -178,7 +174,7 @@ def read_integers(buffer, start, length, kind, highest, values):  # type: ignore
     return True
 
 
-@compiled(nb.boolean(*_CELLS, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1]))
+@compiled(nb.boolean(*CELLS, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1]))
 def read_decimals(buffer, start, length, kind, scale, unit, bound, values):  # type: ignore[no-untyped-def]
     """Read a column of numbers with `scale` digits after the point, which is missing if that is 0;
     false if a cell is none.
@@ -230,7 +226,7 @@ def _exponent_at(b, first, end):  # type: ignore[no-untyped-def]
     return np.int64(0), end
 
 
-@compiled(nb.boolean(*_CELLS, nb.uint64[::1]))
+@compiled(nb.boolean(*CELLS, nb.uint64[::1]))
 def read_doubles(buffer, start, length, kind, values):  # type: ignore[no-untyped-def]
     """Read a column of floating-point numbers as the bits of doubles; false if a cell is none, is
     not finite, or is too close to 0 to be a normal double.

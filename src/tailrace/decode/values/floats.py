@@ -13,7 +13,7 @@ import numba as nb
 import numpy as np
 
 from tailrace.compiled import compiled
-from tailrace.decode.kernel import TEXT
+from tailrace.decode.kernel import CELLS, TEXT
 from tailrace.decode.values.text_writers import write_base64, write_integer
 from tailrace.protocol.frames import FROZEN_BYTES
 
@@ -173,7 +173,7 @@ def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
 
 
 @compiled(
-    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
+    nb.boolean(*CELLS)
 )  # fmt: skip
 def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
     """Return whether there may be a number of which PostgreSQL writes more digits than Java: one that lies

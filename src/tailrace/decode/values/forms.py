@@ -12,7 +12,7 @@ import numpy as np
 
 from tailrace.compiled import compiled
 from tailrace.decode.gather import copy_bytes
-from tailrace.decode.kernel import PAIR, TEXT
+from tailrace.decode.kernel import CELLS, PAIR, TEXT
 from tailrace.decode.values.decimals import trimmed, write_money, write_unscaled
 from tailrace.decode.values.floats import write_bits
 from tailrace.decode.values.hstore import write_object
@@ -231,10 +231,7 @@ def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-_CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
-
-
-@compiled(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]))
+@compiled(nb.int64(*CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_numbers(b, start, length, kind, form, values, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column in a form of numbers; returns how many cells have another form.
 
@@ -254,7 +251,7 @@ def read_numbers(b, start, length, kind, form, values, valid, outcome):  # type:
     return specials
 
 
-@compiled(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
+@compiled(nb.int64(*CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_texts(b, start, length, kind, style, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column in a form of texts; returns how many cells have another form.
 
@@ -277,7 +274,7 @@ def read_texts(b, start, length, kind, style, offsets, out, valid, outcome):  # 
     return specials
 
 
-@compiled(nb.int64(*_CELLS, nb.int32[::1], nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
+@compiled(nb.int64(*CELLS, nb.int32[::1], nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_variable_scales(b, start, length, kind, scales, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
     """Read numbers of any scale: the digits after the point, and the bytes of the unscaled number.
 

@@ -9,7 +9,7 @@ import numba as nb
 import numpy as np
 
 from tailrace.compiled import compiled
-from tailrace.decode.kernel import TEXT, TRIPLE
+from tailrace.decode.kernel import CELLS, TEXT, TRIPLE
 from tailrace.decode.values.literals import item_end, unquote_item
 from tailrace.decode.values.text_writers import write_letter
 from tailrace.protocol.frames import FROZEN_BYTES
@@ -91,11 +91,7 @@ def write_object(b, p, length, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@compiled(
-    nb.int64(
-        FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.uint8[::1], nb.uint8[::1]
-    )
-)
+@compiled(nb.int64(*CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]))
 def measure_maps(b, start, length, kind, offsets, valid, outcome):  # type: ignore[no-untyped-def]
     """Count the pairs of a column of hstores in `offsets`; returns how many cells are none.
 

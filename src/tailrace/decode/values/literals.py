@@ -15,7 +15,7 @@ import numpy as np
 
 from tailrace.compiled import compiled
 from tailrace.decode.gather import copy_bytes
-from tailrace.decode.kernel import PAIR, TEXT, TRIPLE
+from tailrace.decode.kernel import CELLS, PAIR, TEXT, TRIPLE
 from tailrace.decode.values.digits import eight
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, i64_at, u8_at, u16_at, u32_at
@@ -32,8 +32,6 @@ _MICROSECONDS = np.array([10 ** (6 - digits) for digits in range(7)], np.uint64)
 
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
-
-_CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
 
 
 @nb.njit(inline="always")
@@ -188,7 +186,7 @@ def _usual_stamp(b, p, end):  # type: ignore[no-untyped-def]
     return days * US_A_DAY + seconds * 1_000_000 + np.int64(fraction), bad
 
 
-@compiled(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1]))
+@compiled(nb.int64(*CELLS, nb.int64, nb.int64[::1], nb.uint8[::1]))
 def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # type: ignore[no-untyped-def]
     """Read a column of dates or timestamps; returns how many cells are not `PLAIN`."""
     specials = 0
@@ -215,7 +213,7 @@ def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # ty
     return specials
 
 
-@compiled(nb.int64(*_CELLS, nb.uint8[::1], nb.uint8[::1]))
+@compiled(nb.int64(*CELLS, nb.uint8[::1], nb.uint8[::1]))
 def read_booleans(buffer, start, length, kind, values, outcome):  # type: ignore[no-untyped-def]
     """Read a column of booleans; returns how many cells are none."""
     specials = 0
@@ -254,7 +252,7 @@ def is_hex(b, p, length):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled(nb.int64(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
+@compiled(nb.int64(*CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_byteas(b, start, length, kind, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column of bytea in hex form; `out` has room for half of the cells' lengths."""
     specials = 0
@@ -333,7 +331,7 @@ def measure_array(b, p, length, delimiter):  # type: ignore[no-untyped-def]
     return items, size
 
 
-@compiled(TRIPLE(*_CELLS, nb.int64, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]))
+@compiled(TRIPLE(*CELLS, nb.int64, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]))
 def measure_arrays(b, start, length, kind, delimiter, offsets, valid, outcome):  # type: ignore[no-untyped-def]
     """Measure a column of arrays: specials, items, bytes of items; `offsets` counts items."""
     specials = np.int64(0)

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from tailrace.compiled import compiled
 from tailrace.decode.gather import Cells, gather
-from tailrace.decode.kernel import NULL, TEXT
+from tailrace.decode.kernel import CELLS, NULL, TEXT
 from tailrace.decode.tuples import Spans, Tuples
-from tailrace.protocol.frames import FROZEN_BYTES, Bytes
+from tailrace.protocol.frames import Bytes
 
 #: Hexadecimal digits of a hash.
 HASH_LENGTH = 64
@@ -87,7 +87,7 @@ def nulled(tuples: Tuples, place: int) -> None:
         side.length[place][there] = 0
 
 
-@compiled(nb.void(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64))
+@compiled(nb.void(*CELLS, nb.int64))
 def _shorten(b, start, length, kind, characters):  # type: ignore[no-untyped-def]
     # A character begins at a byte that does not continue another one.
     for r in range(len(start)):

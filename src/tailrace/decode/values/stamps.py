@@ -50,6 +50,16 @@ def write_two(value, out, to):  # type: ignore[no-untyped-def]
     return to + 2
 
 
+@nb.njit(inline="always")
+def write_clock(seconds, out, to):  # type: ignore[no-untyped-def]
+    """Write seconds since midnight as `04:05:11`."""
+    to = write_two(seconds // 3600, out, to)
+    out[to] = 58
+    to = write_two(seconds // 60 % 60, out, to + 1)
+    out[to] = 58
+    return write_two(seconds % 60, out, to + 1)
+
+
 @compiled(nb.int64(nb.int64, nb.boolean, nb.uint8[::1], nb.int64))
 def write_date(days, is_iso, out, to):  # type: ignore[no-untyped-def]
     """Write days since 1970 as `2018-06-20`.
@@ -121,14 +131,8 @@ def _write_stamps(values, is_date, in_utc, iso_digits, ends, out):  # type: igno
         to = write_date(days, is_iso, out, to)
         if not is_date:
             us = values[r] - days * 86_400_000_000
-            seconds = us // 1_000_000
             out[to] = 84 if is_iso else 32
-            to = write_two(seconds // 3600, out, to + 1)
-            out[to] = 58
-            to = write_two(seconds // 60 % 60, out, to + 1)
-            out[to] = 58
-            to = write_two(seconds % 60, out, to + 1)
-            point = to
+            point = to = write_clock(us // 1_000_000, out, to + 1)
             to = write_fraction(us % 1_000_000, out, to)
             if iso_digits > 0 and to == point:
                 out[to] = 46

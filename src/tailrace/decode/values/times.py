@@ -12,7 +12,7 @@ import numpy as np
 
 from tailrace.compiled import compiled
 from tailrace.decode.values.literals import TIMESTAMPTZ, US_A_DAY, zone
-from tailrace.decode.values.stamps import write_date, write_fraction, write_two
+from tailrace.decode.values.stamps import write_clock, write_date, write_fraction, write_two
 from tailrace.decode.values.text_writers import write_integer
 from tailrace.protocol.frames import FROZEN_BYTES
 
@@ -155,12 +155,7 @@ def interval_us(b, p, length):  # type: ignore[no-untyped-def]
 @compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
 def write_time_iso(us, out, to):  # type: ignore[no-untyped-def]
     """Write microseconds since midnight as `04:05:11.789Z`."""
-    seconds = us // 1_000_000
-    to = write_two(seconds // 3600, out, to)
-    out[to] = 58
-    to = write_two(seconds // 60 % 60, out, to + 1)
-    out[to] = 58
-    to = write_two(seconds % 60, out, to + 1)
+    to = write_clock(us // 1_000_000, out, to)
     to = write_fraction(us % 1_000_000, out, to)
     out[to] = 90
     return to + 1
@@ -173,12 +168,7 @@ def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
     of_day = ms - days * 86_400_000
     to = write_date(days, False, out, to)
     out[to] = 84
-    seconds = of_day // 1000
-    to = write_two(seconds // 3600, out, to + 1)
-    out[to] = 58
-    to = write_two(seconds // 60 % 60, out, to + 1)
-    out[to] = 58
-    to = write_two(seconds % 60, out, to + 1)
+    to = write_clock(of_day // 1000, out, to + 1)
     out[to] = 46
     out[to + 1] = 48 + of_day % 1000 // 100
     to = write_two(of_day % 100, out, to + 2)

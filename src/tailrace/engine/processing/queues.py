@@ -159,8 +159,6 @@ class FreeQueue:
         self._queue = Queue()
 
     def adding(self, ready: ReadyBatch, in_flight: InFlight, backoff: Backoff) -> Add:
-        """As `Queues.adding`."""
-
         def add(first: int, last: int, get: GetRecord) -> None:
             part = QueuedRecords(in_flight, get, range(first, last), backoff, (self._queue,))
             self._queue.parts.append(part)
@@ -168,11 +166,9 @@ class FreeQueue:
         return add
 
     def has_any(self) -> bool:
-        """As `Queues.has_any`."""
         return bool(self._queue.parts)
 
     def take(self) -> Queue:
-        """As `Queues.take`."""
         return self._queue
 
     def release(self, queue: Queue) -> None:
@@ -207,7 +203,6 @@ class KeyQueues:
         self._ready: deque[Queue] = deque()
 
     def adding(self, ready: ReadyBatch, in_flight: InFlight, backoff: Backoff) -> Add:
-        """As `Queues.adding`."""
         dealing = _Dealing(ready, self._queues, self._key_types)
         if not self._rate.is_quick:
             _ = dealing.keys  # found while the lock is free
@@ -229,26 +224,21 @@ class KeyQueues:
                 self.release(queue)
 
     def has_any(self) -> bool:
-        """As `Queues.has_any`."""
         return bool(self._ready)
 
     def take(self) -> Queue:
-        """As `Queues.take`."""
         return self._ready.popleft()
 
     def release(self, queue: Queue) -> None:
-        """As `Queues.release`."""
         queue.is_busy = bool(queue.parts)
         if queue.is_busy:
             self._ready.append(queue)
 
     def comes_first(self, part: QueuedRecords, queue: Queue) -> bool:
-        """As `Queues.comes_first`."""
         part.first_in = [*part.first_in, queue]
         return not part.waits
 
     def end(self, part: QueuedRecords, queue: Queue) -> None:
-        """As `Queues.end`."""
         if not (queue.parts and queue.parts[0] is part):
             return  # it was dealt out before this thread looked at it
         queue.parts.popleft()
@@ -258,7 +248,6 @@ class KeyQueues:
                 self.release(other)
 
     def deal_out(self) -> None:
-        """As `Queues.deal_out`."""
         for part in [part for part in self._queues[0].parts if part.dealing is not None]:
             self._deal_out(part)
 

@@ -72,7 +72,6 @@ class ThreadExecutor:
     # ------------------------------------------------------------------ the dispatching thread
 
     def has_room(self) -> bool:
-        """As `PartExecutor.has_room`."""
         self._is_full = True  # before the look: a thread that makes room meanwhile wakes the dispatcher
         if self._queued - self._limiter.settled >= QUEUED_MAX:
             return False
@@ -80,7 +79,6 @@ class ThreadExecutor:
         return True
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
-        """As `PartExecutor.add`."""
         in_flight = self._limiter.begin(ready.batch, self._committer, size_bytes)
         add = self._queues.adding(ready, in_flight, self._terms.backoff)
         for first, last, get in ready.runs(_RUN_RECORDS):
@@ -94,7 +92,6 @@ class ThreadExecutor:
         """As `PartExecutor.go_on`: threads begin when records are added."""
 
     def resume(self, part: QueuedRecords) -> None:
-        """As `PartExecutor.resume`."""
         [queue] = part.queues
         with self._lock:
             queue.parts.appendleft(part)
@@ -102,7 +99,6 @@ class ThreadExecutor:
             self._call_worker()
 
     def close(self) -> None:
-        """As `PartExecutor.close`."""
         with self._lock:
             self._ended = True
             self._pool.shutdown(wait=False, cancel_futures=True)

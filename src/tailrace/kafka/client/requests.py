@@ -18,7 +18,12 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from tailrace.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
@@ -74,6 +79,26 @@ def answer(asked: Future[_Found], timeout_s: float) -> _Found:
         # Of the future, which may be quicker than the client.
         late = KafkaError(KafkaError._TIMED_OUT, f"no answer within {timeout_s:.0f} s")  # noqa: SLF001
         raise KafkaException(late) from None
+
+
+def topic_creation(topic: NewTopic, *, only_check: bool) -> Callable[[AdminClient, float], None]:
+    """Return the request to make a topic; `only_check`: to say whether that could be done."""
+
+    def ask(admin: AdminClient, timeout_s: float) -> None:
+        asked = admin.create_topics([topic], validate_only=only_check, request_timeout=timeout_s)
+        answer(asked[topic.topic], timeout_s)
+
+    return ask
+
+
+def topic_settings(topic: str) -> Callable[[AdminClient, float], Mapping[str, Any]]:
+    """Return the question what a topic's settings are; each is answered with an object with `value`."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+
+    def ask(admin: AdminClient, timeout_s: float) -> Mapping[str, Any]:
+        return answer(admin.describe_configs([resource], request_timeout=timeout_s)[resource], timeout_s)
+
+    return ask
 
 
 _Client = TypeVar("_Client")

@@ -9,18 +9,13 @@ from typing import Any
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from tailrace.config.kafka import KafkaSinkConfig, TopicRule
 from tailrace.config.patterns import matches_any
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import error_of, failure_of
-from tailrace.kafka.client.requests import AdminClients, answer
+from tailrace.kafka.client.requests import AdminClients, topic_creation, topic_settings
 from tailrace.kafka.client.rights import TO_WRITE, denied, is_denial, require_rights
 
 log = structlog.get_logger(__name__)
@@ -216,16 +211,10 @@ class Topics:
             time.sleep(_POLL_S)
 
     def _limit(self, name: str) -> int | None:
-        resource = ConfigResource(ResourceType.TOPIC, name)
-
-        def ask(admin: AdminClient, timeout_s: float) -> Any:
-            asked = admin.describe_configs([resource], request_timeout=timeout_s)
-            return answer(asked[resource], timeout_s)
-
         try:
             # One that was made a moment ago may not be known everywhere yet.
             patience_s = self._timeout_s if self._config.create_topics else _ASK_S
-            return int(self._clients.ask(patience_s, ask)["max.message.bytes"].value)
+            return int(self._clients.ask(patience_s, topic_settings(name))["max.message.bytes"].value)
         except KafkaException as error:
             # It takes DESCRIBE_CONFIGS, which writing does not: the broker then says what is too large.
             log.info("size limit of a topic not known", topic=name, why=error_of(error).name())
@@ -239,13 +228,8 @@ class Topics:
 
     def _create(self, name: str, rule: TopicRule, *, only_check: bool = False) -> None:
         topic = NewTopic(name, rule.partitions, rule.replication_factor or -1, config=dict(rule.settings))
-
-        def ask(admin: AdminClient, timeout_s: float) -> None:
-            asked = admin.create_topics([topic], validate_only=only_check, request_timeout=timeout_s)
-            answer(asked[name], timeout_s)
-
         try:
-            self._clients.ask(self._timeout_s, ask)
+            self._clients.ask(self._timeout_s, topic_creation(topic, only_check=only_check))
         except KafkaException as error:
             if is_denial(error_of(error)):
                 # One that was made by another in the meantime need not be made.

@@ -20,15 +20,19 @@ import structlog
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
-    ConfigResource,
     NewTopic,
     OffsetSpec,
-    ResourceType,
 )
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import error_of, failure_of, is_unfit
-from tailrace.kafka.client.requests import AdminClients, answer, require_reachable
+from tailrace.kafka.client.requests import (
+    AdminClients,
+    answer,
+    require_reachable,
+    topic_creation,
+    topic_settings,
+)
 from tailrace.kafka.client.rights import TO_KEEP_OFFSETS, TO_WRITE, denied, is_denial, require_rights
 from tailrace.kafka.offsets import compaction
 from tailrace.kafka.offsets.compacted_read import ByPartition, CompactedRead, newer, newest_of
@@ -409,11 +413,11 @@ class OffsetsTopic:
         simple = NewTopic(self.name, compaction.PARTITIONS, -1, config=compaction.COMPACTED)
         try:
             try:
-                self._make(wanted, only_check=only_check)
+                self._clients.ask(self._timeout_s, topic_creation(wanted, only_check=only_check))
             except KafkaException as error:
                 if not is_unfit(error_of(error)):
                     raise
-                self._make(simple, only_check=only_check)
+                self._clients.ask(self._timeout_s, topic_creation(simple, only_check=only_check))
         except KafkaException as error:
             if is_denial(error_of(error)):
                 attempted = "create the offsets topic"
@@ -421,25 +425,12 @@ class OffsetsTopic:
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise failure_of(error_of(error), "create the offsets topic", topic=self.name) from error
 
-    def _make(self, topic: NewTopic, *, only_check: bool) -> None:
-        def ask(admin: AdminClient, timeout_s: float) -> None:
-            asked = admin.create_topics([topic], validate_only=only_check, request_timeout=timeout_s)
-            answer(asked[self.name], timeout_s)
-
-        self._clients.ask(self._timeout_s, ask)
-
     def _concerns(self, brokers: int) -> list[compaction.TopicWarning]:
         """Return what should be otherwise on a cluster of so many brokers.
 
         :raises TailraceError: `SINK_MISCONFIGURED` if it is not compacted.
         """
-        resource = ConfigResource(ResourceType.TOPIC, self.name)
-
-        def ask(admin: AdminClient, timeout_s: float) -> Any:
-            asked = admin.describe_configs([resource], request_timeout=timeout_s)
-            return answer(asked[resource], timeout_s)
-
-        found = self._asked(ask, "look at the offsets topic")
+        found = self._asked(topic_settings(self.name), "look at the offsets topic")
         settings = {name: entry.value for name, entry in found.items() if entry.value is not None}
         bootstrap = str(self._clients.settings["bootstrap.servers"])
         if (policy := settings["cleanup.policy"]) != "compact":

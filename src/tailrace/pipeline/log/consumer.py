@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tailrace import __version__
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import disclosure_is_kept
 from tailrace.changelog.format import HeldBlock
@@ -129,8 +128,7 @@ class LogConsumer:
             return False  # capture has yet to ask the server which columns they name today
         reader = LogReader.open(directory, TASK)
         self._log_id = directory.identity.log_id
-        of = directory.identity.source
-        self._origin = SourceInfo(self._pipeline.name, of.database, __version__, of.type)
+        self._origin = SourceInfo.of(self._pipeline.name, directory.identity.source)
         self._at = self._first(reader)
         self._register(Readers(directory), reader.boundary_up_to(self._at))
         self._handled = self._released = self._at

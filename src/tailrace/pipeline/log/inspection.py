@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from tailrace import __version__
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.format import BlockRef
 from tailrace.changelog.reader import LogReader
@@ -29,12 +28,12 @@ from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.pipeline.log.consumer import next_piece
-from tailrace.pipeline.log.positions import LogPoint, locate
 from tailrace.pipeline.sink_worker import PENDING_S
 from tailrace.ranges import plan
 from tailrace.ranges.batches import MESSAGES_TOPIC
 from tailrace.ranges.changes import changes_of, stretches_of
 from tailrace.ranges.plan import Piece, pieces
+from tailrace.ranges.positions import LogPoint, locate
 from tailrace.records.group import Group
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def _lines(
 def origin_of(directory: LogDirectory) -> SourceInfo:
     """Return what `source` says of changes in this log."""
     source = directory.identity.source
-    return SourceInfo(source.slot.removeprefix("tailrace_"), source.database, __version__, source.type)
+    return SourceInfo.of(source.slot.removeprefix("tailrace_"), source)
 
 
 def _exact(wanted: Selection) -> tuple[str, ...] | None:

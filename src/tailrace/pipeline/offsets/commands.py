@@ -27,10 +27,10 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets.store import START_S, KafkaOffsetStore
 from tailrace.pipeline.background import as_failure
 from tailrace.pipeline.log.consumer import partition_of
-from tailrace.pipeline.log.positions import LogPoint, locate
 from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.pipeline.replay import choose_sink
 from tailrace.ranges.batches import LOG, LOG_OFFSET, offset_of
+from tailrace.ranges.positions import LogPoint, locate
 from tailrace.sinks.kafka import offsets
 from tailrace.sinks.kafka.sink import offset_at
 
@@ -256,15 +256,15 @@ def chosen_holder(
     :param engine: the engine's own.
     :raises TailraceError: `CONFIG_INVALID` if there is none, there are several, or it is kept elsewhere.
     """
-    storage = config.engine.offset_storage
-    is_in_kafka = storage is not None and storage.type == "kafka"
+    storage = config.engine.offsets_in_kafka
     has_sinks = any(isinstance(each, KafkaSinkConfig) for each in pipeline.sinks)
-    if not engine and (sink is not None or has_sinks or not is_in_kafka):
+    if not engine and (sink is not None or has_sinks or storage is None):
         return SinkOffsets(chosen_sink(pipeline, sink), pipeline)
     if sink is not None:
         raise TailraceError(Kind.CONFIG_INVALID, "choose an offset: --sink and --engine name two", "give one")
-    if storage is None or not is_in_kafka:
-        kind = "log" if storage is None else storage.type
+    if storage is None:
+        elsewhere = config.engine.offset_storage
+        kind = "log" if elsewhere is None else elsewhere.type
         raise TailraceError(
             Kind.CONFIG_INVALID,
             f"choose the engine's own offset: it is not kept in Kafka (engine.offset_storage: {kind})",

@@ -50,14 +50,8 @@ def preflight(file: Path) -> list[Finding]:
         return [*found, *_guarded(_java)]
     if pipeline.needs_spark_at_start:
         found += _guarded(_java)
-    found += _guarded(lambda: _settings(pipeline))
-    found += _guarded(lambda: _captures(pipeline))
-    found += _guarded(lambda: _rooms(pipeline))
-    found += _guarded(lambda: _handlers(pipeline))
-    found += _guarded(lambda: _transformations(pipeline))
-    if pipeline.has_several:
-        found += _guarded(lambda: _roots(pipeline))
-    found += _guarded(lambda: _offset_storage(pipeline))
+    for check in (_settings, _captures, _rooms, _handlers, _transformations, _roots, _offset_storage):
+        found += _guarded(functools.partial(check, pipeline))
     # What of a cluster and a registry is asked here has to do with no source.
     found += _guarded(lambda: _kafka(pipeline.pipelines[0]))
     names = [part.source_name for part in pipeline.pipelines]
@@ -195,8 +189,7 @@ def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | 
 
 
 def _offset_storage(pipeline: EngineConfig) -> Iterator[Finding]:
-    storage = pipeline.engine.offset_storage
-    if storage is not None and storage.type == "kafka":
+    if (storage := pipeline.engine.offsets_in_kafka) is not None:
         # Only now: pipelines without Kafka need not load its client.
         from tailrace.pipeline.preflight.kafka import storage_findings
 
@@ -287,6 +280,8 @@ def _transformations(pipeline: EngineConfig) -> Iterator[Finding]:
 
 
 def _roots(pipeline: EngineConfig) -> Iterator[Finding]:
+    if not pipeline.has_several:
+        return
     check_roots(pipeline)
     named = {part.log.path for part in pipeline.pipelines}
     for log in logs_in(pipeline.log.path):

@@ -15,12 +15,12 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
 from tailrace.changelog.format import Tail
-from tailrace.errors import NEEDS_SNAPSHOT, TailraceError
+from tailrace.errors import NEEDS_SNAPSHOT, TailraceError, error_json
 from tailrace.model import format_lsn
 from tailrace.realtime.path import RealtimeView
 from tailrace.sources.progress import SourceHealth, SourceWarning, TableProgress
@@ -126,8 +126,8 @@ class SinkView:
             "lag_bytes": self.lag_bytes(log_end),
             "lag_s": self.lag_s(log_end, now_us),
             **counts,
-            **({} if self.realtime is None else {"realtime": self.realtime.as_json()}),
-            "error": _error_json(self.error),
+            **({} if self.realtime is None else {"realtime": asdict(self.realtime)}),
+            "error": error_json(self.error),
         }
 
 
@@ -145,9 +145,6 @@ class TableView:
     chunks: int  # 0: not planned yet
     chunks_done: int
     eta_s: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def tables_left(tables: Mapping[str, TableProgress], now_s: float) -> tuple[TableView, ...]:
@@ -217,14 +214,14 @@ class CaptureView:
             "source_lag_bytes": self.source_lag_bytes,
             "source_lag_s": self.source_lag_s(now_us),
             "log_end": self.log_end,
-            "error": _error_json(self.error),
+            "error": error_json(self.error),
         }
         if runs or self.log_end is not None:
             found |= {
                 "position": format_lsn(self.position),
                 "slot": self.slot.details if self.slot else None,
                 "warnings": [concern.as_json() for concern in self.concerns],
-                "snapshot": [table.as_json() for table in self.snapshot],
+                "snapshot": [asdict(table) for table in self.snapshot],
             }
         if runs:
             found |= {
@@ -291,7 +288,7 @@ class PipelineView:
             **({"pid": self.pid, "updated_us": now_us} if runs else {}),
             "tasks": [source.task_json(now_us, runs=runs) for source in self.sources],
             "sinks": [sink for source in self.sources for sink in source.sinks_json(now_us, runs=runs)],
-            "error": _error_json(self.error),
+            "error": error_json(self.error),
         }
 
 
@@ -302,7 +299,3 @@ def _age_s(lag_bytes: int | None, since_us: int | None, now_us: int) -> float | 
     if lag_bytes == 0:
         return 0.0
     return round(max(0, now_us - since_us) / 1e6, 3) if since_us else None
-
-
-def _error_json(error: TailraceError | None) -> dict[str, Any] | None:
-    return None if error is None else error.as_json()

@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tailrace import __version__, failpoints
+from tailrace import failpoints
 from tailrace.changelog.reader import LogReader
 from tailrace.config.patterns import matches_any
 from tailrace.decode.column_policy import TablePolicy
@@ -130,7 +130,7 @@ class DeltaSink:
             )
         self.close()
         self._target = Target.open(self.name, self._path, f"delta {self._mode.kind}", log, pipeline)
-        self._origin = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
+        self._origin = SourceInfo.of(pipeline, log.source)
         _refuse_begun_moves(self._target)
         self._target.clear_staging()
 

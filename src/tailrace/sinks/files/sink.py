@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tailrace import __version__, failpoints
+from tailrace import failpoints
 from tailrace.changelog import durable
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
@@ -60,7 +60,7 @@ class FileSink:
         """As `contract.Sink.open`: the last manifest's files are brought to their folders."""
         self.close()
         self._target = Target.open(self.name, self._path, self.type, log, pipeline)
-        self._origin = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
+        self._origin = SourceInfo.of(pipeline, log.source)
         try:
             self._settle()
             self._target.clear_staging()

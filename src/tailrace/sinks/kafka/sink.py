@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tailrace import __version__, failpoints
+from tailrace import failpoints
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.converters.contract import Converter
@@ -101,7 +101,7 @@ class KafkaSink:
         offsets = account.offsets()
         offsets.require(create=config.create_topics)
         prefix = config.topic_prefix or pipeline
-        origin = SourceInfo(prefix, log.source.database, __version__, log.source.type)
+        origin = SourceInfo.of(prefix, log.source)
         table_policy = TablePolicy.of(self._rules)
         if account.atomic:
             # Before anybody is fenced: who has no business here must not stop the one who has.

@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.lock import is_written
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.progress import SourceWarning, TableProgress
 from tailrace.sources.snapshot_requests import Request, ask, waiting
 
-_TASK = "0"
-_NAME = f"tasks/{_TASK}/keyspace-snapshots.state"
+_NAME = f"tasks/{TASK}/keyspace-snapshots.state"
 
 #: So many that are over are remembered.
 _FINISHED_MAX = 50
@@ -48,6 +47,11 @@ class AskedSnapshot:
     whole: bool = False
     finished_us: int | None = None
     error: dict[str, Any] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables without their keyspace."""
+        return tuple(name.partition(".")[2] for name in self.tables)
 
     def shown(self) -> dict[str, Any]:
         """Return what `tailrace snapshot --list` prints."""
@@ -102,8 +106,8 @@ class VitessSnapshots:
     def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
         if where:
             raise _impossible("a condition on rows")
-        asked = ask(LogDirectory.open(self._log), _TASK, tables=tables)
-        return {"id": asked.id, "engine_runs": is_written(self._log, _TASK)}
+        asked = ask(LogDirectory.open(self._log), TASK, tables=tables)
+        return {"id": asked.id, "engine_runs": is_written(self._log, TASK)}
 
     def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
         raise _impossible("an end before all is read")
@@ -118,7 +122,7 @@ class VitessSnapshots:
             *(each.shown() for each in kept.all),
             *(
                 _shown(each.id, each.requested_us, each.tables, "waiting")
-                for each in waiting(directory, _TASK)
+                for each in waiting(directory, TASK)
                 if not kept.has(each)
             ),
         ]

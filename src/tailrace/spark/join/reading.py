@@ -56,7 +56,7 @@ class _Reading:
     # One pass over a range: which topic is read when.
 
     def __init__(self, wanted: JoinRange, options: JoinReadOptions, reader: MessageReader) -> None:
-        self._wanted, self._options, self._reader = wanted, options, reader
+        self._options, self._reader = options, reader
         self._data: Place = wanted.place
         self._transactions: Place = (options.transactions, 0)
         self._extraction = options.made_extraction()

@@ -151,7 +151,6 @@ class SparkExecutor:
         return True
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
-        """As `PartExecutor.add`."""
         in_flight = self._limiter.begin(ready.batch, self._committer, size_bytes)
         for groups in parts_of(ready.batch.groups, self._width):
             records = TaskRecords(ready.batch.partition, groups, {})
@@ -162,13 +161,11 @@ class SparkExecutor:
         """As `PartExecutor.go_on`: tasks begin when records are added."""
 
     def resume(self, part: TaskLoad) -> None:
-        """As `PartExecutor.resume`."""
         if self._limiter.enter():
             future = self._jobs.submit(part.records)
             future.add_done_callback(functools.partial(self._ended_with, part))
 
     def close(self) -> None:
-        """As `PartExecutor.close`."""
         self._jobs.cancel()
 
     # ------------------------------------------------------------------ on the pool, or where it was given up

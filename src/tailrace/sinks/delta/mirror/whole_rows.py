@@ -44,7 +44,6 @@ class WholeRowWriter:
         self._own = [column.name for column in relation.columns]
         self._rows: list[pa.Table] = []
         self._truncated = False
-        self._schema: pa.Schema | None = None
 
     def write(self, changes: TableChanges) -> None:
         self.rows += changes.count

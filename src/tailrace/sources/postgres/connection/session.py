@@ -282,9 +282,7 @@ class Session:
         if gss == b"disable" or self._pgconn.host.startswith(b"/"):
             return False
         rows = self.run(
-            "SELECT gss_encrypted AS encrypted FROM pg_stat_get_activity(pg_backend_pid()) LIMIT 1"
-            if self.server_version < 120000
-            else "SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()",
+            "SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()",
             "ask whether the connection is encrypted",
         )
         return bool(rows) and rows[0]["encrypted"] == "t"

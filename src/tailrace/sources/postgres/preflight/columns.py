@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure, kept_renames
@@ -121,8 +121,7 @@ def _conflict_findings(
     for conflict in source.conflicts(table.schema, table.name, columns.columns):
         repair = conflict.repair
         if conflict.needs_full and table.may_be_full:
-            repair = "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY FULL" for part in table.parts)
-            repair += f"; or {conflict.repair}"
+            repair = f"{_full(part.sql for part in table.parts)}; or {conflict.repair}"
         yield error(Kind.CONFIG_INVALID, conflict.message, repair, table.qualified_name)
 
 
@@ -130,9 +129,7 @@ def _unchanged_findings(source: PostgresSource, table: SourceTable) -> Iterator[
     partial = [part for part in table.parts if part.identity != "f"]
     if not source.skip_unchanged_updates or not partial:
         return
-    repair = "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY FULL" for part in partial)
-    if table.partitioned:
-        repair += f"; ALTER TABLE {table.sql} REPLICA IDENTITY FULL"
+    repair = _full([*(part.sql for part in partial), *([table.sql] if table.partitioned else [])])
     yield warning(
         Kind.SOURCE_MISCONFIGURED,
         "source.skip_unchanged_updates leaves out no update of the table: without REPLICA IDENTITY FULL they "
@@ -152,7 +149,7 @@ def _partition_findings(
             Kind.SOURCE_MISCONFIGURED,
             "the root has REPLICA IDENTITY FULL and partitions have not: their old rows would arrive with "
             "NULL in place of what was not sent",
-            "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY FULL" for part in partial) + ";"
+            f"{_full(part.sql for part in partial)};"
             if table.may_be_full
             else f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT;",
             table.qualified_name,
@@ -181,7 +178,7 @@ def _filter_findings(
     unknown = used - columns.columns.identity
     if unknown and not columns.columns.full:
         names = ", ".join(map(repr, sorted(unknown)))
-        repair = "; ".join(f"ALTER TABLE {sql} REPLICA IDENTITY FULL" for sql in _with_root(table)) + ";"
+        repair = f"{_full(dict.fromkeys([table.sql, *(part.sql for part in table.parts)]))};"
         if not table.may_be_full:
             repair = "take the filter out of the publication, or make its columns part of the key"
         yield error(
@@ -193,8 +190,9 @@ def _filter_findings(
         )
 
 
-def _with_root(table: SourceTable) -> list[str]:
-    return list(dict.fromkeys([table.sql, *(part.sql for part in table.parts)]))
+def _full(names: Iterable[str]) -> str:
+    """Return the SQL that has tables, by their names in SQL, send whole old rows."""
+    return "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names)
 
 
 def _published_findings(

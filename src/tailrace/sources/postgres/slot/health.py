@@ -83,7 +83,7 @@ class OpenTransaction:
         """Return the SQL that ends it."""
         if self.pid is not None:
             return f"SELECT pg_terminate_backend({self.pid});"
-        return "ROLLBACK PREPARED '" + self.gid.replace("'", "''") + "';"
+        return f"ROLLBACK PREPARED {quote_literal(self.gid)};"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Unit:
     """A unit to be written: what its first frame says, and how many chunks it consists of."""
 
     name: dict[str, Any]
-    parts: int
+    parts: int = 1
     rows: int = 0
     given_up: bool = False
     head_written: set[int] = field(default_factory=set)  # oids of tables whose schema stands in it

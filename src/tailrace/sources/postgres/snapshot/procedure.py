@@ -18,7 +18,13 @@ from tailrace.sources.postgres.snapshot.chunk_readers import ChunkJob, ChunkRead
 from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter, Unit
 from tailrace.sources.postgres.snapshot.chunks import ChunkedRelation, chunks_of, whole_of, written_since
 from tailrace.sources.postgres.snapshot.exported_snapshot import Exported, Observer
-from tailrace.sources.postgres.snapshot.plan import AGAIN, Origin, SnapshotPlan, TableSnapshotPlan
+from tailrace.sources.postgres.snapshot.plan import (
+    AGAIN,
+    Origin,
+    SnapshotPlan,
+    TableSnapshotPlan,
+    unit_name,
+)
 from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tailrace.sources.progress import TableProgress
@@ -96,13 +102,13 @@ class SnapshotProcedure:
         if plan.chunks_done:
             # Rows may have moved from chunk to chunk until the stream stands where this is read.
             chunks = list(whole_of([relation for relation in relations if not relation.gone]))
-            unit = self.state.unit(snapshot, plan, AGAIN, len(chunks))
+            unit = Unit(unit_name(snapshot, plan, AGAIN), len(chunks))
             where.append(written_since(plan.since_xid))
         else:
             missing = set(plan.missing())
             chunks = [chunk for chunk in chunks_of(relations) if chunk.number in missing]
             if unit is None and plan.whole:
-                unit = self.state.unit(snapshot, plan, None, len(chunks))
+                unit = Unit(unit_name(snapshot, plan, None), len(chunks))
             elif unit is None:
                 chunks = chunks[:room]
         progress = self.progress[plan.qualified_name]
@@ -110,7 +116,7 @@ class SnapshotProcedure:
             ChunkJob(
                 table,
                 chunk,
-                unit or self.state.unit(snapshot, plan, chunk.number),
+                unit or Unit(unit_name(snapshot, plan, chunk.number)),
                 # On lines of their own: a condition may end in a comment.
                 " AND ".join(f"({each}\n)" for each in where if each),
                 progress,

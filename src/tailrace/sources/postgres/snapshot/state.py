@@ -112,12 +112,6 @@ class SnapshotState:
             if self.plans.open and moved and time.monotonic() - self._written_s >= CHECKPOINT_S:
                 self.write()
 
-    def unit(
-        self, snapshot: SnapshotPlan, table: TableSnapshotPlan, chunk: int | str | None, parts: int = 1
-    ) -> Unit:
-        """Return a unit to be written; `chunk` and what it stands for as in `plan.unit_name`."""
-        return Unit(unit_name(snapshot, table, chunk), parts)
-
     @contextmanager
     def closing(self, unit: Unit) -> Iterator[dict[str, Any] | None]:
         """Note that `unit` is whole in the log, if its end was appended within the context. Any thread.
@@ -258,7 +252,5 @@ class SnapshotState:
         log.debug("searched the log for chunks that are done", begin=offset, end=end)
 
     def _plan_name(self, snapshot: SnapshotPlan, table: TableSnapshotPlan, generation: int) -> str:
-        return self._name(f"snapshot-{snapshot.id}-{table.number}-{generation}.state")
-
-    def _name(self, name: str) -> str:
+        name = f"snapshot-{snapshot.id}-{table.number}-{generation}.state"
         return str((self._directory.task_path(self._task) / name).relative_to(self._directory.path))

@@ -25,8 +25,8 @@ from tailrace.protocol.memory import address_of, u8_at
 EVENT_TYPES = 23
 
 # Fields of an event as `read_event` finds it. The body is the message, or text, that its type has.
-TYPE, TIME_S, CURRENT_NS, BODY_AT, BODY_END, IS_OWN, AFTER = range(7)
-EVENT_FIELDS = 7
+TYPE, TIME_S, BODY_AT, BODY_END, IS_OWN, AFTER = range(6)
+EVENT_FIELDS = 6
 
 # Kinds of values on the wire.
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -37,7 +37,7 @@ TRIPLE: Any = nb.types.UniTuple(nb.int64, 3)  # type: ignore[no-untyped-call]
 # Numbers of fields: of a response, of an event.
 _EVENTS = 1
 _TYPE, _TIMESTAMP, _STATEMENT, _FIRST_BODY, _LAST_BODY = 1, 2, 4, 5, 8
-_CURRENT_TIME, _LAST_PK, _KEYSPACE, _SHARD = 20, 21, 22, 23
+_LAST_PK, _KEYSPACE, _SHARD = 21, 22, 23
 
 
 @nb.njit(inline="always")
@@ -130,8 +130,6 @@ def read_event(b, p, end, keyspace, keyspace_size, shard, shard_size, event):  #
             event[TYPE] = value
         elif number == _TIMESTAMP:
             event[TIME_S] = value
-        elif number == _CURRENT_TIME:
-            event[CURRENT_NS] = value
     return stop
 
 
@@ -152,10 +150,6 @@ def change_or_end(buffer, event):  # type: ignore[no-untyped-def]
         if event[TYPE] == COPY_COMPLETED or (event[TYPE] == ROW and event[TIME_S] != 0):
             return event[TYPE]
     return np.int64(UNKNOWN)
-
-
-# Fields of the state of `last_boundary`: whether a transaction is open.
-IS_OPEN = 0
 
 
 @compiled(nb.int64(FROZEN_BYTES, FROZEN_BYTES, FROZEN_BYTES, nb.int64[::1], nb.int64[::1]))

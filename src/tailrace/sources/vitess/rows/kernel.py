@@ -41,7 +41,6 @@ from tailrace.sources.vitess.rows.layout import (
     DONE,
     FACT_BODY_AT,
     FACT_BODY_END,
-    FACT_CURRENT_NS,
     FACT_OUT_AT,
     FACT_TIME_S,
     FACT_TYPE,
@@ -299,7 +298,6 @@ def _note(event, facts, state):  # type: ignore[no-untyped-def]
     fact = state[FACTS]
     facts[fact, FACT_TYPE] = event[ev.TYPE]
     facts[fact, FACT_TIME_S] = event[ev.TIME_S]
-    facts[fact, FACT_CURRENT_NS] = event[ev.CURRENT_NS]
     facts[fact, FACT_BODY_AT] = event[ev.BODY_AT]
     facts[fact, FACT_BODY_END] = event[ev.BODY_END]
     facts[fact, FACT_OUT_AT] = state[TO]

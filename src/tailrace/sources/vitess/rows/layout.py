@@ -37,9 +37,9 @@ SOURCE_OF, IN_KEY, MISSING_AT, MISSING_SIZE = range(4)
 TARGET_FIELDS = 4
 CONSTANT = -2
 
-# Fields of a fact: the event's type, its times, its body, and where it stands among the frames.
-FACT_TYPE, FACT_TIME_S, FACT_CURRENT_NS, FACT_BODY_AT, FACT_BODY_END, FACT_OUT_AT = range(6)
-FACT_FIELDS = 6
+# Fields of a fact: the event's type, its time, its body, and where it stands among the frames.
+FACT_TYPE, FACT_TIME_S, FACT_BODY_AT, FACT_BODY_END, FACT_OUT_AT = range(5)
+FACT_FIELDS = 5
 
 #: Sizes of a value that is NULL, and of one that was not sent.
 NULL_SIZE, NOT_SENT = -1, -2

@@ -190,7 +190,7 @@ class LogTables:
         added = [column for column in latest if column.name not in kept_names]
         numbered = max((before.numbered, *(column.number for column in before.columns)))
         columns = [
-            self._column(before, old, _types_of(known.shards.values(), old.name), is_waiting) for old in kept
+            _merged(old, _types_of(known.shards.values(), old.name), is_waiting=is_waiting) for old in kept
         ]
         for number, plan in enumerate(added, numbered + 1):
             columns.append(self._added(before, plan, number, shard))
@@ -211,22 +211,6 @@ class LogTables:
     def _agree(self, known: _Table, key: tuple[str, ...], *, is_waiting: bool) -> bool:
         return not is_waiting and all(set(_key_of(each)) == set(key) for each in known.shards.values())
 
-    def _column(
-        self, before: TableShape, old: ColumnShape, plans: Sequence[ColumnPlan], is_waiting: bool
-    ) -> ColumnShape:
-        if not plans:
-            return old
-        found = (old.type, old.modifier, old.declared)
-        types = [(plan.type, plan.modifier, plan.declared) for plan in plans]
-        if not is_waiting:
-            found = types[0]
-        for each in types:
-            found = _wider(found, each)
-        not_null = all(plan.not_null for plan in plans) and (old.not_null or not is_waiting)
-        return dataclasses.replace(
-            old, type=found[0], modifier=found[1], declared=found[2], not_null=not_null
-        )
-
     def _added(self, before: TableShape, plan: ColumnPlan, number: int, shard: str) -> ColumnShape:
         default = ColumnDefault()
         if plan.name in before.left_out:
@@ -244,6 +228,19 @@ class LogTables:
             default.text,
             not default.is_known,
         )
+
+
+def _merged(old: ColumnShape, plans: Sequence[ColumnPlan], *, is_waiting: bool) -> ColumnShape:
+    if not plans:
+        return old
+    found = (old.type, old.modifier, old.declared)
+    types = [(plan.type, plan.modifier, plan.declared) for plan in plans]
+    if not is_waiting:
+        found = types[0]
+    for each in types:
+        found = _wider(found, each)
+    not_null = all(plan.not_null for plan in plans) and (old.not_null or not is_waiting)
+    return dataclasses.replace(old, type=found[0], modifier=found[1], declared=found[2], not_null=not_null)
 
 
 def _key_of(columns: tuple[ColumnPlan, ...]) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from tailrace.config.source.column_policy import ColumnRoles
-from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.sources.row_frames import RowFrames, TableShape
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
@@ -50,7 +49,6 @@ class StreamEvent(NamedTuple):
     kind: int
     at: int
     time_s: int  # since 1970; 0: not told
-    current_ns: int  # of vttablet's clock, since 1970; 0: not told
     body: bytes
 
 
@@ -79,8 +77,8 @@ class StreamEvents(Sequence[StreamEvent]):
         return list(map(self._event, self._facts[wanted].tolist()))
 
     def _event(self, fact: list[int]) -> StreamEvent:
-        kind, time_s, current_ns, begin, end, at = fact
-        return StreamEvent(kind, at, time_s, current_ns, self._data[begin:end])
+        kind, time_s, begin, end, at = fact
+        return StreamEvent(kind, at, time_s, self._data[begin:end])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,11 +142,7 @@ class Transcoder:
         self._names = tuple(np.frombuffer(name.encode(), np.uint8) for name in (keyspace, shard))
         self._watermark_us = 0
         self.set_state(state or {})
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what came and is not in frames yet: the stream is opened again, from the log's state."""
-        self._kept: list[bytes] = []
+        self._kept: list[bytes] = []  # what came and is not in frames yet
         self._kept_bytes = 0
         self._is_open = np.zeros(1, np.int64)
         shard_column = self._tables.shard_column
@@ -357,25 +351,6 @@ def state_of(position: pb.ShardGtid) -> dict[str, Any]:
     """Return what a shard's state in the log says of its position."""
     tables = [base64.b64encode(table.SerializeToString()).decode() for table in position.table_pks]
     return {"gtid": position.gtid, **({"table_pks": tables} if tables else {})}
-
-
-def position_of(keyspace: str, shard: str, state: Mapping[str, Any]) -> pb.ShardGtid:
-    """Return the position in a shard's state, as a stream is opened with.
-
-    :raises TailraceError: `PROTOCOL_VIOLATION` if there is none.
-    """
-    try:
-        found = pb.ShardGtid(keyspace=keyspace, shard=shard, gtid=state["gtid"])
-        for table in state.get("table_pks", ()):
-            found.table_pks.append(pb.TableLastPk.FromString(base64.b64decode(table)))
-    except (KeyError, TypeError, ValueError):
-        raise TailraceError(
-            Kind.PROTOCOL_VIOLATION,
-            f"read the state of the shard {shard!r} in the log: it holds no position",
-            "run `tailrace log verify`",
-            {"shard": shard},
-        ) from None
-    return found
 
 
 # Tables that Vitess makes for itself, of online DDL and of its garbage collection. A tablet leaves them out

@@ -165,6 +165,13 @@ def _column(
     )
 
 
+def _always(type_: str, code: int, implicit: str, *, is_json: bool = False) -> _Make:
+    """Return the maker for a type of MySQL of which all columns are alike."""
+    return lambda field, _base, _unsigned, _arguments: _column(
+        field, type_, code, is_json=is_json, implicit=implicit
+    )
+
+
 _INTEGERS = {
     "tinyint": ("int2", "int2"),
     "smallint": ("int2", "int4"),
@@ -179,10 +186,6 @@ def _integer(field: pb.Field, base: str, unsigned: bool, _arguments: str) -> Col
     type_ = _INTEGERS[base][unsigned]
     modifier = _numeric_modifier(20, 0) if type_ == "numeric" else NO_MODIFIER
     return _column(field, type_, NUMBER, modifier, implicit="0")
-
-
-def _year(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
-    return _column(field, "int4", NUMBER, implicit="0")
 
 
 def _decimal(field: pb.Field, _base: str, unsigned: bool, arguments: str) -> ColumnPlan:
@@ -201,27 +204,10 @@ def _numeric_modifier(precision: int, scale: int) -> int:
     return (precision << 16 | scale) + _MODIFIER_HEADER
 
 
-def _float(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
-    return _column(field, "float4", FLOAT4, implicit="0")
-
-
-def _double(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
-    return _column(field, "float8", FLOAT8, implicit="0")
-
-
 def _bit(field: pb.Field, _base: str, _unsigned: bool, arguments: str) -> ColumnPlan:
     bits = int(arguments) if arguments.isdigit() else field.column_length or 1
     _require(1 <= bits <= _BITS_MAX, field)
     return _column(field, "bit", BITS, bits, parameter=bits, implicit="0" * bits)
-
-
-def _date(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
-    return _column(field, "date", PLAIN, implicit="0000-00-00")
-
-
-def _time(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
-    # PostgreSQL's `time` ends at 24 hours; MySQL's has 838 of them, and negative ones.
-    return _column(field, "interval", PLAIN, implicit="00:00:00")
 
 
 def _stamp(field: pb.Field, base: str, _unsigned: bool, arguments: str) -> ColumnPlan:
@@ -273,20 +259,17 @@ def _bytes(field: pb.Field, base: str, _unsigned: bool, arguments: str) -> Colum
     return _column(field, "bytea", HEX, implicit="\\x")
 
 
-def _json(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
-    return _column(field, "json", PLAIN, is_json=True, implicit="null")
-
-
 _MAKERS: dict[str, _Make] = {
     **dict.fromkeys(_INTEGERS, _integer),
-    "year": _year,
+    "year": _always("int4", NUMBER, "0"),
     "decimal": _decimal,
     "numeric": _decimal,
-    "float": _float,
-    "double": _double,
+    "float": _always("float4", FLOAT4, "0"),
+    "double": _always("float8", FLOAT8, "0"),
     "bit": _bit,
-    "date": _date,
-    "time": _time,
+    "date": _always("date", PLAIN, "0000-00-00"),
+    # PostgreSQL's `time` ends at 24 hours; MySQL's has 838 of them, and negative ones.
+    "time": _always("interval", PLAIN, "00:00:00"),
     "datetime": _stamp,
     "timestamp": _stamp,
     **dict.fromkeys(("char", "varchar", "tinytext", "text", "mediumtext", "longtext"), _text),
@@ -299,5 +282,5 @@ _MAKERS: dict[str, _Make] = {
         ),
         _bytes,
     ),
-    "json": _json,
+    "json": _always("json", PLAIN, "null", is_json=True),
 }  # fmt: skip

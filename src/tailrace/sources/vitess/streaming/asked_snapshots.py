@@ -15,12 +15,12 @@ from typing import Any
 
 import structlog
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.config.source.vitess import VitessSource
-from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.errors import Kind, Policy, TailraceError, error_json
 from tailrace.sources.appender import Appender
 from tailrace.sources.row_frames import RowFrames
-from tailrace.sources.snapshot_requests import Request, file_name, read_requests, remove, request_files
+from tailrace.sources.snapshot_requests import file_name, read_requests, remove, request_files
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.metadata import ask_last_key, primary_keys
 from tailrace.sources.vitess.connection.vtgate import Vtgate, answer_of
@@ -34,7 +34,6 @@ from tailrace.sources.vitess.snapshots import AskedSnapshot, KeptSnapshots, Outc
 
 log = structlog.get_logger(__name__)
 
-TASK = "0"
 #: How often is looked for requests, and for the end of a snapshot.
 INTERVAL_S = 0.5
 #: Shards are asked for so many keys at a time.
@@ -97,7 +96,7 @@ class AskedSnapshots:
         requests = read_requests(files)
         for request in requests[:1]:
             if not self._kept.has(request):  # else the process was killed before the file was removed
-                self._kept.all.append(_asked(request))
+                self._kept.all.append(AskedSnapshot(request.id, request.requested_us, request.tables))
                 self._kept.write(self._directory)
                 log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
         taken = {file_name(request) for request in requests[:1]}
@@ -120,8 +119,7 @@ class AskedSnapshots:
             )
         elif not asked.begun:
             if self._coordinator.is_whole:
-                keys = dict(self._keys(frozenset(name.partition(".")[2] for name in asked.tables)))
-                self._begin(asked, keys)
+                self._begin(asked, dict(self._keys(frozenset(asked.names))))
             return
         if not lost and self._coordinator.is_whole:
             self._end(asked)
@@ -129,8 +127,7 @@ class AskedSnapshots:
     def _begin(self, asked: AskedSnapshot, keys: Mapping[str, Mapping[str, str]]) -> None:
         """Have the tables read. Killed before it is noted, it begins once more."""
         asked.since = self._appender.tail.offset
-        tables = frozenset(name.partition(".")[2] for name in asked.tables)
-        self._step(TablesRequested(keys, tables))
+        self._step(TablesRequested(keys, frozenset(asked.names)))
         self._appender.sync()
         self._note_begun(asked, whole=True)
 
@@ -142,9 +139,8 @@ class AskedSnapshots:
     def _end(self, asked: AskedSnapshot, error: TailraceError | None = None) -> None:
         if error is None and asked.whole:
             # A mirror takes out what was neither read nor changed since.
-            names = [name.partition(".")[2] for name in asked.tables]
             found = RowFrames()
-            for name in names or self._tables.names(self._source.keyspace):
+            for name in asked.names or self._tables.names(self._source.keyspace):
                 shape = self._tables.read_again(self._source.keyspace, name, asked.since)
                 if shape is not None:
                     found.describe(shape)
@@ -152,7 +148,7 @@ class AskedSnapshots:
             self._appender.append_progress(position, found.take().tobytes())
             self._appender.sync()
         asked.state = Outcome.DONE if error is None else Outcome.FAILED
-        asked.error = None if error is None else error.as_json()
+        asked.error = error_json(error)
         asked.finished_us = time.time_ns() // 1000
         self._kept.write(self._directory)
         log.info("a snapshot that was asked for is over", snapshot=asked.id, state=str(asked.state))
@@ -212,10 +208,6 @@ class _RefusedError(Exception):
     def __init__(self, kind: Kind, message: str, hint: str) -> None:
         super().__init__(message)
         self.error = TailraceError(kind, message, hint)
-
-
-def _asked(request: Request) -> AskedSnapshot:
-    return AskedSnapshot(request.id, request.requested_us, request.tables)
 
 
 def _some_at_a_time(asked: Iterable[Any]) -> Iterator[Any]:

@@ -61,12 +61,15 @@ from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd
 from tailrace.sources.vitess.streaming.serving_shards import ServingShards
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream, ShardCopies
-from tailrace.sources.vitess.streaming.shard_health import health_of, watermark_us
-from tailrace.sources.vitess.streaming.shard_progress import ShardProgress
+from tailrace.sources.vitess.streaming.shard_health import ShardProgress, health_of, watermark_us
 from tailrace.sources.vitess.streaming.shard_streams import BYTES_MAX, ShardResponses, ShardStreams
 from tailrace.sources.vitess.streaming.silent_shards import SilentShards
-from tailrace.sources.vitess.streaming.stream_ends import found_no_table, stream_ended
-from tailrace.sources.vitess.streaming.stream_events import chunk_events_of, events_of
+from tailrace.sources.vitess.streaming.stream_events import (
+    chunk_events_of,
+    events_of,
+    found_no_table,
+    stream_ended,
+)
 from tailrace.sources.vitess.streaming.stream_requests import chunk_request, stream_request
 
 log = structlog.get_logger(__name__)

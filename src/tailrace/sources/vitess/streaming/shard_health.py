@@ -1,21 +1,47 @@
-"""What is told of a keyspace's shards, and the time up to which all of them are in the log. Any thread."""
+"""What a task of Vitess knows of its shards beside their state, and what it tells of them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.resharding.transitions import READ, Shard, ShardMode
-from tailrace.sources.vitess.streaming.shard_progress import ShardProgress
+
+
+@dataclass(slots=True)
+class ShardProgress:
+    """What is known of one shard beside its state.
+
+    :ivar moved_s: when its stream last brought something of its own.
+    :ivar probed_s: when it was last asked what it has, and `asked_us`, by the clock.
+    :ivar whole_until_us: everything that was committed before is here.
+    :ivar stalls: so often in a row its stream was opened again because it stood still.
+    """
+
+    moved_s: float = field(default_factory=time.monotonic)
+    probed_s: float = field(default_factory=time.monotonic)
+    asked_us: int = 0
+    whole_until_us: int = 0
+    stalls: int = 0
+
+    def move(self, *, is_further: bool) -> None:
+        """Note that its stream brought something of its own.
+
+        :param is_further: a row or a transaction; not just the position at which a copy begins once more.
+        """
+        self.moved_s = time.monotonic()
+        if is_further:
+            self.stalls = 0
 
 
 def health_of(
     shards: Mapping[str, Shard], progress: Mapping[str, ShardProgress], tasks: Mapping[str, str]
 ) -> SourceHealth:
-    """Return the state of the shards, one by one, and the watermark.
+    """Return the state of the shards, one by one, and the watermark. Any thread.
 
     :param tasks: the address of each task's vtgate.
     """
@@ -29,7 +55,7 @@ def health_of(
 
 
 def watermark_us(shards: Mapping[str, Shard], progress: Mapping[str, ShardProgress]) -> int:
-    """Return the time up to which all shards are here; 0: not known."""
+    """Return the time up to which all shards are in the log; 0: not known. Any thread."""
     known = dict(shards)
     if any(shard.state in {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL} for shard in known.values()):
         return 0

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import structlog
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import TailraceError
 from tailrace.sources.vitess.connection.metadata import ask_gtids_of_any
-from tailrace.sources.vitess.connection.vtgate import Vtgate
+from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import Event, Probed, ProbeFailed
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
-from tailrace.sources.vitess.streaming.shard_progress import ShardProbe, ShardProgress
+from tailrace.sources.vitess.streaming.shard_health import ShardProgress
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +27,19 @@ PROBE_S = 20.0
 STALLS_MAX = 10
 #: Of so many shards at a time.
 PROBES_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A question to a shard, what it has, that is not answered yet.
+
+    :param of: the type of the tablet that is asked.
+    """
+
+    attempt: int
+    of: str
+    serves: bool
+    answer: Future[list[Row]]
 
 
 class SilentShards:
@@ -49,7 +64,7 @@ class SilentShards:
         self._shards = shards
         self._step = step
         self._now_us = now_us
-        self._probes: dict[str, ShardProbe] = {}  # asked and not answered
+        self._probes: dict[str, _Probe] = {}  # asked and not answered
 
     def turn(self, now_s: float) -> None:
         """Ask shards that are silent what they have, some at a time; take the answers that are there."""
@@ -74,9 +89,9 @@ class SilentShards:
                     serves = not self._coordinator.is_unlisted(shard)
                     of = self._source.tablet_type if serves and not held.behind else "primary"
                     answer = ask_gtids_of_any(self._vtgate, self._source, shard, of)
-                    self._probes[shard] = ShardProbe(held.attempt, of, serves, answer)
+                    self._probes[shard] = _Probe(held.attempt, of, serves, answer)
 
-    def _take(self, shard: str, probe: ShardProbe) -> None:
+    def _take(self, shard: str, probe: _Probe) -> None:
         try:
             executed, purged = (text or "" for text in probe.answer.result()[0])
         except TailraceError as error:

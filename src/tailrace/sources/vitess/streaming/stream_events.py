@@ -1,23 +1,43 @@
-"""What the coordinator has to know of what came of a stream."""
+"""What the coordinator has to know of what came of a stream, and of its end."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
+from tailrace.errors import Policy
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.connection.errors import Status, from_status
 from tailrace.sources.vitess.resharding.events import (
     ChunkReached,
     ChunksGathered,
     CopyCompleted,
+    EndReason,
     Event,
     JournalReached,
     PositionReached,
+    ShardStreamEnded,
 )
 from tailrace.sources.vitess.resharding.shard_state import Journal
 from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, state_of
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream
-from tailrace.sources.vitess.streaming.shard_progress import ShardProgress
+from tailrace.sources.vitess.streaming.shard_health import ShardProgress
+
+_PARTICIPANTS_ABSENT = re.compile(
+    r"not all journaling participants.*?journal: \[(?P<participants>[^\]]*)", re.DOTALL
+)
+_SHARD = re.compile(r'shard:"([^"]*)"')
+#: Words, and what they say of a stream's end; the first that is found counts.
+_REASONS = (
+    (re.compile(r"shard provided in VGTID, .*, not found", re.DOTALL), EndReason.SHARD_UNKNOWN),
+    (re.compile(r"purged required binary logs|\(errno (1236|1789)\)|no longer has"), EndReason.PURGED),
+    (re.compile(r"unknown table \S+ in schema|cannot determine table columns"), EndReason.UNDESCRIBED),
+    (re.compile(r"GTIDSet Mismatch", re.IGNORECASE), EndReason.BEHIND),
+)
+
+#: Of the server's words so many go into what is told of a shard.
+_TROUBLE_MAX = 300
 
 
 def events_of(
@@ -90,6 +110,31 @@ def chunk_events_of(stream: ChunkStream, made: Transcoded) -> Iterator[Event]:
         yield ChunkReached(stream.shard, stream.attempt, stream.number, stream.gtid, stream.key, is_done)
     if is_at_journal:
         yield ChunksGathered(stream.shard, stream.attempt)
+
+
+def found_no_table(status: Status) -> bool:
+    """Tell whether a copy ended because its tablet has none of the tables."""
+    return "stream needs a position or a table to copy" in status.words
+
+
+def stream_ended(shard: str, attempt: int, status: Status) -> ShardStreamEnded:
+    """Return what the end of a shard's stream means for its next one.
+
+    :raises TailraceError: where no next one would fare better; names the shard.
+    """
+    words = status.words
+    # The cause comes last: vtgate and vttablet put before it what they did.
+    trouble = f"{status.code}: {words[-_TROUBLE_MAX:]}"
+    if (found := _PARTICIPANTS_ABSENT.search(words)) is not None:
+        participants = tuple(_SHARD.findall(found["participants"]))
+        return ShardStreamEnded(shard, attempt, EndReason.PARTICIPANTS_ABSENT, participants, trouble)
+    for pattern, reason in _REASONS:
+        if pattern.search(words):
+            return ShardStreamEnded(shard, attempt, reason, (), trouble)
+    error = from_status(status, f"stream the shard {shard}", shard)
+    if error.policy is not Policy.RETRY:
+        raise error
+    return ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), trouble)
 
 
 def _own_position(event: StreamEvent, shard: str) -> pb.ShardGtid | None:

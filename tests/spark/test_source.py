@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
+from tailrace.changelog.writer import LogOptions
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark import register
+from tailrace.spark.datasource import StreamReader
 from tailrace.spark.jobs import on_every_core, translated
+from tailrace.spark.options import ReadOptions
 from tests.support.spark.wire import (
     BOOL,
     INT4,
@@ -189,6 +196,51 @@ def test_a_stream_goes_on_from_its_checkpoint_and_without_it_from_the_start(
     assert Stream(spark, log, checkpoint).run().rows == []
     shutil.rmtree(checkpoint)
     assert len(Stream(spark, log, checkpoint).run().rows) == 12
+
+
+def as_planned(log: HandmadeLog, **options: str) -> StreamReader:
+    """Return a stream's reader as Spark's driver makes one at each start of a query."""
+    return StreamReader(ReadOptions.parse({"path": str(log.path), "task": "0", **options}), StructType())
+
+
+@pytest.mark.parametrize("starting", ["latest", "earliest"])
+def test_a_first_batch_that_was_planned_is_the_same_after_a_restart(log: HandmadeLog, starting: str) -> None:
+    """Until its first batch is done, Spark asks at each start of a query where it begins."""
+    fill(log, 1)
+    before = as_planned(log, startingOffset=starting)
+    fill(log, 1, first=1)
+    begin = before.initialOffset()
+    fill(log, 1, first=2)
+    end = before.latestOffset(begin, ReadAllAvailable())
+    fill(log, 1, first=3)
+    after = as_planned(log, startingOffset=starting)
+    pieces = [each.value for each in after.partitions(after.initialOffset(), end)]
+    assert (pieces[0].start, pieces[-1].end) == (begin["offset"], end["offset"])
+    follows = after.latestOffset(end, ReadAllAvailable())
+    pieces = [each.value for each in after.partitions(end, follows)]
+    assert (pieces[0].start, pieces[-1].end) == (end["offset"], log.writer.durable.offset)
+    assert after.partitions(follows, follows) == []
+
+
+def test_a_first_batch_whose_start_retention_has_removed_is_refused(spark: Any, tmp_path: Path) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the target is away")
+
+    checkpoint = tmp_path / "checkpoint"
+    with HandmadeLog(tmp_path / "log", options=LogOptions(segment_bytes=1)) as log:
+        fill(log, 3)
+        frame = spark.readStream.format("tailrace").load(str(log.path))
+        query = (
+            frame.writeStream.foreachBatch(fails)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        with pytest.raises(Exception, match="the target is away"):
+            query.awaitTermination(60)
+        assert apply(log.directory, "0", RetentionRules(size_bytes=1)).segments
+        with pytest.raises(Exception, match="log_range_gone"):
+            Stream(spark, log, checkpoint).run()
 
 
 @pytest.mark.parametrize(

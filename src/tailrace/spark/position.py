@@ -115,8 +115,13 @@ class LogPosition:
         self._log_id = LogDirectory.open(path).identity.log_id
         self._task = task
 
-    def encode(self, offset: int) -> dict[str, Any]:
-        return {"log_id": self._log_id, "task": self._task, "offset": offset}
+    def encode(self, offset: int, begin: int | None = None) -> dict[str, Any]:
+        """Return the dictionary of a log offset.
+
+        :param begin: of the batch that ends there; None: none does, a query begins there.
+        """
+        batch = {} if begin is None else {"begin": begin}
+        return {"log_id": self._log_id, "task": self._task, "offset": offset, **batch}
 
     def decode(self, kept: dict[str, Any]) -> int:
         """Return the log offset of a dictionary that `encode` made.
@@ -132,6 +137,17 @@ class LogPosition:
                 "new checkpoint and a new target",
             )
         return int(kept["offset"])
+
+    def batch(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[int, int]:
+        """Return where the batch from `start` to `end` begins and ends.
+
+        Until its first batch is done, Spark asks at each start of a query where it begins. The answer may be
+        another one by then, and what was planned must stay.
+
+        :raises TailraceError: as `decode`.
+        """
+        begin, upto = self.decode(start), self.decode(end)
+        return begin if "begin" in start else int(end.get("begin", begin)), upto
 
 
 def _time_us(place: str) -> int:

@@ -396,6 +396,15 @@ def test_a_named_reader_holds_what_it_has_not_read(spark: Any, log: HandmadeLog,
     assert (reader.name, reader.offsets["0"] >= middle) == ("dashboards", True)
 
 
+def test_a_named_reader_that_begins_again_holds_what_it_needs_now(log: HandmadeLog) -> None:
+    """A query with a new checkpoint, under the name that the one before had."""
+    fill(log, 2)
+    Readers.open(log.path).register("dashboards", {"0": log.writer.durable.offset})
+    query = as_planned(log, readerName="dashboards")
+    query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    assert Readers.open(log.path).require("dashboards").offsets == {"0": 0}
+
+
 JOB = """
 import sys
 from pyspark.sql import SparkSession

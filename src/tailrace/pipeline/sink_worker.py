@@ -221,11 +221,7 @@ class SinkWorker:
             else:
                 require_within_log(sink, TASK, reader.end().offset)
             start = self._first_offset(reader, sink.position(TASK))
-            self._noted = readers.register(self.view.name, {TASK: start}).offsets[TASK]
-            if self._noted > start:
-                # Its owner has emptied the target: the sink needs again what it had read.
-                readers.remove(self.view.name)
-                self._noted = readers.register(self.view.name, {TASK: start}).offsets[TASK]
+            self._noted = readers.begin(self.view.name, TASK, start)
             has_gone_back, self._reached = start < self._reached, start
             if has_gone_back:
                 self._quiet_until = -1

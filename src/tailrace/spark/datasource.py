@@ -228,7 +228,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         if self._registered or self._options.reader_name is None:
             return
-        Readers.open(self._options.path).register(self._options.reader_name, {self._options.task: offset})
+        Readers.open(self._options.path).begin(self._options.reader_name, self._options.task, offset)
         self._registered = True
 
     @property

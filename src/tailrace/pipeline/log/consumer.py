@@ -132,7 +132,9 @@ class LogConsumer:
         of = directory.identity.source
         self._origin = SourceInfo(self._pipeline.name, of.database, __version__, of.type)
         self._at = self._first(reader)
-        self._register(Readers(directory), reader.boundary_up_to(self._at))
+        readers = Readers(directory)
+        readers.begin(self._name, TASK, reader.boundary_up_to(self._at))
+        self._readers = readers
         self._handled = self._released = self._at
         self._reader = reader
         self.realtime.open(directory, self._at)
@@ -248,13 +250,6 @@ class LogConsumer:
                 {"path": str(self._pipeline.log.path)},
             )
         return needed
-
-    def _register(self, readers: Readers, boundary: int) -> None:
-        if readers.register(self._name, {TASK: boundary}).offsets[TASK] > boundary:
-            # Its owner has set the offsets back: what it had read is needed again.
-            readers.remove(self._name)
-            readers.register(self._name, {TASK: boundary})
-        self._readers = readers
 
     def _turn(self) -> None:
         """Have the real-time path do what is to be done; nothing is given out meanwhile."""

@@ -368,6 +368,9 @@ class SinkWorker:
         durable = self.realtime.durable_offset
         self._held = self.realtime.take_after(start, self._held, min(self._goal.bytes, IN_PROCESS_BYTES_MAX))
         if not self._held:
+            if self.realtime.lag_segments:
+                # They have no rows, and memory has nothing of them: retention would have to keep them.
+                return self._next(reader, start)
             self._show(state=SinkState.RUNNING, position=max(start, durable), pending_since_us=None)
             return None, ()
         first, last = self._held[0].header, self._held[-1].header

@@ -276,7 +276,9 @@ class LogConsumer:
         return True
 
     def _piece_in_memory(self) -> Piece | None:
+        assert self._reader is not None
         self._held = self.realtime.take_after(self._at, self._held, RANGE_BYTES_MAX)
         if not self._held:
-            return None
+            # Segments without changes, of which memory has nothing: retention would have to keep them.
+            return next_piece(self._reader, TASK, self._at) if self.realtime.lag_segments else None
         return Piece(TASK, 0, self._at, self._held[-1].header.end, tuple(self._held))

@@ -92,6 +92,11 @@ class Stream:
         return [row for batch in self.batches for row in batch]
 
 
+def as_planned(log: HandmadeLog, **options: str) -> StreamReader:
+    """Return a stream's reader as Spark's driver makes one at each start of a query."""
+    return StreamReader(ReadOptions.parse({"path": str(log.path), "task": "0", **options}), StructType())
+
+
 def test_the_source_is_found_without_registration_and_stands_it(spark: Any, log: HandmadeLog) -> None:
     fill(log, 1)
     assert read(spark, log).count() == 4
@@ -185,6 +190,20 @@ def test_a_range_may_be_given_by_offset_position_or_time(spark: Any, log: Handma
     assert ids(startingOffset=second, endingOffset=second) == []
 
 
+def test_a_position_that_the_log_has_not_reached_is_refused_until_it_has(log: HandmadeLog) -> None:
+    """What comes up to it would be read by a stream, and missing in a batch."""
+    fill(log, 1)
+    query = as_planned(log, startingOffset="0/4E2")  # 1250: the end of the second transaction
+    with pytest.raises(TailraceError, match="it has come to 0/47E") as caught:
+        query.initialOffset()
+    assert caught.value.kind is Kind.LOG_RANGE_INVALID
+    assert "wait" in caught.value.hint
+    fill(log, 1, first=1)
+    second = log.writer.durable.offset
+    fill(log, 1, first=2)
+    assert query.initialOffset()["offset"] == second
+
+
 def test_a_stream_goes_on_from_its_checkpoint_and_without_it_from_the_start(
     spark: Any, log: HandmadeLog, tmp_path: Path
 ) -> None:
@@ -196,11 +215,6 @@ def test_a_stream_goes_on_from_its_checkpoint_and_without_it_from_the_start(
     assert Stream(spark, log, checkpoint).run().rows == []
     shutil.rmtree(checkpoint)
     assert len(Stream(spark, log, checkpoint).run().rows) == 12
-
-
-def as_planned(log: HandmadeLog, **options: str) -> StreamReader:
-    """Return a stream's reader as Spark's driver makes one at each start of a query."""
-    return StreamReader(ReadOptions.parse({"path": str(log.path), "task": "0", **options}), StructType())
 
 
 @pytest.mark.parametrize("starting", ["latest", "earliest"])

@@ -15,7 +15,7 @@ from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.column_policy import EVERYTHING, TablePolicy
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import parse_lsn
+from tailrace.model import format_lsn, parse_lsn
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -95,8 +95,20 @@ def resolve(reader: LogReader, place: str) -> int:
             lsn = parse_lsn(text)
         except ValueError as error:
             raise _no_place(place) from error
+        _require_reached(reader, lsn)
         return reader.boundary_at_position(lsn)
     return reader.boundary_at_time(_time_us(place))
+
+
+def _require_reached(reader: LogReader, lsn: int) -> None:
+    position = reader.end().position
+    if lsn > position:
+        raise TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"find the LSN {format_lsn(lsn)} in a change log: it has come to {format_lsn(position)}",
+            "wait until capture has come to it, which `tailrace status FILE` shows: until then, what was "
+            "committed up to it may not be in the log",
+        )
 
 
 def checked(reader: LogReader, offset: int) -> int:

@@ -62,6 +62,7 @@ def test_a_path_may_be_a_file_url_or_relative() -> None:
         ({"path": "/log", "table": "orders"}, "table is 'orders'", "schema.table"),
         ({"path": "/log", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'", "greater than 0"),
         ({"path": "/log", "maxBytesPerTrigger": "1g"}, "maxBytesPerTrigger is '1g'", "whole number"),
+        ({"path": "/log", "readerName": "é" * 60}, "readerName has 60 characters", "shorter"),
         ({"path": "/log", "raw": "perhaps"}, "raw is 'perhaps'", "true or false"),
         (
             {"path": "/log", "table": "a.b", "decimalHandlingMode": "exact", "maxRowsPerTrigger": "-1"},

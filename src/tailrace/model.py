@@ -9,10 +9,13 @@ and sinks keep. Ranges are half open: `[start, end)`.
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 
 #: PostgreSQL counts microseconds from 2000-01-01; everything here counts from 1970-01-01.
 POSTGRES_EPOCH_US = 946_684_800_000_000
+
+_LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 def format_lsn(lsn: int) -> str:
@@ -25,10 +28,10 @@ def parse_lsn(text: str) -> int:
 
     :raises ValueError: if `text` is not two hexadecimal numbers of 32 bits.
     """
-    high, slash, low = text.partition("/")
-    if not slash or not high or not low or len(high) > 8 or len(low) > 8:
+    found = _LSN.fullmatch(text)
+    if found is None:  # `int` alone takes signs, spaces and underscores, too
         raise ValueError(f"not an LSN: {text!r}")
-    return (int(high, 16) << 32) | int(low, 16)
+    return (int(found[1], 16) << 32) | int(found[2], 16)
 
 
 class Op(enum.StrEnum):

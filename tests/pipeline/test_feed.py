@@ -15,12 +15,15 @@ from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
 from tailrace.config import ColumnPolicy, JsonlSink
 from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.config.sections import RealtimeConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import sink_worker as feeding
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.status.views import SinkState
 from tailrace.protocol.renames import Renames
+from tailrace.realtime.handover import Handover
+from tailrace.realtime.path import RealtimePath
 from tailrace.sinks.contract import SinkCommit
 from tests.support.orders_log import LogOfOrders
 from tests.support.pipeline.staged import FakeSpark
@@ -87,7 +90,7 @@ def quick(monkeypatch):
 
 
 def feed_of(log, target, **settings):
-    given = {name: settings.pop(name, None) for name in ("begin_at", "rules")}
+    given = {name: settings.pop(name, None) for name in ("begin_at", "rules", "realtime")}
     settings = {"interval_ms": 0, **settings}
     config = JsonlSink(type="jsonl", path=log.directory.path, name="sink", **settings)
     return SinkWorker(
@@ -98,6 +101,15 @@ def feed_of(log, target, **settings):
         cast(Any, FakeSpark()),
         **given,
     )
+
+
+def fed_from_memory(log, consumer):
+    """Return what feeds a consumer of the log from memory from now on, once it has come that far."""
+    realtime = RealtimePath(consumer, RealtimeConfig(enabled=True), 1 << 20)
+    handover = Handover([realtime.buffer], lambda: None)
+    realtime.attach(handover)
+    log.give_to(handover)
+    return realtime
 
 
 def fed(feed, end):
@@ -304,6 +316,30 @@ def test_heartbeats_go_on_while_the_next_batch_is_not_due(orders, quick):
     assert target.spans == [(0, end)]
     feed.stop()
     assert running.join(10)
+
+
+def test_segments_without_rows_are_passed_in_real_time_too(tmp_path, quick, monkeypatch):
+    """Retention would keep them for a sink that has everything, or drop the sink."""
+    monkeypatch.setattr(feeding, "REGISTER_S", 0.0)
+    monkeypatch.setattr(feeding, "QUIET_RECORD_S", 0.0)
+    log, target = LogOfOrders(tmp_path / "log", segment_bytes=1 << 12), Target()
+    realtime, readers = fed_from_memory(log, "sink"), Readers(log.directory)
+    log.insert(1)
+    feed = feed_of(log, target, realtime=realtime)
+    running = Background("feed", feed.run)
+    running.start()
+    wait_until(lambda: realtime.works, 10, "the sink to be fed from memory")
+    for number in (2, 3):
+        row = log.insert(number)
+        wait_until(functools.partial(lambda end: target.position >= end, row), 10, "the row")
+        begin = log.roll()
+        reached = functools.partial(lambda at: readers.require("sink").offsets["0"] >= at, begin)
+        wait_until(reached, 10, "what has no rows")
+    assert realtime.works
+    feed.stop()
+    assert running.join(10)
+    assert feed.view.rows == 3
+    log.close()
 
 
 def test_a_stop_lets_the_batch_end(orders, quick):

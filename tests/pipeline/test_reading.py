@@ -18,6 +18,7 @@ from tailrace.pipeline.log.consumer import LogConsumer, partition_of, reader_nam
 from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.ranges import changes as changes_module
 from tailrace.ranges.batches import VALUES_MAX
+from tailrace.realtime.handover import Handover
 from tailrace.records.events import bytes_of
 from tests.support.examples import examples
 from tests.support.orders_log import LogOfOrders
@@ -25,9 +26,10 @@ from tests.support.sinks.rig import relation
 from tests.support.spark.wire import INT8, HandmadeLog, insert
 
 
-def pipeline_at(path):
+def pipeline_at(path, **sections):
+    source = {"host": "127.0.0.1", "port": 1}
     return PipelineConfig.model_validate(
-        {"name": "shop", "source": {"host": "127.0.0.1", "port": 1}, "log": {"path": str(path)}}
+        {"name": "shop", "source": source, "log": {"path": str(path)}, **sections}
     )
 
 
@@ -100,6 +102,26 @@ def test_a_stretch_without_records_still_gets_the_offset_on(log):
     batch = reading.next()
     assert batch is not None
     assert (len(batch), batch.polled, batch.end_offset["log_offset"]) == (0, 0, end)
+
+
+def test_segments_without_records_are_passed_in_real_time_too(tmp_path):
+    """Retention would keep them for an engine that has everything, or drop the engine."""
+    log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 12)
+    reading = LogConsumer("shop", pipeline_at(log.directory.path, realtime={"enabled": True}), None)
+    handover = Handover([reading.realtime.buffer], lambda: None)
+    reading.realtime.attach(handover)
+    log.give_to(handover)
+    for number in range(3):
+        log.insert(number)
+        assert [given for given, *_ in drained(reading)] == [number]
+        assert reading.realtime.works
+        begin = log.roll()
+        assert reading.offset is not None
+        reading.note(reading.offset)
+        reading.keep()
+        assert drained(reading) == []
+        assert reading.offset["log_offset"] >= begin
+    log.close()
 
 
 def test_after_an_error_nothing_is_lost_or_repeated(log, small, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import ValueModes
+from tailrace.model import ValueModes, parse_lsn
 from tailrace.spark.java import major_version, require_java
 from tailrace.spark.jobs import translated
 from tailrace.spark.options import ReadOptions
@@ -39,6 +39,15 @@ def test_options_of_the_other_kind_of_reader_are_refused() -> None:
         ReadOptions.parse({"path": "/log", "endingOffset": "7"}).refuse_ending()
 
 
+@pytest.mark.parametrize(
+    "text", ["-1/0", "+1/0", "1_0/0", "0x1/0", "1/ 0", "1/0\n", "1/", "123456789/0", "1/2/3"]
+)
+def test_what_is_not_two_hexadecimal_numbers_is_no_lsn(text: str) -> None:
+    with pytest.raises(ValueError, match="not an LSN"):
+        parse_lsn(text)
+    assert parse_lsn("16/b374D848") == 0x16_B374_D848
+
+
 def test_a_path_may_be_a_file_url_or_relative() -> None:
     assert ReadOptions.parse({"path": "file:///a%20b"}).path == "/a b"
     assert ReadOptions.parse({"path": "x"}).path == os.path.abspath("x")
@@ -53,6 +62,7 @@ def test_a_path_may_be_a_file_url_or_relative() -> None:
         ({"path": "/log", "table": "orders"}, "table is 'orders'", "schema.table"),
         ({"path": "/log", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'", "greater than 0"),
         ({"path": "/log", "maxBytesPerTrigger": "1g"}, "maxBytesPerTrigger is '1g'", "whole number"),
+        ({"path": "/log", "readerName": "é" * 60}, "readerName has 60 characters", "shorter"),
         ({"path": "/log", "raw": "perhaps"}, "raw is 'perhaps'", "true or false"),
         (
             {"path": "/log", "table": "a.b", "decimalHandlingMode": "exact", "maxRowsPerTrigger": "-1"},

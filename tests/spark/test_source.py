@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
+from tailrace.changelog.writer import LogOptions
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark import register
+from tailrace.spark.datasource import StreamReader
 from tailrace.spark.jobs import on_every_core, translated
+from tailrace.spark.options import ReadOptions
 from tests.support.spark.wire import (
     BOOL,
     INT4,
@@ -83,6 +90,11 @@ class Stream:
     @property
     def rows(self) -> list[Any]:
         return [row for batch in self.batches for row in batch]
+
+
+def as_planned(log: HandmadeLog, **options: str) -> StreamReader:
+    """Return a stream's reader as Spark's driver makes one at each start of a query."""
+    return StreamReader(ReadOptions.parse({"path": str(log.path), "task": "0", **options}), StructType())
 
 
 def test_the_source_is_found_without_registration_and_stands_it(spark: Any, log: HandmadeLog) -> None:
@@ -178,6 +190,20 @@ def test_a_range_may_be_given_by_offset_position_or_time(spark: Any, log: Handma
     assert ids(startingOffset=second, endingOffset=second) == []
 
 
+def test_a_position_that_the_log_has_not_reached_is_refused_until_it_has(log: HandmadeLog) -> None:
+    """What comes up to it would be read by a stream, and missing in a batch."""
+    fill(log, 1)
+    query = as_planned(log, startingOffset="0/4E2")  # 1250: the end of the second transaction
+    with pytest.raises(TailraceError, match="it has come to 0/47E") as caught:
+        query.initialOffset()
+    assert caught.value.kind is Kind.LOG_RANGE_INVALID
+    assert "wait" in caught.value.hint
+    fill(log, 1, first=1)
+    second = log.writer.durable.offset
+    fill(log, 1, first=2)
+    assert query.initialOffset()["offset"] == second
+
+
 def test_a_stream_goes_on_from_its_checkpoint_and_without_it_from_the_start(
     spark: Any, log: HandmadeLog, tmp_path: Path
 ) -> None:
@@ -189,6 +215,46 @@ def test_a_stream_goes_on_from_its_checkpoint_and_without_it_from_the_start(
     assert Stream(spark, log, checkpoint).run().rows == []
     shutil.rmtree(checkpoint)
     assert len(Stream(spark, log, checkpoint).run().rows) == 12
+
+
+@pytest.mark.parametrize("starting", ["latest", "earliest"])
+def test_a_first_batch_that_was_planned_is_the_same_after_a_restart(log: HandmadeLog, starting: str) -> None:
+    """Until its first batch is done, Spark asks at each start of a query where it begins."""
+    fill(log, 1)
+    before = as_planned(log, startingOffset=starting)
+    fill(log, 1, first=1)
+    begin = before.initialOffset()
+    fill(log, 1, first=2)
+    end = before.latestOffset(begin, ReadAllAvailable())
+    fill(log, 1, first=3)
+    after = as_planned(log, startingOffset=starting)
+    pieces = [each.value for each in after.partitions(after.initialOffset(), end)]
+    assert (pieces[0].start, pieces[-1].end) == (begin["offset"], end["offset"])
+    follows = after.latestOffset(end, ReadAllAvailable())
+    pieces = [each.value for each in after.partitions(end, follows)]
+    assert (pieces[0].start, pieces[-1].end) == (end["offset"], log.writer.durable.offset)
+    assert after.partitions(follows, follows) == []
+
+
+def test_a_first_batch_whose_start_retention_has_removed_is_refused(spark: Any, tmp_path: Path) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the target is away")
+
+    checkpoint = tmp_path / "checkpoint"
+    with HandmadeLog(tmp_path / "log", options=LogOptions(segment_bytes=1)) as log:
+        fill(log, 3)
+        frame = spark.readStream.format("tailrace").load(str(log.path))
+        query = (
+            frame.writeStream.foreachBatch(fails)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        with pytest.raises(Exception, match="the target is away"):
+            query.awaitTermination(60)
+        assert apply(log.directory, "0", RetentionRules(size_bytes=1)).segments
+        with pytest.raises(Exception, match="log_range_gone"):
+            Stream(spark, log, checkpoint).run()
 
 
 @pytest.mark.parametrize(
@@ -342,6 +408,15 @@ def test_a_named_reader_holds_what_it_has_not_read(spark: Any, log: HandmadeLog,
     Stream(spark, log, tmp_path / "checkpoint", readerName="dashboards").run()
     (reader,) = Readers.open(log.path).all()
     assert (reader.name, reader.offsets["0"] >= middle) == ("dashboards", True)
+
+
+def test_a_named_reader_that_begins_again_holds_what_it_needs_now(log: HandmadeLog) -> None:
+    """A query with a new checkpoint, under the name that the one before had."""
+    fill(log, 2)
+    Readers.open(log.path).register("dashboards", {"0": log.writer.durable.offset})
+    query = as_planned(log, readerName="dashboards")
+    query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    assert Readers.open(log.path).require("dashboards").offsets == {"0": 0}
 
 
 JOB = """

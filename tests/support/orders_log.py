@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.writer import LogOptions, LogWriter
+from tailrace.changelog.writer import LogListener, LogOptions, LogWriter
 from tailrace.model import POSTGRES_EPOCH_US, SourceFingerprint
 from tailrace.protocol import frames
 
@@ -28,7 +28,8 @@ class LogOfOrders:
 
     def __init__(self, path: Path, *, segment_bytes: int = 1 << 26) -> None:
         self.directory = directory_at(path)
-        self.writer = LogWriter.open(self.directory, "0", options=LogOptions(segment_bytes=segment_bytes))
+        self._options = LogOptions(segment_bytes=segment_bytes)
+        self.writer = LogWriter.open(self.directory, "0", options=self._options)
         self.number = 0
 
     def insert(self, *ids: int) -> int:
@@ -59,6 +60,18 @@ class LogOfOrders:
 
     def close(self) -> None:
         self.writer.close()
+
+    def roll(self) -> int:
+        """Append frames without rows until another segment is begun; return where it begins."""
+        known = self.directory.segments("0")[-1]
+        while self.directory.segments("0")[-1] == known:
+            self.progress()
+        return self.directory.segments("0")[-1]
+
+    def give_to(self, listener: LogListener) -> None:
+        """Have what is appended from now on said to `listener`."""
+        self.writer.close()
+        self.writer = LogWriter.open(self.directory, "0", options=self._options, listener=listener)
 
     def _append(self, data: bytes) -> int:
         chunk = np.frombuffer(data, np.uint8)

@@ -221,11 +221,7 @@ class SinkWorker:
             else:
                 require_within_log(sink, TASK, reader.end().offset)
             start = self._first_offset(reader, sink.position(TASK))
-            self._noted = readers.register(self.view.name, {TASK: start}).offsets[TASK]
-            if self._noted > start:
-                # Its owner has emptied the target: the sink needs again what it had read.
-                readers.remove(self.view.name)
-                self._noted = readers.register(self.view.name, {TASK: start}).offsets[TASK]
+            self._noted = readers.begin(self.view.name, TASK, start)
             has_gone_back, self._reached = start < self._reached, start
             if has_gone_back:
                 self._quiet_until = -1
@@ -372,6 +368,9 @@ class SinkWorker:
         durable = self.realtime.durable_offset
         self._held = self.realtime.take_after(start, self._held, min(self._goal.bytes, IN_PROCESS_BYTES_MAX))
         if not self._held:
+            if self.realtime.lag_segments:
+                # They have no rows, and memory has nothing of them: retention would have to keep them.
+                return self._next(reader, start)
             self._show_idle(max(start, durable))
             return None, ()
         first, last = self._held[0].header, self._held[-1].header

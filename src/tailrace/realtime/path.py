@@ -100,7 +100,9 @@ class RealtimePath:
         self._since_s = 0.0
         self._fell_back = False  # and nobody has said anything since
         self._restored = False
-        self._switches = self._fall_backs = self._restored_rows = self._lag_segments = 0
+        self._switches = self._fall_backs = self._restored_rows = 0
+        #: Segments of the log that begin after what is handled, at the last look.
+        self.lag_segments = 0
         #: Rises with each switch between memory and the log.
         self.generation = 0
 
@@ -224,7 +226,7 @@ class RealtimePath:
             buffer_rows=buffer.rows,
             buffer_bytes=buffer.size_bytes,
             buffer_capacity_bytes=buffer.capacity_bytes,
-            lag_segments=self._lag_segments,
+            lag_segments=self.lag_segments,
             lag_ms=max(0.0, time.time_ns() / 1e6 - oldest_us / 1e3) if oldest_us else 0.0,
             switches=self._switches,
             fall_backs=self._fall_backs,
@@ -387,4 +389,4 @@ class RealtimePath:
     def _count_segments(self) -> None:
         if self._directory is not None:
             segments = self._directory.segments(TASK)
-            self._lag_segments = sum(offset > self._handled for offset in segments)
+            self.lag_segments = sum(offset > self._handled for offset in segments)

@@ -191,7 +191,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin >= end:
             return start
         if isinstance(limit, ReadAllAvailable):
-            return self._kept.encode(end)
+            return self._kept.encode(end, begin)
         # Spark hands one limit over; where both options are set, both hold.
         rows_max = self._options.rows_max or _UNLIMITED
         bytes_max = self._options.bytes_max or _UNLIMITED
@@ -199,7 +199,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
-        return self._kept.encode(self._reader.boundary_within(begin, rows_max, bytes_max, end))
+        return self._kept.encode(self._reader.boundary_within(begin, rows_max, bytes_max, end), begin)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return self._kept.encode(self._reader.end().offset)
@@ -208,7 +208,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._reader.end().offset
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        first, last = self._kept.decode(start), self._kept.decode(end)
+        first, last = self._kept.batch(start, end)
         return _partitions(self._reader, self._options.task, first, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -228,7 +228,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         if self._registered or self._options.reader_name is None:
             return
-        Readers.open(self._options.path).register(self._options.reader_name, {self._options.task: offset})
+        Readers.open(self._options.path).begin(self._options.reader_name, self._options.task, offset)
         self._registered = True
 
     @property

@@ -19,11 +19,15 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from tailrace.changelog.directory import encode_name
 from tailrace.config.problems import from_pydantic
 from tailrace.config.values import HandlingModes
 from tailrace.errors import Kind, TailraceError
 
 _ATTEMPT = "read a change log"
+
+#: A file system takes names of 255; what is put before and behind needs some of them.
+_READER_NAME_CHARS_MAX = 200
 
 
 def _invalid(found: str, hint: str) -> TailraceError:
@@ -46,6 +50,15 @@ def _table(text: str) -> str:
     return text
 
 
+def _reader_name(text: str | None) -> str | None:
+    if text and len(encode_name(text)) > _READER_NAME_CHARS_MAX:
+        raise _invalid(
+            f"the option readerName has {len(text)} characters, and a file is named after it",
+            f"give a shorter one, of at most {_READER_NAME_CHARS_MAX} letters and digits",
+        )
+    return text or None
+
+
 class ReadOptions(HandlingModes):
     """What a reader was asked for. A field's alias, else its name in camel case, is the option's spelling.
 
@@ -63,9 +76,7 @@ class ReadOptions(HandlingModes):
     ending: str = Field(default="latest", alias="endingOffset")
     rows_max: PositiveInt | None = Field(default=None, alias="maxRowsPerTrigger")
     bytes_max: PositiveInt | None = Field(default=None, alias="maxBytesPerTrigger")
-    reader_name: Annotated[str | None, AfterValidator(lambda name: name or None)] = Field(
-        default=None, alias="readerName"
-    )
+    reader_name: Annotated[str | None, AfterValidator(_reader_name)] = Field(default=None, alias="readerName")
     raw: bool = False
 
     @classmethod

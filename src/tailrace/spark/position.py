@@ -14,6 +14,7 @@ from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.column_policy import EVERYTHING, TablePolicy
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import format_lsn
 from tailrace.ranges.positions import locate, parse_point
 
 
@@ -88,7 +89,22 @@ def resolve(reader: LogReader, place: str) -> int:
         point = parse_point(text)
     except ValueError as error:
         raise _no_place(place) from error
-    return checked(reader, point.value) if point.kind == "offset" else locate(reader, point)
+    if point.kind == "offset":
+        return checked(reader, point.value)
+    if point.kind == "lsn":
+        _require_reached(reader, point.value)
+    return locate(reader, point)
+
+
+def _require_reached(reader: LogReader, lsn: int) -> None:
+    position = reader.end().position
+    if lsn > position:
+        raise TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"find the LSN {format_lsn(lsn)} in a change log: it has come to {format_lsn(position)}",
+            "wait until capture has come to it, which `tailrace status FILE` shows: until then, what was "
+            "committed up to it may not be in the log",
+        )
 
 
 def checked(reader: LogReader, offset: int) -> int:
@@ -107,8 +123,13 @@ class LogPosition:
         self._log_id = LogDirectory.open(path).identity.log_id
         self._task = task
 
-    def encode(self, offset: int) -> dict[str, Any]:
-        return {"log_id": self._log_id, "task": self._task, "offset": offset}
+    def encode(self, offset: int, begin: int | None = None) -> dict[str, Any]:
+        """Return the dictionary of a log offset.
+
+        :param begin: of the batch that ends there; None: none does, a query begins there.
+        """
+        batch = {} if begin is None else {"begin": begin}
+        return {"log_id": self._log_id, "task": self._task, "offset": offset, **batch}
 
     def decode(self, kept: dict[str, Any]) -> int:
         """Return the log offset of a dictionary that `encode` made.
@@ -124,6 +145,17 @@ class LogPosition:
                 "new checkpoint and a new target",
             )
         return int(kept["offset"])
+
+    def batch(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[int, int]:
+        """Return where the batch from `start` to `end` begins and ends.
+
+        Until its first batch is done, Spark asks at each start of a query where it begins. The answer may be
+        another one by then, and what was planned must stay.
+
+        :raises TailraceError: as `decode`.
+        """
+        begin, upto = self.decode(start), self.decode(end)
+        return begin if "begin" in start else int(end.get("begin", begin)), upto
 
 
 def _no_place(place: str) -> TailraceError:

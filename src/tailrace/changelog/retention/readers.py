@@ -62,6 +62,18 @@ class Readers:
             return known
         return self._write(replace(known, offsets={**offsets, **known.offsets}))
 
+    def begin(self, name: str, task: str, offset: int) -> int:
+        """As `register`, for one task; return where it stands there: at `offset` at most.
+
+        One that had read further was set back by its owner, and needs again what it had read.
+
+        :raises TailraceError: as `register`.
+        """
+        known = self.register(name, {task: offset})
+        if known.offsets[task] > offset:
+            known = self._write(replace(known, offsets={**known.offsets, task: offset}))
+        return known.offsets[task]
+
     def commit(self, name: str, task: str, offset: int, kept: Mapping[str, Any] | None = None) -> None:
         """Say that a reader needs nothing of a task before `offset`. Going back is ignored:
         an offset says what may be removed, and that can't be taken back.

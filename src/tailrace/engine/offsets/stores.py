@@ -107,7 +107,6 @@ class FileOffsetStore:
             durable.make_directory(self._path.parent)
             self._held = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, durable.FILE_MODE)
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._load()
         except BlockingIOError:
             raise TailraceError(
                 Kind.OFFSETS_LOCKED,
@@ -116,11 +115,18 @@ class FileOffsetStore:
                 {"file": str(self._path)},
             ) from None
         except OSError as error:
-            raise self._unreadable(
-                error.strerror or type(error).__name__,
-                "let this user read and write the file, those beside it that begin with its name, and their "
-                "folder",
-            ) from error
+            raise self._denied(error) from error
+        self.load()
+
+    def load(self) -> None:
+        """Read the file alone: another process may have its lock, and write it meanwhile.
+
+        :raises TailraceError: `OFFSETS_UNREADABLE`.
+        """
+        try:
+            self._load()
+        except OSError as error:
+            raise self._denied(error) from error
 
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
         """Return the offset of each partition that has one, by its number."""
@@ -189,6 +195,13 @@ class FileOffsetStore:
         return (
             f"remove {name} and {durable.previous_of(self._path).name}, and every source is read from its "
             "beginning"
+        )
+
+    def _denied(self, error: OSError) -> TailraceError:
+        return self._unreadable(
+            error.strerror or type(error).__name__,
+            "let this user read and write the file, those beside it that begin with its name, and their "
+            "folder",
         )
 
     def _unreadable(self, found: str, hint: str) -> TailraceError:

@@ -130,7 +130,9 @@ class LogConsumer:
         self._log_id = directory.identity.log_id
         self._origin = SourceInfo.of(self._pipeline.name, directory.identity.source)
         self._at = self._first(reader)
-        self._register(Readers(directory), reader.boundary_up_to(self._at))
+        readers = Readers(directory)
+        readers.begin(self._name, TASK, reader.boundary_up_to(self._at))
+        self._readers = readers
         self._handled = self._released = self._at
         self._reader = reader
         self.realtime.open(directory, self._at)
@@ -247,13 +249,6 @@ class LogConsumer:
             )
         return needed
 
-    def _register(self, readers: Readers, boundary: int) -> None:
-        if readers.register(self._name, {TASK: boundary}).offsets[TASK] > boundary:
-            # Its owner has set the offsets back: what it had read is needed again.
-            readers.remove(self._name)
-            readers.register(self._name, {TASK: boundary})
-        self._readers = readers
-
     def _turn(self) -> None:
         """Have the real-time path do what is to be done; nothing is given out meanwhile."""
         self.realtime.turn(self._at, self._rows)
@@ -279,7 +274,9 @@ class LogConsumer:
         return True
 
     def _piece_in_memory(self) -> Piece | None:
+        assert self._reader is not None
         self._held = self.realtime.take_after(self._at, self._held, RANGE_BYTES_MAX)
         if not self._held:
-            return None
+            # Segments without changes, of which memory has nothing: retention would have to keep them.
+            return next_piece(self._reader, TASK, self._at) if self.realtime.lag_segments else None
         return Piece(TASK, 0, self._at, self._held[-1].header.end, tuple(self._held))

@@ -22,7 +22,7 @@ from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.engine.contracts import OffsetReader
-from tailrace.engine.offsets.stores import store_for
+from tailrace.engine.offsets.stores import FileOffsetStore, store_for
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets.store import START_S, KafkaOffsetStore
 from tailrace.pipeline.background import as_failure
@@ -102,13 +102,13 @@ def _opened(storage: OffsetStorage | None, config: EngineConfig) -> Iterator[Off
     if storage is None or storage.type == "log":
         yield LogOffsetStore(config.name, config.pipelines)
         return
-    if storage.type == "memory" or (storage.path is not None and not storage.path.exists()):
+    if storage.type == "memory":
         yield None
         return
     store = store_for(storage, config.name, atomic=config.engine.atomic_source_offset_commit)
     try:
-        if storage.type == "file":
-            store.start()  # the others connect when they are asked, and make nothing then
+        if isinstance(store, FileOffsetStore):
+            store.load()  # the others connect when they are asked, and make nothing then
         yield store
     finally:
         store.stop()

@@ -78,7 +78,7 @@ class SourceMetrics:
         end = source.task.log_end
         if (lag_bytes := sink.lag_bytes(end)) is not None:
             self._metrics.gauge(*_LAG_BYTES, labels).set(float(lag_bytes))
-        self._metrics.gauge(*_LAG_SECONDS, labels).set(sink.lag_s(end, time.time_ns() // 1000) or 0.0)
+            self._metrics.gauge(*_LAG_SECONDS, labels).set(sink.lag_s(end, time.time_ns() // 1000) or 0.0)
 
     def _note_realtime(self, source: str, consumer: str, view: RealtimeView, before: SinkView | None) -> None:
         labels = {"source": source, "consumer": consumer}

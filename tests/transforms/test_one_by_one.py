@@ -175,6 +175,11 @@ def test_plain_values_may_change_their_type() -> None:
         lambda _: "text",
         lambda record: Record(record.group, 0, {}),
         lambda record: record.replace(value="x" if record.place else 1),
+        lambda record: record.replace(topic=""),
+        lambda record: record.replace(topic=5),
+        lambda record: record.replace(topic=None),
+        lambda record: record.replace(after=["secret"]),
+        lambda record: record.replace(headers=None),
     ],
 )
 def test_what_is_no_record_is_refused_and_no_value_is_shown(change: Change) -> None:

@@ -245,6 +245,7 @@ class OneByOne:
             if not found.replaced:
                 same.append(row)
             else:
+                _require_fit(group, found.replaced)
                 changed.setdefault((found.topic, tuple(sorted(found.replaced))), []).append(found)
         groups = [group.take(np.array(same, np.int64))] if same else []
         return [*groups, *(_regrouped(group, topic, found) for (topic, _), found in changed.items())]
@@ -253,6 +254,16 @@ class OneByOne:
         """Close the transformation."""
         close: Callable[[], None] = getattr(self._transformation, "close", lambda: None)
         close()
+
+
+def _require_fit(group: Group, replaced: Mapping[str, Any]) -> None:
+    topic = replaced.get("topic", group.topic)
+    if not isinstance(topic, str) or not topic.strip():
+        raise failure_of(group, "it gave a topic that is empty, or no text")
+    for name in ("before", "after", "headers"):
+        given = replaced.get(name, {})
+        if not (isinstance(given, Mapping) or (given is None and name != "headers")):
+            raise failure_of(group, f"its {name!r} is no mapping")
 
 
 def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tailrace.config.transformations import options
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure
-from tailrace.transforms.groups.values import members, struct_of
+from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.selection import Operations
 
 _DELETES = Operations("d")
@@ -40,9 +40,7 @@ class ValueToKey:
         key = self._key(group, group.column("after"))
         if deleted.any():
             self._require_sent(group, deleted)
-            both = pa.concat_arrays([self._key(group, group.column("before")), key])
-            count = len(group)
-            key = both.take(pa.array(np.arange(count) + np.where(deleted, 0, count)))
+            key = either(deleted, self._key(group, group.column("before")), key)
         return [group.with_column("key", key)]
 
     def _key(self, group: Group, rows: pa.Array) -> pa.Array:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tailrace.errors import TailraceError
-from tests.support.decode.wire import delete, insert, update
+from tailrace.errors import Kind, TailraceError
+from tests.support.decode.wire import UNCHANGED, delete, insert, update
 from tests.support.transforms.groups import applied, messages, only, orders, plain, rows
 
 
@@ -68,6 +68,16 @@ def test_a_key_is_made_of_columns_also_of_deletes() -> None:
         applied(partial, {"type": "value_to_key", "fields": ["nothing"]})
     audit = messages(b"x")
     assert only(applied(audit, {"type": "value_to_key", "fields": ["id"]})) is audit
+
+
+def test_no_key_is_made_of_a_value_that_was_not_sent() -> None:
+    to_key = {"type": "value_to_key", "fields": ["id", "note"]}
+    group = orders(insert("1", "a", "1.00"), update("1", UNCHANGED, "2.00"))
+    for steps in ([to_key], [{"type": "flatten"}, to_key]):
+        with pytest.raises(TailraceError, match="an update did not send 'note'") as caught:
+            applied(group, *steps)
+        assert caught.value.kind is Kind.TRANSFORM_FAILED
+    assert len(only(applied(group, {"type": "value_to_key", "fields": ["id"]}))) == 2
 
 
 def test_keys_and_values_of_one_field() -> None:

@@ -252,6 +252,32 @@ def test_points_in_time_change_their_form(kind: str, value: Any, to: str, expect
     assert [found[0]["key"], found[1]["key"]] == [{"t": expected}, None]
 
 
+@pytest.mark.parametrize("to", ["timestamp", "date", "time", "string"])
+@pytest.mark.parametrize(("unit", "value"), [("s", 2**63 // 1000), ("ms", 1_700_000_000 * 10**9)])
+def test_a_point_in_time_that_is_out_of_range_is_no_other_one(unit: str, value: int, to: str) -> None:
+    with pytest.raises(TailraceError, match="out of range"):
+        applied(plain([{"t": value}]), {"type": "timestamps", "fields": ["t"], "unit": unit, "to": to})
+
+
+def test_before_1970_a_part_of_a_microsecond_is_of_the_one_before() -> None:
+    def found(to: str) -> Any:
+        step = {"type": "timestamps", "fields": ["t"], "unit": "ns", "to": to}
+        return rows(applied(plain([{"t": -1}]), step))[0]["value"]["t"]
+
+    last = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
+    assert [found(to) for to in ("unix_us", "timestamp", "time")] == [-1, last, last.time()]
+    assert found("string") == "1969-12-31T23:59:59.999999Z"
+
+
+def test_an_infinity_in_a_text_has_no_number() -> None:
+    texts = plain([{"t": "infinity"}])
+    found = only(applied(texts, {"type": "timestamps", "fields": ["t"], "to": "date"}))
+    assert found.column("value").field("t").cast(pa.int32()).to_pylist() == [2**31 - 1]
+    for to in ("unix_ms", "string", "time"):
+        with pytest.raises(TailraceError, match="no point in time"):
+            applied(texts, {"type": "timestamps", "fields": ["t"], "to": to})
+
+
 def test_times_are_read_and_written_by_a_format() -> None:
     converted = {"type": "timestamps", "fields": ["t"], "read_format": "%d.%m.%Y %H:%M", "to": "string"}
     found = rows(applied(plain([{"t": "14.11.2023 22:13"}]), {**converted, "format": "%Y/%m/%d %H-%M-%S"}))

@@ -130,6 +130,16 @@ def test_a_value_is_what_postgresql_would_make_it(text: str, expected: Any) -> N
     assert value(f"({text})") == expected
 
 
+def test_real_is_the_type_of_32_bits_and_float_that_of_64() -> None:
+    names = ["real", "REAL", "float4", "float", "float8", "double precision"]
+    assert [require_type(name) for name in names] == ["FLOAT"] * 3 + ["DOUBLE"] * 3
+    third = pa.array([1 / 3])
+    assert value("'é' || after.x::real", x=third) == "é0.33333334"
+    assert value("'é' || after.x::float", x=third) == "é0.3333333333333333"
+    with pytest.raises(ExpressionError, match="out of range"):
+        value("after.x::real", x=pa.array([1e300]))
+
+
 def test_columns_of_every_kind_are_compared_with_texts_in_quotes() -> None:
     moment = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
     columns = {

@@ -41,6 +41,9 @@ def test_columns_move_into_headers_and_headers_into_columns() -> None:
         "other": None,
     }
     assert again[0]["headers"] in ({}, None)
+    keyless = only(applied(orders(insert("1", "a", "2"), key=()), {**move, "headers": {"of": "after.note"}}))
+    keyed = applied(keyless, {**back, "fields": {"of": "of"}, "apply_to": "key"})
+    assert rows(keyed)[0]["key"] == {"of": "a"}
     with pytest.raises(TailraceError, match="moves only columns"):
         applied(orders(), {**move, "headers": {"x": "upper(after.note)"}})
 

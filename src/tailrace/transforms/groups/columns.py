@@ -245,17 +245,7 @@ class AddFields:
 
         :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
         """
-        added = self.added(group)
-
-        def edit(found: Fields) -> Fields:
-            return {**found, **added}
-
-        if self.part != ROW and pa.types.is_null(group.column("key").type):
-            # A record without a key gets one of what is added.
-            group = group.with_column("key", struct_of(added, None, len(group)))
-        found = with_edited(group, self.part, edit, lambda name: None if name in added else name)
-        texts = [name for name, values in added.items() if pa.types.is_string(values.type)]
-        return [_with_texts(found, texts, self.part)]
+        return [with_added(group, self.part, self.added(group))]
 
     def added(self, group: Group) -> dict[str, pa.Array]:
         """Return the columns by name.
@@ -266,6 +256,20 @@ class AddFields:
         added = {name: _repeated(value, len(group)) for name, value in self.static.items()}
         added |= {name: _value(group, name, found, rows) for name, found in self.fields.items()}
         return added | {name: metadata_column(group, what) for name, what in self.metadata.items()}
+
+
+def with_added(group: Group, part: str, added: Mapping[str, pa.Array]) -> Group:
+    """Return records with columns in their rows or keys, or both; one of the same name is replaced."""
+
+    def edit(found: Fields) -> Fields:
+        return {**found, **added}
+
+    if part != ROW and pa.types.is_null(group.column("key").type):
+        # A record without a key gets one of what is added.
+        group = group.with_column("key", struct_of(added, None, len(group)))
+    found = with_edited(group, part, edit, lambda name: None if name in added else name)
+    texts = [name for name, values in added.items() if pa.types.is_string(values.type)]
+    return _with_texts(found, texts, part)
 
 
 def _with_texts(group: Group, names: Iterable[str], part: str) -> Group:

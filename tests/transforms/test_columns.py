@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import hmac
+import math
 import pickle
 from decimal import Decimal
 from typing import Any
@@ -297,6 +298,9 @@ def test_times_are_read_and_written_by_a_format() -> None:
         ({"type": "mask", "fields": ["a", "a"]}, "each once"),
         ({"type": "cast", "fields": {"a": "money"}}, "there is no type 'money'"),
         ({"type": "add_fields"}, "needs static, metadata or computed"),
+        ({"type": "add_fields", "static": {"a": 2**63}}, "static.a: must be a whole number of 64 bits"),
+        ({"type": "add_fields", "static": {"a": math.inf}}, "static.a: must be text, a number, true"),
+        ({"type": "add_fields", "static": {"a": dt.date(2024, 2, 29)}}, "static.a: must be text, a number"),
         ({"type": "add_fields", "static": {"a": 1}, "metadata": {"a": "op"}}, "gives a name twice"),
         ({"type": "add_fields", "metadata": {"a": "oop"}}, "must be one of op, topic"),
         ({"type": "timestamps", "fields": ["a"], "to": "string", "format": "%f"}, "knows no %f"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import hmac
+import json
 import math
 import pickle
 from decimal import Decimal
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
 from tests.support.decode.wire import UNCHANGED, Cell, delete, insert, json_of, update
@@ -228,6 +230,13 @@ def test_a_cast_keeps_what_is_noted_and_tells_no_value() -> None:
         applied(orders(), {"type": "cast", "fields": {"note": "integer"}})
     assert "first" not in str(caught.value)
     assert caught.value.kind is Kind.TRANSFORM_FAILED
+
+
+def test_a_row_may_lose_all_of_its_columns() -> None:
+    for which in ({"fields": ["*"]}, {"keep": ["nothing"]}):
+        found = JsonConverter().convert(only(applied(orders(), {"type": "drop_fields", **which})))
+        assert [json.loads(text)["after"] for text in found.values.to_pylist()[:4]] == [{}] * 4
+        assert found.keys.to_pylist()[3] == '{"id":3}'
 
 
 TIMES = [

@@ -140,6 +140,8 @@ def _perhaps_changed(table: ChangeTable, key: RowImage) -> Mask:
     updated: Mask = (table.op == ord(Op.UPDATE)) & (table.choice[json_kernel.BEFORE_CHOICE] != 0)
     if updated.any():
         current, before = key.kinds()
+        if not before.size:  # rows before without any column say nothing of the key
+            return np.zeros_like(updated)
         updated &= ((before == kernel.TEXT) | (before == kernel.NULL)).all(axis=0)
         updated &= (current != kernel.UNCHANGED).all(axis=0)
     return updated

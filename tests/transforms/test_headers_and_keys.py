@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
+from tailrace.converters.cloudevents import CloudEventsConverter
+from tailrace.converters.connect_schemas import Schema
+from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
-from tests.support.decode.wire import UNCHANGED, delete, insert, update
+from tailrace.records.record import Record
+from tests.support.decode.wire import UNCHANGED, delete, insert, truncate, update
 from tests.support.transforms.groups import applied, messages, only, orders, plain, rows
 
 
@@ -102,3 +109,32 @@ def test_keys_and_values_of_one_field() -> None:
         applied(orders(), {"type": "extract_field", "field": "z"})
     by_place = rows(applied(group, {"type": "value_to_key", "fields": ["b"]}))
     assert [row["key"] for row in by_place.values()] == [{"b": 2}, None]
+
+
+class Numbered:
+    """Gives each record a key that is a number, as `extract_field` does."""
+
+    def apply_record(self, record: Record) -> Record:
+        return record.replace(key=record.key["id"] if record.key else None)
+
+
+@pytest.mark.parametrize("step", [{"type": "extract_field", "field": "id"}, Numbered()])
+def test_a_change_goes_out_with_a_key_that_is_one_value(step: Any) -> None:
+    changes = insert("1", "a", "1.00"), update("2", "b", "1.00"), delete("3", None, None), truncate(16385)
+    group = only(applied(orders(*changes), step))
+    keys = ["1", "2", "3", "3", None]
+    assert group.is_change
+    for converter in (JsonConverter(), CloudEventsConverter()):
+        found = converter.convert(group)
+        assert found.keys is not None
+        assert found.keys.to_pylist() == keys
+    with_schema = JsonConverter(schemas_enable=True).convert(group).keys
+    assert with_schema is not None
+    schema = Schema("int32" if isinstance(step, dict) else "int64")
+    assert json.loads(with_schema.to_pylist()[3]) == {"schema": schema.document(), "payload": 3}
+    assert with_schema.to_pylist()[-1] is None
+    columns, schemas = JsonConverter().columns(group, with_keys=True)
+    assert isinstance(columns.keys, pa.Array)
+    assert columns.keys.to_pylist() == [None if key is None else int(key) for key in keys]
+    assert schemas.key == schema
+    assert JsonConverter().keys(group).keys.to_pylist() == keys

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tailrace.config.converters import JsonOptions
@@ -210,14 +211,16 @@ def transaction_parts(table: ChangeTable, facts: SourceInfo, *, wanted: bool) ->
 
 def _schemas(table: ChangeTable, group: Group, facts: SourceInfo, *, filled: bool) -> EventSchemas:
     is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
-    key = None if table.key is None else tuple(table.key.fields)
+    single = table.key if table.key is not None and table.key.is_single else None
+    key = None if table.key is None or single is not None else tuple(table.key.fields)
     prefix = facts.name
     name = f"{prefix}.{table.schema}.{table.table}" if table.schema else f"{prefix}.{table.table}"
     own = schemas.SOURCE_WITH_SHARD if facts.has_shards else schemas.SOURCE
     source = own if table.source is None else table.source[1]
     if table.is_message:
         return _message_schemas(table.fields[1])
-    return _table_schemas(name, tuple(table.fields), key, source, filled or is_full)
+    found = _table_schemas(name, tuple(table.fields), key, source, filled or is_full)
+    return found if single is None else replace(found, key=single.fields[0].how.schema)
 
 
 @functools.lru_cache(maxsize=16)

@@ -213,8 +213,12 @@ def _key(
     if relation is None and _is_message(group):
         after = group.column("after")
         key = pa.StructArray.from_arrays([after.field(0)], ["prefix"])
-    if not pa.types.is_struct(key.type):
+    if pa.types.is_null(key.type):
         return None
+    if not pa.types.is_struct(key.type):
+        how = arrow_mapping(key.type, modes)
+        values = _column(of_array(key, how), np.ones(count, np.bool_))
+        return RowImage([Field("", how)], count, None, [values], is_single=True)
     names = [field.name for field in key.type]
     ordered = key_names(relation) if relation is not None else ()
     names = list(ordered) if set(ordered) == set(names) else names

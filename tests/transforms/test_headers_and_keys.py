@@ -138,3 +138,19 @@ def test_a_change_goes_out_with_a_key_that_is_one_value(step: Any) -> None:
     assert columns.keys.to_pylist() == [None if key is None else int(key) for key in keys]
     assert schemas.key == schema
     assert JsonConverter().keys(group).keys.to_pylist() == keys
+
+
+@pytest.mark.parametrize(
+    ("step", "keys"),
+    [
+        ({"type": "cast", "fields": {"id": "bigint"}}, [2, 2, 3]),
+        ({"type": "mask", "fields": ["id"], "value": 0}, [3]),
+        ({"type": "add_fields", "computed": {"id": "after.id + 1"}}, [3]),
+        ({"type": "cast", "fields": {"id": "text"}}, [3]),
+    ],
+)
+def test_no_key_is_deleted_that_no_record_has(step: dict[str, Any], keys: list[int]) -> None:
+    moved = orders(update("3", "moved", "9.00", key=("2", None, None)), insert("1", "a", "1.00"))
+    found = JsonConverter().convert(only(applied(moved, {**step, "apply_to": "row"}))).keys
+    assert found is not None
+    assert [json.loads(key)["id"] for key in found.to_pylist()] == [*keys, 1]

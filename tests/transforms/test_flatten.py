@@ -113,6 +113,23 @@ def test_metadata_become_fields_and_headers_under_debeziums_names() -> None:
     }
 
 
+@pytest.mark.parametrize("mask", [{}, {"method": "truncate", "length": 2}, {"method": "null"}])
+def test_what_stands_for_a_value_that_was_not_sent_is_not_masked(mask: dict[str, Any]) -> None:
+    found = applied(orders(), {"type": "flatten"}, {"type": "mask", "fields": ["note"], **mask})
+    assert values(found)[2]["note"] == PLACEHOLDER
+    assert values(found)[0]["note"] != "first"
+
+    class Told:
+        def apply_record(self, record: Record) -> Record:
+            return record.replace(value={**record.value, "note": "told"} if record.value else None)
+
+    told = applied(orders(), {"type": "flatten"}, Told(), {"type": "mask", "fields": ["note"], **mask})
+    assert all(value["note"] != "told" for value in values(told) if value)
+    sent = orders(insert("1", PLACEHOLDER, "1.00"))
+    found = applied(sent, {"type": "flatten"}, {"type": "mask", "fields": ["note"], **mask})
+    assert values(found)[0]["note"] != PLACEHOLDER
+
+
 def test_a_value_that_was_not_sent_may_be_null() -> None:
     found = values(applied(orders(), {"type": "flatten", "unavailable": "null"}))
     assert found[2]["note"] is None

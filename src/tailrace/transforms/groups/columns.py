@@ -166,7 +166,7 @@ class Mask:
             return [group.with_wire(wire.reshaped(shape))]
 
         def edit(found: Fields) -> Fields:
-            return {n: self._masked(group, n, v) if n in meant else v for n, v in found.items()}
+            return {n: self._masked_if_sent(group, n, v) if n in meant else v for n, v in found.items()}
 
         found = with_edited(group, self.part, edit, special=lambda name: None if name in meant else name)
         if self.part != KEY and self.mask.method != "null":
@@ -184,6 +184,15 @@ class Mask:
                     masked = pa.repeat(_constant(self.mask, kind)[0], len(texts))
                 found = with_values(found, image, name, rows, masked)
         return found
+
+    def _masked_if_sent(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+        masked = self._masked(group, name, values)
+        if group.is_change or group.relation is None or not pa.types.is_string(values.type):
+            return masked
+        # What `flatten` put in the place of a value that was not sent stays, and nothing else does.
+        unsent = pc.invert(GroupRows(group, "null").was_sent(("value", name)))
+        is_placeholder = pc.equal(values, group.relation.modes.unavailable_placeholder)
+        return pc.if_else(pc.and_(unsent, is_placeholder), values, masked)
 
     def _masked(self, group: Group, name: str, values: pa.Array) -> pa.Array:
         method = self.mask.method

@@ -21,7 +21,7 @@ from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
 from tests.support.decode.wire import UNCHANGED, Cell, delete, insert, json_of, update
-from tests.support.transforms.groups import COMMIT_US, applied, only, orders, plain, rows
+from tests.support.transforms.groups import COMMIT_US, applied, messages, only, orders, plain, rows
 
 SALT = "0123456789abcdef"
 Row = dict[str, Any]
@@ -237,6 +237,21 @@ def test_a_row_may_lose_all_of_its_columns() -> None:
         found = JsonConverter().convert(only(applied(orders(), {"type": "drop_fields", **which})))
         assert [json.loads(text)["after"] for text in found.values.to_pylist()[:4]] == [{}] * 4
         assert found.keys.to_pylist()[3] == '{"id":3}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [({"content"}, '{"prefix":"audit"}'), ({"prefix"}, None), ({"prefix", "content"}, None)],
+)
+def test_a_logical_message_may_lose_what_it_has(fields: set[str], key: str | None) -> None:
+    dropped = only(applied(messages(b"x"), {"type": "drop_fields", "fields": sorted(fields)}))
+    events = JsonConverter().convert(dropped)
+    [value] = map(json.loads, events.values.to_pylist())
+    assert value["message"].keys() == {"prefix", "content"} - fields
+    assert (events.keys and events.keys.to_pylist()) == (key and [key])
+    [text] = JsonConverter(schemas_enable=True).convert(dropped).values.to_pylist()
+    [block] = [field for field in json.loads(text)["schema"]["fields"] if field["field"] == "message"]
+    assert {field["field"] for field in block["fields"]} == value["message"].keys()
 
 
 TIMES = [

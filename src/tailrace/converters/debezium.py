@@ -218,14 +218,15 @@ def _schemas(table: ChangeTable, group: Group, facts: SourceInfo, *, filled: boo
     own = schemas.SOURCE_WITH_SHARD if facts.has_shards else schemas.SOURCE
     source = own if table.source is None else table.source[1]
     if table.is_message:
-        return _message_schemas(table.fields[1])
+        return _message_schemas(tuple(table.fields), key is not None)
     found = _table_schemas(name, tuple(table.fields), key, source, filled or is_full)
     return found if single is None else replace(found, key=single.fields[0].how.schema)
 
 
 @functools.lru_cache(maxsize=16)
-def _message_schemas(content: Field) -> EventSchemas:
-    return EventSchemas(schemas.message(content.how.schema), schemas.MESSAGE_KEY)
+def _message_schemas(fields: tuple[Field, ...], has_key: bool) -> EventSchemas:
+    members = [field.how.schema.document(optional=True, field=field.name) for field in fields]
+    return EventSchemas(schemas.message(members), schemas.MESSAGE_KEY if has_key else None)
 
 
 @functools.lru_cache(maxsize=256)

@@ -214,7 +214,8 @@ def _key(
     key, count = group.column("key"), len(group)
     if relation is None and _is_message(group):
         after = group.column("after")
-        key = pa.StructArray.from_arrays([after.field(0)], ["prefix"])
+        at = after.type.get_field_index("prefix")
+        key = pa.nulls(count) if at < 0 else pa.StructArray.from_arrays([after.field(at)], ["prefix"])
     if pa.types.is_null(key.type):
         return None
     if not pa.types.is_struct(key.type):

@@ -111,6 +111,7 @@ def value(text: str, **columns: pa.Array) -> Any:
         ("'{\"a\": \"x\"}' -> 'a' = '\"x\"' and '{\"a\": \"x\"}' ->> 'a' = 'x'", True),
         ("'->' || ('{\"->\": 1}' -> '->')", "->1"),
         ("substring('abc', -1, 3) || substring('abc', -1)", "aabc"),
+        ("trim('\u00a0 x\t ') || ltrim(' \u00a0') || rtrim('\t ')", "\u00a0 x\t\u00a0\t"),
         ("'a_c' like 'a\\_c' and not 'abc' like 'a\\_c'", True),
         ("'{\"a\": null}' -> 'a'", "null"),
         ("'{\"a\": null}' ->> 'a'", None),
@@ -128,6 +129,16 @@ def value(text: str, **columns: pa.Array) -> Any:
 def test_a_value_is_what_postgresql_would_make_it(text: str, expected: Any) -> None:
     assert value(text) == expected
     assert value(f"({text})") == expected
+
+
+def test_real_is_the_type_of_32_bits_and_float_that_of_64() -> None:
+    names = ["real", "REAL", "float4", "float", "float8", "double precision"]
+    assert [require_type(name) for name in names] == ["FLOAT"] * 3 + ["DOUBLE"] * 3
+    third = pa.array([1 / 3])
+    assert value("'é' || after.x::real", x=third) == "é0.33333334"
+    assert value("'é' || after.x::float", x=third) == "é0.3333333333333333"
+    with pytest.raises(ExpressionError, match="out of range"):
+        value("after.x::real", x=pa.array([1e300]))
 
 
 def test_columns_of_every_kind_are_compared_with_texts_in_quotes() -> None:
@@ -174,6 +185,8 @@ def test_columns_of_every_kind_are_compared_with_texts_in_quotes() -> None:
         ("after.s -> after.s is null", 0, "as it stands"),
         ("after.i > '1x'", 0, "not of that form"),
         ("after.l || 'x' = 'x'", 0, "after.l has no text"),
+        ("substring(after.s, 2, -1) = 'e'", 0, "out of range"),
+        ("nullif(after.s, 1) is null", 0, "text and a number don't go together"),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_place_and_no_value(text: str, at: int, words: str) -> None:

@@ -151,6 +151,21 @@ def test_json_lines_are_those_after_the_transformations(tmp_path, log):
 
 
 @pytest.mark.parametrize("kind", HISTORIES)
+def test_an_expression_that_asks_what_was_sent_has_a_value(kind, tmp_path, log):
+    ends = fill(log)
+    told = {
+        "told": "was_sent(after.note)",
+        "note2": "case when was_sent(after.note) then after.note else 'as it was' end",
+    }
+    sink = opened(kind, tmp_path / "lake", log, steps=[{"type": "add_fields", "computed": told}])
+    write(sink, log, ends[0], ends[2])
+    first, second, updated, _ = rows(kind, tmp_path / "lake" / "public.orders")
+    assert [row["told"] for row in (first, second, updated)] == [True, True, False]
+    assert [row["note2"] for row in (first, second, updated)] == ["secret", None, "as it was"]
+    assert updated.get("_unchanged", ["note"]) == ["note"]
+
+
+@pytest.mark.parametrize("kind", HISTORIES)
 def test_a_history_has_only_the_changes_that_pass_and_in_the_folder_they_are_sent_to(kind, tmp_path, log):
     ends = fill(log)
     steps = [

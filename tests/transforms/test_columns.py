@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import hmac
+import json
+import math
 import pickle
 from decimal import Decimal
 from typing import Any
@@ -15,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
 from tests.support.decode.wire import UNCHANGED, Cell, delete, insert, json_of, update
-from tests.support.transforms.groups import COMMIT_US, applied, only, orders, plain, rows
+from tests.support.transforms.groups import COMMIT_US, applied, messages, only, orders, plain, rows
 
 SALT = "0123456789abcdef"
 Row = dict[str, Any]
@@ -229,6 +232,28 @@ def test_a_cast_keeps_what_is_noted_and_tells_no_value() -> None:
     assert caught.value.kind is Kind.TRANSFORM_FAILED
 
 
+def test_a_row_may_lose_all_of_its_columns() -> None:
+    for which in ({"fields": ["*"]}, {"keep": ["nothing"]}):
+        found = JsonConverter().convert(only(applied(orders(), {"type": "drop_fields", **which})))
+        assert [json.loads(text)["after"] for text in found.values.to_pylist()[:4]] == [{}] * 4
+        assert found.keys.to_pylist()[3] == '{"id":3}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [({"content"}, '{"prefix":"audit"}'), ({"prefix"}, None), ({"prefix", "content"}, None)],
+)
+def test_a_logical_message_may_lose_what_it_has(fields: set[str], key: str | None) -> None:
+    dropped = only(applied(messages(b"x"), {"type": "drop_fields", "fields": sorted(fields)}))
+    events = JsonConverter().convert(dropped)
+    [value] = map(json.loads, events.values.to_pylist())
+    assert value["message"].keys() == {"prefix", "content"} - fields
+    assert (events.keys and events.keys.to_pylist()) == (key and [key])
+    [text] = JsonConverter(schemas_enable=True).convert(dropped).values.to_pylist()
+    [block] = [field for field in json.loads(text)["schema"]["fields"] if field["field"] == "message"]
+    assert {field["field"] for field in block["fields"]} == value["message"].keys()
+
+
 TIMES = [
     ("unix_ms", 1_700_000_000_123, "unix_us", 1_700_000_000_123_000),
     ("unix_ms", -1, "unix_s", -1),
@@ -252,6 +277,32 @@ def test_points_in_time_change_their_form(kind: str, value: Any, to: str, expect
     assert [found[0]["key"], found[1]["key"]] == [{"t": expected}, None]
 
 
+@pytest.mark.parametrize("to", ["timestamp", "date", "time", "string"])
+@pytest.mark.parametrize(("unit", "value"), [("s", 2**63 // 1000), ("ms", 1_700_000_000 * 10**9)])
+def test_a_point_in_time_that_is_out_of_range_is_no_other_one(unit: str, value: int, to: str) -> None:
+    with pytest.raises(TailraceError, match="out of range"):
+        applied(plain([{"t": value}]), {"type": "timestamps", "fields": ["t"], "unit": unit, "to": to})
+
+
+def test_before_1970_a_part_of_a_microsecond_is_of_the_one_before() -> None:
+    def found(to: str) -> Any:
+        step = {"type": "timestamps", "fields": ["t"], "unit": "ns", "to": to}
+        return rows(applied(plain([{"t": -1}]), step))[0]["value"]["t"]
+
+    last = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
+    assert [found(to) for to in ("unix_us", "timestamp", "time")] == [-1, last, last.time()]
+    assert found("string") == "1969-12-31T23:59:59.999999Z"
+
+
+def test_an_infinity_in_a_text_has_no_number() -> None:
+    texts = plain([{"t": "infinity"}])
+    found = only(applied(texts, {"type": "timestamps", "fields": ["t"], "to": "date"}))
+    assert found.column("value").field("t").cast(pa.int32()).to_pylist() == [2**31 - 1]
+    for to in ("unix_ms", "string", "time"):
+        with pytest.raises(TailraceError, match="no point in time"):
+            applied(texts, {"type": "timestamps", "fields": ["t"], "to": to})
+
+
 def test_times_are_read_and_written_by_a_format() -> None:
     converted = {"type": "timestamps", "fields": ["t"], "read_format": "%d.%m.%Y %H:%M", "to": "string"}
     found = rows(applied(plain([{"t": "14.11.2023 22:13"}]), {**converted, "format": "%Y/%m/%d %H-%M-%S"}))
@@ -271,6 +322,9 @@ def test_times_are_read_and_written_by_a_format() -> None:
         ({"type": "mask", "fields": ["a", "a"]}, "each once"),
         ({"type": "cast", "fields": {"a": "money"}}, "there is no type 'money'"),
         ({"type": "add_fields"}, "needs static, metadata or computed"),
+        ({"type": "add_fields", "static": {"a": 2**63}}, "static.a: must be a whole number of 64 bits"),
+        ({"type": "add_fields", "static": {"a": math.inf}}, "static.a: must be text, a number, true"),
+        ({"type": "add_fields", "static": {"a": dt.date(2024, 2, 29)}}, "static.a: must be text, a number"),
         ({"type": "add_fields", "static": {"a": 1}, "metadata": {"a": "op"}}, "gives a name twice"),
         ({"type": "add_fields", "metadata": {"a": "oop"}}, "must be one of op, topic"),
         ({"type": "timestamps", "fields": ["a"], "to": "string", "format": "%f"}, "knows no %f"),

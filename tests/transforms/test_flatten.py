@@ -13,6 +13,7 @@ from tailrace.converters.debezium import JsonConverter
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
+from tailrace.records.record import Record
 from tests.support.decode.wire import UNCHANGED, delete, insert, truncate, update
 from tests.support.transforms.groups import COMMIT_US, applied, messages, only, orders, places, rows
 
@@ -55,6 +56,33 @@ def test_deletes_are_dropped_or_keep_their_old_row() -> None:
     assert group.column("special").to_pylist() == [None, [("value.price", "NaN")]]
 
 
+def test_rows_before_and_after_may_have_different_columns() -> None:
+    class Marked:
+        def apply_record(self, record: Record) -> Record:
+            if record.after is None:
+                return record
+            after = {"id": record.after["id"] + 0.5, "price": record.after["price"], "mark": record.op}
+            return record.replace(after=after)
+
+    found = applied(orders(), Marked(), {"type": "flatten", "deletes": "rewrite"})
+    assert values(found)[3] == {
+        "id": 3.5,
+        "price": Decimal("9.00"),
+        "mark": "u",
+        "note": None,
+        "__deleted": "false",
+    }
+    assert values(found)[0]["id"] == 1.5
+    full = orders(update("2", "b", "1.00", old=("1", "a", "1.00")), delete("1", "a", "1.00", mark=b"O"))
+
+    class Broken:
+        def apply_record(self, record: Record) -> Record:
+            return record.replace(after=record.after and {"id": "two"}, before={"id": 1})
+
+    with pytest.raises(TailraceError, match="has another type in the row before"):
+        applied(full, Broken(), {"type": "flatten", "deletes": "rewrite"})
+
+
 def test_metadata_become_fields_and_headers_under_debeziums_names() -> None:
     group = replace(orders(), origin=SourceInfo("shop", "db", "9"))
     flatten = {
@@ -83,6 +111,23 @@ def test_metadata_become_fields_and_headers_under_debeziums_names() -> None:
         "h.schema": "public",
         "h.offset": group.columns.column("source")[0]["log_offset"].as_py(),
     }
+
+
+@pytest.mark.parametrize("mask", [{}, {"method": "truncate", "length": 2}, {"method": "null"}])
+def test_what_stands_for_a_value_that_was_not_sent_is_not_masked(mask: dict[str, Any]) -> None:
+    found = applied(orders(), {"type": "flatten"}, {"type": "mask", "fields": ["note"], **mask})
+    assert values(found)[2]["note"] == PLACEHOLDER
+    assert values(found)[0]["note"] != "first"
+
+    class Told:
+        def apply_record(self, record: Record) -> Record:
+            return record.replace(value={**record.value, "note": "told"} if record.value else None)
+
+    told = applied(orders(), {"type": "flatten"}, Told(), {"type": "mask", "fields": ["note"], **mask})
+    assert all(value["note"] != "told" for value in values(told) if value)
+    sent = orders(insert("1", PLACEHOLDER, "1.00"))
+    found = applied(sent, {"type": "flatten"}, {"type": "mask", "fields": ["note"], **mask})
+    assert values(found)[0]["note"] != PLACEHOLDER
 
 
 def test_a_value_that_was_not_sent_may_be_null() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
-from tailrace.errors import TailraceError
-from tests.support.decode.wire import delete, insert, update
+from tailrace.converters.cloudevents import CloudEventsConverter
+from tailrace.converters.connect_schemas import Schema
+from tailrace.converters.debezium import JsonConverter
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.record import Record
+from tests.support.decode.wire import UNCHANGED, delete, insert, truncate, update
 from tests.support.transforms.groups import applied, messages, only, orders, plain, rows
 
 
@@ -41,6 +48,9 @@ def test_columns_move_into_headers_and_headers_into_columns() -> None:
         "other": None,
     }
     assert again[0]["headers"] in ({}, None)
+    keyless = only(applied(orders(insert("1", "a", "2"), key=()), {**move, "headers": {"of": "after.note"}}))
+    keyed = applied(keyless, {**back, "fields": {"of": "of"}, "apply_to": "key"})
+    assert rows(keyed)[0]["key"] == {"of": "a"}
     with pytest.raises(TailraceError, match="moves only columns"):
         applied(orders(), {**move, "headers": {"x": "upper(after.note)"}})
 
@@ -70,6 +80,16 @@ def test_a_key_is_made_of_columns_also_of_deletes() -> None:
     assert only(applied(audit, {"type": "value_to_key", "fields": ["id"]})) is audit
 
 
+def test_no_key_is_made_of_a_value_that_was_not_sent() -> None:
+    to_key = {"type": "value_to_key", "fields": ["id", "note"]}
+    group = orders(insert("1", "a", "1.00"), update("1", UNCHANGED, "2.00"))
+    for steps in ([to_key], [{"type": "flatten"}, to_key]):
+        with pytest.raises(TailraceError, match="an update did not send 'note'") as caught:
+            applied(group, *steps)
+        assert caught.value.kind is Kind.TRANSFORM_FAILED
+    assert len(only(applied(group, {"type": "value_to_key", "fields": ["id"]}))) == 2
+
+
 def test_keys_and_values_of_one_field() -> None:
     found = only(applied(orders(), {"type": "extract_field", "field": "id"}))
     assert found.column("key").to_pylist() == [1, 2, 1, 3, 1]
@@ -89,3 +109,48 @@ def test_keys_and_values_of_one_field() -> None:
         applied(orders(), {"type": "extract_field", "field": "z"})
     by_place = rows(applied(group, {"type": "value_to_key", "fields": ["b"]}))
     assert [row["key"] for row in by_place.values()] == [{"b": 2}, None]
+
+
+class Numbered:
+    """Gives each record a key that is a number, as `extract_field` does."""
+
+    def apply_record(self, record: Record) -> Record:
+        return record.replace(key=record.key["id"] if record.key else None)
+
+
+@pytest.mark.parametrize("step", [{"type": "extract_field", "field": "id"}, Numbered()])
+def test_a_change_goes_out_with_a_key_that_is_one_value(step: Any) -> None:
+    changes = insert("1", "a", "1.00"), update("2", "b", "1.00"), delete("3", None, None), truncate(16385)
+    group = only(applied(orders(*changes), step))
+    keys = ["1", "2", "3", "3", None]
+    assert group.is_change
+    for converter in (JsonConverter(), CloudEventsConverter()):
+        found = converter.convert(group)
+        assert found.keys is not None
+        assert found.keys.to_pylist() == keys
+    with_schema = JsonConverter(schemas_enable=True).convert(group).keys
+    assert with_schema is not None
+    schema = Schema("int32" if isinstance(step, dict) else "int64")
+    assert json.loads(with_schema.to_pylist()[3]) == {"schema": schema.document(), "payload": 3}
+    assert with_schema.to_pylist()[-1] is None
+    columns, schemas = JsonConverter().columns(group, with_keys=True)
+    assert isinstance(columns.keys, pa.Array)
+    assert columns.keys.to_pylist() == [None if key is None else int(key) for key in keys]
+    assert schemas.key == schema
+    assert JsonConverter().keys(group).keys.to_pylist() == keys
+
+
+@pytest.mark.parametrize(
+    ("step", "keys"),
+    [
+        ({"type": "cast", "fields": {"id": "bigint"}}, [2, 2, 3]),
+        ({"type": "mask", "fields": ["id"], "value": 0}, [3]),
+        ({"type": "add_fields", "computed": {"id": "after.id + 1"}}, [3]),
+        ({"type": "cast", "fields": {"id": "text"}}, [3]),
+    ],
+)
+def test_no_key_is_deleted_that_no_record_has(step: dict[str, Any], keys: list[int]) -> None:
+    moved = orders(update("3", "moved", "9.00", key=("2", None, None)), insert("1", "a", "1.00"))
+    found = JsonConverter().convert(only(applied(moved, {**step, "apply_to": "row"}))).keys
+    assert found is not None
+    assert [json.loads(key)["id"] for key in found.to_pylist()] == [*keys, 1]

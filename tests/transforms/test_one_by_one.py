@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -122,6 +122,22 @@ def test_rows_and_headers_are_replaced_and_their_types_kept() -> None:
     assert changed.column("after").type.field("id").type == orders().column("after").type.field("id").type
 
 
+def test_no_value_is_cut_to_fit_the_type_that_its_column_had() -> None:
+    columns = [("id", 23, -1), ("made", 1082, -1), ("at", 1184, -1), ("numbers", 1007, -1)]
+    group = orders(insert("1", "2024-02-29", None, "{1,2}"), columns=columns)
+    new = {"id": 1.5, "made": datetime(2024, 2, 29, 10, tzinfo=UTC), "at": 7, "numbers": [1, Decimal("2.5")]}
+    [found] = applied(group, Each(lambda record: record.replace(after=new)))
+    assert rows([found])[0]["after"] == new
+    [flat] = applied(group, {"type": "flatten"}, Each(lambda record: record.replace(value=new)))
+    assert rows([flat])[0]["value"] == new
+    [kept] = applied(group, Each(lambda record: record.replace(after={"id": 2, "made": None, "numbers": []})))
+    types = {field.name: field.type for field in group.column("after").type}
+    assert all(field.type == types[field.name] for field in kept.column("after").type)
+    odd = orders(insert("1", "infinity", None, None), insert("2", "2024-02-29", None, None), columns=columns)
+    with pytest.raises(TailraceError, match="'made' can't stand in one column"):
+        applied(odd, Each(lambda r: r.replace(after={**(r.after or {}), "id": 3} if not r.place else new)))
+
+
 def test_what_is_noted_of_a_value_goes_with_the_value() -> None:
     found = applied(orders(), Each(lambda r: r.replace(after={**(r.after or {}), "price": Decimal(1)})))
     assert rows(found)[1]["special"] is None
@@ -159,6 +175,11 @@ def test_plain_values_may_change_their_type() -> None:
         lambda _: "text",
         lambda record: Record(record.group, 0, {}),
         lambda record: record.replace(value="x" if record.place else 1),
+        lambda record: record.replace(topic=""),
+        lambda record: record.replace(topic=5),
+        lambda record: record.replace(topic=None),
+        lambda record: record.replace(after=["secret"]),
+        lambda record: record.replace(headers=None),
     ],
 )
 def test_what_is_no_record_is_refused_and_no_value_is_shown(change: Change) -> None:

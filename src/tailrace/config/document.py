@@ -19,6 +19,8 @@ DOCUMENT_BYTES_MAX = 1024 * 1024
 NODES_MAX = 20_000
 DEPTH_MAX = 20
 
+_MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -67,7 +69,7 @@ class _TooMuchError(Exception):
 
 
 class _Walk:
-    """Notes the line of every value, and keys that come twice or are no text."""
+    """Notes the line of every value, and keys that come twice or are no words; a key is text."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
@@ -93,6 +95,8 @@ class _Walk:
                 self.problems.append(ConfigProblem(path, "has a key that is not a plain word", line))
                 continue
             name = str(key.value)
+            if key.tag != _MERGE:
+                key.tag = _TEXT  # every key is a name: `no` and `2024` may be those of columns
             if name in seen and name != "<<":
                 self.problems.append(
                     ConfigProblem((*path, name), f"is given twice, first in line {seen[name]}", line)

@@ -180,13 +180,9 @@ def envelope(name: str, row: Schema, source: Schema) -> Schema:
     )
 
 
-def message(content: Schema) -> Schema:
-    """Return the schema of a logical message."""
-    block = struct(
-        [STRING.document(optional=True, field="prefix"), content.document(optional=True, field="content")],
-        "io.debezium.connector.postgresql.Message",
-        1,
-    )
+def message(fields: Sequence[Document]) -> Schema:
+    """Return the schema of a logical message; `fields` are its prefix and content."""
+    block = struct(fields, "io.debezium.connector.postgresql.Message", 1)
     return struct(
         [
             STRING.document(field="op"),

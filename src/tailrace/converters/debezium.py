@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tailrace.config.converters import JsonOptions
@@ -123,15 +124,18 @@ class JsonConverter:
         return facts_of(group, self._options.topic_prefix)
 
     def _schemas(self, table: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
+        single = table.key if table.key is not None and table.key.is_single else None
+        key = None if table.key is None or single is not None else tuple(table.key.fields)
         if table.is_message:
-            return _message_schemas(table.fields[1])
+            return _message_schemas(tuple(table.fields), key is not None)
         facts = self._facts(group)
         is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
-        key = None if table.key is None else tuple(table.key.fields)
         of = f"{facts.name}.{table.schema}" if table.schema else facts.name
         own = schemas.SOURCE_WITH_SHARD if facts.has_shards else schemas.SOURCE
         source = own if table.source is None else table.source[1]
-        return _table_schemas(f"{of}.{table.table}", tuple(table.fields), key, source, filled or is_full)
+        name = f"{of}.{table.table}"
+        found = _table_schemas(name, tuple(table.fields), key, source, filled or is_full)
+        return found if single is None else replace(found, key=single.fields[0].how.schema)
 
     def _events(
         self, group: Group, table: ChangeTable, schemas: EventSchemas | None, *, filled: bool
@@ -213,8 +217,9 @@ def transaction_parts(table: ChangeTable, facts: SourceInfo, *, wanted: bool) ->
 
 
 @functools.lru_cache(maxsize=16)
-def _message_schemas(content: Field) -> EventSchemas:
-    return EventSchemas(schemas.message(content.how.schema), schemas.MESSAGE_KEY)
+def _message_schemas(fields: tuple[Field, ...], has_key: bool) -> EventSchemas:
+    members = [field.how.schema.document(optional=True, field=field.name) for field in fields]
+    return EventSchemas(schemas.message(members), schemas.MESSAGE_KEY if has_key else None)
 
 
 @functools.lru_cache(maxsize=256)

@@ -95,7 +95,7 @@ def value_columns(
     return Members({**members, "before": before, "after": after}, count, there)
 
 
-def key_columns(table: ChangeTable, planned: Planned) -> Members | None:
+def key_columns(table: ChangeTable, planned: Planned) -> Value:
     """Return the keys of events; None: there is no key.
 
     :raises TailraceError: `CONVERSION_FAILED` if a value is not of its type.
@@ -118,6 +118,8 @@ def key_columns(table: ChangeTable, planned: Planned) -> Members | None:
         if (odd & there).any():
             raise misfit(field.name, int(rows[np.argmax(odd & there)]))
         values[field.name] = array
+    if table.key.is_single:
+        return values[""]
     return Members(values, len(rows), None if there.all() else there)
 
 

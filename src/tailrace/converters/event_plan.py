@@ -122,7 +122,9 @@ def _keys(key: RowImage, spans: Spans, rows: Numbers, op: Bytes, schema: str | N
     whole = np.ones((1, count), np.bool_)
     choice = np.stack([np.zeros(len(rows), np.uint8), np.ones(len(rows), np.uint8)])
     opening, closing = ("", "") if schema is None else (f'{{"schema":{schema},"payload":', "}")
-    template: Template = [(opening, json_kernel.AFTER)]
+    template: Template = [(opening, json_kernel.CELL if key.is_single else json_kernel.AFTER)]
+    if key.is_single:
+        op = np.where(spans.kind[0][rows] == kernel.TEXT, op, 0).astype(np.uint8)
     template += [(closing, json_kernel.NOTHING)] if closing else []
     columns = columns_of(key, ["null"] * count, ["null"] * count)
     return write(
@@ -141,6 +143,8 @@ def _perhaps_changed(table: ChangeTable, key: RowImage) -> Mask:
     updated: Mask = (table.op == ord(Op.UPDATE)) & (table.choice[json_kernel.BEFORE_CHOICE] != 0)
     if updated.any():
         current, before = key.kinds()
+        if not before.size:  # rows before without any column say nothing of the key
+            return np.zeros_like(updated)
         updated &= ((before == kernel.TEXT) | (before == kernel.NULL)).all(axis=0)
         updated &= (current != kernel.UNCHANGED).all(axis=0)
     return updated

@@ -306,6 +306,9 @@ def _sides(node: Node) -> tuple[list[tuple[Node, Node]], list[Node]]:
     elif node["type"] == "COMPARE_IN":
         first, *rest = node["children"]
         pairs = [(first, item) for item in rest]
+    elif node["class"] == "FUNCTION" and node["function_name"] == "nullif":
+        first, second = parts_of(node)
+        pairs = [(first, second)]
     pairs = [pair for pair in pairs if not any(is_literal(side, "STRING", "NULL_LITERAL") for side in pair)]
     if node["class"] == "CONJUNCTION" or node["type"] == "OPERATOR_NOT":
         return pairs, node["children"]

@@ -200,6 +200,7 @@ class _Reader:
             case "COLUMN_REF":
                 self._require_root(node)
             case "CAST" if not node["try_cast"]:
+                node["type_expr"] = self._as_written(node["type_expr"])
                 self._require_type(node["type_expr"], at)
             case "FUNCTION":
                 return self._function(node)
@@ -225,6 +226,13 @@ class _Reader:
         near = difflib.get_close_matches(name.lower(), self._roots, n=1, cutoff=0.7)
         hint = f"did you mean {near[0]!r}?" if near else f"a column is after.{name}, a text is 'in quotes'"
         raise self._error(f"there is no {name!r}, but {known}; {hint}", node["at"])
+
+    def _as_written(self, found: Node) -> Node:
+        # `real` and `float` are one type to DuckDB's parser, and two of PostgreSQL's.
+        first, length = found["query_location"], found["query_location_length"]
+        written = self._asked.encode()[first : first + length]
+        is_real = found["type_name"] == "FLOAT" and written.lower() == b"real"
+        return {**found, "type_name": "real"} if is_real else found
 
     def _require_type(self, found: Node, at: int) -> None:
         name = found["type_name"].lower()

@@ -163,11 +163,14 @@ class SqlWriter:
         if name == "was_sent":
             return parts[0]
         if name == "substring":
-            # PostgreSQL counts on before the first character; DuckDB counts from the end.
+            # PostgreSQL counts on before the first character, and not backwards; DuckDB counts from the end.
             text, first, *count = parts
             left = f", greatest({count[0]} + {first} - 1, 0)" if count else ""
+            refused = f"WHEN {count[0]} < 0 THEN error('a negative length') " if count else ""
             whole = f"substring({', '.join(parts)})"
-            return f"CASE WHEN {first} < 1 THEN substring({text}, 1{left}) ELSE {whole} END"
+            return f"CASE {refused}WHEN {first} < 1 THEN substring({text}, 1{left}) ELSE {whole} END"
+        if name in ("trim", "ltrim", "rtrim"):
+            return f"{name}({parts[0]}, ' ')"  # alone, DuckDB's takes other white space as well
         return f"{name}({', '.join(parts)})"
 
 

@@ -18,9 +18,9 @@ from tailrace.model import OWN_FORMS
 from tailrace.records.group import Group
 from tailrace.transforms.fields import failure, specials_of_values
 from tailrace.transforms.groups.rows import metadata_column
-from tailrace.transforms.groups.values import members, struct_of
+from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.headers import with_headers
-from tailrace.transforms.selection import Operations
+from tailrace.transforms.selection import Chosen, Operations
 
 _DELETES, _TRUNCATES, _MESSAGES = Operations("d"), Operations("t"), Operations("m")
 
@@ -71,12 +71,12 @@ class Flatten:
         if not kept.any():
             return []
         part = group.take(np.flatnonzero(kept))
-        return [self._flattened(part, pa.array(deleted[kept]))]
+        return [self._flattened(part, deleted[kept])]
 
-    def _flattened(self, group: Group, deleted: pa.Array) -> Group:
-        rows = group.column("after")
+    def _flattened(self, group: Group, is_deleted: Chosen) -> Group:
+        rows, deleted = group.column("after"), pa.array(is_deleted)
         if self.deletes == "rewrite":
-            rows = _either(deleted, group.column("before"), rows)
+            rows = _either(group, is_deleted, rows)
         absent = pc.is_null(rows) if rows.null_count else None
         found = members(rows) if pa.types.is_struct(rows.type) else {}
         if self.placeholder:
@@ -107,14 +107,16 @@ def named(names: Sequence[str], prefix: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def _either(condition: pa.Array, first: pa.Array, second: pa.Array) -> pa.Array:
-    # Rows by choice: structs are taken by place, whatever their fields are.
-    if first.type != second.type:
-        return second if pa.types.is_null(first.type) else first
-    both = pa.concat_arrays([first, second])
-    chosen = condition.to_numpy(zero_copy_only=False)
-    count = len(first)
-    return both.take(pa.array(np.arange(count) + np.where(chosen, 0, count)))
+def _either(group: Group, is_deleted: Chosen, after: pa.Array) -> pa.Array:
+    try:
+        return either(is_deleted, group.column("before"), after)
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        # Arrow's message may quote a value.
+        raise failure(
+            group,
+            "flatten changes: a column has another type in the row before than in the row after",
+            "have the transformations before this one treat both rows alike",
+        ) from None
 
 
 def _with_placeholders(group: Group, found: dict[str, pa.Array]) -> dict[str, pa.Array]:

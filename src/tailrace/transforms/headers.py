@@ -11,8 +11,8 @@ from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import ROOTS
 from tailrace.expressions.computing import Expression
 from tailrace.records.group import Group
-from tailrace.transforms.fields import BOTH, Fields, with_edited
-from tailrace.transforms.groups.columns import DropFields
+from tailrace.transforms.fields import BOTH
+from tailrace.transforms.groups.columns import DropFields, with_added
 from tailrace.transforms.groups.rows import GroupRows, fitting_expression
 from tailrace.transforms.groups.values import members, struct_of
 
@@ -97,9 +97,5 @@ class FieldsFromHeaders:
         """Return the records with the columns; null where a record lacks the header."""
         rows = GroupRows(group, "null")
         added = {name: rows.column(("headers", header)) for name, header in self.fields.items()}
-
-        def edit(found: Fields) -> Fields:
-            return {**found, **added}
-
-        made = with_edited(group, self.part, edit, lambda name: None if name in added else name)
+        made = with_added(group, self.part, added)
         return DropHeaders(tuple(self.fields.values())).apply(made) if self.moves else [made]

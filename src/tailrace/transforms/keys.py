@@ -10,7 +10,7 @@ import pyarrow as pa
 from tailrace.config.transformations import options
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure
-from tailrace.transforms.groups.values import members, struct_of
+from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.selection import Operations
 
 _DELETES = Operations("d")
@@ -29,9 +29,10 @@ class ValueToKey:
     def apply(self, group: Group) -> list[Group]:
         """Return the records with their keys; a record without a row has none.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if there is no such column, or if the source does
-            not tell it with each delete.
+        :raises TailraceError: `TRANSFORM_FAILED` if there is no such column, if the source does not tell it
+            with each delete, or did not send its value.
         """
+        self._require_no_unchanged(group)
         if not group.is_change:
             return [group.with_column("key", self._key(group, group.column("value")))]
         if group.relation is None:
@@ -40,9 +41,7 @@ class ValueToKey:
         key = self._key(group, group.column("after"))
         if deleted.any():
             self._require_sent(group, deleted)
-            both = pa.concat_arrays([self._key(group, group.column("before")), key])
-            count = len(group)
-            key = both.take(pa.array(np.arange(count) + np.where(deleted, 0, count)))
+            key = either(deleted, self._key(group, group.column("before")), key)
         return [group.with_column("key", key)]
 
     def _key(self, group: Group, rows: pa.Array) -> pa.Array:
@@ -54,6 +53,18 @@ class ValueToKey:
                 "name other columns, or give it only the records that it is for, by a predicate of tables",
             )
         return struct_of({name: found[name] for name in self.names}, rows.is_null(), len(group))
+
+    def _require_no_unchanged(self, group: Group) -> None:
+        # NULL or a placeholder stands in the place of such a value: keys of different rows would be equal.
+        unchanged = group.column("unchanged")
+        named = set() if pa.types.is_null(unchanged.type) else set(unchanged.flatten().unique().to_pylist())
+        if silent := [name for name in self.names if name in named]:
+            raise failure(
+                group,
+                f"make keys of columns: an update did not send {', '.join(map(repr, silent))}, because large "
+                "values that stay the same are not sent",
+                "give the table REPLICA IDENTITY FULL, or make keys of other columns",
+            )
 
     def _require_sent(self, group: Group, deleted: np.ndarray) -> None:
         # A delete has its key, or all of the row: a column that it does not have is not NULL.

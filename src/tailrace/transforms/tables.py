@@ -243,7 +243,9 @@ class ComputedStep:
         """
         relation, wire = _table_of(group)
         kind = wire.tuples().current.kind
-        read = _columns_read(text)
+        # An expression that asks whether a value was sent says itself what it is without it.
+        asked = {path[-1] for how, path, _ in inputs_of(text, ROOTS) if how == "was_sent"}
+        read = _columns_read(text) - asked
         places = [at for at, column in enumerate(relation.columns) if column.name in read]
         missing = kind[places] == UNCHANGED
         unsent: npt.NDArray[np.bool_] = missing.any(axis=0)

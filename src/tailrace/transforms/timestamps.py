@@ -65,19 +65,25 @@ class Timestamps:
 
         :raises TailraceError: as `apply`.
         """
-        if pa.types.is_null(values.type):
+        arrow = values.type
+        if pa.types.is_null(arrow):
             return values
-        is_date, is_stamp = pa.types.is_date32(values.type), pa.types.is_timestamp(values.type)
         try:
-            if (is_date or is_stamp) and self.to in _TYPES:
-                return with_infinities(values, _TYPES[self.to], lambda v: self._written(self._read(v)))
-            # An infinity has no number and no such text: `special` says what it was.
-            return self._written(self._read(finite(values) if is_date or is_stamp else values))
+            times = self._read(values) if pa.types.is_string(arrow) else values
+            if not (pa.types.is_date32(times.type) or pa.types.is_timestamp(times.type)):
+                return self._written(self._read(times))
+            if self.to in _TYPES:
+                return with_infinities(times, _TYPES[self.to], lambda v: self._written(self._read(v)))
+            # An infinity has no number and no such text: `special` says what it was, unless that was a text.
+            known = finite(times)
+            if pa.types.is_string(arrow) and known.null_count > times.null_count:
+                raise pa.ArrowInvalid
+            return self._written(self._read(known))
         except (ExpressionError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
             # Arrow's own message may quote a value.
             raise failure(
                 group,
-                f"convert the column {name!r} from {values.type} to {self.to}: a value is no point in time, "
+                f"convert the column {name!r} from {arrow} to {self.to}: a value is no point in time, "
                 "or out of range",
                 "check unit and read_format, or give it only the records that it is for, by a predicate",
             ) from None
@@ -100,25 +106,32 @@ class Timestamps:
         if self.to in _UNITS:
             return _counted(times, _UNITS[self.to])
         if self.to == "date":
-            return pc.floor_temporal(times, unit="day").cast(pa.date32(), safe=False)
+            return pc.floor_temporal(_instants(times), unit="day").cast(pa.date32())
         if self.to == "time":
-            return times.cast(_INSTANT, safe=False).cast(pa.time64("us"))
+            return _instants(times).cast(pa.time64("us"))
         if self.to == "timestamp":
-            return times.cast(_INSTANT, safe=False)
+            return _instants(times)
         if not self.writing:
-            return pc.strftime(times.cast(_INSTANT, safe=False), format="%Y-%m-%dT%H:%M:%SZ")
+            return pc.strftime(_instants(times), format="%Y-%m-%dT%H:%M:%SZ")
         # Arrow writes the fraction of a second with its second, if there is one.
         whole = pc.floor_temporal(times, unit="second").cast(pa.timestamp("s", tz=_UTC))
         return pc.strftime(whole, format=self.writing)
 
 
+def _instants(times: pa.Array) -> pa.Array:
+    return _in_unit(times, "us")
+
+
 def _counted(times: pa.Array, unit: str) -> pa.Array:
-    wanted = pa.timestamp(unit, tz=_UTC)
+    return _in_unit(times, unit).cast(pa.int64())
+
+
+def _in_unit(times: pa.Array, unit: str) -> pa.Array:
     if times.type.unit != unit and (times.type.unit, unit) in _COARSER:
         names = {"s": "second", "ms": "millisecond", "us": "microsecond"}
         # Down, also before 1970.
         times = pc.floor_temporal(times, unit=names[unit])
-    return times.cast(wanted).cast(pa.int64())
+    return times.cast(pa.timestamp(unit, tz=_UTC))
 
 
 _TYPES = {"date": pa.date32(), "timestamp": _INSTANT}

@@ -6,14 +6,10 @@ under the entry points `tailrace.transformations`, and checks its settings itsel
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    FiniteFloat,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from tailrace.config.fields import Extension
 from tailrace.config.patterns import Patterns
@@ -127,10 +123,19 @@ class MaskConfig(MaskOptions, OfKeyAndRow):
         )
 
 
+def _constant(value: object) -> object:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("must be a whole number of 64 bits, or text: put it in quotes")
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    if not is_number and not isinstance(value, str | None):
+        raise ValueError("must be text, a number, true, false or null: put anything else in quotes")
+    return value
+
+
 class AddFieldsConfig(OfRow, WithExpressions):
     """Adds columns."""
 
-    static: dict[Text, bool | int | FiniteFloat | str | None] = Field(
+    static: dict[Text, Annotated[bool | int | float | str | None, PlainValidator(_constant)]] = Field(
         default={}, description="By name: a constant."
     )
     metadata: dict[Text, Metadata] = Field(

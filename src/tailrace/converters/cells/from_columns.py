@@ -17,6 +17,7 @@ from tailrace.converters.cells.json_values import (
     Values,
     array_mask,
     is_listed,
+    json_texts,
     lengths_of,
     replaced,
     text_cells,
@@ -60,7 +61,8 @@ def of_columns(group: Group) -> ChangeTable:
     if relation is not None and not any(column.in_identity for column in relation.columns):
         for column in old:  # NULLs of rows in part are values that were not sent
             column.kind[(choice[0] == 2) & (column.kind == kernel.NULL)] = kernel.ABSENT
-    key = _key(group, relation, specials, modes, dict(zip(names, old, strict=False)))
+    rows = dict(zip(names, zip(current, old, strict=True), strict=True)) if old else {}
+    key = _key(group, relation, specials, modes, rows)
     source, source_column = group.column("source"), None
     if _is_postgres(source.type):
         numbers, schema, table = _postgres_source(source, relation)
@@ -206,24 +208,45 @@ def _key(
     relation: Relation | None,
     specials: Specials,
     modes: ValueModes,
-    old: Mapping[str, ColumnValues],
+    rows: Mapping[str, tuple[ColumnValues, ColumnValues]],
 ) -> RowImage | None:
-    # `old`: the row's columns before the change, by name.
+    # `rows`: the row's columns after and before the change, by name; empty if there is none before.
     key, count = group.column("key"), len(group)
     if relation is None and _is_message(group):
         after = group.column("after")
-        key = pa.StructArray.from_arrays([after.field(0)], ["prefix"])
-    if not pa.types.is_struct(key.type):
+        at = after.type.get_field_index("prefix")
+        key = pa.nulls(count) if at < 0 else pa.StructArray.from_arrays([after.field(at)], ["prefix"])
+    if pa.types.is_null(key.type):
         return None
+    if not pa.types.is_struct(key.type):
+        how = arrow_mapping(key.type, modes)
+        values = _column(of_array(key, how), np.ones(count, np.bool_))
+        return RowImage([Field("", how)], count, None, [values], is_single=True)
     names = [field.name for field in key.type]
     ordered = key_names(relation) if relation is not None else ()
     names = list(ordered) if set(ordered) == set(names) else names
     fields = [field_of(relation, name, key.type.field(name).type, modes) for name in names]
     # What a key's column does not hold is found where the row's does not: after, or before a delete.
-    specials = specials.of_keys(array_mask(group.column("after")))
+    has_after = array_mask(group.column("after"))
+    specials = specials.of_keys(has_after)
     columns = [field_values(relation, field, key, specials, "", "after.", "before.") for field in fields]
-    before = [old.get(name) or _nothing(count) for name in names] if old else []
+    before = [
+        _before(rows.get(name), column, has_after) or _nothing(count)
+        for name, column in zip(names if rows else (), columns, strict=False)
+    ]
     return RowImage(fields, count, None, columns, before)
+
+
+def _before(
+    row: tuple[ColumnValues, ColumnValues] | None, key: ColumnValues, has_after: Mask
+) -> ColumnValues | None:
+    # A key's column before. Where the key's is not the row's now, since only one of them was transformed, the
+    # row before does not say what the key was.
+    if row is None:
+        return None
+    rows = pa.array(has_after)
+    texts = (json_texts(column.values).filter(rows) for column in (row[0], key))
+    return row[1] if next(texts).equals(next(texts)) else None
 
 
 def _is_message(group: Group) -> bool:

@@ -55,6 +55,7 @@ class RowImage:
     it is asked for first.
 
     :param cells: given, or `current` and `old` are (`old` is empty where there is no row before).
+    :param is_single: of a key: its one column is the whole of it, and has no name.
     """
 
     def __init__(
@@ -64,8 +65,11 @@ class RowImage:
         cells: RowCells | None = None,
         current: Sequence[ColumnValues] = (),
         old: Sequence[ColumnValues] = (),
+        *,
+        is_single: bool = False,
     ) -> None:
         self.fields = fields
+        self.is_single = is_single
         self._count = count
         self._cells = cells
         self._current = current

@@ -166,7 +166,7 @@ class Mask:
             return [group.with_wire(wire.reshaped(shape))]
 
         def edit(found: Fields) -> Fields:
-            return {n: self._masked(group, n, v) if n in meant else v for n, v in found.items()}
+            return {n: self._masked_if_sent(group, n, v) if n in meant else v for n, v in found.items()}
 
         found = with_edited(group, self.part, edit, special=lambda name: None if name in meant else name)
         if self.part != KEY and self.mask.method != "null":
@@ -184,6 +184,15 @@ class Mask:
                     masked = pa.repeat(_constant(self.mask, kind)[0], len(texts))
                 found = with_values(found, image, name, rows, masked)
         return found
+
+    def _masked_if_sent(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+        masked = self._masked(group, name, values)
+        if group.is_change or group.relation is None or not pa.types.is_string(values.type):
+            return masked
+        # What `flatten` put in the place of a value that was not sent stays, and nothing else does.
+        unsent = pc.invert(GroupRows(group, "null").was_sent(("value", name)))
+        is_placeholder = pc.equal(values, group.relation.modes.unavailable_placeholder)
+        return pc.if_else(pc.and_(unsent, is_placeholder), values, masked)
 
     def _masked(self, group: Group, name: str, values: pa.Array) -> pa.Array:
         method = self.mask.method
@@ -245,17 +254,7 @@ class AddFields:
 
         :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
         """
-        added = self.added(group)
-
-        def edit(found: Fields) -> Fields:
-            return {**found, **added}
-
-        if self.part != ROW and pa.types.is_null(group.column("key").type):
-            # A record without a key gets one of what is added.
-            group = group.with_column("key", struct_of(added, None, len(group)))
-        found = with_edited(group, self.part, edit, lambda name: None if name in added else name)
-        texts = [name for name, values in added.items() if pa.types.is_string(values.type)]
-        return [_with_texts(found, texts, self.part)]
+        return [with_added(group, self.part, self.added(group))]
 
     def added(self, group: Group) -> dict[str, pa.Array]:
         """Return the columns by name.
@@ -266,6 +265,20 @@ class AddFields:
         added = {name: _repeated(value, len(group)) for name, value in self.static.items()}
         added |= {name: _value(group, name, found, rows) for name, found in self.fields.items()}
         return added | {name: metadata_column(group, what) for name, what in self.metadata.items()}
+
+
+def with_added(group: Group, part: str, added: Mapping[str, pa.Array]) -> Group:
+    """Return records with columns in their rows or keys, or both; one of the same name is replaced."""
+
+    def edit(found: Fields) -> Fields:
+        return {**found, **added}
+
+    if part != ROW and pa.types.is_null(group.column("key").type):
+        # A record without a key gets one of what is added.
+        group = group.with_column("key", struct_of(added, None, len(group)))
+    found = with_edited(group, part, edit, lambda name: None if name in added else name)
+    texts = [name for name, values in added.items() if pa.types.is_string(values.type)]
+    return _with_texts(found, texts, part)
 
 
 def _with_texts(group: Group, names: Iterable[str], part: str) -> Group:

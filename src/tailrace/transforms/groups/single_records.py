@@ -132,10 +132,18 @@ class OddTexts:
         mask[places] = True
         parts = [column.field(each) for each in range(column.type.num_fields)]
         if parts[at].type != own.type:
-            parts[at] = parts[at].cast(own.type)
+            parts[at] = self._cast(parts[at], own.type, field)
         parts[at] = _replaced(parts[at], mask, own.take(pa.array(rows)))
         names = [each.name for each in column.type]
         return pa.StructArray.from_arrays(parts, names, mask=column.is_null())
+
+    def _cast(self, values: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
+        try:
+            if _holds(kind, values.type):
+                return values.cast(kind)
+        except pa.ArrowInvalid:
+            pass  # its message may quote a value
+        raise failure_of(self._group, f"its values for {field!r} can't stand in one column")
 
 
 def _replaced(values: pa.Array, mask: np.ndarray[Any, np.dtype[np.bool_]], others: pa.Array) -> pa.Array:
@@ -174,15 +182,29 @@ def column_of(group: Group, name: str, values: Sequence[Any]) -> pa.Array:
 
 
 def _merged(inferred: pa.DataType, before: pa.DataType) -> pa.DataType:
-    """Return the type of the new values: as before where a field was there before."""
-    if pa.types.is_null(before):
+    """Return the type of the new values: as before where that was there before and holds them as they are."""
+    t = pa.types
+    if t.is_null(before):
         return inferred
-    if not (pa.types.is_struct(inferred) and pa.types.is_struct(before)):
-        return before
+    if t.is_list(inferred) and t.is_list(before):
+        items = _merged(inferred.value_type, before.value_type)
+        return before if items == before.value_type else pa.list_(items)
+    if not (t.is_struct(inferred) and t.is_struct(before)):
+        return before if _holds(before, inferred) else inferred
     types: Mapping[str, pa.DataType] = {field.name: field.type for field in before}
     return pa.struct(
         [pa.field(field.name, _merged(field.type, types.get(field.name, pa.null()))) for field in inferred]
     )
+
+
+def _holds(before: pa.DataType, inferred: pa.DataType) -> bool:
+    # Arrow cuts off what a whole number or a date has no room for, and takes any number for a point in time.
+    t = pa.types
+    if t.is_null(inferred):
+        return True
+    if t.is_integer(before):
+        return bool(t.is_integer(inferred))
+    return before.id == inferred.id if t.is_temporal(before) else True
 
 
 def failure_of(group: Group, found: str) -> TailraceError:
@@ -223,6 +245,7 @@ class OneByOne:
             if not found.replaced:
                 same.append(row)
             else:
+                _require_fit(group, found.replaced)
                 changed.setdefault((found.topic, tuple(sorted(found.replaced))), []).append(found)
         groups = [group.take(np.array(same, np.int64))] if same else []
         return [*groups, *(_regrouped(group, topic, found) for (topic, _), found in changed.items())]
@@ -231,6 +254,16 @@ class OneByOne:
         """Close the transformation."""
         close: Callable[[], None] = getattr(self._transformation, "close", lambda: None)
         close()
+
+
+def _require_fit(group: Group, replaced: Mapping[str, Any]) -> None:
+    topic = replaced.get("topic", group.topic)
+    if not isinstance(topic, str) or not topic.strip():
+        raise failure_of(group, "it gave a topic that is empty, or no text")
+    for name in ("before", "after", "headers"):
+        given = replaced.get(name, {})
+        if not (isinstance(given, Mapping) or (given is None and name != "headers")):
+            raise failure_of(group, f"its {name!r} is no mapping")
 
 
 def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:

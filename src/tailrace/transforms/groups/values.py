@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -67,3 +68,18 @@ def with_fields(values: pa.Array, added: Mapping[str, pa.Array], count: int) -> 
     if pa.types.is_null(values.type):
         return struct_of(added, None, count)
     return edited(values, lambda found: {**found, **added})
+
+
+def either(condition: npt.NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
+    """Return `first` where the condition is true, else `second`: structs, with the fields of both.
+
+    :raises pyarrow.ArrowTypeError: if a field has a type in each, and no type holds both.
+    """
+    if first.type != second.type:
+        columns = [pa.schema([("row", values.type)]) for values in (second, first)]
+        shared = pa.unify_schemas(columns, promote_options="permissive").field(0).type
+        first, second = first.cast(shared), second.cast(shared)
+    # Structs are taken by place, whatever their fields are.
+    count = len(first)
+    places = np.arange(count) + np.where(condition, 0, count)
+    return pa.concat_arrays([first, second]).take(pa.array(places))

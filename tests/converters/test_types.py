@@ -165,6 +165,12 @@ def test_what_stands_for_an_unsent_value_is_of_the_columns_type(modes: ValueMode
     assert [name for name in kinds if not placeholder.stands_for(after[name])] == []
 
 
+def test_a_key_columns_value_is_its_own_whatever_its_name() -> None:
+    shape = relation(columns=[("d", 1082, -1), ("after.d", 1082, -1)], key=("d", "after.d"))
+    [group] = groups_in(shape + transaction(insert("infinity", "2024-01-01")), ValueModes())
+    require_same(group)
+
+
 def test_a_number_has_javas_digits_where_postgresql_has_more() -> None:
     shape = relation(columns=[("v", 701, -1), ("w", 1022, -1)], key=())
     text = "9.999999999999999e+22"

@@ -221,7 +221,13 @@ def _key(
     fields = [field_of(relation, name, key.type.field(name).type, modes) for name in names]
     # What a key's column does not hold is found where the row's does not: after, or before a delete.
     specials = specials.of_keys(array_mask(group.column("after")))
-    columns = [field_values(relation, field, key, specials, "", "after.", "before.") for field in fields]
+    # A name with a dot would be taken for the place of another column's value.
+    columns = [
+        field_values(
+            relation, field, key, specials, *([] if "." in field.name else [""]), "after.", "before."
+        )
+        for field in fields
+    ]
     before = [old.get(name) or _nothing(count) for name in names] if old else []
     return RowImage(fields, count, None, columns, before)
 

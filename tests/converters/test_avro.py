@@ -229,6 +229,10 @@ def test_names_that_avro_can_not_have_are_adjusted_as_debezium_does_it() -> None
     assert [ADJUSTMENTS["avro_unicode"](name) for name in names] == [
         "_u0031st", "of_u0020day", "_u00fcber", "ok_u005f1", "a_u002eb",
     ]  # fmt: skip
+    # A letter beyond 16 bits is two of Java's.
+    assert AVRO("a\U0001f600") == "a__"
+    assert ADJUSTMENTS["avro_unicode"]("\U0001f600") == "_ud83d_ude00"
+    assert ADJUSTMENTS["avro_unicode"]("\u1f600") == "_u1f600"
     with pytest.raises(TailraceError, match="1st"):
         ADJUSTMENTS["none"]("1st")
     columns = [("a b", 23, -1), ("a_b", 23, -1)]

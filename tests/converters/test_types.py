@@ -20,13 +20,14 @@ from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.debezium_types import arrow_mapping
 from tailrace.errors import Kind, TailraceError
+from tailrace.join.debezium_values import Placeholder
 from tailrace.model import ValueModes
 from tailrace.records.group import Group
 from tests.support.converters.avro import as_python, decoded
 from tests.support.converters.customers import as_columns
 from tests.support.converters.fitting import require_fit
-from tests.support.converters.types import HSTORE_TYPE, MODES, TYPES, groups_in
-from tests.support.decode.wire import delete, insert, relation, transaction, update, vector
+from tests.support.converters.types import HSTORE, HSTORE_TYPE, MODES, TYPES, groups_in, numeric
+from tests.support.decode.wire import UNCHANGED, delete, insert, relation, transaction, update, vector
 from tests.support.examples import examples
 
 
@@ -142,6 +143,32 @@ def test_schemas_describe_the_values_of_every_type(modes: ValueModes) -> None:
     [group] = groups_in(frames, modes)
     for document in require_same(group, schemas_enable=True):
         require_fit(document["schema"], document["payload"])
+
+
+@pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
+def test_what_stands_for_an_unsent_value_is_of_the_columns_type(modes: ValueModes) -> None:
+    kinds = {
+        "text": (25, -1), "bytea": (17, -1), "varbit": (1562, -1), "hstore": (HSTORE, -1),
+        "texts": (1009, -1), "byteas": (1001, -1), "reals": (1021, -1), "doubles": (1022, -1),
+        "bigints": (1016, -1), "dates": (1182, -1), "numerics": (1231, -1),
+        "numerics_12_2": (1231, numeric(12, 2)), "moneys": (791, -1),
+    }  # fmt: skip
+    shape = relation(columns=[("id", 23, -1), *((name, *kind) for name, kind in kinds.items())])
+    frames = HSTORE_TYPE + shape + transaction(update("1", *[UNCHANGED] * len(kinds)))
+    [group] = groups_in(frames, modes)
+    [document] = require_same(group, schemas_enable=True)
+    require_fit(document["schema"], document["payload"])
+    require_same_in_avro(group)
+    assert not isinstance(avro_of(group), Kind)
+    placeholder = Placeholder(modes.unavailable_placeholder)
+    after = document["payload"]["after"]
+    assert [name for name in kinds if not placeholder.stands_for(after[name])] == []
+
+
+def test_a_key_columns_value_is_its_own_whatever_its_name() -> None:
+    shape = relation(columns=[("d", 1082, -1), ("after.d", 1082, -1)], key=("d", "after.d"))
+    [group] = groups_in(shape + transaction(insert("infinity", "2024-01-01")), ValueModes())
+    require_same(group)
 
 
 def test_a_number_has_javas_digits_where_postgresql_has_more() -> None:

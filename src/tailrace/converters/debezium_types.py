@@ -30,6 +30,9 @@ _BITS_MAX = 2_147_483_647
 #: Of a field's metadata: what its values' schema is called.
 _NAME, _VERSION = b"connect.name", b"connect.version"
 
+#: Of an array's items: types whose placeholder is its letters' codes.
+_NUMBER_TYPES = {"int16": int, "int32": int, "int64": int, "float": float, "double": float}
+
 #: Forms that a kernel can't write as Java does: numbers that are no doubles yet.
 _ROUNDED = (forms.DOUBLE, forms.AMOUNT_DOUBLE)
 
@@ -68,11 +71,10 @@ class TypeMapping:
         if self.schema.type == "struct":
             return written({"scale": 0, "value": encoded})
         if self.schema.type == "array":
-            item = self.in_parts[0].schema.type
-            letters = item in {"int16", "int32", "int64"}
-            return written(
-                list(placeholder.encode()) if letters else [encoded if item == "bytes" else placeholder]
-            )
+            item = self.in_parts[0]
+            if item.schema.type in _NUMBER_TYPES:
+                return written([_NUMBER_TYPES[item.schema.type](letter) for letter in placeholder.encode()])
+            return f"[{item.unavailable(placeholder)}]"
         return written(placeholder)
 
 

@@ -57,9 +57,11 @@ class Placeholder:
         raw = text.encode()
         encoded = _base64(raw)
         self._plain = {text, raw, encoded}
-        # Of arrays of texts, of bytes and of numbers, of maps, and of decimals with a scale of their own.
+        # Of arrays of texts, of bytes and of numbers, of maps, and of decimals with a scale of their own,
+        # alone and in arrays.
         self._nested: list[Any] = [[text], [encoded], [raw], list(raw), {text: text}]
-        self._nested += [{"scale": 0, "value": encoded}, {"scale": 0, "value": raw}]
+        decimals = [{"scale": 0, "value": encoded}, {"scale": 0, "value": raw}]
+        self._nested += [*decimals, *([decimal] for decimal in decimals)]
 
     def stands_for(self, value: Any) -> bool:
         """Return whether a value is the placeholder, in the form that its type has for it."""

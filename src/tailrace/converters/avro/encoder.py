@@ -353,6 +353,7 @@ def misfit(path: str, row: int) -> TailraceError:
         Kind.CONVERSION_FAILED,
         f"write a record in Avro: its {path or 'value'} is not of the schema's type",
         "NaN in a numeric, infinite dates and the like have no number: choose texts for the type in the "
-        "source (decimal_handling_mode: string, time_precision_mode: isostring), or exclude the column",
+        "source (decimal_handling_mode: string, time_precision_mode: isostring), or exclude the column; "
+        "for arrays of booleans that later updates do not change, REPLICA IDENTITY FULL is enough",
         {"member": path, "row": row},
     )

@@ -161,14 +161,24 @@ def _unchanged(name: str) -> str:
 def _underscores(name: str) -> str:
     # A digit at the beginning stays, behind the underscore, so that 1a and 2a remain two names.
     first = "_" if "0" <= name[:1] <= "9" else ""
-    return first + _WRONG.sub("_", name) or "_"
+    return first + _WRONG.sub(lambda found: "_" * len(_java_letters(found[0])), name) or "_"
 
 
 def _unicode(name: str) -> str:
     first = ""
     if "0" <= name[:1] <= "9":
         first, name = f"_u{ord(name[0]):04x}", name[1:]
-    return first + _WRONG_OR_UNDERSCORE.sub(lambda found: f"_u{ord(found[0]):04x}", name) or "_u0000"
+    return first + _WRONG_OR_UNDERSCORE.sub(_codes, name) or "_u0000"
+
+
+def _codes(found: re.Match[str]) -> str:
+    return "".join(f"_u{letter}" for letter in _java_letters(found[0]))
+
+
+def _java_letters(letter: str) -> list[str]:
+    # The codes of a letter as Debezium sees it: one beyond 16 bits is two of Java's.
+    code = letter.encode("utf-16-be").hex()
+    return [code[at : at + 4] for at in range(0, len(code), 4)]
 
 
 #: By Debezium's name for it, what is done to a name without dots.

@@ -229,7 +229,13 @@ def _key(
     # What a key's column does not hold is found where the row's does not: after, or before a delete.
     has_after = array_mask(group.column("after"))
     specials = specials.of_keys(has_after)
-    columns = [field_values(relation, field, key, specials, "", "after.", "before.") for field in fields]
+    # A name with a dot would be taken for the place of another column's value.
+    columns = [
+        field_values(
+            relation, field, key, specials, *([] if "." in field.name else [""]), "after.", "before."
+        )
+        for field in fields
+    ]
     before = [
         _before(rows.get(name), column, has_after) or _nothing(count)
         for name, column in zip(names if rows else (), columns, strict=False)

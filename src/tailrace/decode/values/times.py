@@ -186,7 +186,13 @@ def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
         return np.int64(-1)
     sign = np.int64(-1) if us < 0 else np.int64(1)
     years = abs(months) // 12 * (np.int64(-1) if months < 0 else np.int64(1))
-    seconds = abs(us) // 1_000_000
+    # The lowest number of 64 bits has no absolute value, that of its seconds has.
+    whole = us // 1_000_000
+    fraction = us - whole * 1_000_000
+    if sign < 0 and fraction > 0:
+        whole += 1
+        fraction = 1_000_000 - fraction
+    seconds = abs(whole)
     out[to] = 80
     to = write_integer(years, out, to + 1)
     out[to] = 89
@@ -200,11 +206,11 @@ def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
     to = write_integer(sign * (seconds // 60 % 60), out, to + 1)
     out[to] = 77
     to += 1
-    if sign < 0 and abs(us) % 60_000_000 != 0:
+    if sign < 0 and (seconds % 60 != 0 or fraction != 0):
         out[to] = 45
         to += 1
     to = write_integer(seconds % 60, out, to)
-    to = write_fraction(abs(us) % 1_000_000, out, to)
+    to = write_fraction(fraction, out, to)
     out[to] = 83
     return to + 1
 

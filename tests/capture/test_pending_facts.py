@@ -43,10 +43,9 @@ def altering(pg: EmbeddedPostgres, statement: str, alter: str = ALTER) -> thread
     pg.execute("alter system set synchronous_standby_names = 'nobody'")
     pg.execute("select pg_reload_conf()")
     # Commits wait as soon as the checkpointer has read the setting, whatever other processes have.
-    while not (probe := committing(pg, "comment on schema public is null")).is_alive():
-        pass
+    wait_until(lambda: committing(pg, "comment on schema public is null").is_alive(), 60, "a commit to wait")
     pg.execute("select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'")
-    probe.join(60)
+    wait_until(lambda: not is_waiting(pg), 60, "that to end")
     changing = committing(pg, alter + statement + "; commit")
     assert changing.is_alive()
     return changing
@@ -56,11 +55,12 @@ def committing(pg: EmbeddedPostgres, statements: str) -> threading.Thread:
     """Run statements on a thread that is over, or waits for a standby."""
     thread = threading.Thread(target=pg.execute, args=(statements,))
     thread.start()
-    waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
-    wait_until(
-        lambda: not thread.is_alive() or pg.query(waiting)[0][0] == 1, 60, "the commit to wait for a standby"
-    )
+    wait_until(lambda: not thread.is_alive() or is_waiting(pg), 60, "the commit to wait for a standby")
     return thread
+
+
+def is_waiting(pg: EmbeddedPostgres) -> bool:
+    return bool(pg.query("select 1 from pg_stat_activity where wait_event = 'SyncRep'"))
 
 
 def release(pg: EmbeddedPostgres, changing: threading.Thread) -> None:

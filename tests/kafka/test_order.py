@@ -110,7 +110,7 @@ def records_of(**more: Any) -> Records:
     form = Form(
         config,
         converters.build("json", config.converter_options()),
-        transformations.build(config.transformations, config.predicates),
+        transformations.build(config.transformations, config.predicates, splits_updates=True),
         "shop",
         SourceInfo("shop", "shop", "1", "postgresql"),
         TablePolicy.of(ColumnPolicy()),
@@ -194,6 +194,59 @@ def test_a_topic_gets_the_records_of_all_its_groups_in_the_order_of_the_log(
             of_key = [[told for told in share[topic] if told[0] == key] for share in by_share]
             assert sorted(of_key)[:2] == [[], []]
             assert sorted(of_key)[2] == [told for told in rows if told[0] == key]
+
+
+@pytest.mark.parametrize("records_at_once", [1, 10_000])
+@pytest.mark.parametrize("parted", [{}, {"predicate": "new"}, {"predicate": "new", "negate": True}])
+def test_the_two_records_of_a_changed_key_keep_their_order_and_know_each_other(
+    log: HandmadeLog,
+    no_broker: None,
+    monkeypatch: pytest.MonkeyPatch,
+    parted: dict[str, Any],
+    records_at_once: int,
+) -> None:
+    monkeypatch.setattr(events_module, "_COLUMN_BYTES", events_module.CONVERTED_BYTES // records_at_once)
+    end = log.commit(
+        TABLES[0], insert(1, 1, "new"), update(1, 2, "paid", key=(1, None)),
+        update(1, 3, "new", key=(2, None)), update(1, 3, "paid"), delete(1, 3, None),
+    )  # fmt: skip
+    steps = {
+        "transformations": [
+            {"type": "add_fields", "static": {"of": "shop"}, "apply_to": "key"},
+            {"type": "set_headers", "headers": {"mark": "'1'"}, **parted},
+        ],
+        "predicates": {"new": {"type": "operation", "operations": ["create"]}},
+    }
+    keys = [json.dumps({"id": key, "of": "shop"}, separators=(",", ":")) for key in range(4)]
+    expected = [
+        (1, "c", {}),
+        (1, "d", {"__debezium.newkey": keys[2]}),
+        (1, None, {"__debezium.newkey": keys[2]}),
+        (2, "c", {"__debezium.oldkey": keys[1]}),
+        (2, "d", {"__debezium.newkey": keys[3]}),
+        (2, None, {"__debezium.newkey": keys[3]}),
+        (3, "c", {"__debezium.oldkey": keys[2]}),
+        (3, "u", {}),
+        (3, "d", {}),
+        (3, None, {}),
+    ]
+
+    def told(share: Share | None) -> list[tuple[int, str | None, dict[str, str]]]:
+        found = sent(log, end, share, **steps).messages
+        return [(key["id"], value and value["op"], others(headers)) for _, key, value, headers, _ in found]
+
+    def others(headers: dict[str, str | None]) -> dict[str, str]:
+        return {name: key for name, key in headers.items() if key is not None and name != "mark"}
+
+    if parted:  # records that a predicate parts don't know each other
+        assert [one[:2] for one in told(None)] == [one[:2] for one in expected]
+        return
+    assert told(None) == expected
+    by_share = [told(Share(number, 3)) for number in range(3)]
+    for key in range(1, 4):
+        found = [[one for one in share if one[0] == key] for share in by_share]
+        assert sorted(found, key=len)[2] == [one for one in expected if one[0] == key]
+        assert sum(map(len, found)) == len(sorted(found, key=len)[2])
 
 
 @pytest.mark.parametrize("how", ["an expression", "routes"])

@@ -99,7 +99,8 @@ class JsonConverter:
             return plain_columns(plain_values(group, name), with_keys=with_keys)
         table = change_table_of(group)
         tombstones = self._options.tombstones_on_delete
-        planned = plan_events(table, None, tombstones=tombstones, with_keys=not with_keys)
+        in_headers = group.ranks is not None
+        planned = plan_events(table, None, tombstones=tombstones, with_keys=in_headers or not with_keys)
         now_ns = functools.cache(self._now_ns)
         values = value_columns(
             table,

@@ -18,7 +18,7 @@ from tailrace import __version__
 from tailrace.converters.cells.change_table import ChangeTable
 from tailrace.converters.cells.json_values import Mask
 from tailrace.converters.cells.row_image import RowImage, absent_text, columns_of
-from tailrace.converters.headers import headers_of
+from tailrace.converters.headers import headers_of, with_other_keys
 from tailrace.decode import kernel
 from tailrace.decode.json import json_kernel
 from tailrace.decode.json.debezium import MS, NS, US, SourceInfo
@@ -27,10 +27,8 @@ from tailrace.decode.json.shard_texts import coded_texts
 from tailrace.decode.tuples import Spans
 from tailrace.model import Op
 from tailrace.protocol.frames import Bytes, Numbers
+from tailrace.records.events import NEW_KEY, OLD_KEY
 from tailrace.records.group import Group
-
-#: Headers of the delete (with its tombstone) and of the create that a changed key becomes.
-NEW_KEY, OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
 
 _NO_NUMBERS = np.empty((1, 0), np.int64)
 
@@ -153,10 +151,11 @@ def _perhaps_changed(table: ChangeTable, key: RowImage) -> Mask:
 def key_headers(planned: Planned, group: Group) -> pa.StructArray | None:
     """Return the events' headers: their record's, and those of changed keys."""
     arrays: dict[str, pa.Array] = {}
-    if (headers := headers_of(group)) is not None:
-        rows = planned.plan.rows
-        kept = headers if len(rows) == len(headers) else headers.take(pa.array(rows))
-        arrays = {field.name: values for field, values in zip(kept.type, kept.flatten(), strict=True)}
+    headers, rows = headers_of(group), planned.plan.rows
+    if headers is not None and len(rows) != len(headers):
+        headers = headers.take(pa.array(rows))
+    if (headers := with_other_keys(headers, planned.keys, group, rows)) is not None:
+        arrays = {field.name: values for field, values in zip(headers.type, headers.flatten(), strict=True)}
     if planned.new_keys is not None:
         arrays |= {NEW_KEY: planned.new_keys, OLD_KEY: planned.old_keys}
     if not arrays:

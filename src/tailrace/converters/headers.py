@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from tailrace.converters.cells.connect_values import of_array
 from tailrace.converters.cells.json_values import json_texts
 from tailrace.converters.debezium_types import arrow_mapping, debezium_modes
 from tailrace.model import OWN_FORMS
-from tailrace.records.group import Group
+from tailrace.records.events import NEW_KEY, OLD_KEY
+from tailrace.records.group import Group, Places
 
 
 def headers_of(group: Group) -> pa.StructArray | None:
     """Return the headers of a group's records; None if there are none."""
     found = group.headers
     return found if pa.types.is_struct(found.type) else None
+
+
+def with_other_keys(
+    headers: pa.StructArray | None, keys: pa.Array | None, group: Group, rows: Places | None = None
+) -> pa.StructArray | None:
+    """Return headers with the key of the other record where two of the group are an update that changed it.
+
+    :param keys: of its events, as texts; None: they have none.
+    :param rows: as `Converted` has them.
+    """
+    is_pair = group.index[1:] == group.index[:-1]
+    if group.ranks is None or keys is None or not is_pair.any():
+        return headers
+    is_old, is_new = np.append(is_pair, False), np.append(False, is_pair)
+    places = np.arange(len(group))
+    events = places if rows is None else np.searchsorted(rows, places)
+    of_records = keys.take(pa.array(np.minimum(events, len(keys) - 1)))
+    others = {NEW_KEY: (places + 1, is_old), OLD_KEY: (places - 1, is_new)}
+    arrays = {} if headers is None else dict(zip(headers.type.names, headers.flatten(), strict=True))
+    for name, (other, has_other) in others.items():
+        found = of_records.take(pa.array(other, mask=~has_other))
+        arrays[name] = found if rows is None else found.take(pa.array(rows))
+    return pa.StructArray.from_arrays(list(arrays.values()), list(arrays))
 
 
 def with_json(headers: pa.StructArray) -> pa.StructArray:

@@ -402,8 +402,12 @@ def stages_of(
     A converter that is given in Python takes the place of the options'.
     :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`.
     """
-    chain = factory.build([*options.transformations, *transformations], {**options.predicates, **predicates})
     converting = _converter(converter if converter is not None else options.converter)
+    chain = factory.build(
+        [*options.transformations, *transformations],
+        {**options.predicates, **predicates},
+        splits_updates=converting is not None,
+    )
     closers = [chain.close]
     if converting is not None:
         closers.append(converting.close)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.records.group import Group, Places
+from tailrace.records.group import Group, Places, source_order
 from tailrace.records.record import Record
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Batch(Sequence[Record]):
         rows = [np.arange(len(group), dtype=np.int64) for group in self.groups]
         if not rows:
             return np.empty((0, 2), np.int64)
-        order = np.argsort(np.concatenate([group.index for group in self.groups]), kind="stable")
+        order = source_order([group.index for group in self.groups], [group.ranks for group in self.groups])
         return np.stack([np.concatenate(of_group)[order], np.concatenate(rows)[order]], axis=1)
 
     @property

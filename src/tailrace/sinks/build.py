@@ -102,7 +102,7 @@ def _kafka(config: KafkaConfig, rules: ColumnPolicy, modes: ValueModes) -> Sink:
     from tailrace.transforms import factory as transformations
 
     converter = converters.build(config.converter.type, config.converter_options())
-    chain = transformations.build(config.transformations, config.predicates)
+    chain = transformations.build(config.transformations, config.predicates, splits_updates=True)
     return KafkaSink(config, converter, chain, rules, modes)
 
 

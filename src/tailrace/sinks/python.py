@@ -85,7 +85,11 @@ class PythonSink:
             such function or converter.
         """
         self._function = handler_of(self._config)
-        self._chain = transformations.build(self._config.transformations, self._config.predicates)
+        self._chain = transformations.build(
+            self._config.transformations,
+            self._config.predicates,
+            splits_updates=self._config.converter is not None,
+        )
         if self._config.converter is not None:
             self._converter = build(self._config.converter.type, self._config.converter.options)
         durable.make_directory(self._log_path / READERS)

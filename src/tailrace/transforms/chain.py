@@ -2,7 +2,8 @@
 
 A chain is a value: it may be pickled, and applied by several threads at once. What goes in at
 `apply` is one group; what comes out are the groups that its records have become, each record at
-most once and with its place, so that what is missing is known to be dropped.
+most once (an update that changed its key: `changed_keys`) and with its place, so that what is missing is
+known to be dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
-from tailrace.records.group import Group
+from tailrace.records.group import Group, Places
 from tailrace.transforms.contract import Predicate, Transformation
 from tailrace.transforms.groups.rows import described
 
@@ -75,10 +76,11 @@ class Step:
         return found
 
     def _check(self, group: Group, found: Sequence[Group]) -> None:
-        places = np.concatenate([made.index for made in found]) if found else group.index[:0]
-        if len(np.unique(places)) < len(places) or not np.isin(places, group.index).all():
+        given = _in_order(group)
+        places = np.concatenate([_in_order(made) for made in found]) if found else given[:0]
+        if len(np.unique(places)) < len(places) or not np.isin(places, given).all():
             raise self._breach(group, "it gave a place twice, or one that it was not given")
-        if any((np.diff(made.index) <= 0).any() for made in found):
+        if any((np.diff(_in_order(made)) <= 0).any() for made in found):
             raise self._breach(group, "it gave a group whose places don't rise")
 
     def _failure(self, error: Exception, group: Group, what: str) -> TailraceError:
@@ -100,6 +102,11 @@ class Step:
             "tailrace.transforms.contract says what a transformation may do",
             {"transformation": self.name, "table": described(group)},
         )
+
+
+def _in_order(group: Group) -> Places:
+    # The places, told apart where records share one.
+    return group.index if group.ranks is None else group.index * 2 + group.ranks
 
 
 def close_of(transformation: object) -> Callable[[], None]:

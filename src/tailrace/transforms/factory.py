@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -23,6 +24,7 @@ from tailrace.expressions.computing import Expression
 from tailrace.expressions.language import ExpressionError
 from tailrace.transforms import flatten, headers, keys, outbox, routes, selection, timestamps
 from tailrace.transforms.chain import Chain, Step
+from tailrace.transforms.changed_keys import WithSplitUpdates
 from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
 from tailrace.transforms.groups import columns
 from tailrace.transforms.groups.single_records import OneByOne
@@ -61,14 +63,25 @@ _CHOOSING: dict[type[Section], Callable[[Any], Predicate]] = {
 
 
 def build(
-    transformations: Sequence[TransformationLike], predicates: Mapping[str, PredicateLike] | None = None
+    transformations: Sequence[TransformationLike],
+    predicates: Mapping[str, PredicateLike] | None = None,
+    *,
+    splits_updates: bool = False,
 ) -> Chain:
     """Return the chain of `transformations`, whose predicates are named in `predicates`.
 
+    :param splits_updates: whether an update that changed the key becomes two records where its former key
+        would be lost: for who converts the records (`changed_keys`).
     :raises TailraceError: `CONFIG_INVALID`, with the place in the list; as `extensions.factory`.
     """
     chosen = {name: _predicate(name, given) for name, given in (predicates or {}).items()}
-    return Chain(tuple(_step(place, given, chosen) for place, given in enumerate(transformations)))
+    found = [_step(place, given, chosen) for place, given in enumerate(transformations)]
+    if splits_updates:
+        found = [
+            replace(step, transformation=WithSplitUpdates(step.transformation)) if step.trusted else step
+            for step in found
+        ]
+    return Chain(tuple(found))
 
 
 def _step(place: int, given: TransformationLike, predicates: Mapping[str, Predicate]) -> Step:

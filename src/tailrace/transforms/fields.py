@@ -24,6 +24,8 @@ from tailrace.transforms.groups.values import edited
 
 Fields = dict[str, pa.Array]
 
+_Flags = npt.NDArray[np.bool_]
+
 #: What becomes of a column: its name, another one, or None where it goes.
 Naming = Callable[[str], str | None]
 
@@ -138,11 +140,25 @@ def specials_of_values(maps: pa.Array, old: pa.Array) -> pa.Array:
     if maps.null_count == len(maps):
         return maps
     keys, items, parents = entries(maps)
-    of_old = old.to_numpy(zero_copy_only=False)[parents]
-    is_before = pc.starts_with(keys, "before.").to_numpy(zero_copy_only=False)
-    kept = of_old == is_before
+    kept = _is_own(keys, parents, old.to_numpy(zero_copy_only=False))
     names = pc.replace_substring_regex(keys.filter(pa.array(kept)), r"^(before|after)\.", "value.")
     return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
+
+
+def own_specials(maps: pa.Array, old: _Flags, single: _Flags) -> pa.Array:
+    """Return the texts of which those of `single` changes are of the row before where `old`, else after."""
+    if maps.null_count == len(maps):
+        return maps
+    keys, items, parents = entries(maps)
+    kept = pa.array(_is_own(keys, parents, old) | ~single[parents])
+    left = parents[kept.to_numpy(zero_copy_only=False)]
+    return _maps(left, len(maps), keys.filter(kept), items.filter(kept))
+
+
+def _is_own(keys: pa.Array, parents: npt.NDArray[np.int64], old: _Flags) -> _Flags:
+    # Which texts are of the row before where `old`, and of the row after elsewhere.
+    found: _Flags = old[parents] == pc.starts_with(keys, "before.").to_numpy(zero_copy_only=False)
+    return found
 
 
 def _renamed(names: pa.StringArray, naming: Naming) -> tuple[pa.StringArray, np.ndarray]:

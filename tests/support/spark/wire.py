@@ -62,8 +62,9 @@ def insert(oid: int, *cells: Cell) -> bytes:
     return xlog(b"I" + struct.pack("!I", oid) + b"N" + row(cells))
 
 
-def update(oid: int, *cells: Cell) -> bytes:
-    return xlog(b"U" + struct.pack("!I", oid) + b"N" + row(cells))
+def update(oid: int, *cells: Cell, key: tuple[Cell, ...] = ()) -> bytes:
+    before = b"K" + row(key) if key else b""
+    return xlog(b"U" + struct.pack("!I", oid) + before + b"N" + row(cells))
 
 
 def delete(oid: int, *cells: Cell) -> bytes:

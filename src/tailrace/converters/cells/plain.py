@@ -14,7 +14,7 @@ from tailrace.converters.cells.from_columns import Specials, field_of, field_val
 from tailrace.converters.cells.json_values import Values, json_texts
 from tailrace.converters.connect_schemas import STRING, EventSchemas, Schema, struct
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, schema_name_of
-from tailrace.converters.headers import headers_of
+from tailrace.converters.headers import headers_of, with_other_keys
 from tailrace.decode.values import forms
 from tailrace.model import OWN_FORMS
 from tailrace.records.events import Converted
@@ -54,7 +54,8 @@ def convert_plain(group: Group, prefix: str, *, with_schema: bool) -> Converted:
     if not with_schema:
         return events
     keys = None if events.keys is None else _enveloped(events.keys, found.schemas.key_text)
-    return replace(events, keys=keys, values=_enveloped(events.values, found.schemas.value_text))
+    values = _enveloped(events.values, found.schemas.value_text)
+    return replace(events, keys=keys, values=values, headers=with_other_keys(events.headers, keys, group))
 
 
 def plain_values(group: Group, prefix: str, *, has_schema: bool = True) -> PlainValues:
@@ -72,7 +73,7 @@ def plain_values(group: Group, prefix: str, *, has_schema: bool = True) -> Plain
     return PlainValues(
         keys if has_keys else None,
         values,
-        headers_of(group),
+        with_other_keys(headers_of(group), json_texts(keys) if group.ranks is not None else None, group),
         EventSchemas(value, key if has_keys else None),
     )
 

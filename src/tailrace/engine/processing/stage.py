@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from tailrace.engine.processing.ordering_keys import OrderingKeys, moved_of, ordering_keys_of
 from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Event, Events
-from tailrace.records.group import Group
+from tailrace.records.group import Group, source_order
 from tailrace.records.record import Record
 
 #: Fewer records than this are not worth a thread of their own.
@@ -59,7 +59,11 @@ class ReadyBatch:
         batch = batch.with_groups([one.group for one in staged])
         converted = tuple(one.converted for one in staged if one.converted is not None)
         # A batch of which nothing is left is given to nobody.
-        return ReadyBatch(batch, Events(batch, converted) if converted else batch, staged)
+        given = Events(batch, converted) if converted else batch
+        if all(one.group.ranks is None for one in staged):
+            return ReadyBatch(batch, given, staged)
+        staged = _one_a_place(staged)
+        return ReadyBatch(batch.with_groups([one.group for one in staged]), given, staged)
 
     @property
     def ordering_keys(self) -> list[OrderingKeys]:
@@ -105,6 +109,39 @@ class ReadyBatch:
             else:
                 found = [given for _, given in itertools.islice(records, size)]
                 yield first, last, functools.partial(_found_at, found, first)
+
+
+def _one_a_place(staged: Sequence[StagedGroup]) -> Sequence[StagedGroup]:
+    """Return the groups with the last record of each place, to which its events are counted.
+
+    It has the ordering keys of both.
+    """
+    places = [one.group.index for one in staged]
+    order = source_order(places, [one.group.ranks for one in staged])
+    in_order = np.concatenate(places)[order]
+    is_first = np.append(in_order[1:] == in_order[:-1], False)
+    first, last = order[:-1][is_first[:-1]], order[1:][is_first[:-1]]
+    is_kept = np.ones(len(order), np.bool_)
+    is_kept[first] = False
+    keys = [one.keys for one in staged if one.keys is not None]
+    if keys:
+        other = np.concatenate([found.other for found in keys])
+        other[last] = np.concatenate([found.own for found in keys])[first]
+    ends = np.cumsum([len(at) for at in places])
+    found = []
+    for one, begin, end in zip(staged, [0, *ends], ends, strict=False):
+        rows = np.flatnonzero(is_kept[begin:end])
+        if len(rows):
+            of_rows = one.keys
+            if of_rows is not None:
+                of_rows = replace(
+                    of_rows,
+                    own=of_rows.own[rows],
+                    other=other[begin:end][rows],
+                    in_all=of_rows.in_all[rows],
+                )
+            found.append(StagedGroup(one.group.take(rows), None, of_rows))
+    return found
 
 
 def _new_records(batch: Batch, first: int, last: int) -> GetRecord:

@@ -1,0 +1,178 @@
+"""An update that changes the key as two records: the delete of the old key, and the create under the new one.
+
+A converter makes them of the update itself as long as its key is columns of the row before. A step after
+which it is not, such as `flatten`, gets the two records, as each transformation of Kafka Connect does.
+
+Source: Debezium, RelationalChangeRecordEmitter (`emitUpdateAsPrimaryKeyChangeRecord`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.model import Op
+from tailrace.records.group import Group, Places
+from tailrace.transforms.contract import Transformation
+from tailrace.transforms.fields import KEY, ROW, field_names, fitting, own_specials
+from tailrace.transforms.flatten import Flatten
+from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
+from tailrace.transforms.groups.texts import column_texts
+from tailrace.transforms.groups.values import members
+from tailrace.transforms.headers import FieldsFromHeaders, SetHeaders
+from tailrace.transforms.keys import ExtractField, HoistField
+from tailrace.transforms.routes import RouteByContent, RouteByName
+from tailrace.transforms.selection import Operations
+from tailrace.transforms.timestamps import Timestamps
+
+_UPDATES = Operations("u")
+
+_DELETE, _CREATE = (pa.scalar(op.value, pa.string()) for op in (Op.DELETE, Op.CREATE))
+
+
+@dataclass(frozen=True, slots=True)
+class WithSplitUpdates:
+    """Does a step on records of which those that it would part from their former key are two."""
+
+    step: Transformation
+
+    def apply(self, group: Group) -> Iterable[Group]:
+        """As the step's; the two records have one place, and ranks."""
+        return self.step.apply(split(group) if _loses_former_key(self.step, group) else group)
+
+
+def _loses_former_key(step: Any, group: Group) -> bool:
+    """Return whether the key will not be columns of the row before."""
+    if not group.is_change or group.relation is None or isinstance(step, Flatten):
+        return group.is_change
+    if isinstance(step, ExtractField | HoistField):
+        return step.part == KEY
+    if isinstance(step, RouteByName | RouteByContent):
+        return step.key_field is not None
+    if isinstance(step, SetHeaders):
+        return bool(set(step.moved).intersection(field_names(group, KEY)))
+    if isinstance(step, AddFields) and step.fields and step.part != ROW:
+        return True  # what is computed is of the row after
+    part = getattr(step, "part", None)
+    return part in (KEY, ROW) and bool(_edited(step, field_names(group, KEY)))
+
+
+def _edited(step: Any, names: Sequence[str]) -> set[str]:
+    """Return what a step edits or adds in a key of these columns, if it does so to keys or rows alone."""
+    if isinstance(step, Rename):
+        return set(step.names).intersection(names)
+    if isinstance(step, DropFields):
+        meant = set(fitting(step.patterns, names))
+        return set(names) - meant if step.keeps else meant
+    if isinstance(step, Mask):
+        return set(fitting(step.patterns, names))
+    if isinstance(step, Cast | Timestamps):
+        return set(step.meant(names))
+    if isinstance(step, AddFields):
+        added = {*step.static, *step.metadata, *step.fields}
+    elif isinstance(step, FieldsFromHeaders):
+        added = set(step.fields)
+    else:
+        return set()
+    return added if step.part == KEY else added.intersection(names)
+
+
+def split(group: Group) -> Group:
+    """Return changes with two in the place of each update that changed the key.
+
+    :raises TailraceError: `DECODE_FAILED`.
+    """
+    rows = _with_changed_key(group)
+    if not len(rows):
+        return group
+    records = np.ones(len(group), np.int64)
+    records[rows] = 2
+    source = np.repeat(np.arange(len(group)), records)
+    is_new = np.append(False, source[1:] == source[:-1])
+    is_old = np.append(is_new[1:], False)
+    found = group.columns.take(pa.array(source))
+    columns = dict(zip(found.schema.names, found.columns, strict=True))
+    op = pc.if_else(pa.array(is_new), _CREATE, columns["op"].cast(pa.string()))
+    changed = {
+        "op": pc.if_else(pa.array(is_old), _DELETE, op),
+        "key": _keys(columns["key"], columns["before"], is_old),
+        "before": _without(columns["before"], is_new),
+        "after": _without(columns["after"], is_old),
+        "partial": _without(columns.get("partial"), is_new),
+        "special": own_specials(group.column("special").take(pa.array(source)), is_old, is_old | is_new),
+        "unchanged": _without(columns.get("unchanged"), is_old),
+    }
+    columns |= {name: column for name, column in changed.items() if column is not None}
+    return group.repeated(source, is_new.astype(np.uint8), pa.RecordBatch.from_pydict(columns))
+
+
+def _with_changed_key(group: Group) -> Places:
+    """Return the updates of which both keys are known, and differ."""
+    none = np.empty(0, np.int64)
+    images = [group.column(name) for name in ("key", "before", "after")]
+    if not all(pa.types.is_struct(image.type) for image in images) or images[1].null_count == len(group):
+        return none
+    key, before, after = map(members, images)
+    if any({_type(before, name), _type(after, name)} != {values.type} for name, values in key.items()):
+        return none
+    rows = np.flatnonzero(_UPDATES.matches(group) & ~_is_unknown(group, list(key)))
+    if not len(rows):
+        return none
+    taken = group.with_columns(group.columns).take(rows)
+    changed = np.zeros(len(rows), np.bool_)
+    try:
+        for name in key:
+            texts = {image: _texts(taken, image, name) for image in ("key", "before", "after")}
+            if _differs(texts["key"], texts["after"]).any():
+                return none  # a transformation changed the keys: the row before does not say what they were
+            changed |= _differs(texts["before"], texts["after"])
+    except pa.ArrowNotImplementedError:
+        return none
+    return rows[changed]
+
+
+def _type(found: dict[str, pa.Array], name: str) -> pa.DataType | None:
+    return found[name].type if name in found else None
+
+
+def _texts(group: Group, image: str, name: str) -> pa.Array:
+    return column_texts(group, image, name, members(group.column(image))[name])
+
+
+def _differs(one: pa.Array, other: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    either = pc.not_equal(one, other).fill_null(False)
+    found = pc.or_(either, pc.not_equal(one.is_null(), other.is_null()))
+    return np.asarray(found.to_numpy(zero_copy_only=False))
+
+
+def _is_unknown(group: Group, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return of which records a column of the key was not sent, before or after."""
+    found = np.asarray(group.column("before").is_null())
+    sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
+    partial = group.column("partial")
+    if not set(names) <= sent and pa.types.is_boolean(partial.type):
+        found = found | partial.fill_null(False).to_numpy(zero_copy_only=False)
+    unchanged = group.column("unchanged")
+    if not pa.types.is_null(unchanged.type):
+        parents = pc.list_parent_indices(unchanged).to_numpy()
+        named = pc.is_in(unchanged.flatten(), value_set=pa.array(names, pa.string()))
+        found = found.copy()
+        found[parents[named.to_numpy(zero_copy_only=False)]] = True
+    return found
+
+
+def _keys(key: pa.Array, before: pa.Array, is_old: np.ndarray) -> pa.Array:
+    fields = members(before)
+    old = pa.StructArray.from_arrays([fields[field.name] for field in key.type], fields=list(key.type))
+    places = np.arange(len(key)) + np.where(is_old, len(key), 0)
+    return pa.concat_arrays([key, old]).take(pa.array(places))
+
+
+def _without(column: pa.Array | None, rows: np.ndarray) -> pa.Array | None:
+    # The column, null in some rows.
+    return None if column is None else column.take(pa.array(np.arange(len(column)), mask=rows))

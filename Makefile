@@ -21,7 +21,7 @@ CYCLES :=
 VITESS := 22 24
 # Processes that run tests side by side. The tests wait more than they work; each process has servers of
 # its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order.
-WORKERS := 3
+WORKERS := 4
 PYTEST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What CI runs, but for the cluster of Vitess.
 ALL := not torture and not vitess

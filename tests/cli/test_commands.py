@@ -317,6 +317,15 @@ def test_log_show_chooses_by_table_key_transaction_place_and_time(orders):
     assert ids(path, "--to", "2026-01-01T01:00:02+01:00") == [1, 2, 3]
 
 
+def test_an_lsn_that_the_log_has_not_reached_is_refused_and_a_later_time_is_its_end(orders):
+    path = orders.directory.path
+    assert ids(path, "--from", "2026-12-31") == []
+    for option in ("--from", "--to"):
+        done = run("log", "show", path, option, "0/FFFF", "--json")
+        assert done.exit_code == 1
+        assert "find the LSN 0/FFFF in a change log: it has come to 0/" in done.output
+
+
 def test_log_show_chooses_by_an_expression(orders):
     path = orders.directory.path
     assert ids(path, "--where", "after.id > 2") == [3, 4]

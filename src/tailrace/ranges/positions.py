@@ -16,7 +16,7 @@ from typing import Literal
 
 from tailrace.changelog.reader import LogReader
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import parse_lsn
+from tailrace.model import format_lsn, parse_lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,11 @@ def parse_point(text: str) -> LogPoint:
 def locate(reader: LogReader, point: LogPoint) -> int:
     """Return the log offset that `point` stands for in this log.
 
-    :raises TailraceError: `LOG_RANGE_GONE` or `LOG_RANGE_INVALID` if it lies outside.
+    :raises TailraceError: `LOG_RANGE_GONE` or `LOG_RANGE_INVALID` if it lies outside. A time after the last
+        change is the log's end: the log of a quiet database does not show that it has come to one.
     """
     if point.kind == "lsn":
+        _require_reached(reader, point.value)
         return reader.boundary_at_position(point.value)
     if point.kind == "time":
         return reader.boundary_at_time(point.value)
@@ -73,3 +75,14 @@ def locate(reader: LogReader, point: LogPoint) -> int:
             "`tailrace log ls` shows what it holds",
         )
     return point.value
+
+
+def _require_reached(reader: LogReader, lsn: int) -> None:
+    position = reader.end().position
+    if lsn > position:
+        raise TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"find the LSN {format_lsn(lsn)} in a change log: it has come to {format_lsn(position)}",
+            "wait until capture has come to it, which `tailrace status FILE` shows: until then, what was "
+            "committed up to it may not be in the log",
+        )

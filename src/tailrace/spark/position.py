@@ -14,7 +14,6 @@ from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.column_policy import EVERYTHING, TablePolicy
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import format_lsn
 from tailrace.ranges.positions import locate, parse_point
 
 
@@ -91,20 +90,7 @@ def resolve(reader: LogReader, place: str) -> int:
         raise _no_place(place) from error
     if point.kind == "offset":
         return checked(reader, point.value)
-    if point.kind == "lsn":
-        _require_reached(reader, point.value)
     return locate(reader, point)
-
-
-def _require_reached(reader: LogReader, lsn: int) -> None:
-    position = reader.end().position
-    if lsn > position:
-        raise TailraceError(
-            Kind.LOG_RANGE_INVALID,
-            f"find the LSN {format_lsn(lsn)} in a change log: it has come to {format_lsn(position)}",
-            "wait until capture has come to it, which `tailrace status FILE` shows: until then, what was "
-            "committed up to it may not be in the log",
-        )
 
 
 def checked(reader: LogReader, offset: int) -> int:

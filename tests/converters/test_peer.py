@@ -275,6 +275,98 @@ def test_keys_and_values_are_those_of_debezium_byte_for_byte(pg: Database, tmp_p
                 assert take_out(event.value) == take_out(other.value), (number, event.topic)
 
 
+#: Transformations as both have them: tables share a topic, rows are flat, and keys are in a field.
+STEPS = [
+    {"type": "route", "regex": "(.*)[.].*moved", "replacement": "$1.all", "key_field": "was"},
+    {"type": "flatten", "add_fields": ["op"]},
+    {"type": "hoist_field", "field": "of", "apply_to": "key"},
+]
+THEIR_STEPS = {
+    "transforms": "route,flatten,hoist",
+    "transforms.route.type": "io.debezium.transforms.ByLogicalTableRouter",
+    "transforms.route.topic.regex": "(.*)[.](?:moved|whole_moved)",
+    "transforms.route.topic.replacement": "$1.all",
+    "transforms.route.key.field.name": "was",
+    "transforms.flatten.type": "io.debezium.transforms.ExtractNewRecordState",
+    "transforms.flatten.add.fields": "op",
+    "transforms.hoist.type": "org.apache.kafka.connect.transforms.HoistField$Key",
+    "transforms.hoist.field": "of",
+}
+MOVES = """
+create table moved (id int primary key, v text);
+create table whole_moved (a int, b text, v text, primary key (a, b));
+alter table whole_moved replica identity full;
+create table last_of_all (id int primary key);
+create publication p for all tables;
+"""
+MOVED = """
+insert into moved values (1, 'one'), (2, 'two');
+update moved set id = id + 10, v = 'moved';
+update moved set v = 'again' where id = 11;
+insert into whole_moved values (1, 'x', 'v');
+update whole_moved set b = 'y';
+update whole_moved set v = 'w';
+delete from moved where id = 12;
+delete from whole_moved;
+insert into last_of_all values (1);
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.ci
+def test_an_update_that_changes_the_key_is_transformed_as_by_kafka_connect(
+    pg: Database, tmp_path: Path
+) -> None:
+    require_peer()
+    pg.execute(MOVES)
+    pg.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [f"a_{pg.name}"])
+    found: list[tuple[str, Any, Any]] = []
+
+    def take(events: Events) -> None:
+        found.extend((event.topic, event.key, event.value) for event in events)
+
+    settings = {
+        "name": PREFIX,
+        "source": {
+            "type": "postgresql", "dsn": pg.dsn, "tables": ["public.*"], "slot": f"c_{pg.name}",
+            "publication": "p", "snapshot": "never",
+        },
+        "log": {"path": str(tmp_path / "log")},
+        "engine": {
+            "converter": {"type": "json", "topic_prefix": PREFIX, "rows_in_part": "filled"},
+            "transformations": STEPS,
+        },
+    }  # fmt: skip
+    slots = "select active from pg_replication_slots where slot_name = %s"
+    with Engine(settings, on_batch=take):
+        wait_until(lambda: pg.query(slots, [f"c_{pg.name}"]) == [(True,)], 120, "the stream")
+        for statement in MOVED.split(";")[:-1]:
+            pg.execute(statement)
+        wait_until(lambda: bool(found) and found[-1][0] == f"public.{LAST}", 120, "the last event")
+    given = {
+        "database.dbname": pg.name,
+        "publication.name": "p",
+        "table.include.list": "public.*",
+        "key.converter.schemas.enable": "false",
+        "value.converter.schemas.enable": "false",
+        "converter.schemas.enable": "false",
+        **THEIR_STEPS,
+    }
+    others = debezium.events(pg.server, f"a_{pg.name}", f"{PREFIX}.public.{LAST}", given, tmp_path)
+    # Our topics have the prefix in Kafka alone. Their tombstone without its schema is the text null.
+    schema = f"{PREFIX}.public"
+    mine = [(f"{PREFIX}.{topic}", key.replace("public", schema), value) for topic, key, value in found]
+    wanted = [(event.topic, event.key, None if event.value == "null" else event.value) for event in others]
+    assert mine == wanted
+    assert [json.loads(key)["of"] for _, key, value in mine if value is None] == [
+        {"id": 1, "was": f"{schema}.moved"},
+        {"id": 2, "was": f"{schema}.moved"},
+        {"a": 1, "b": "x", "was": f"{schema}.whole_moved"},
+        {"id": 12, "was": f"{schema}.moved"},
+        {"a": 1, "b": "y", "was": f"{schema}.whole_moved"},
+    ]
+
+
 def require_differences(event: Any, other: Any) -> None:
     """Check what docs/converters.md says of types and defaults, and of each event."""
     if event["op"] == "d":

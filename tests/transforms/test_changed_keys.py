@@ -159,6 +159,9 @@ def test_the_two_records_have_the_others_key_as_a_header() -> None:
         (1, '{"id":1}', {"__debezium.newkey": '{"id":2}'}),
         (1, '{"id":2}', {"__debezium.oldkey": '{"id":1}'}),
     ]
+    assert [(topic, found.keys.to_pylist()) for topic, found in events.by_topic(1, 2)] == [
+        ("public.orders", ['{"id":1}', '{"id":2}'])
+    ]
     again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own
     assert again.ranks.tolist() == made.ranks.tolist()
     assert made.slice(1, 3).ranks.tolist() == [0, 1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,6 +30,8 @@ from tailrace.transforms.keys import ExtractField, HoistField
 from tailrace.transforms.routes import RouteByContent, RouteByName
 from tailrace.transforms.selection import Operations
 from tailrace.transforms.timestamps import Timestamps
+
+_Flags = npt.NDArray[np.bool_]
 
 _UPDATES = Operations("u")
 
@@ -121,6 +124,9 @@ def _with_changed_key(group: Group) -> Places:
     if any({_type(before, name), _type(after, name)} != {values.type} for name, values in key.items()):
         return none
     rows = np.flatnonzero(_UPDATES.matches(group) & ~_is_unknown(group, list(key)))
+    if len(rows):
+        # Of most updates whose whole row before is sent, that is seen without texts.
+        rows = rows[~np.logical_and.reduce([_is_same(key[n], before[n], after[n], rows) for n in key])]
     if not len(rows):
         return none
     taken = group.with_columns(group.columns).take(rows)
@@ -136,6 +142,16 @@ def _with_changed_key(group: Group) -> Places:
     return rows[changed]
 
 
+def _is_same(key: pa.Array, before: pa.Array, after: pa.Array, rows: Places) -> _Flags:
+    """Return in which rows a column of the key is the same, as far as its type tells."""
+    if pa.types.is_nested(key.type) or pa.types.is_floating(key.type):
+        return np.zeros(len(rows), np.bool_)
+    at = pa.array(rows)
+    now = after.take(at)
+    found = pc.and_(pc.equal(before.take(at), now), pc.equal(key.take(at), now)).fill_null(False)
+    return np.asarray(found.to_numpy(zero_copy_only=False))
+
+
 def _type(found: dict[str, pa.Array], name: str) -> pa.DataType | None:
     return found[name].type if name in found else None
 
@@ -144,13 +160,13 @@ def _texts(group: Group, image: str, name: str) -> pa.Array:
     return column_texts(group, image, name, members(group.column(image))[name])
 
 
-def _differs(one: pa.Array, other: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _differs(one: pa.Array, other: pa.Array) -> _Flags:
     either = pc.not_equal(one, other).fill_null(False)
     found = pc.or_(either, pc.not_equal(one.is_null(), other.is_null()))
     return np.asarray(found.to_numpy(zero_copy_only=False))
 
 
-def _is_unknown(group: Group, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _is_unknown(group: Group, names: Sequence[str]) -> _Flags:
     """Return of which records a column of the key was not sent, before or after."""
     found = np.asarray(group.column("before").is_null())
     sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
@@ -166,13 +182,13 @@ def _is_unknown(group: Group, names: Sequence[str]) -> np.ndarray[Any, np.dtype[
     return found
 
 
-def _keys(key: pa.Array, before: pa.Array, is_old: np.ndarray) -> pa.Array:
+def _keys(key: pa.Array, before: pa.Array, is_old: _Flags) -> pa.Array:
     fields = members(before)
     old = pa.StructArray.from_arrays([fields[field.name] for field in key.type], fields=list(key.type))
     places = np.arange(len(key)) + np.where(is_old, len(key), 0)
     return pa.concat_arrays([key, old]).take(pa.array(places))
 
 
-def _without(column: pa.Array | None, rows: np.ndarray) -> pa.Array | None:
+def _without(column: pa.Array | None, rows: _Flags) -> pa.Array | None:
     # The column, null in some rows.
     return None if column is None else column.take(pa.array(np.arange(len(column)), mask=rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 from tailrace.config.transformations import options
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure
+from tailrace.transforms.groups.texts import specials
 from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.selection import Operations
 
@@ -95,8 +97,8 @@ class ExtractField:
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the field alone.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if there is no such field, or if it is to be the
-            value of a change.
+        :raises TailraceError: `TRANSFORM_FAILED` if there is no such field, if it is to be the value of a
+            change, or if its type does not hold a value: null would be another key, or a tombstone.
         """
         column, values = _whole(group, self.part)
         if pa.types.is_null(values.type):
@@ -108,7 +110,27 @@ class ExtractField:
                 f"extract a field: the {column} has no field {self.name!r}",
                 "name another field, or give it only the records that it is for, by a predicate of tables",
             )
+        _require_held(group, column, [self.name])
         return [group.with_column(column, found[self.name])]
+
+
+def _require_held(group: Group, column: str, names: Sequence[str]) -> None:
+    # What `special` notes of a field stays behind, and its null would be taken for a value.
+    noted = specials(group.column("special"))
+    has_row = group.column("after").is_valid().to_numpy(zero_copy_only=False)
+    for name in names if noted else ():
+        of_key = (f"before.{name}", f"after.{name}", name)
+        is_null = members(group.column(column))[name].is_null().to_numpy(zero_copy_only=False)
+        for place in noted.keys() & (of_key if column == "key" else {f"value.{name}"}):
+            rows, _ = noted[place]
+            # The key of a delete is of the row before.
+            if is_null[rows[~has_row[rows]] if place.startswith("before.") else rows].any():
+                raise failure(
+                    group,
+                    f"change what the {column} is: its field {name!r} has a value that its type does not "
+                    "hold, such as NaN or infinity, and would become null",
+                    f"cast it to text before: {{type: cast, fields: {{{name}: text}}}}",
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +147,11 @@ class HoistField:
     def apply(self, group: Group) -> list[Group]:
         """Return the records with one level more; null stays null.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if it is the value of a change.
+        :raises TailraceError: `TRANSFORM_FAILED` if it is the value of a change, or as `ExtractField.apply`.
         """
         column, values = _whole(group, self.part)
+        if pa.types.is_struct(values.type):
+            _require_held(group, column, values.type.names)
         return [group.with_column(column, struct_of({self.name: values}, values.is_null(), len(group)))]
 
 

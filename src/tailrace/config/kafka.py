@@ -106,6 +106,7 @@ class KafkaSinkConfig(KafkaSection, SinkConfig):
     )
     offset_flush_timeout_ms: Milliseconds = Field(
         default=60_000,
+        gt=0,
         description="Longest that a commit may take once the batch's records are delivered, and longest to "
         "wait for these while none is.",
     )

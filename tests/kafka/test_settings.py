@@ -219,7 +219,7 @@ def test_offsets_are_read_as_committed_unless_the_file_says_otherwise() -> None:
     assert account_of(sink_of(consumer_isolation_level="read_uncommitted"), "shop").isolation == (
         "read_uncommitted"
     )
-    with pytest.raises(ValidationError, match="offset_flush_timeout_ms\n.*greater than 0"):
+    with pytest.raises(ValidationError, match=r"offset_flush_timeout_ms\n.*greater than 0"):
         sink_of(offset_flush_timeout_ms=0)
     with pytest.raises(ValidationError, match="consumer_isolation_level"):
         sink_of(consumer_isolation_level="serializable")

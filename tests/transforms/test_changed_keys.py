@@ -194,3 +194,24 @@ def test_an_update_counts_as_processed_after_the_second_and_waits_for_both_keys(
     keys = fingerprints(pa.array([{"id": key} for key in (1, 7, 2, 7)], pa.struct([("id", pa.int32())])))
     assert own.tolist() == keys.tolist()
     assert other.tolist() == [keys[0], keys[1], keys[0], keys[3]]
+
+
+def test_other_transformations_and_those_of_other_columns_get_the_update() -> None:
+    group = group_of(insert("1", "a", None), update("2", "b", "1.00", key=("1", None, None)))
+    steps: list[dict[str, Any]] = [
+        {"type": "filter", "where": "op in ('c', 'u')"},
+        {"type": "rename", "fields": {"price": "cost"}, "apply_to": "row"},
+        {"type": "drop_fields", "fields": ["cost"]},
+        {"type": "add_fields", "static": {"of": "shop"}},
+        {"type": "value_to_key", "fields": ["id"]},
+    ]
+    unknown = Group.of_columns("lines", group.index, group.columns)  # of a source that knows no tables
+    for changes in (group, unknown):
+        [made] = build(steps[: len(steps) - (changes is unknown)], splits_updates=True).apply(changes)
+        assert made.column("op").to_pylist() == ["c", "u"]
+    [made] = build([{"type": "flatten"}], splits_updates=True).apply(unknown)
+    assert made.column("op").to_pylist() == ["c", "u"], "what `partial` rows hold is not known"
+    whole = group_of(update("2", "b", "1.00", old=("1", "a", None)), is_full=True)
+    unknown = Group.of_columns("lines", whole.index, whole.columns)
+    [made] = build([{"type": "flatten"}], splits_updates=True).apply(unknown)
+    assert (made.column("op").to_pylist(), made.column("value").to_pylist()[0]) == (["d", "c"], None)

@@ -51,7 +51,7 @@ class WithSplitUpdates:
 
 def _loses_former_key(step: Any, group: Group) -> bool:
     """Return whether the key will not be columns of the row before."""
-    if not group.is_change or group.relation is None or isinstance(step, Flatten):
+    if not group.is_change or isinstance(step, Flatten):
         return group.is_change
     if isinstance(step, ExtractField | HoistField):
         return step.part == KEY

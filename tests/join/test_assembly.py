@@ -111,6 +111,7 @@ def check(seed: int, whole: Callable[..., bool]) -> None:
     assert real == sorted(real), seed
 
 
+@pytest.mark.slow
 def test_each_row_is_given_once_in_the_order_of_transactions(join_seed: int) -> None:
     for seed in range(join_seed, join_seed + 500):
         check(seed, by_frontier)

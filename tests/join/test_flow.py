@@ -220,8 +220,8 @@ def orders_of(steps: Counter[str]) -> Iterator[list[str]]:
             yield [step, *rest]
 
 
-@pytest.mark.parametrize("queue", [1, 100])
-@pytest.mark.parametrize("were_passed", [False, True])
+@pytest.mark.parametrize("queue", [1, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("were_passed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_partition_that_is_added_at_any_time_changes_nothing_for_the_others(
     queue: int, were_passed: bool
 ) -> None:

@@ -30,6 +30,7 @@ from tailrace.sinks.kafka.sink import account_of
 from tailrace.sinks.kafka.transactions import TransactionWriter
 from tailrace.transforms import factory as transformations
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.examples import seeds
 from tests.support.kafka.shares_rig import opened, records, sink_of, write
 from tests.support.sinks.rig import relation
 from tests.support.spark.wire import INT8, TEXT, HandmadeLog, delete, insert, update
@@ -164,7 +165,7 @@ def history(log: HandmadeLog, seed: int, transactions: int = 60) -> tuple[int, d
 
 
 @pytest.mark.parametrize("how", SPLITS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, quick=1))
 @pytest.mark.parametrize("records_at_once", [1, 10_000])
 def test_a_topic_gets_the_records_of_all_its_groups_in_the_order_of_the_log(
     log: HandmadeLog,

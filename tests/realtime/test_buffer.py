@@ -28,7 +28,7 @@ def _written(log: LogDirectory, start: int, end: int) -> bytes:
         return b"".join(bytes(reader.read(ref)) for ref in refs)[start - reader.start : end - reader.start]
 
 
-@pytest.mark.parametrize("seed", seeds(20, quick=2))
+@pytest.mark.parametrize("seed", seeds(20, quick=1))
 def test_what_is_taken_is_durable_in_order_and_whole_until_it_overflows(seed: int, tmp_path: Path) -> None:
     choose, source, buffer = random.Random(seed), Source(), BlockBuffer(CAPACITY)
     log = new_log(tmp_path / "log")

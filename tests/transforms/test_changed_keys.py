@@ -142,7 +142,7 @@ def test_a_compacted_topic_has_the_rows_of_the_table(name: str, history: Any) ->
     group, expected = history
     steps, key_of = STEPS[name]
     converters = [JsonConverter(), JsonConverter(schemas_enable=True), CloudEventsConverter()]
-    for converter in converters:
+    for converter in converters if name in ("flatten", "extract") else converters[:1]:
         left = compacted(group, steps, converter)
         assert left == {as_text(key_of(key)): note for key, note in expected.items()}
 

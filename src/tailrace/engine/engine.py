@@ -76,7 +76,7 @@ class Engine:
     :param offsets: the store, in place of `offset_storage`.
     :param commit_policy: makes a policy for each attempt of a task, in place of `offset_commit.policy`.
     :param callbacks: called with what happens.
-    :param options: `EngineOptions`, or the section `engine` as a mapping; before the configuration's.
+    :param options: `EngineOptions`, or the section `engine` as a mapping; each before the configuration's.
     :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`: nothing has been started then.
     """
 

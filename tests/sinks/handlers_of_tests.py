@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tailrace.engine.processing import manual
+
 seen: list = []
 faults: dict = {}
 
@@ -22,5 +24,7 @@ def record(one) -> None:
 def event(one) -> None:
     seen.append((one.topic, one.key, one.value))
 
+
+by_itself = manual(lambda *_: None)
 
 nothing = 3

@@ -169,6 +169,12 @@ def test_a_converter_stands_before_it_and_tables_are_chosen(log, called, monkeyp
     assert called.seen == []
 
 
+def test_one_that_marks_by_itself_is_refused_as_nobody_would_wait_for_its_marks(log, called) -> None:
+    with pytest.raises(TailraceError, match="it is `manual`") as raised:
+        fed(config_of("by_itself"), log, log.insert(1))
+    assert raised.value.kind is Kind.CONFIG_INVALID
+
+
 def test_two_processes_never_call_it_for_one_sink(log, called) -> None:
     log.insert(1)
     path = log.directory.path

@@ -30,7 +30,7 @@ from tailrace.converters.contract import Converter
 from tailrace.converters.factory import Converting, build
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
-from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
+from tailrace.engine.processing import Manual, ProcessingConfig, on_batch, on_record, processor_for
 from tailrace.engine.threads import Pool, SystemClock
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange, ValueModes
@@ -261,6 +261,15 @@ def handler_of(config: PythonConfig) -> Callable[..., Any]:
             Kind.CONFIG_INVALID,
             f"find the handler {config.handler}: {module} has no function {name}",
             "correct the sink's handler: package.module:function",
+            {"sink": config.name},
+        )
+    if isinstance(found, Manual):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"find the handler {config.handler}: it is `manual`, and a sink's position is kept when its "
+            "function has returned, whatever was marked",
+            "name the function without manual, and let it return when its work is done; or use "
+            "tailrace.Engine(on_batch=manual(…))",
             {"sink": config.name},
         )
     function: Callable[..., Any] = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -167,6 +168,23 @@ def test_a_converter_stands_before_it_and_tables_are_chosen(log, called, monkeyp
     called.seen.clear()
     assert fed(config_of("record", name="other", tables=["public.lines"]), log, end).view.position == end
     assert called.seen == []
+
+
+def test_an_async_function_runs_on_one_loop_range_after_range(log, called) -> None:
+    ends = [0, log.insert(1), log.insert(2)]
+    path = log.directory.path
+    Readers(log.directory).register("mine", {"0": 0})
+    sink = build(config_of("on_a_loop"), ColumnPolicy(), OWN_FORMS, path)
+    sink.open(log.directory.identity, "shop")
+    with LogReader.open(path, "0") as reader:
+        for begin, end in itertools.pairwise(ends):
+            sink.write(
+                None, path, LogRange("0", begin, end), plan.pieces("0", reader.blocks(begin, end), begin, end)
+            )
+    assert len(called.seen) == 2
+    assert len(set(called.seen)) == 1
+    assert called.seen[0].is_running()
+    sink.close()
 
 
 def test_one_that_marks_by_itself_is_refused_as_nobody_would_wait_for_its_marks(log, called) -> None:

@@ -30,7 +30,14 @@ from tailrace.converters.contract import Converter
 from tailrace.converters.factory import Converting, build
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
-from tailrace.engine.processing import Manual, ProcessingConfig, on_batch, on_record, processor_for
+from tailrace.engine.processing import (
+    Handler,
+    Manual,
+    ProcessingConfig,
+    on_batch,
+    on_record,
+    processor_for,
+)
 from tailrace.engine.threads import Pool, SystemClock
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange, ValueModes
@@ -70,7 +77,7 @@ class PythonSink:
         self._log_path = log_path
         self._rules = rules
         self._modes = modes
-        self._function: Callable[..., Any] | None = None
+        self._handler: Handler | None = None
         self._chain = Chain()
         self._converter: Converter | None = None
         self._origin: SourceInfo | None = None
@@ -84,7 +91,8 @@ class PythonSink:
         :raises TailraceError: `SINK_LOCKED`; `CONFIG_INVALID` or `ENVIRONMENT_UNFIT` if there is no
             such function or converter.
         """
-        self._function = handler_of(self._config)
+        # One for all ranges: what coroutines of an async function share belongs to the loop of its handler.
+        self._handler = (on_batch if self._config.batch else on_record)(handler_of(self._config))
         self._chain = transformations.build(self._config.transformations, self._config.predicates)
         if self._config.converter is not None:
             self._converter = build(self._config.converter.type, self._config.converter.options)
@@ -135,6 +143,7 @@ class PythonSink:
         if self._converter is not None:
             self._converter.close()
             self._converter = None
+        self._handler = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -168,9 +177,9 @@ class PythonSink:
 
     def _deliver(self, batches: Iterator[Batch], progress: _Progress) -> int:
         assert self._pool is not None
-        assert self._function is not None
+        assert self._handler is not None
         terms = ProcessingConfig(
-            handler=(on_batch if self._config.batch else on_record)(self._function),
+            handler=self._handler,
             clock=SystemClock(),
             stopping=threading.Event(),
             threads=_THREADS,

@@ -46,6 +46,17 @@ def test_offsets_come_back_word_for_word(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["content"]["engines"]["shop"]
 
 
+def test_names_that_are_numbers_are_read_as_texts_at_once_and_later(tmp_path: Path) -> None:
+    path, as_read = tmp_path / "offsets.json", {0: {"parts": {"9": 1, "10": [2, 3]}}}
+    store = opened(path)
+    store.write([(A, {"parts": {9: 1, 10: (2, 3)}})], 5)
+    assert store.read([A]) == as_read
+    store.stop()
+    store = opened(path)
+    assert store.read([A]) == as_read
+    store.stop()
+
+
 def test_engines_that_take_turns_with_a_file_do_not_disturb_each_other(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     for name, lsn in (("one", 1), ("two", 2), ("one", 3)):
@@ -79,6 +90,7 @@ def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:
     with pytest.raises(TailraceError) as raised:
         store.write([(A, {"lsn": object()})], 5)
     assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
+    assert "give JSON objects" in raised.value.hint
     assert store.read([A]) == {0: {"lsn": 1}}
     store.write([(B, {"lsn": 2})], 5)
     store.stop()

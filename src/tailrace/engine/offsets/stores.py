@@ -7,6 +7,7 @@ object (`contracts.OffsetStore`).
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -138,21 +139,38 @@ class FileOffsetStore:
 
         :raises TailraceError: `OFFSETS_UNWRITABLE`; what was kept before still is.
         """
+        given = {key_of(partition): self._as_json(offset) for partition, offset in offsets}
         with self._lock:
-            changed = {**self._offsets, **{key_of(partition): offset for partition, offset in offsets}}
+            changed = {**self._offsets, **given}
             listed = [{"partition": dict(key), "offset": dict(offset)} for key, offset in changed.items()]
             content = {"form": _FORM, "engines": {**self._others, self._name: listed}}
             try:
                 durable.write_state(self._path, content)
-            except (TailraceError, TypeError, ValueError) as error:
-                what = error.message if isinstance(error, TailraceError) else "an offset is not JSON"
+            except TailraceError as error:
                 raise TailraceError(
                     Kind.OFFSETS_UNWRITABLE,
-                    f"store offsets: {what}",
+                    f"store offsets: {error.message}",
                     "look at the file's permissions, and the room and health of its disk",
                     {"file": str(self._path)},
                 ) from error
             self._offsets = changed
+
+    def _as_json(self, offset: Offset) -> Offset:
+        """Return an offset as the next attempt reads it: names that are numbers are texts there.
+
+        :raises TailraceError: `OFFSETS_UNWRITABLE` if it is not JSON.
+        """
+        try:
+            found: Offset = json.loads(json.dumps(dict(offset)))
+        except (TypeError, ValueError) as error:
+            raise TailraceError(
+                Kind.OFFSETS_UNWRITABLE,
+                "store offsets: an offset is not JSON",
+                "let the connector's tasks, or who marks with an offset, give JSON objects: texts, numbers, "
+                "lists and objects of Python's own types",
+                {"file": str(self._path)},
+            ) from error
+        return found
 
     def stop(self) -> None:
         """Let go of the lock."""

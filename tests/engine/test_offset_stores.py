@@ -9,13 +9,16 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from tailrace.changelog import durable
 from tailrace.config.engine_options import OffsetStorage
+from tailrace.engine.offsets import stores
 from tailrace.engine.offsets.stores import FileOffsetStore, MemoryOffsetStore, store_for
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import LinesSource
@@ -81,6 +84,35 @@ def test_one_process_at_a_time_uses_a_file(tmp_path: Path) -> None:
     opened(tmp_path / "own.json").stop()
     first.stop()
     opened(tmp_path / "offsets.json").stop()
+
+
+def test_a_write_that_hangs_keeps_the_file_from_others_until_it_has_ended(tmp_path, monkeypatch) -> None:
+    path, began, release = tmp_path / "offsets.json", threading.Event(), threading.Event()
+    write = durable.write_state
+
+    def hanging(*given: Any) -> None:
+        began.set()
+        assert release.wait(60)
+        write(*given)
+
+    store = opened(path)
+    monkeypatch.setattr(durable, "write_state", hanging)
+    writing = threading.Thread(target=store.write, args=([(A, {"lsn": 1})], 5))
+    writing.start()
+    assert began.wait(60)
+    monkeypatch.setattr(stores, "_STOP_S", 0.01)
+    store.stop()
+    with pytest.raises(TailraceError) as raised:
+        opened(path)
+    assert raised.value.kind is Kind.OFFSETS_LOCKED
+    release.set()
+    writing.join(60)
+    after = opened(path)
+    assert after.read([A]) == {0: {"lsn": 1}}
+    with pytest.raises(TailraceError) as raised:
+        store.write([(A, {"lsn": 0})], 5)
+    assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
+    after.stop()
 
 
 def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ LOCK_SUFFIX = ".lock"
 
 _FORM = 1
 
+#: How long a stop waits for a write under way.
+_STOP_S = 1.0
+
 Key = tuple[tuple[str, str], ...]
 
 
@@ -82,8 +85,9 @@ class MemoryOffsetStore:
 class FileOffsetStore:
     """Keeps offsets in a file: a small JSON document with a checksum, replaced as a whole.
 
-    A write is on disk when it returns. A crash leaves the old content or the new; the content before
-    it stays beside it (`<name>.previous`), and is read, with a warning,
+    A write is on disk when it returns. One that is under way when the store is stopped keeps the lock until
+    it has ended: nobody's later offsets are replaced. A crash leaves the old content or the new; the content
+    before it stays beside it (`<name>.previous`), and is read, with a warning,
     if the file was damaged. The file may hold
     the offsets of several engines by their names, but one process at a time may use it.
 
@@ -96,6 +100,7 @@ class FileOffsetStore:
         self._name = name
         self._lock = threading.Lock()
         self._held = -1
+        self._is_stopped = False
         self._others: dict[str, Any] = {}
         self._offsets: dict[Key, Offset] = {}
 
@@ -104,6 +109,7 @@ class FileOffsetStore:
 
         :raises TailraceError: `OFFSETS_LOCKED` if another process has it, `OFFSETS_UNREADABLE`.
         """
+        self._is_stopped = False
         try:
             durable.make_directory(self._path.parent)
             self._held = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, durable.FILE_MODE)
@@ -141,19 +147,11 @@ class FileOffsetStore:
         """
         given = {key_of(partition): self._as_json(offset) for partition, offset in offsets}
         with self._lock:
-            changed = {**self._offsets, **given}
-            listed = [{"partition": dict(key), "offset": dict(offset)} for key, offset in changed.items()]
-            content = {"form": _FORM, "engines": {**self._others, self._name: listed}}
             try:
-                durable.write_state(self._path, content)
-            except TailraceError as error:
-                raise TailraceError(
-                    Kind.OFFSETS_UNWRITABLE,
-                    f"store offsets: {error.message}",
-                    "look at the file's permissions, and the room and health of its disk",
-                    {"file": str(self._path)},
-                ) from error
-            self._offsets = changed
+                self._write({**self._offsets, **given})
+            finally:
+                if self._is_stopped:
+                    self._let_go()
 
     def _as_json(self, offset: Offset) -> Offset:
         """Return an offset as the next attempt reads it: names that are numbers are texts there.
@@ -172,8 +170,35 @@ class FileOffsetStore:
             ) from error
         return found
 
+    def _write(self, changed: dict[Key, Offset]) -> None:
+        if self._is_stopped:
+            raise TailraceError(
+                Kind.OFFSETS_UNWRITABLE,
+                "store offsets: the store was stopped, and another process may use the file",
+                "write before the engine ends; what was processed since the last commit comes again",
+                {"file": str(self._path)},
+            )
+        listed = [{"partition": dict(key), "offset": dict(offset)} for key, offset in changed.items()]
+        content = {"form": _FORM, "engines": {**self._others, self._name: listed}}
+        try:
+            durable.write_state(self._path, content)
+        except TailraceError as error:
+            raise TailraceError(
+                Kind.OFFSETS_UNWRITABLE,
+                f"store offsets: {error.message}",
+                "look at the file's permissions, and the room and health of its disk",
+                {"file": str(self._path)},
+            ) from error
+        self._offsets = changed
+
     def stop(self) -> None:
-        """Let go of the lock."""
+        """Let go of the lock; a write that hangs does so once it has ended."""
+        self._is_stopped = True
+        if self._lock.acquire(timeout=_STOP_S):
+            self._let_go()
+            self._lock.release()
+
+    def _let_go(self) -> None:
         if self._held >= 0:
             os.close(self._held)
             self._held = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import importlib.metadata
 import json
@@ -15,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 
 import pytest
+from structlog.testing import capture_logs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -404,6 +406,27 @@ def test_an_expression_that_does_not_fit_a_table_that_comes_later_ends_with_its_
         with pytest.raises(ConnectionClosed):
             connection.recv(timeout=30)
         assert connection.close_code == 1011
+
+
+def test_a_file_that_can_not_be_read_ends_it_with_an_error_that_is_logged(orders, port, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(served_log.ServedLog, "read", fail)
+    with (
+        capture_logs() as logs,
+        subscribed(port, from_=0) as stream,
+        socket_to(port, from_=0) as connection,
+    ):
+        [failure] = stream
+        assert failure.kind == "failure"
+        assert "Too many open files" in failure.document["error"]["message"]
+        assert json.loads(connection.recv(timeout=30)).keys() == {"from"}
+        assert json.loads(connection.recv(timeout=30)) == failure.document
+    assert [entry["event"] for entry in logs] == ["a subscription ended by an error"] * 2
+    monkeypatch.setattr(served_log.ServedLog, "begin", fail)
+    status, error = refused(port)
+    assert (status, error) == (500, failure.document["error"])
 
 
 def test_of_several_sources_one_is_named(tmp_path):

@@ -224,7 +224,14 @@ class Hub:
                 _wake(waker)
 
     async def _in_pool(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        """Return what a function returns.
+
+        :raises TailraceError: what it raises, whatever that is: clients hear of nothing else.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        except Exception as error:
+            raise as_failure(error) from error
 
 
 def _wake(waker: asyncio.Future[None]) -> None:

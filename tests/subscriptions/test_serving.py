@@ -28,7 +28,8 @@ from tailrace.config.load import from_mapping
 from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.subscriptions import app, hub, served_log
-from tailrace.subscriptions.served_log import places_in, places_of
+from tailrace.subscriptions.filters import ChangeFilter
+from tailrace.subscriptions.served_log import ServedLog, places_in, places_of
 from tailrace.subscriptions.server import serving
 from tests.support.orders_log import LogOfOrders
 from tests.support.subscriptions import TOKEN, changes, ids, refused, socket_to, subscribed
@@ -375,6 +376,20 @@ def test_a_position_that_retention_has_removed_is_gone_and_the_oldest_one_is_nam
         assert (status, error["kind"]) == (410, "log_range_gone")
         with subscribed(port, from_=error["context"]["oldest"]) as again:
             assert next(iter(again)).document["after"]["id"] > 3
+
+
+def test_one_that_retention_overtakes_is_told_the_oldest_position_too(orders):
+    [place] = places_in(orders.directory.path)
+    log = ServedLog(place)
+    at = log.begin("0")
+    retained(orders)
+    with pytest.raises(TailraceError) as raised:
+        log.read(at, ChangeFilter())
+    assert raised.value.kind is Kind.LOG_RANGE_GONE
+    oldest = raised.value.context["oldest"]
+    assert f"subscribe from {oldest}" in raised.value.hint
+    assert log.begin(oldest) > at
+    log.close()
 
 
 def test_masks_hold_from_the_moment_that_capture_keeps_them(orders, port):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -210,6 +211,27 @@ def test_one_who_takes_nothing_for_too_long_is_let_go(orders, monkeypatch):
         for at in range(10, 30_010, 100):
             orders.insert(*range(at, at + 100))
         wait_until(lambda: _is_served(port), 60, "its place")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux ends such connections")
+def test_the_connection_of_one_who_takes_nothing_ends_though_much_waits_in_it(orders, monkeypatch):
+    monkeypatch.setattr(app.ChangesEndpoint.__init__, "__kwdefaults__", {"send_deadline_s": 0.2})
+    monkeypatch.setattr(app, "SEND_DEADLINE_S", 0.2)
+    for at in range(10, 30_010, 1000):
+        orders.insert(*range(at, at + 1000))
+    with served(orders) as port:
+        before = _connections(port)
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            ask(slow)
+            wait_until(lambda: _connections(port) > before, 60, "a connection")
+            wait_until(lambda: _connections(port) == before, 60, "its end")
+
+
+def _connections(port: int) -> int:
+    """Return how many connections the server has: established ones of its port, by Linux."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(fields[1].endswith(f":{port:04X}") and fields[3] == "01" for fields in lines)
 
 
 def ask(slow: socket.socket) -> None:

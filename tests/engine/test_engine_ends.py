@@ -508,6 +508,9 @@ def test_with_starts_and_closes():
     with engine_of(LinesSource(), seen.record) as engine:
         engine.run()
         assert engine.state is State.STOPPED
+    with pytest.raises(TailraceError, match="create another one to run again") as raised:
+        engine.run()
+    assert raised.value.kind is Kind.ENGINE_MISUSED
 
 
 @pytest.mark.parametrize("other", [None, KeyError()])

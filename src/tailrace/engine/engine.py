@@ -218,6 +218,7 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         """Close, and raise why it failed unless something else is raised."""
+        self._entered = False
         self.close()
         if error is None:
             self._raise_failure()

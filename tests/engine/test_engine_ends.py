@@ -678,6 +678,33 @@ def test_a_restarted_task_waits_for_a_handler_that_outlives_its_limit(order):
 
 
 @pytest.mark.slow
+def test_a_restarted_task_waits_for_a_write_of_offsets_that_outlives_its_limit():
+    release, writes = threading.Event(), []
+
+    class Hanging(Store):
+        def write(self, offsets, timeout_s):
+            if not writes:
+                writes.append("began")
+                assert release.wait(FAR_S)
+            super().write(offsets, timeout_s)
+            writes.append(self.line())
+
+    def fail(at):
+        if at == 11 and not release.is_set():
+            threading.Timer(0.1, release.set).start()
+            raise ValueError
+
+    seen, store = Seen(fail), Hanging()
+    options = {
+        "on_task_failure": "restart",
+        "errors_retry_delay_initial_ms": 1,
+        "offset_commit": {"policy": "always", "timeout_ms": 10},
+    }
+    engine_of(LinesSource(30), seen.record, offsets=store, options=options).run()
+    assert writes == ["began", 10, 20, 30]
+    assert seen.count == 30  # nothing comes again that the late write has kept
+
+
 def test_a_handler_that_never_returns_ends_an_engine_that_would_restart_its_task():
     entered, release = threading.Event(), threading.Event()
     fault = Fault("poll", 3, error=ValueError(), call=lambda: entered.wait(FAR_S))

@@ -90,6 +90,11 @@ class OffsetCommitter(Commits):
         return self._failures
 
     @property
+    def is_writing(self) -> bool:
+        """Whether a write is under way; one that hangs outlives `finish`."""
+        return self._write is not None
+
+    @property
     def open_batches(self) -> int:
         """Batches that were begun and wait to be processed."""
         with self._lock:

@@ -7,6 +7,7 @@ import http.client
 import importlib.metadata
 import json
 import re
+import shutil
 import socket
 import sys
 import threading
@@ -508,6 +509,24 @@ def test_a_log_that_is_not_there_yet_can_be_served_and_is_read_once_it_is(tmp_pa
         with subscribed(port, from_=0) as stream:
             assert ids(stream, 1) == [1]
         log.close()
+
+
+def test_a_new_log_in_the_place_of_one_that_was_removed_is_served(tmp_path):
+    old = LogOfOrders(tmp_path / "log")
+    old.insert(1, 2, 3)
+    with serving(places_in(tmp_path / "log"), SubscriptionsConfig(port=0)) as port:
+        with subscribed(port, from_=0) as stream:
+            assert ids(stream, 3) == [1, 2, 3]
+        wait_until(lambda: "subscriptions" not in [each.name for each in threading.enumerate()], 30, "end")
+        old.close()
+        shutil.rmtree(tmp_path / "log")
+        new = LogOfOrders(tmp_path / "log")
+        new.insert(4)
+        status, error = refused(port, from_=stream.id)
+        assert (status, error["kind"]) == (410, "offsets_foreign")
+        with subscribed(port, from_=0) as again:
+            assert ids(again, 1) == [4]
+        new.close()
 
 
 @pytest.mark.follows("environment_unfit")

@@ -59,8 +59,11 @@ class Hub:
 
         :raises TailraceError: as `ServedLog.check` and `ServedLog.begin`; `LOG_MISSING`, `LOG_CORRUPT`.
         """
+        is_followed = self._head is not None
 
         def find() -> tuple[int, str]:
+            if not is_followed:
+                self._log.close()  # there may be another log since somebody looked
             self._log.check(wanted)
             return self._log.begin(begin), self._log.mark
 

@@ -210,6 +210,7 @@ async def awaited_and_iterated(_):
         ({"config": 5}, "config can't be 5"),
         ({"config": b"shop.yaml"}, "config can't be bytes"),
         ({"options": "order"}, "options can't be str"),
+        ({"options": {"offset_commit": {"timeout_ms": 0}}}, "offset_commit.timeout_ms"),
         ({"settings": []}, "settings can't be list"),
         ({"name": ""}, "name can't be str"),
         ({"tasks_max": 0}, "tasks_max can't be 0"),

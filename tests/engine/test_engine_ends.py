@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tailrace import Engine
 from tailrace.engine import supervision
 from tailrace.engine.contracts import RetriableError, StopEngine
 from tailrace.engine.lifecycle import State
@@ -529,18 +530,20 @@ def test_with_raises_why_the_engine_failed_but_not_over_another_error(other):
         program()
 
 
-def test_waiting_on_a_thread_of_the_engine_is_refused():
+@pytest.mark.parametrize("call", [Engine.wait, Engine.run])
+def test_waiting_on_a_thread_of_the_engine_is_refused(call):
     holder, raised = [], []
 
     def handle(record):
         try:
-            holder[0].wait()
+            call(holder[0])
         except TailraceError as error:
             raised.append(error)
         raise StopEngine
 
     holder.append(engine_of(LinesSource(), handle))
-    holder[0].run()
+    with holder[0]:
+        assert holder[0].wait(FAR_S)
     assert raised[0].kind is Kind.ENGINE_MISUSED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import http.client
 import importlib.metadata
 import json
@@ -292,6 +293,26 @@ def test_when_nobody_subscribes_nothing_is_read(orders, port):
         assert ids(stream, 1) == [4]
         assert threads()
     wait_until(lambda: not threads(), 30, "the end of the thread")
+
+
+def test_a_filter_that_nobody_has_any_more_is_forgotten_while_others_stay(orders, port):
+    where = "after.id = 5 and 'nobody' = 'nobody'"
+    with subscribed(port) as stays:
+        orders.insert(4)
+        assert ids(stays, 1) == [4]
+        place = stays.id
+        orders.insert(5)
+        assert ids(stays, 1) == [5]
+        with subscribed(port, from_=place, where=where) as leaves:
+            assert ids(leaves, 1) == [5]
+            assert _filters(where)
+        orders.insert(6)
+        assert ids(stays, 1) == [6]
+        wait_until(lambda: not _filters(where), 30, "its end")
+
+
+def _filters(where: str) -> list[ChangeFilter]:
+    return [one for one in gc.get_objects() if type(one) is ChangeFilter and one.where == where]
 
 
 # ------------------------------------------------------------------ what is refused, and the way out

@@ -175,8 +175,11 @@ class Hub:
         self, head: LogHead[DecodedRange, ChangeFilter], subscription: Subscription[ChangeFilter]
     ) -> None:
         head.leave(subscription)
-        if not subscription.audience.subscriptions:
-            self._failures.pop(subscription.audience, None)
+        audience = subscription.audience
+        if not audience.subscriptions:
+            self._failures.pop(audience, None)
+            for batch in head.ring.between(head.ring.start, head.ring.end):
+                batch.forget(audience.wanted)
         if self._head is head and not head.audiences:
             assert self._feed is not None
             self._feed.stop()

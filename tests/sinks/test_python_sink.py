@@ -16,6 +16,7 @@ from tailrace.config import ColumnPolicy, EngineConfig
 from tailrace.config.sections import PythonSinkConfig as PythonConfig
 from tailrace.converters.contract import Converter
 from tailrace.engine.contracts import StopEngine
+from tailrace.engine.processing import ordered_executor
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, LogRange
 from tailrace.pipeline.sink_worker import SinkWorker
@@ -23,6 +24,7 @@ from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import SinkState
 from tailrace.ranges import changes as changes_module
 from tailrace.ranges import plan
+from tailrace.sinks import python
 from tailrace.sinks.build import build, recorded_position
 from tests.support.orders_log import LogOfOrders
 
@@ -142,6 +144,22 @@ def test_its_place_within_a_transaction_never_goes_back(log, called, monkeypatch
     sink.close()
     assert len(set(places)) == 1
     assert called.seen == [1, 2, 3, 4, 5]
+
+
+def test_its_place_is_kept_while_the_records_of_a_batch_are_delivered(log, called, monkeypatch) -> None:
+    monkeypatch.setattr(python, "KEEP_INTERVAL_S", 0)
+    monkeypatch.setattr(ordered_executor, "SETTLE_S", 0)
+    end, kept = log.insert(1, 2, 3), []
+
+    def record(one) -> None:
+        reader = Readers(log.directory).get("mine")
+        kept.append((reader.kept.get("0", {}).get("log_offset", 0) if reader else 0) > called.seen[-1])
+        called.seen.append(one.source["log_offset"])
+
+    monkeypatch.setattr(called, "record", record)
+    called.seen.append(0)
+    fed(config_of("record", batch=False), log, end)
+    assert kept == [False, True, True]
 
 
 def test_it_cannot_end_the_pipeline(log, called) -> None:

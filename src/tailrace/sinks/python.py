@@ -225,11 +225,15 @@ class _Progress:
 
     def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
         self._done = batch.offsets[places[-1]]
+        self._keep_if_due()  # the end of the batch may be far away
 
     def mark_dropped(self, batch: Batch) -> None:
         """Nothing is dropped before it is delivered."""
 
     def mark_batch_finished(self, batch: Batch) -> None:
+        self._keep_if_due()
+
+    def _keep_if_due(self) -> None:
         if time.monotonic() - self._kept_s >= KEEP_INTERVAL_S:
             self.keep()
 

@@ -121,6 +121,21 @@ def test_what_python_says_comes_before_the_file(found, tmp_path):
     assert engine.view().name == "other"
 
 
+@pytest.mark.parametrize("kind", [dict, config.EngineOptions.model_validate])
+def test_options_that_python_does_not_give_are_those_of_the_file(found, tmp_path, kind):
+    file, offsets = tmp_path / "shop.yaml", "  offset_storage: {type: file, path: ./offsets}\n"
+    file.write_text(FILE + offsets)
+    chosen = kind({"on_task_failure": "restart", "offset_commit": {"policy": "count", "records": 2}})
+    topics = []
+    for _ in range(2):
+        engine = Engine(file, on_record=lambda record: topics.append(record.topic), options=chosen)
+        engine.run()
+    assert sorted(topics) == ["routed.0-0"] * 5 + ["routed.1-0"] * 5 + ["routed.2-0"] * 5
+    options = engine._parts.options
+    assert (options.on_task_failure, options.offset_commit.policy) == ("restart", "count")
+    assert Engine(file, on_record=print, options={"transformations": []})._parts.stages.transform is None
+
+
 @pytest.mark.parametrize("sinks", ["", "sinks:\n  - {type: jsonl, path: ./lake}\n"])
 def test_a_file_needs_no_handler_and_its_tasks_know_it(found, tmp_path, sinks):
     file = tmp_path / "shop.yaml"
@@ -195,6 +210,7 @@ async def awaited_and_iterated(_):
         ({"config": 5}, "config can't be 5"),
         ({"config": b"shop.yaml"}, "config can't be bytes"),
         ({"options": "order"}, "options can't be str"),
+        ({"options": {"offset_commit": {"timeout_ms": 0}}}, "offset_commit.timeout_ms"),
         ({"settings": []}, "settings can't be list"),
         ({"name": ""}, "name can't be str"),
         ({"tasks_max": 0}, "tasks_max can't be 0"),

@@ -124,6 +124,38 @@ def test_commits_at_ends_of_transactions_never_lie_within_one() -> None:
     assert limited.stored == [4]
 
 
+@pytest.mark.parametrize(
+    ("policy", "stored"),
+    [
+        (AtTransactionEnds(), [4]),
+        (BY_NAME["transaction"](60, 0), [4]),
+        (AllOf(AtTransactionEnds(), EveryRecords(100)), [4]),
+        (BY_NAME["periodic"](60, 0), [20]),
+        (BY_NAME["count"](0, 100), [20]),
+        (AnyOf(AtTransactionEnds(), Periodic(60)), [4, 20]),
+    ],
+)
+def test_the_last_commit_lies_within_a_transaction_only_where_the_policy_takes_such_places(
+    policy: CommitPolicy, stored: list[int]
+) -> None:
+    bench = Bench(policy)
+    bench.done(ends=[3])
+    bench.done(ends=[])
+    assert bench.committer.finish(SOON_S)
+    assert bench.stored == bench.told == stored
+
+
+def test_a_policy_that_fails_does_not_hold_up_the_last_commit() -> None:
+    class Failing:
+        def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
+            raise ValueError
+
+    bench = Bench(Failing())
+    bench.committer.mark_processed(bench.take(ends=[3]))
+    assert bench.committer.finish(SOON_S)
+    assert bench.stored == [4]
+
+
 class Counted:
     def __init__(self, answer: bool) -> None:
         self.answer, self.asked = answer, 0

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tailrace import Engine
 from tailrace.engine import supervision
 from tailrace.engine.contracts import RetriableError, StopEngine
 from tailrace.engine.lifecycle import State
@@ -508,6 +509,9 @@ def test_with_starts_and_closes():
     with engine_of(LinesSource(), seen.record) as engine:
         engine.run()
         assert engine.state is State.STOPPED
+    with pytest.raises(TailraceError, match="create another one to run again") as raised:
+        engine.run()
+    assert raised.value.kind is Kind.ENGINE_MISUSED
 
 
 @pytest.mark.parametrize("other", [None, KeyError()])
@@ -526,18 +530,20 @@ def test_with_raises_why_the_engine_failed_but_not_over_another_error(other):
         program()
 
 
-def test_waiting_on_a_thread_of_the_engine_is_refused():
+@pytest.mark.parametrize("call", [Engine.wait, Engine.run])
+def test_waiting_on_a_thread_of_the_engine_is_refused(call):
     holder, raised = [], []
 
     def handle(record):
         try:
-            holder[0].wait()
+            call(holder[0])
         except TailraceError as error:
             raised.append(error)
         raise StopEngine
 
     holder.append(engine_of(LinesSource(), handle))
-    holder[0].run()
+    with holder[0]:
+        assert holder[0].wait(FAR_S)
     assert raised[0].kind is Kind.ENGINE_MISUSED
 
 
@@ -675,6 +681,33 @@ def test_a_restarted_task_waits_for_a_handler_that_outlives_its_limit(order):
 
 
 @pytest.mark.slow
+def test_a_restarted_task_waits_for_a_write_of_offsets_that_outlives_its_limit():
+    release, writes = threading.Event(), []
+
+    class Hanging(Store):
+        def write(self, offsets, timeout_s):
+            if not writes:
+                writes.append("began")
+                assert release.wait(FAR_S)
+            super().write(offsets, timeout_s)
+            writes.append(self.line())
+
+    def fail(at):
+        if at == 11 and not release.is_set():
+            threading.Timer(0.1, release.set).start()
+            raise ValueError
+
+    seen, store = Seen(fail), Hanging()
+    options = {
+        "on_task_failure": "restart",
+        "errors_retry_delay_initial_ms": 1,
+        "offset_commit": {"policy": "always", "timeout_ms": 10},
+    }
+    engine_of(LinesSource(30), seen.record, offsets=store, options=options).run()
+    assert writes == ["began", 10, 20, 30]
+    assert seen.count == 30  # nothing comes again that the late write has kept
+
+
 def test_a_handler_that_never_returns_ends_an_engine_that_would_restart_its_task():
     entered, release = threading.Event(), threading.Event()
     fault = Fault("poll", 3, error=ValueError(), call=lambda: entered.wait(FAR_S))

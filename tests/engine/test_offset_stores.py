@@ -9,13 +9,16 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from tailrace.changelog import durable
 from tailrace.config.engine_options import OffsetStorage
+from tailrace.engine.offsets import stores
 from tailrace.engine.offsets.stores import FileOffsetStore, MemoryOffsetStore, store_for
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import LinesSource
@@ -46,6 +49,17 @@ def test_offsets_come_back_word_for_word(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["content"]["engines"]["shop"]
 
 
+def test_names_that_are_numbers_are_read_as_texts_at_once_and_later(tmp_path: Path) -> None:
+    path, as_read = tmp_path / "offsets.json", {0: {"parts": {"9": 1, "10": [2, 3]}}}
+    store = opened(path)
+    store.write([(A, {"parts": {9: 1, 10: (2, 3)}})], 5)
+    assert store.read([A]) == as_read
+    store.stop()
+    store = opened(path)
+    assert store.read([A]) == as_read
+    store.stop()
+
+
 def test_engines_that_take_turns_with_a_file_do_not_disturb_each_other(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     for name, lsn in (("one", 1), ("two", 2), ("one", 3)):
@@ -72,6 +86,35 @@ def test_one_process_at_a_time_uses_a_file(tmp_path: Path) -> None:
     opened(tmp_path / "offsets.json").stop()
 
 
+def test_a_write_that_hangs_keeps_the_file_from_others_until_it_has_ended(tmp_path, monkeypatch) -> None:
+    path, began, release = tmp_path / "offsets.json", threading.Event(), threading.Event()
+    write = durable.write_state
+
+    def hanging(*given: Any) -> None:
+        began.set()
+        assert release.wait(60)
+        write(*given)
+
+    store = opened(path)
+    monkeypatch.setattr(durable, "write_state", hanging)
+    writing = threading.Thread(target=store.write, args=([(A, {"lsn": 1})], 5))
+    writing.start()
+    assert began.wait(60)
+    monkeypatch.setattr(stores, "_STOP_S", 0.01)
+    store.stop()
+    with pytest.raises(TailraceError) as raised:
+        opened(path)
+    assert raised.value.kind is Kind.OFFSETS_LOCKED
+    release.set()
+    writing.join(60)
+    after = opened(path)
+    assert after.read([A]) == {0: {"lsn": 1}}
+    with pytest.raises(TailraceError) as raised:
+        store.write([(A, {"lsn": 0})], 5)
+    assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
+    after.stop()
+
+
 def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     store = opened(path)
@@ -79,6 +122,7 @@ def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:
     with pytest.raises(TailraceError) as raised:
         store.write([(A, {"lsn": object()})], 5)
     assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
+    assert "give JSON objects" in raised.value.hint
     assert store.read([A]) == {0: {"lsn": 1}}
     store.write([(B, {"lsn": 2})], 5)
     store.stop()

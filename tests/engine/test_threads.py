@@ -101,3 +101,12 @@ def test_a_callback_that_hangs_fills_a_queue_that_has_an_end(monkeypatch):
     wait_until(lambda: len(heard.events) == 4, FAR_S)
     assert teller.finish(FAR_S)
     assert heard.events == ["connector_started", "task_started 0", "task_started 1", "task_started 2"]
+
+
+def test_nothing_is_called_after_the_end():
+    heard = Heard()
+    teller = threads.CallbackDispatcher(heard.callbacks(), "callbacks of nobody", None)
+    assert teller.finish(FAR_S)
+    teller.notify("task_stopped", 0)
+    assert "callbacks of nobody" not in [thread.name for thread in threading.enumerate()]
+    assert heard.events == []

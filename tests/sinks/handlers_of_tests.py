@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from tailrace.engine.processing import manual
+
 seen: list = []
 faults: dict = {}
 
@@ -22,5 +26,11 @@ def record(one) -> None:
 def event(one) -> None:
     seen.append((one.topic, one.key, one.value))
 
+
+async def on_a_loop(_) -> None:
+    seen.append(asyncio.get_running_loop())
+
+
+by_itself = manual(lambda *_: None)
 
 nothing = 3

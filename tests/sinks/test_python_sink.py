@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tailrace.config import ColumnPolicy, EngineConfig
 from tailrace.config.sections import PythonSinkConfig as PythonConfig
 from tailrace.converters.contract import Converter
 from tailrace.engine.contracts import StopEngine
+from tailrace.engine.processing import ordered_executor
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, LogRange
 from tailrace.pipeline.sink_worker import SinkWorker
@@ -22,6 +24,7 @@ from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import SinkState
 from tailrace.ranges import changes as changes_module
 from tailrace.ranges import plan
+from tailrace.sinks import python
 from tailrace.sinks.build import build, recorded_position
 from tests.support.orders_log import LogOfOrders
 
@@ -143,6 +146,22 @@ def test_its_place_within_a_transaction_never_goes_back(log, called, monkeypatch
     assert called.seen == [1, 2, 3, 4, 5]
 
 
+def test_its_place_is_kept_while_the_records_of_a_batch_are_delivered(log, called, monkeypatch) -> None:
+    monkeypatch.setattr(python, "KEEP_INTERVAL_S", 0)
+    monkeypatch.setattr(ordered_executor, "SETTLE_S", 0)
+    end, kept = log.insert(1, 2, 3), []
+
+    def record(one) -> None:
+        reader = Readers(log.directory).get("mine")
+        kept.append((reader.kept.get("0", {}).get("log_offset", 0) if reader else 0) > called.seen[-1])
+        called.seen.append(one.source["log_offset"])
+
+    monkeypatch.setattr(called, "record", record)
+    called.seen.append(0)
+    fed(config_of("record", batch=False), log, end)
+    assert kept == [False, True, True]
+
+
 def test_it_cannot_end_the_pipeline(log, called) -> None:
     end = log.insert(1)
     called.faults["batch"] = StopEngine()
@@ -167,6 +186,29 @@ def test_a_converter_stands_before_it_and_tables_are_chosen(log, called, monkeyp
     called.seen.clear()
     assert fed(config_of("record", name="other", tables=["public.lines"]), log, end).view.position == end
     assert called.seen == []
+
+
+def test_an_async_function_runs_on_one_loop_range_after_range(log, called) -> None:
+    ends = [0, log.insert(1), log.insert(2)]
+    path = log.directory.path
+    Readers(log.directory).register("mine", {"0": 0})
+    sink = build(config_of("on_a_loop"), ColumnPolicy(), OWN_FORMS, path)
+    sink.open(log.directory.identity, "shop")
+    with LogReader.open(path, "0") as reader:
+        for begin, end in itertools.pairwise(ends):
+            sink.write(
+                None, path, LogRange("0", begin, end), plan.pieces("0", reader.blocks(begin, end), begin, end)
+            )
+    assert len(called.seen) == 2
+    assert len(set(called.seen)) == 1
+    assert called.seen[0].is_running()
+    sink.close()
+
+
+def test_one_that_marks_by_itself_is_refused_as_nobody_would_wait_for_its_marks(log, called) -> None:
+    with pytest.raises(TailraceError, match="it is `manual`") as raised:
+        fed(config_of("by_itself"), log, log.insert(1))
+    assert raised.value.kind is Kind.CONFIG_INVALID
 
 
 def test_two_processes_never_call_it_for_one_sink(log, called) -> None:

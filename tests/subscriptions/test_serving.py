@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import http.client
 import importlib.metadata
 import json
 import re
+import shutil
 import socket
 import sys
 import threading
@@ -13,8 +16,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -26,7 +31,8 @@ from tailrace.config.load import from_mapping
 from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.subscriptions import app, hub, served_log
-from tailrace.subscriptions.served_log import places_in, places_of
+from tailrace.subscriptions.filters import ChangeFilter
+from tailrace.subscriptions.served_log import ServedLog, places_in, places_of
 from tailrace.subscriptions.server import serving
 from tests.support.orders_log import LogOfOrders
 from tests.support.subscriptions import TOKEN, changes, ids, refused, socket_to, subscribed
@@ -209,6 +215,27 @@ def test_one_who_takes_nothing_for_too_long_is_let_go(orders, monkeypatch):
         wait_until(lambda: _is_served(port), 60, "its place")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux ends such connections")
+def test_the_connection_of_one_who_takes_nothing_ends_though_much_waits_in_it(orders, monkeypatch):
+    monkeypatch.setattr(app.ChangesEndpoint.__init__, "__kwdefaults__", {"send_deadline_s": 0.2})
+    monkeypatch.setattr(app, "SEND_DEADLINE_S", 0.2)
+    for at in range(10, 30_010, 1000):
+        orders.insert(*range(at, at + 1000))
+    with served(orders) as port:
+        before = _connections(port)
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            ask(slow)
+            wait_until(lambda: _connections(port) > before, 60, "a connection")
+            wait_until(lambda: _connections(port) == before, 60, "its end")
+
+
+def _connections(port: int) -> int:
+    """Return how many connections the server has: established ones of its port, by Linux."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(fields[1].endswith(f":{port:04X}") and fields[3] == "01" for fields in lines)
+
+
 def ask(slow: socket.socket) -> None:
     """Subscribe from the log's start, and read nothing."""
     slow.sendall(f"GET /changes?from=0 HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
@@ -266,6 +293,26 @@ def test_when_nobody_subscribes_nothing_is_read(orders, port):
         assert ids(stream, 1) == [4]
         assert threads()
     wait_until(lambda: not threads(), 30, "the end of the thread")
+
+
+def test_a_filter_that_nobody_has_any_more_is_forgotten_while_others_stay(orders, port):
+    where = "after.id = 5 and 'nobody' = 'nobody'"
+    with subscribed(port) as stays:
+        orders.insert(4)
+        assert ids(stays, 1) == [4]
+        place = stays.id
+        orders.insert(5)
+        assert ids(stays, 1) == [5]
+        with subscribed(port, from_=place, where=where) as leaves:
+            assert ids(leaves, 1) == [5]
+            assert _filters(where)
+        orders.insert(6)
+        assert ids(stays, 1) == [6]
+        wait_until(lambda: not _filters(where), 30, "its end")
+
+
+def _filters(where: str) -> list[ChangeFilter]:
+    return [one for one in gc.get_objects() if type(one) is ChangeFilter and one.where == where]
 
 
 # ------------------------------------------------------------------ what is refused, and the way out
@@ -375,6 +422,20 @@ def test_a_position_that_retention_has_removed_is_gone_and_the_oldest_one_is_nam
             assert next(iter(again)).document["after"]["id"] > 3
 
 
+def test_one_that_retention_overtakes_is_told_the_oldest_position_too(orders):
+    [place] = places_in(orders.directory.path)
+    log = ServedLog(place)
+    at = log.begin("0")
+    retained(orders)
+    with pytest.raises(TailraceError) as raised:
+        log.read(at, ChangeFilter())
+    assert raised.value.kind is Kind.LOG_RANGE_GONE
+    oldest = raised.value.context["oldest"]
+    assert f"subscribe from {oldest}" in raised.value.hint
+    assert log.begin(oldest) > at
+    log.close()
+
+
 def test_masks_hold_from_the_moment_that_capture_keeps_them(orders, port):
     rules = ColumnPolicy(masks=(ColumnMask(columns=("public.*.what",), method="fixed", value="hidden"),))
     with subscribed(port, from_=0) as stream, subscribed(port, where="after.what = 'hidden'") as few:
@@ -404,6 +465,27 @@ def test_an_expression_that_does_not_fit_a_table_that_comes_later_ends_with_its_
         with pytest.raises(ConnectionClosed):
             connection.recv(timeout=30)
         assert connection.close_code == 1011
+
+
+def test_a_file_that_can_not_be_read_ends_it_with_an_error_that_is_logged(orders, port, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(served_log.ServedLog, "read", fail)
+    with (
+        capture_logs() as logs,
+        subscribed(port, from_=0) as stream,
+        socket_to(port, from_=0) as connection,
+    ):
+        [failure] = stream
+        assert failure.kind == "failure"
+        assert "Too many open files" in failure.document["error"]["message"]
+        assert json.loads(connection.recv(timeout=30)).keys() == {"from"}
+        assert json.loads(connection.recv(timeout=30)) == failure.document
+    assert [entry["event"] for entry in logs] == ["a subscription ended by an error"] * 2
+    monkeypatch.setattr(served_log.ServedLog, "begin", fail)
+    status, error = refused(port)
+    assert (status, error) == (500, failure.document["error"])
 
 
 def test_of_several_sources_one_is_named(tmp_path):
@@ -448,6 +530,24 @@ def test_a_log_that_is_not_there_yet_can_be_served_and_is_read_once_it_is(tmp_pa
         with subscribed(port, from_=0) as stream:
             assert ids(stream, 1) == [1]
         log.close()
+
+
+def test_a_new_log_in_the_place_of_one_that_was_removed_is_served(tmp_path):
+    old = LogOfOrders(tmp_path / "log")
+    old.insert(1, 2, 3)
+    with serving(places_in(tmp_path / "log"), SubscriptionsConfig(port=0)) as port:
+        with subscribed(port, from_=0) as stream:
+            assert ids(stream, 3) == [1, 2, 3]
+        wait_until(lambda: "subscriptions" not in [each.name for each in threading.enumerate()], 30, "end")
+        old.close()
+        shutil.rmtree(tmp_path / "log")
+        new = LogOfOrders(tmp_path / "log")
+        new.insert(4)
+        status, error = refused(port, from_=stream.id)
+        assert (status, error["kind"]) == (410, "offsets_foreign")
+        with subscribed(port, from_=0) as again:
+            assert ids(again, 1) == [4]
+        new.close()
 
 
 @pytest.mark.follows("environment_unfit")

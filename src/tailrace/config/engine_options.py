@@ -85,7 +85,7 @@ class OffsetCommit(Section):
     records: Annotated[int, Field(ge=1)] = Field(
         default=10_000, description="Records from commit to commit, under `count`."
     )
-    timeout_ms: Milliseconds = Field(
+    timeout_ms: Annotated[int, Field(ge=1, le=86_400_000)] = Field(
         default=5000, description="Longest that a commit may take; then it is tried again at a later batch."
     )
 

@@ -132,9 +132,7 @@ def assemble(given: Arguments) -> Parts:
     file = _config(given.config)
     if file is None and given.connector is None:
         raise invalid("there is neither a configuration nor a connector", "give one of them")
-    options = (
-        _options(given.options) if given.options is not None else file.engine if file else EngineOptions()
-    )
+    options = _options(given.options, file.engine if file else EngineOptions())
     clock = given.clock or SystemClock()
     connector = connector_of(given.connector if given.connector is not None else _OF_FILES)
     places = connector.places if isinstance(connector, RunsElsewhere) else ()
@@ -183,14 +181,23 @@ def _config(config: EngineConfig | Mapping[str, Any] | str | os.PathLike[str] | 
     return load_engine(Path(config))
 
 
-def _options(options: EngineOptions | Mapping[str, Any]) -> EngineOptions:
-    if isinstance(options, EngineOptions):
-        return options
+def _options(given: EngineOptions | Mapping[str, Any] | None, of_file: EngineOptions) -> EngineOptions:
+    """Return the options that are given, and the file's in place of those that are not.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    if given is None:
+        return of_file
+    options = {**_chosen(of_file), **(_chosen(given) if isinstance(given, EngineOptions) else given)}
     try:
-        return EngineOptions.model_validate(dict(options), context=context_for(Path.cwd()))
+        return EngineOptions.model_validate(options, context=context_for(Path.cwd()))
     except ValidationError as error:
         lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, EngineOptions, ()))
         raise invalid(f"options:{lines}", "see docs/engine.md") from None
+
+
+def _chosen(options: EngineOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in options.model_fields_set}
 
 
 def _unheard(options: EngineOptions) -> EngineOptions:

@@ -76,7 +76,7 @@ class Engine:
     :param offsets: the store, in place of `offset_storage`.
     :param commit_policy: makes a policy for each attempt of a task, in place of `offset_commit.policy`.
     :param callbacks: called with what happens.
-    :param options: `EngineOptions`, or the section `engine` as a mapping; before the configuration's.
+    :param options: `EngineOptions`, or the section `engine` as a mapping; each before the configuration's.
     :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`: nothing has been started then.
     """
 
@@ -141,6 +141,7 @@ class Engine:
         """
         if not self._entered:
             self._launch()
+        self._refuse_to_wait_for_itself()
         try:
             self._wait_stopped(None)
         except BaseException:
@@ -198,8 +199,7 @@ class Engine:
         :raises TailraceError: why the engine failed; `ENGINE_MISUSED` on a thread of the engine, which
             would wait for itself.
         """
-        if owner() is self:
-            raise self._lifecycle.misused("wait for the end, on a thread of the engine")
+        self._refuse_to_wait_for_itself()
         if not self._wait_stopped(timeout_s):
             return False
         self._raise_failure()
@@ -218,6 +218,7 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         """Close, and raise why it failed unless something else is raised."""
+        self._entered = False
         self.close()
         if error is None:
             self._raise_failure()
@@ -558,6 +559,10 @@ class Engine:
             errors=errors,
             error=errors[0] if errors else supervision.error(number),
         )
+
+    def _refuse_to_wait_for_itself(self) -> None:
+        if owner() is self:
+            raise self._lifecycle.misused("wait for the end, on a thread of the engine")
 
     def _wait_stopped(self, timeout_s: float | None) -> bool:
         if not wait_for(self._stopped, timeout_s):

@@ -326,7 +326,7 @@ class TaskThread:
         try:
             task, ending = self._first, self._environment.latches.ending
             while (wait_s := self._run_attempt(task)) is not None:
-                if self._environment.clock.wait(ending, wait_s) or not self._handler_returned():
+                if self._environment.clock.wait(ending, wait_s) or not self._attempt_ended():
                     break
                 task = self._environment.new_task()
         except BaseException as error:  # noqa: BLE001 - all failures end in one place
@@ -338,24 +338,31 @@ class TaskThread:
             self.polling_ended.set()
             self._environment.supervision.note(self.number, Phase.STOPPED)
 
-    def _handler_returned(self) -> bool:
-        """Wait until no handler of the attempt before runs any more; return whether there may be another one.
+    def _attempt_ended(self) -> bool:
+        """Wait until nothing of the attempt before is under way; return whether there may be another one.
 
-        Two attempts must not call it at once, with the same records. One that hangs ends the engine.
+        Two attempts must not call a handler at once, with the same records; and what the one before writes
+        must not come to rest on what the next one commits. What hangs ends the engine.
         """
         ending, limit_s = (
             self._environment.latches.ending,
             self._environment.options.task_management_timeout_ms / 1000,
         )
         until_s = time.monotonic() + limit_s
-        if self.counts.counts_of_task.calls:
-            log.warning("a handler still runs: the task is restarted when it has returned", task=self.number)
-        while self.counts.counts_of_task.calls:
+        if left := self._left_under_way():
+            log.warning("a task is restarted once what is under way has ended", task=self.number, what=left)
+        while left := self._left_under_way():
             if time.monotonic() >= until_s:
-                raise timed_out("restart a task whose handler still runs", [self.number], limit_s)
+                raise timed_out(f"restart a task whose {left}", [self.number], limit_s)
             if ending.wait(LOOK_S):
                 return False
         return True
+
+    def _left_under_way(self) -> str:
+        if self.counts.counts_of_task.calls:
+            return "handler still runs"
+        attempt = self._attempt
+        return "offsets are still being written" if attempt is not None and attempt.commits.is_writing else ""
 
     def _run_attempt(self, task: SourceTask) -> float | None:
         """Run one attempt of the task; return the seconds until the next, None if there is none."""

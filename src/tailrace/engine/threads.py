@@ -199,20 +199,27 @@ class CallbackDispatcher:
         self._waiting: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(WAITING_MAX)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
-        self._started = False
+        self._started = self._finished = False
 
     def notify(self, what: str, *arguments: Any) -> None:
         """Have the callback `what` called; at once if there is none. Returns at once."""
         if getattr(self._callbacks, what) is getattr(self._nothing, what):
             return
         with self._lock:
+            if self._finished:
+                return
             if not self._started:
                 self._started = True
                 self._thread.start()
         self._put((what, arguments))
 
     def finish(self, timeout_s: float) -> bool:
-        """Wait until all were called, at most `timeout_s`; return whether they were. Called at the end."""
+        """Wait until all were called, at most `timeout_s`; return whether they were. Called at the end.
+
+        What comes later, from a thread that was given up, is not called any more.
+        """
+        with self._lock:
+            self._finished = True
         if not self._started:
             return True
         self._put(None)

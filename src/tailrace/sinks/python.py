@@ -30,7 +30,14 @@ from tailrace.converters.contract import Converter
 from tailrace.converters.factory import Converting, build
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
-from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
+from tailrace.engine.processing import (
+    Handler,
+    Manual,
+    ProcessingConfig,
+    on_batch,
+    on_record,
+    processor_for,
+)
 from tailrace.engine.threads import Pool, SystemClock
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange, ValueModes
@@ -70,7 +77,7 @@ class PythonSink:
         self._log_path = log_path
         self._rules = rules
         self._modes = modes
-        self._function: Callable[..., Any] | None = None
+        self._handler: Handler | None = None
         self._chain = Chain()
         self._converter: Converter | None = None
         self._origin: SourceInfo | None = None
@@ -84,7 +91,8 @@ class PythonSink:
         :raises TailraceError: `SINK_LOCKED`; `CONFIG_INVALID` or `ENVIRONMENT_UNFIT` if there is no
             such function or converter.
         """
-        self._function = handler_of(self._config)
+        # One for all ranges: what coroutines of an async function share belongs to the loop of its handler.
+        self._handler = (on_batch if self._config.batch else on_record)(handler_of(self._config))
         self._chain = transformations.build(
             self._config.transformations,
             self._config.predicates,
@@ -139,6 +147,7 @@ class PythonSink:
         if self._converter is not None:
             self._converter.close()
             self._converter = None
+        self._handler = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -172,9 +181,9 @@ class PythonSink:
 
     def _deliver(self, batches: Iterator[Batch], progress: _Progress) -> int:
         assert self._pool is not None
-        assert self._function is not None
+        assert self._handler is not None
         terms = ProcessingConfig(
-            handler=(on_batch if self._config.batch else on_record)(self._function),
+            handler=self._handler,
             clock=SystemClock(),
             stopping=threading.Event(),
             threads=_THREADS,
@@ -220,11 +229,15 @@ class _Progress:
 
     def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
         self._done = batch.offsets[places[-1]]
+        self._keep_if_due()  # the end of the batch may be far away
 
     def mark_dropped(self, batch: Batch) -> None:
         """Nothing is dropped before it is delivered."""
 
     def mark_batch_finished(self, batch: Batch) -> None:
+        self._keep_if_due()
+
+    def _keep_if_due(self) -> None:
         if time.monotonic() - self._kept_s >= KEEP_INTERVAL_S:
             self.keep()
 
@@ -265,6 +278,15 @@ def handler_of(config: PythonConfig) -> Callable[..., Any]:
             Kind.CONFIG_INVALID,
             f"find the handler {config.handler}: {module} has no function {name}",
             "correct the sink's handler: package.module:function",
+            {"sink": config.name},
+        )
+    if isinstance(found, Manual):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"find the handler {config.handler}: it is `manual`, and a sink's position is kept when its "
+            "function has returned, whatever was marked",
+            "name the function without manual, and let it return when its work is done; or use "
+            "tailrace.Engine(on_batch=manual(…))",
             {"sink": config.name},
         )
     function: Callable[..., Any] = found

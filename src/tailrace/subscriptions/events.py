@@ -155,6 +155,11 @@ class DecodedRange:
             self._rows[wanted] = chosen_rows
         return bool(chosen_rows)
 
+    def forget(self, wanted: ChangeFilter) -> None:
+        """Let go of what was found for a filter that nobody has any more."""
+        self._rows.pop(wanted, None)
+        self._events.pop(wanted, None)
+
     def events(self, wanted: ChangeFilter) -> EventLines:
         """Return what `look` found. Of the last few filters it is kept: it is asked for part by part."""
         if (known := self._events.get(wanted)) is not None:

@@ -59,8 +59,11 @@ class Hub:
 
         :raises TailraceError: as `ServedLog.check` and `ServedLog.begin`; `LOG_MISSING`, `LOG_CORRUPT`.
         """
+        is_followed = self._head is not None
 
         def find() -> tuple[int, str]:
+            if not is_followed:
+                self._log.close()  # there may be another log since somebody looked
             self._log.check(wanted)
             return self._log.begin(begin), self._log.mark
 
@@ -172,8 +175,11 @@ class Hub:
         self, head: LogHead[DecodedRange, ChangeFilter], subscription: Subscription[ChangeFilter]
     ) -> None:
         head.leave(subscription)
-        if not subscription.audience.subscriptions:
-            self._failures.pop(subscription.audience, None)
+        audience = subscription.audience
+        if not audience.subscriptions:
+            self._failures.pop(audience, None)
+            for batch in head.ring.between(head.ring.start, head.ring.end):
+                batch.forget(audience.wanted)
         if self._head is head and not head.audiences:
             assert self._feed is not None
             self._feed.stop()
@@ -224,7 +230,14 @@ class Hub:
                 _wake(waker)
 
     async def _in_pool(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        """Return what a function returns.
+
+        :raises TailraceError: what it raises, whatever that is: clients hear of nothing else.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        except Exception as error:
+            raise as_failure(error) from error
 
 
 def _wake(waker: asyncio.Future[None]) -> None:

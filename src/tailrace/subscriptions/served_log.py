@@ -7,6 +7,7 @@ once it is durable: capture keeps new rules before it appends under them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -138,19 +139,8 @@ class ServedLog:
                 f"subscribe from a position: {error}",
                 "take it from `id`, `from` or the log",
             ) from None
-        try:
+        with self._naming_oldest(offset):
             return locate(reader, point)
-        except TailraceError as error:
-            if error.kind is not Kind.LOG_RANGE_GONE:
-                raise
-            oldest = f"{reader.start}{self.mark}"
-            raise TailraceError(
-                error.kind,
-                f"subscribe from {offset}: retention has removed it; the log begins at {oldest}",
-                f"read the tables again, then subscribe from {oldest} or without a position; and give "
-                "log.retention more room",
-                {"oldest": oldest},
-            ) from None
 
     def check(self, wanted: ChangeFilter) -> None:
         """Refuse what names no table of the log, or an expression that does not fit the table.
@@ -179,9 +169,13 @@ class ServedLog:
     def read(self, at: int, wanted: ChangeFilter) -> tuple[EventLines, int]:
         """Return what is wanted of the log from `at` on, a bounded part of it, and where to go on.
 
-        :raises TailraceError: `LOG_RANGE_GONE`, `LOG_CORRUPT`, `DECODE_FAILED`, `SCHEMA_PENDING`;
+        :raises TailraceError: `LOG_RANGE_GONE` as `begin`, `LOG_CORRUPT`, `DECODE_FAILED`, `SCHEMA_PENDING`;
             `CONFIG_INVALID` if the expression does not fit a table.
         """
+        with self._naming_oldest(str(at)):
+            return self._read(at, wanted)
+
+    def _read(self, at: int, wanted: ChangeFilter) -> tuple[EventLines, int]:
         directory, reader = self._open()
         until = time.monotonic() + _READ_S
         while (piece := next_piece(reader, TASK, at, bytes_max=_DECODED_BYTES_MAX)) is not None:
@@ -249,6 +243,23 @@ class ServedLog:
         ]
         relations = [catalog.relation(int(key[1:])) for key in keys]
         return {relation.qualified_name: relation for relation in relations}
+
+    @contextlib.contextmanager
+    def _naming_oldest(self, wanted: str) -> Iterator[None]:
+        """Have the error of a position that retention has removed name the oldest one."""
+        try:
+            yield
+        except TailraceError as error:
+            if error.kind is not Kind.LOG_RANGE_GONE:
+                raise
+            oldest = f"{self._open()[1].start}{self.mark}"
+            raise TailraceError(
+                error.kind,
+                f"subscribe from {wanted}: retention has removed it; the log begins at {oldest}",
+                f"read the tables again, then subscribe from {oldest} or without a position; and give "
+                "log.retention more room",
+                {"oldest": oldest},
+            ) from None
 
     def _require_own(self, text: str, offset: str) -> None:
         if text != f"{offset}{self.mark}" or not offset.isdecimal():

@@ -43,11 +43,14 @@ def serving(places: Sequence[LogPlace], settings: SubscriptionsConfig) -> Iterat
         `SECRET_MISSING`.
     """
     require_ready(settings)
-    from tailrace.subscriptions.app import ChangesEndpoint, application
+    from tailrace.subscriptions.app import SEND_DEADLINE_S, ChangesEndpoint, application
     from tailrace.subscriptions.hub import Hub
 
     _allow_files(settings.subscribers_max + _FILES_BESIDE)
-    with _listening(settings.port) as listener, ThreadPoolExecutor(THREADS, "subscriptions") as pool:
+    with (
+        _listening(settings.port, SEND_DEADLINE_S) as listener,
+        ThreadPoolExecutor(THREADS, "subscriptions") as pool,
+    ):
         hubs = {place.name: Hub(ServedLog(place), pool) for place in places}
         loops: list[asyncio.AbstractEventLoop] = []
         started = threading.Event()
@@ -115,9 +118,14 @@ def _server(app: Starlette) -> uvicorn.Server:
     )
 
 
-def _listening(port: int) -> socket.socket:
+def _listening(port: int, unread_s: float) -> socket.socket:
+    """Return a socket that listens; its connections end once nothing was taken from them for so long."""
     try:
-        return socket.create_server((HOST, port), backlog=2048)
+        listener = socket.create_server((HOST, port), backlog=2048)
+        # What closes a connection waits for what was written to it: of one who never reads, for ever.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_s * 1000))
+        return listener
     except OSError as error:
         raise TailraceError(
             Kind.ENVIRONMENT_UNFIT,

@@ -71,6 +71,11 @@ class Commits:
         """
         return self._failure
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write of this attempt may still change what is stored, also after its end."""
+        return False
+
     def take(self, batch: Batch) -> None:
         """Take note of a batch as it was polled, in the order of its partition, before it is processed.
 

@@ -11,6 +11,7 @@ ended no other begins, and if it succeeds after all, it counts. Within a batch n
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ LOOK_S = 0.2
 LOOK_RECORDS = 256
 #: Within a batch, a commit that failed is tried again after so long.
 AGAIN_S = 1.0
+#: No policy waits for longer.
+_AGES_S = 1e9
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +88,11 @@ class OffsetCommitter(Commits):
     def failures(self) -> int:
         """How many commits have failed in a row."""
         return self._failures
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write is under way; one that hangs outlives `finish`."""
+        return self._write is not None
 
     @property
     def open_batches(self) -> int:
@@ -195,12 +203,25 @@ class OffsetCommitter(Commits):
         if earlier is not None and not earlier.done.wait(max(0.0, deadline_s - time.monotonic())):
             return False
         with self._lock:
-            points = self._partitions.points()
+            points = self._last_points()
             write = _Write(points) if points and not self._partitions.is_closed else None
             self._begin_write(write)
         if write is None:
             return not points
         return self._await(write, max(0.0, deadline_s - time.monotonic()))
+
+    def _last_points(self) -> Points:
+        # Under the lock. The furthest points, unless the policy never commits within a transaction, however
+        # much there were and time had passed: who keeps an open transaction to itself is given it again.
+        points = self._partitions.points()
+        if are_transaction_ends(points):
+            return points
+        try:
+            takes_all = self._policy.is_due(sys.maxsize, False, _AGES_S)
+        except BaseException as error:  # noqa: BLE001 - a policy's own; the end goes on
+            log.warning("a commit policy failed", task=self._name, error=type(error).__name__)
+            takes_all = False
+        return points if takes_all else self._partitions.points(at_transaction_end=True)
 
     def _due(self) -> _Write | None:
         # Under the lock. The furthest points if the policy takes those, else the ends of transactions.

@@ -7,6 +7,7 @@ object (`contracts.OffsetStore`).
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,9 @@ log = structlog.get_logger(__name__)
 LOCK_SUFFIX = ".lock"
 
 _FORM = 1
+
+#: How long a stop waits for a write under way.
+_STOP_S = 1.0
 
 Key = tuple[tuple[str, str], ...]
 
@@ -81,8 +85,9 @@ class MemoryOffsetStore:
 class FileOffsetStore:
     """Keeps offsets in a file: a small JSON document with a checksum, replaced as a whole.
 
-    A write is on disk when it returns. A crash leaves the old content or the new; the content before
-    it stays beside it (`<name>.previous`), and is read, with a warning,
+    A write is on disk when it returns. One that is under way when the store is stopped keeps the lock until
+    it has ended: nobody's later offsets are replaced. A crash leaves the old content or the new; the content
+    before it stays beside it (`<name>.previous`), and is read, with a warning,
     if the file was damaged. The file may hold
     the offsets of several engines by their names, but one process at a time may use it.
 
@@ -95,6 +100,7 @@ class FileOffsetStore:
         self._name = name
         self._lock = threading.Lock()
         self._held = -1
+        self._is_stopped = False
         self._others: dict[str, Any] = {}
         self._offsets: dict[Key, Offset] = {}
 
@@ -103,6 +109,7 @@ class FileOffsetStore:
 
         :raises TailraceError: `OFFSETS_LOCKED` if another process has it, `OFFSETS_UNREADABLE`.
         """
+        self._is_stopped = False
         try:
             durable.make_directory(self._path.parent)
             self._held = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, durable.FILE_MODE)
@@ -138,24 +145,60 @@ class FileOffsetStore:
 
         :raises TailraceError: `OFFSETS_UNWRITABLE`; what was kept before still is.
         """
+        given = {key_of(partition): self._as_json(offset) for partition, offset in offsets}
         with self._lock:
-            changed = {**self._offsets, **{key_of(partition): offset for partition, offset in offsets}}
-            listed = [{"partition": dict(key), "offset": dict(offset)} for key, offset in changed.items()]
-            content = {"form": _FORM, "engines": {**self._others, self._name: listed}}
             try:
-                durable.write_state(self._path, content)
-            except (TailraceError, TypeError, ValueError) as error:
-                what = error.message if isinstance(error, TailraceError) else "an offset is not JSON"
-                raise TailraceError(
-                    Kind.OFFSETS_UNWRITABLE,
-                    f"store offsets: {what}",
-                    "look at the file's permissions, and the room and health of its disk",
-                    {"file": str(self._path)},
-                ) from error
-            self._offsets = changed
+                self._write({**self._offsets, **given})
+            finally:
+                if self._is_stopped:
+                    self._let_go()
+
+    def _as_json(self, offset: Offset) -> Offset:
+        """Return an offset as the next attempt reads it: names that are numbers are texts there.
+
+        :raises TailraceError: `OFFSETS_UNWRITABLE` if it is not JSON.
+        """
+        try:
+            found: Offset = json.loads(json.dumps(dict(offset)))
+        except (TypeError, ValueError) as error:
+            raise TailraceError(
+                Kind.OFFSETS_UNWRITABLE,
+                "store offsets: an offset is not JSON",
+                "let the connector's tasks, or who marks with an offset, give JSON objects: texts, numbers, "
+                "lists and objects of Python's own types",
+                {"file": str(self._path)},
+            ) from error
+        return found
+
+    def _write(self, changed: dict[Key, Offset]) -> None:
+        if self._is_stopped:
+            raise TailraceError(
+                Kind.OFFSETS_UNWRITABLE,
+                "store offsets: the store was stopped, and another process may use the file",
+                "write before the engine ends; what was processed since the last commit comes again",
+                {"file": str(self._path)},
+            )
+        listed = [{"partition": dict(key), "offset": dict(offset)} for key, offset in changed.items()]
+        content = {"form": _FORM, "engines": {**self._others, self._name: listed}}
+        try:
+            durable.write_state(self._path, content)
+        except TailraceError as error:
+            raise TailraceError(
+                Kind.OFFSETS_UNWRITABLE,
+                f"store offsets: {error.message}",
+                "look at the file's permissions, and the room and health of its disk",
+                {"file": str(self._path)},
+            ) from error
+        self._offsets = changed
 
     def stop(self) -> None:
-        """Let go of the lock."""
+        """Let go of the lock; a write that hangs does so once it has ended."""
+        self._is_stopped = True
+        if self._lock.acquire(timeout=_STOP_S):
+            self._let_go()
+            self._lock.release()
+
+    def _let_go(self) -> None:
         if self._held >= 0:
             os.close(self._held)
             self._held = -1

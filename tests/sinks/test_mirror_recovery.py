@@ -482,6 +482,44 @@ def test_a_dropped_column_leaves_the_mirror_and_one_of_its_name_is_another(tmp_p
     ]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "first"),
+    [
+        ({"id": INT8, "c": INT4}, {"id": INT8, "c": TEXT}, ("3", "x")),
+        ({"id": INT8, "c": INT4}, {"id": INT8}, ("3",)),
+        ({"id": INT8, "c": (TIMESTAMP, 3)}, {"id": INT8, "c": (TIMESTAMP, 6)}, ("3", "2020-01-01 00:00:00")),
+    ],
+    ids=["another type", "a dropped column", "a type that values stay under"],
+)
+def test_after_columns_were_changed_and_rows_were_not_a_shorter_range_reaches_the_rows(
+    before, after, first, tmp_path, log, monkeypatch
+):
+    def failing(_work):
+        raise failpoints.FailpointError("between the two commits")
+
+    at = "2020-01-01 00:00:00.123" if before["c"] != INT4 else "5"
+    begun = log.commit(relation(1, "public.t", before), insert(1, 1, at), insert(1, 2, at))
+    middle = log.commit(update(1, 1, None))
+    reached = log.commit(relation(1, "public.t", after), insert(1, *first))
+    end = log.commit(delete(1, 3, *first[1:]), insert(1, *first))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, 0, begun)
+    with monkeypatch.context() as patched:
+        patched.setattr(mirror, "merge_small", failing)
+        with pytest.raises(TailraceError):
+            write_alone(sink, log, begun, end)
+    sink.close()
+    sink = opened("mirror", tmp_path / "lake", log)
+    assert sink.reach("0") > middle
+    write_alone(sink, log, begun, middle)
+    assert sink.position("0") == reached  # no further than it must
+    once = opened("mirror", tmp_path / "once", log)
+    write_alone(once, log, 0, reached)
+    assert mirror_rows(tmp_path / "lake" / "public.t") == mirror_rows(tmp_path / "once" / "public.t")
+    write_alone(sink, log, middle, end)
+    assert [row["id"] for row in mirror_rows(tmp_path / "lake" / "public.t")] == [1, 2, 3]
+
+
 KILLED = """
 import sys
 from pathlib import Path

@@ -167,6 +167,11 @@ class DeltaFolder:
         if fields:
             self._attempt("add columns to a Delta table", commit)
 
+    def unnoted(self, schema: pa.Schema) -> list[pa.Field]:
+        """Return those of `schema`'s columns, which the table has, that have other metadata than there."""
+        have = self.schema()
+        return [field for field in schema if field.metadata not in (None, have.field(field.name).metadata)]
+
     def note_columns(self, schema: pa.Schema) -> None:
         """Store the metadata of `schema`'s columns with the table's, where it differs.
 
@@ -174,17 +179,14 @@ class DeltaFolder:
 
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """
-        have = self.schema()
-        for field in schema:
-            noted = field.metadata
-            if noted and have.field(field.name).metadata != noted:
-                metadata = {name.decode(): value.decode() for name, value in noted.items()}
-                self._attempt(
-                    "note a column's type in a Delta table",
-                    lambda delta, name=field.name, metadata=metadata: delta.alter.set_column_metadata(
-                        name, metadata
-                    ),
-                )
+        for field in self.unnoted(schema):
+            metadata = {name.decode(): value.decode() for name, value in field.metadata.items()}
+            self._attempt(
+                "note a column's type in a Delta table",
+                lambda delta, name=field.name, metadata=metadata: delta.alter.set_column_metadata(
+                    name, metadata
+                ),
+            )
 
     def reshape(self, files: Sequence[AddedFile], schema: pa.Schema) -> None:
         """Put `files`, the same rows in another shape, in the place of what the table has.

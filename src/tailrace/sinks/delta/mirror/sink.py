@@ -141,6 +141,9 @@ class DeltaMirror:
         follow = self._follow or not folder.bytes()
         steps = mirror_steps(have, relation, own, follow=follow, context=folder.context)
         stays = changes_nothing(have, steps)
+        if stays and not folder.unnoted(described(own, relation)):
+            return
+        work.note_columns(next(file.first for file in work.files if file.relation == relation))
         added = [] if stays else added_only(have, steps)
         if added is not None:
             folder.add_columns(added)

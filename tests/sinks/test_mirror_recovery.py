@@ -23,6 +23,7 @@ from tailrace.model import LogRange, ValueModes
 from tailrace.ranges import changes as range_changes
 from tailrace.ranges import plan
 from tailrace.sinks.contract import SparkNeededError
+from tailrace.sinks.delta import folder as delta_folder
 from tailrace.sinks.delta import rewrite
 from tailrace.sinks.delta.folder import DeltaFolder
 from tailrace.sinks.delta.mirror import files
@@ -480,6 +481,37 @@ def test_a_dropped_column_leaves_the_mirror_and_one_of_its_name_is_another(tmp_p
         {"id": 3, "note": "again", "n": 3},
         {"id": 5, "note": None, "n": 2},
     ]
+
+
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_what_a_failed_write_committed_is_on_disk_before_the_position_says_so(
+    kind, tmp_path, log, monkeypatch
+):
+    start = log.commit(*(relation(oid, f"public.t{oid}", COLUMNS) for oid in (1, 2)),
+                       *(insert(oid, 1, "a", 1) for oid in (1, 2)))  # fmt: skip
+    end = log.commit(*(insert(oid, 2, "b", 2) for oid in (1, 2)))
+    sink = opened(kind, tmp_path / "lake", log)
+    write_alone(sink, log, 0, start)
+
+    def append(folder, files, version):
+        if folder.table == "public.t2":
+            raise failpoints.FailpointError("the other table")
+        of_deltas(folder, files, version)
+
+    of_deltas = DeltaFolder.append
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaFolder, "append", append)
+        with pytest.raises(failpoints.FailpointError):
+            write_alone(sink, log, start, end)
+    sink.close()
+    synced = []
+    monkeypatch.setattr(delta_folder, "sync_file", lambda path: synced.append(str(path)))
+    sink = opened(kind, tmp_path / "lake", log)
+    write_alone(sink, log, start, end)
+    for name in ("public.t1", "public.t2"):
+        delta = DeltaTable(str(tmp_path / "lake" / name))
+        assert str(tmp_path / "lake" / name / "_delta_log" / f"{delta.version():020d}.json") in synced
+        assert {uri.removeprefix("file://") for uri in delta.file_uris()} <= set(synced)
 
 
 @pytest.mark.parametrize(

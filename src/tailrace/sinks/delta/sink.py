@@ -260,11 +260,12 @@ class DeltaSink:
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
         for outcome in outcomes:
             outcome.result()
-        with writing(self.name, "make commits durable"):
-            for each in work:
-                each.folder.make_durable()
         done = {str(each.folder.path.relative_to(self._path)): span.end for each in work}
         self._tables_have(span.task).update(done)
+        with writing(self.name, "make commits durable"):
+            for directory, committed in self._tables_have(span.task).items():
+                if committed > have:  # by this write, or by one that failed before it came here
+                    self._folder(span.task, directory, directory).make_durable(have)
         remove_folder(staging)
         failpoints.hit("sink.after_publish")
 
@@ -290,7 +291,7 @@ class DeltaSink:
                 if not remove_unread_small(folder, due[oid]):
                     remove_unread(spark, folder, due[oid])
                 folder.committed()
-                folder.make_durable()
+                folder.make_durable(span.start)
         self._opened().write(name, {**done, **{str(oid): offset for oid, offset in due.items()}})
 
     def _by_table(

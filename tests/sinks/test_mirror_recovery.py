@@ -122,6 +122,24 @@ def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, bucket_rows, tmp_
         start = end
 
 
+@pytest.mark.parametrize("limit", ["BUCKET_ROWS", "BUCKET_BYTES"])
+def test_many_changes_and_large_ones_are_reduced_in_parts(limit, tmp_path, log, monkeypatch):
+    parts = []
+
+    def composed(work):
+        parts.append(files.compose(work)["rows"])
+        return files.compose(work)
+
+    monkeypatch.setattr(mirror, limit, 8 if limit == "BUCKET_ROWS" else 1 << 20)
+    monkeypatch.setattr(mirror, "compose", composed)
+    log.commit(ACCOUNTS, *(insert(1, key, "x" * (256 << 10), 1) for key in range(8)))
+    end = log.commit(*(update(1, key, "y" * (256 << 10), 2) for key in range(8)))
+    write_alone(opened("mirror", tmp_path / "lake", log), log, 0, end)
+    assert len(parts) > 1
+    assert sum(parts) == 8
+    assert [row["n"] for row in table(tmp_path / "lake")] == [2] * 8
+
+
 def test_a_merge_into_a_large_table_is_left_to_spark_and_nothing_counts_before(tmp_path, log, monkeypatch):
     begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1), insert(1, 2, "two", 2))
     end = log.commit(update(1, 1, "changed", 1))

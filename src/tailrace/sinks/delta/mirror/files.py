@@ -148,6 +148,7 @@ def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict
         **writer.close(),
         "schema": schema.serialize().to_pybytes(),
         "net_rows": len(events),
+        "net_bytes": events.nbytes,
         "plain": plain,
         "open": open_columns,
         "moved": bool(events[ORIGIN].null_count < len(events)),

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 
     from tailrace.sinks.delta.sink import TableWork
 
-#: One executor reduces so many net changes of a table at a time.
-BUCKET_ROWS = 2_000_000
+#: One executor reduces so many net changes of a table, and so many bytes of them in memory, at a time.
+BUCKET_ROWS, BUCKET_BYTES = 2_000_000, 512 << 20
 
 
 class DeltaMirror:
@@ -292,13 +292,14 @@ def _composed(
 ) -> list[dict[str, Any]]:
     relation = files[-1].relation
     paths = tuple(work.staged(file.directory, file.name) for file in files)
-    rows = sum(file.facts["net_rows"] for file in files)
+    rows, size = (sum(file.facts[fact] for file in files) for fact in ("net_rows", "net_bytes"))
+    buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
     bounds: pa.Array | None = None
     nested = pa.types.is_nested(schema.field(relation.key[0]).type)
     # A row that moves from key to key must not be parted from its past.
-    if rows > BUCKET_ROWS and not nested and not any(file.facts["moved"] for file in files):
+    if buckets > 1 and not nested and not any(file.facts["moved"] for file in files):
         largest = max(zip((file.facts["net_rows"] for file in files), paths, strict=True))[1]
-        bounds = bounds_of(largest, relation.key[0], -(-rows // BUCKET_ROWS))
+        bounds = bounds_of(largest, relation.key[0], buckets)
     serialized = schema.serialize().to_pybytes()
     # By the table's folder and version: a range may have files of two tables under one name, and two commits.
     stem = f"net-{work.version:016x}"

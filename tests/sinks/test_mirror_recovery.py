@@ -33,6 +33,7 @@ from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
 from tests.support.sinks.rig import (
     WIDTHS,
+    make,
     mirror_rows,
     opened,
     rekey,
@@ -244,6 +245,22 @@ def test_a_snapshot_becomes_the_table_and_changes_follow(tmp_path, log):
     write(sink, log, 0, middle)
     write(sink, log, middle, end)
     assert table(tmp_path / "lake") == [{"id": 2, "note": "two", "n": 20}, {"id": 3, "note": None, "n": 3}]
+
+
+def test_a_topic_that_has_rows_without_a_transaction_again_gives_each_key_one_row(tmp_path, log):
+    joined = replace(log.directory.identity, source=replace(log.directory.identity.source, type="kafka-join"))
+    log.append(snapshot(1, (1, ACCOUNTS, ["1\tone\t1", "2\ttwo\t2", "1\tchanged\t10"])))
+    log.append(snapshot(1, (1, ACCOUNTS, ["2\tchanged\t20", "3\tthree\t3"])))
+    end = log.writer.sync().offset
+    for lake, taken in (("at once", write_alone), ("in pieces", write)):
+        sink = make("mirror", tmp_path / lake)
+        sink.open(joined, "shop")
+        taken(sink, log, 0, end)
+        assert table(tmp_path / lake) == [
+            {"id": 1, "note": "changed", "n": 10},
+            {"id": 2, "note": "changed", "n": 20},
+            {"id": 3, "note": "three", "n": 3},
+        ]
 
 
 def test_a_value_that_was_never_sent_is_marked_as_unknown(tmp_path, log):

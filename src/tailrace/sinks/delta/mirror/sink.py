@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,10 @@ if TYPE_CHECKING:
 BUCKET_ROWS, BUCKET_BYTES = 2_000_000, 512 << 20
 
 
+#: Sources whose snapshots may have a key several times: a topic's changes without a transaction are in them.
+_READING_AGAIN = frozenset({"kafka-join"})
+
+
 class DeltaMirror:
     """Implements `delta_sink.DeltaMode`."""
 
@@ -81,7 +86,11 @@ class DeltaMirror:
             followed exactly is what their old values give, or NULL.
         """
         opener = open_by_key_or_row if keyless == "full_row" else open_net
-        self.format = FileFormat("parquet", as_mirror, lambda _origin, _task: opener)
+        self.format = FileFormat(
+            "parquet",
+            as_mirror,
+            lambda origin, _task: partial(opener, reads_once=origin.connector not in _READING_AGAIN),
+        )
         self._follow = on_type_change == "follow"
 
     def commit(self, spark: SparkSession | None, work: TableWork) -> None:
@@ -188,9 +197,11 @@ def _merged_small(spark: SparkSession | None, work: TableWork, source: NetSource
     return all(run(spark, [small], merge_small, work.folder.sink))
 
 
-def open_by_key_or_row(path: str, relation: Relation) -> NetWriter | WholeRowWriter:
+def open_by_key_or_row(path: str, relation: Relation, *, reads_once: bool) -> NetWriter | WholeRowWriter:
     """Return a writer of net changes, by whole rows for a table without a key."""
-    return open_net(path, relation) if relation.key else WholeRowWriter(path, relation)
+    if relation.key:
+        return open_net(path, relation, reads_once=reads_once)
+    return WholeRowWriter(path, relation)
 
 
 def _begin(work: TableWork, schema: pa.Schema, files: Sequence[AddedFile]) -> None:

@@ -26,7 +26,7 @@ from tailrace.sinks.contract import SparkNeededError
 from tailrace.sinks.delta import folder as delta_folder
 from tailrace.sinks.delta import rewrite
 from tailrace.sinks.delta.folder import DeltaFolder
-from tailrace.sinks.delta.mirror import files
+from tailrace.sinks.delta.mirror import files, small_merge
 from tailrace.sinks.delta.mirror import sink as mirror
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
@@ -153,6 +153,18 @@ def test_a_merge_into_a_large_table_is_left_to_spark_and_nothing_counts_before(t
     assert (sink.position("0"), table(tmp_path / "lake")) == (begun, before)
     write(sink, log, begun, end)
     assert [row["note"] for row in table(tmp_path / "lake")] == ["changed", "two"]
+
+
+def test_a_merge_of_few_changes_that_are_large_is_left_to_spark(tmp_path, log, monkeypatch):
+    begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
+    small = log.commit(update(1, 1, "two", 2))
+    end = log.commit(update(1, 1, "x" * 10_000, 3))
+    sink = opened("mirror", tmp_path / "lake", log)
+    monkeypatch.setattr(small_merge, "SOURCE_BYTES_MAX", 10_000)
+    write_alone(sink, log, 0, begun)
+    write_alone(sink, log, begun, small)
+    with pytest.raises(SparkNeededError):
+        write_alone(sink, log, small, end)
 
 
 def test_a_large_table_gets_another_shape_by_spark_and_a_small_one_in_this_process(

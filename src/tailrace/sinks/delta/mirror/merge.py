@@ -41,7 +41,7 @@ _EMPTY = "cast(map() as map<string,string>)"
 
 @dataclass(frozen=True, slots=True)
 class NetSource:
-    """Net changes to merge: one event a key in the files at `paths`.
+    """Net changes to merge: one event a key in the files at `paths`; `bytes` is what they take in memory.
 
     `open`: columns that some events leave to the target's row. `moved`: for some of those it is
     the row of another key. `texts`: key columns whose values may need PostgreSQL's text to be
@@ -50,6 +50,7 @@ class NetSource:
 
     paths: tuple[str, ...]
     rows: int
+    bytes: int
     columns: tuple[str, ...]
     key: tuple[str, ...]
     open: frozenset[str]

@@ -283,6 +283,7 @@ def _net(
     return NetSource(
         paths=tuple(each["path"] for each in found if each["rows"]),
         rows=sum(each["rows"] for each in found),
+        bytes=sum(each["net_bytes"] for each in found),
         columns=tuple(name for name in schema.names if name != POSITION),
         key=key,
         open=frozenset(name for each in found for name in each["open"]),

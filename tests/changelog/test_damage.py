@@ -105,6 +105,22 @@ def test_a_segment_without_its_footer_reads_the_same_and_is_reported(log: LogDir
     assert problem.file.endswith(first.name)
 
 
+@pytest.mark.parametrize("torn", [b"\0" * 3000, b"\0" * 3000 + b"x"], ids=["zeros", "more than zeros"])
+def test_zeros_behind_the_durable_end_are_no_damage(memory_path: Path, torn: bytes) -> None:
+    log, source = new_log(memory_path / "log"), Source()
+    with LogWriter.open(log, "0") as writer:
+        append(writer, relation_frame(), source.transaction(2))
+        writer.sync()
+        (segment,) = log.task_path("0").glob("*.seg")
+        whole = segment.stat().st_size
+        with segment.open("ab") as file:
+            file.write(torn)  # as a loss of power leaves a block
+        report = verify(log.path)
+        assert report.sound == (set(torn) == {0})
+        assert [note for note in report.notes if "cuts it off" in note] == report.notes[: report.sound]
+        os.truncate(segment, whole)
+
+
 @pytest.mark.slow
 def test_a_log_that_is_being_written_verifies_as_sound(memory_path: Path) -> None:
     log, source, done = new_log(memory_path / "log"), Source(), threading.Event()

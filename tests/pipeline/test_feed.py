@@ -406,6 +406,32 @@ def test_a_new_sink_on_a_log_without_its_start_says_what_can_be_done(tmp_path, q
     log.close()
 
 
+def test_retention_does_not_wait_for_a_sink_that_it_dropped(tmp_path, quick):
+    log, _ = with_its_start_removed(tmp_path)
+    Readers(log.directory).register("sink", {"0": 0})
+    Readers(log.directory).drop("sink")
+    feed = feed_of(log, Target())
+    with pytest.raises(TailraceError) as raised:
+        feed.run()
+    assert raised.value.kind is Kind.LOG_RANGE_GONE
+    assert feed.is_registered
+    assert Readers(log.directory).get("sink").dropped
+    log.close()
+
+
+def test_a_new_sink_that_cannot_be_opened_holds_the_log_from_its_start(orders, quick):
+    orders.insert(1)
+    target = Target()
+    target.refusals = [TailraceError(Kind.SINK_FOREIGN, "open the sink: it is another's", "")]
+    feed = feed_of(orders, target)
+    with pytest.raises(TailraceError):
+        feed.run()
+    assert feed.is_registered
+    found = Readers(orders.directory).get("sink")
+    assert found is not None
+    assert found.offsets == {"0": 0}
+
+
 def test_a_new_sink_may_be_told_to_begin_where_the_log_does(tmp_path, quick):
     log, end = with_its_start_removed(tmp_path)
     begin = log.directory.segments("0")[0]

@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from tailrace.sinks.delta import folder as delta_folder
 from tailrace.sinks.delta.folder import DeltaFolder, _set_properties
 
 STATISTICS = "delta.dataSkippingStatsColumns"
@@ -49,3 +50,24 @@ def test_properties_are_not_set_over_another_commit(tmp_path: Path) -> None:
     found = DeltaTable(str(tmp_path / "t"))
     assert (found.version(), found.metadata().description) == (1, "theirs")
     assert not [*(tmp_path / "t" / "_delta_log").glob(".*")]
+
+
+def test_commits_of_others_that_delta_keeps_no_longer_are_no_matter(tmp_path: Path, monkeypatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(delta_folder, "sync_file", lambda path: synced.append(Path(path).name))
+    path = tmp_path / "t"
+    folder = DeltaFolder(path, "lake", "public.t", "app")
+    folder.create(table(("id", pa.int64())), [], 1)
+    folder.make_durable(0)
+    for number in range(3):
+        DeltaTable(str(path)).alter.set_table_description(f"theirs {number}")
+    folder.append([], 2)
+    DeltaTable(str(path)).create_checkpoint()
+    for version in range(4):  # as Delta's retention does it
+        (path / "_delta_log" / f"{version:020d}.json").unlink()
+    synced.clear()
+    folder.make_durable(1)
+    assert synced == [f"{4:020d}.json"]
+    folder.append([], 3)
+    folder.make_durable(2)
+    assert synced == [f"{4:020d}.json", f"{5:020d}.json"]

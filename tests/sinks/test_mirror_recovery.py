@@ -23,15 +23,17 @@ from tailrace.model import LogRange, ValueModes
 from tailrace.ranges import changes as range_changes
 from tailrace.ranges import plan
 from tailrace.sinks.contract import SparkNeededError
+from tailrace.sinks.delta import folder as delta_folder
 from tailrace.sinks.delta import rewrite
 from tailrace.sinks.delta.folder import DeltaFolder
-from tailrace.sinks.delta.mirror import files
+from tailrace.sinks.delta.mirror import files, small_merge
 from tailrace.sinks.delta.mirror import sink as mirror
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
 from tests.support.sinks.rig import (
     WIDTHS,
+    make,
     mirror_rows,
     opened,
     rekey,
@@ -121,6 +123,24 @@ def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, bucket_rows, tmp_
         start = end
 
 
+@pytest.mark.parametrize("limit", ["BUCKET_ROWS", "BUCKET_BYTES"])
+def test_many_changes_and_large_ones_are_reduced_in_parts(limit, tmp_path, log, monkeypatch):
+    parts = []
+
+    def composed(work):
+        parts.append(files.compose(work)["rows"])
+        return files.compose(work)
+
+    monkeypatch.setattr(mirror, limit, 8 if limit == "BUCKET_ROWS" else 1 << 20)
+    monkeypatch.setattr(mirror, "compose", composed)
+    log.commit(ACCOUNTS, *(insert(1, key, "x" * (256 << 10), 1) for key in range(8)))
+    end = log.commit(*(update(1, key, "y" * (256 << 10), 2) for key in range(8)))
+    write_alone(opened("mirror", tmp_path / "lake", log), log, 0, end)
+    assert len(parts) > 1
+    assert sum(parts) == 8
+    assert [row["n"] for row in table(tmp_path / "lake")] == [2] * 8
+
+
 def test_a_merge_into_a_large_table_is_left_to_spark_and_nothing_counts_before(tmp_path, log, monkeypatch):
     begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1), insert(1, 2, "two", 2))
     end = log.commit(update(1, 1, "changed", 1))
@@ -133,6 +153,18 @@ def test_a_merge_into_a_large_table_is_left_to_spark_and_nothing_counts_before(t
     assert (sink.position("0"), table(tmp_path / "lake")) == (begun, before)
     write(sink, log, begun, end)
     assert [row["note"] for row in table(tmp_path / "lake")] == ["changed", "two"]
+
+
+def test_a_merge_of_few_changes_that_are_large_is_left_to_spark(tmp_path, log, monkeypatch):
+    begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
+    small = log.commit(update(1, 1, "two", 2))
+    end = log.commit(update(1, 1, "x" * 10_000, 3))
+    sink = opened("mirror", tmp_path / "lake", log)
+    monkeypatch.setattr(small_merge, "SOURCE_BYTES_MAX", 10_000)
+    write_alone(sink, log, 0, begun)
+    write_alone(sink, log, begun, small)
+    with pytest.raises(SparkNeededError):
+        write_alone(sink, log, small, end)
 
 
 def test_a_large_table_gets_another_shape_by_spark_and_a_small_one_in_this_process(
@@ -225,6 +257,22 @@ def test_a_snapshot_becomes_the_table_and_changes_follow(tmp_path, log):
     write(sink, log, 0, middle)
     write(sink, log, middle, end)
     assert table(tmp_path / "lake") == [{"id": 2, "note": "two", "n": 20}, {"id": 3, "note": None, "n": 3}]
+
+
+def test_a_topic_that_has_rows_without_a_transaction_again_gives_each_key_one_row(tmp_path, log):
+    joined = replace(log.directory.identity, source=replace(log.directory.identity.source, type="kafka-join"))
+    log.append(snapshot(1, (1, ACCOUNTS, ["1\tone\t1", "2\ttwo\t2", "1\tchanged\t10"])))
+    log.append(snapshot(1, (1, ACCOUNTS, ["2\tchanged\t20", "3\tthree\t3"])))
+    end = log.writer.sync().offset
+    for lake, taken in (("at once", write_alone), ("in pieces", write)):
+        sink = make("mirror", tmp_path / lake)
+        sink.open(joined, "shop")
+        taken(sink, log, 0, end)
+        assert table(tmp_path / lake) == [
+            {"id": 1, "note": "changed", "n": 10},
+            {"id": 2, "note": "changed", "n": 20},
+            {"id": 3, "note": "three", "n": 3},
+        ]
 
 
 def test_a_value_that_was_never_sent_is_marked_as_unknown(tmp_path, log):
@@ -480,6 +528,75 @@ def test_a_dropped_column_leaves_the_mirror_and_one_of_its_name_is_another(tmp_p
         {"id": 3, "note": "again", "n": 3},
         {"id": 5, "note": None, "n": 2},
     ]
+
+
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_what_a_failed_write_committed_is_on_disk_before_the_position_says_so(
+    kind, tmp_path, log, monkeypatch
+):
+    start = log.commit(*(relation(oid, f"public.t{oid}", COLUMNS) for oid in (1, 2)),
+                       *(insert(oid, 1, "a", 1) for oid in (1, 2)))  # fmt: skip
+    end = log.commit(*(insert(oid, 2, "b", 2) for oid in (1, 2)))
+    sink = opened(kind, tmp_path / "lake", log)
+    write_alone(sink, log, 0, start)
+
+    def append(folder, files, version):
+        if folder.table == "public.t2":
+            raise failpoints.FailpointError("the other table")
+        of_deltas(folder, files, version)
+
+    of_deltas = DeltaFolder.append
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaFolder, "append", append)
+        with pytest.raises(failpoints.FailpointError):
+            write_alone(sink, log, start, end)
+    sink.close()
+    synced = []
+    monkeypatch.setattr(delta_folder, "sync_file", lambda path: synced.append(str(path)))
+    sink = opened(kind, tmp_path / "lake", log)
+    write_alone(sink, log, start, end)
+    for name in ("public.t1", "public.t2"):
+        delta = DeltaTable(str(tmp_path / "lake" / name))
+        assert str(tmp_path / "lake" / name / "_delta_log" / f"{delta.version():020d}.json") in synced
+        assert {uri.removeprefix("file://") for uri in delta.file_uris()} <= set(synced)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "first"),
+    [
+        ({"id": INT8, "c": INT4}, {"id": INT8, "c": TEXT}, ("3", "x")),
+        ({"id": INT8, "c": INT4}, {"id": INT8}, ("3",)),
+        ({"id": INT8, "c": (TIMESTAMP, 3)}, {"id": INT8, "c": (TIMESTAMP, 6)}, ("3", "2020-01-01 00:00:00")),
+    ],
+    ids=["another type", "a dropped column", "a type that values stay under"],
+)
+def test_after_columns_were_changed_and_rows_were_not_a_shorter_range_reaches_the_rows(
+    before, after, first, tmp_path, log, monkeypatch
+):
+    def failing(_work):
+        raise failpoints.FailpointError("between the two commits")
+
+    at = "2020-01-01 00:00:00.123" if before["c"] != INT4 else "5"
+    begun = log.commit(relation(1, "public.t", before), insert(1, 1, at), insert(1, 2, at))
+    middle = log.commit(update(1, 1, None))
+    reached = log.commit(relation(1, "public.t", after), insert(1, *first))
+    end = log.commit(delete(1, 3, *first[1:]), insert(1, *first))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, 0, begun)
+    with monkeypatch.context() as patched:
+        patched.setattr(mirror, "merge_small", failing)
+        with pytest.raises(TailraceError):
+            write_alone(sink, log, begun, end)
+    sink.close()
+    sink = opened("mirror", tmp_path / "lake", log)
+    assert sink.reach("0") > middle
+    write_alone(sink, log, begun, middle)
+    assert sink.position("0") == reached  # no further than it must
+    once = opened("mirror", tmp_path / "once", log)
+    write_alone(once, log, 0, reached)
+    assert mirror_rows(tmp_path / "lake" / "public.t") == mirror_rows(tmp_path / "once" / "public.t")
+    write_alone(sink, log, middle, end)
+    assert [row["id"] for row in mirror_rows(tmp_path / "lake" / "public.t")] == [1, 2, 3]
 
 
 KILLED = """

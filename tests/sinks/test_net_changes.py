@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,3 +212,14 @@ def test_composite_keys_are_compared_whole():
 
 def test_no_events_give_no_events():
     assert len(net(table([]), KEY)) == 0
+
+
+def test_changes_may_have_more_text_than_one_array_of_arrow_can_hold() -> None:
+    long = pa.array(["x" * (16 << 20)])
+    events = [event(10 * number, 1, {"a": "", "b": ""}) for number in range(1, 135)]
+    table = pa.Table.from_pylist(events, SCHEMA)
+    texts = pa.chunked_array([long] * len(table))  # the same bytes, so that they are there once
+    assert texts.nbytes > 2**31
+    last = net(table.set_column(1, SCHEMA.field("a"), texts), KEY)
+    assert pc.binary_length(last["a"]).to_pylist() == [16 << 20]
+    assert last["_log_offset"].to_pylist() == [1340]

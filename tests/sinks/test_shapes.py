@@ -1,13 +1,16 @@
-"""Columns in another shape: `cast_exactly` alone."""
+"""Columns in another shape: values, and files, alone."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tailrace.sinks.delta.shapes import Unfit, cast_exactly
+from tailrace.sinks.delta.rewrite import RewriteTask, conform
+from tailrace.sinks.delta.shapes import ShapeStep, Unfit, cast_exactly
 
 
 @pytest.mark.parametrize(
@@ -43,3 +46,14 @@ def test_the_infinities_of_a_date_are_those_of_a_timestamp() -> None:
         assert moments.cast(pa.int64()).to_pylist() == [2**63 - 1, 0, None, -(2**63), 86_400_000_000]
     with pytest.raises(Unfit):
         cast_exactly(pa.array([2**31 - 2], pa.int32()).cast(pa.date32()), pa.timestamp("us"), "c")
+
+
+def test_files_that_a_user_had_spark_rewrite_keep_their_times(tmp_path: Path) -> None:
+    kind = pa.timestamp("us", tz="UTC")
+    held = [2**63 - 1, 253402214400000000, 1577836800000000, None]  # infinity, 9999-12-31, 2020-01-01
+    path, out = str(tmp_path / "optimised.parquet"), str(tmp_path / "out.parquet")
+    rows = pa.table({"id": pa.array(range(4)), "at": pa.array(held, kind)})
+    pq.write_table(rows, path, use_deprecated_int96_timestamps=True)  # as Spark does by default
+    steps = (ShapeStep(pa.field("at", kind), "at"), ShapeStep(pa.field("id", pa.int32()), "id"))
+    conform(RewriteTask((path,), steps, (), out, ()))
+    assert pq.read_table(out)["at"].cast(pa.int64()).to_pylist() == held

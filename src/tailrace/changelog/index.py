@@ -189,6 +189,15 @@ def footer_remains(file: SegmentFile, at: int) -> bool:
     )
 
 
+def has_zeros_alone(file: SegmentFile, at: int) -> bool:
+    """Return whether a file has but zeros from a byte on: what was not on disk when the power went."""
+    while data := read_fully(file.fd, _SEARCH_READ, at):
+        if data.count(0) != len(data):
+            return False
+        at += len(data)
+    return True
+
+
 def read_footer(file: SegmentFile) -> tuple[list[BlockRef], int, int]:
     """Return the runs that a sealed segment's footer lists, the log offset at which the segment
     ends, and where in the file the footer starts.

@@ -181,7 +181,7 @@ class _TaskCheck:
     def _is_torn(self, file: SegmentFile, walk: Walk, error: DamageError) -> bool:
         """Return whether a block was just being written, rather than damaged."""
         return (
-            isinstance(error, CutShortError)
+            (isinstance(error, CutShortError) or index.has_zeros_alone(file, walk.file_at))
             and walk.offset >= self._durable_to
             and not index.footer_remains(file, walk.file_at)
         )

@@ -150,7 +150,7 @@ class SinkWorker:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the log knows of this reader, so that retention respects it."""
+        """Whether the log's list of readers says what of the log this one needs."""
         return self._registered.is_set()
 
     def run(self) -> None:
@@ -167,6 +167,8 @@ class SinkWorker:
                 failure = as_failure(error)
                 if self._stop.is_set():
                     break  # a batch that was given up at the end: safe, and no news
+                if not self.is_registered:
+                    self._leave_to_the_list()
                 if self.view.batches > batches:
                     backoff = backoff.after_success()
                 if failure.kind is Kind.SCHEMA_PENDING and self._finish_at is None:
@@ -210,6 +212,19 @@ class SinkWorker:
             self._follow(sink, directory)
         finally:
             sink.close()
+
+    def _leave_to_the_list(self) -> None:
+        """Have retention go by the log's list of readers, as the sink can't be asked for its position.
+
+        Else it would wait for as long as that takes. A sink that is not on the list needs all of the log.
+        """
+        with contextlib.suppress(TailraceError):
+            directory = LogDirectory.open(self._log_path)
+            readers, begin = Readers(directory), self._begin_at or 0
+            with LogReader.open(directory, TASK) as reader:
+                if readers.get(self.view.name) is None and begin >= reader.start:
+                    readers.register(self.view.name, {TASK: begin})
+            self._registered.set()
 
     def _follow(self, sink: Sink, directory: LogDirectory) -> None:
         with LogReader.open(directory, TASK) as reader:

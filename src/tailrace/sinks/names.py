@@ -6,6 +6,7 @@
     <path>/_tailrace/staging/<task>-<start>/     files of the range that is being written
     <path>/_tailrace/manifests/<task>/           Parquet and JSON Lines: one file a commit
     <path>/_tailrace/position-<task>.json        Delta: a lower bound of what is in
+    <path>/_tailrace/columns-<task>.json         Delta mirror: up to where columns may be ahead of rows
 
 Names come from the source, so they are treated as an attacker's: letters, digits, `_` and `-`
 stand for themselves, every other byte of the name's UTF-8 becomes `~` and two hex digits. (Not

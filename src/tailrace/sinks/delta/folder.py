@@ -10,6 +10,7 @@ A commit whose outcome is unknown is looked up, never repeated blindly.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -167,6 +168,11 @@ class DeltaFolder:
         if fields:
             self._attempt("add columns to a Delta table", commit)
 
+    def unnoted(self, schema: pa.Schema) -> list[pa.Field]:
+        """Return those of `schema`'s columns, which the table has, that have other metadata than there."""
+        have = self.schema()
+        return [field for field in schema if field.metadata not in (None, have.field(field.name).metadata)]
+
     def note_columns(self, schema: pa.Schema) -> None:
         """Store the metadata of `schema`'s columns with the table's, where it differs.
 
@@ -174,17 +180,14 @@ class DeltaFolder:
 
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """
-        have = self.schema()
-        for field in schema:
-            noted = field.metadata
-            if noted and have.field(field.name).metadata != noted:
-                metadata = {name.decode(): value.decode() for name, value in noted.items()}
-                self._attempt(
-                    "note a column's type in a Delta table",
-                    lambda delta, name=field.name, metadata=metadata: delta.alter.set_column_metadata(
-                        name, metadata
-                    ),
-                )
+        for field in self.unnoted(schema):
+            metadata = {name.decode(): value.decode() for name, value in field.metadata.items()}
+            self._attempt(
+                "note a column's type in a Delta table",
+                lambda delta, name=field.name, metadata=metadata: delta.alter.set_column_metadata(
+                    name, metadata
+                ),
+            )
 
     def reshape(self, files: Sequence[AddedFile], schema: pa.Schema) -> None:
         """Put `files`, the same rows in another shape, in the place of what the table has.
@@ -249,24 +252,37 @@ class DeltaFolder:
         self._write(files, "overwrite", version, schema)
         self._keep_statistics(schema)
 
-    def make_durable(self) -> None:
-        """Put the table's last commits, and the files that they name, on disk.
+    def make_durable(self, since: int) -> None:
+        """Put the table's commits since its transaction was at `since`, and their files, on disk.
 
-        Neither delta-rs nor Spark does; the sink's own position must not outlive a commit.
+        Neither delta-rs nor Spark does; the sink's own position must not outlive a commit. They may be
+        those of a process that died before it did.
         """
         log = self.path / "_delta_log"
         delta = self._current()
         assert delta is not None, "only after a commit"
-        for version in range(self._durable + 1, delta.version() + 1):
+        if delta.version() == self._durable:
+            return
+        for version in range(delta.version(), self._durable, -1):
             commit = log / f"{version:020d}.json"
-            # Not `splitlines`: a table's statistics may hold U+2028, which JSON does not escape.
-            actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
+            try:
+                # Not `splitlines`: a table's statistics may hold U+2028, which JSON does not escape.
+                actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
+            except FileNotFoundError:
+                break  # too old for Delta to keep it: a checkpoint has it
             for path in (action["add"]["path"] for action in actions if "add" in action):
-                sync_file(self.path / urllib.parse.unquote(path))
+                with contextlib.suppress(FileNotFoundError):  # another one took its place, VACUUM took it
+                    sync_file(self.path / urllib.parse.unquote(path))
             sync_file(commit)
-        durable.sync_directory(log)
-        durable.sync_directory(self.path)
+            if any(self._is_up_to(action, since) for action in actions):
+                break
+        for directory in (log, self.path, self.path.parent):
+            durable.sync_directory(directory)
         self._durable = delta.version()
+
+    def _is_up_to(self, action: dict[str, Any], since: int) -> bool:
+        moved = action.get("txn", {})
+        return bool(moved.get("appId") == self.application and moved["version"] <= since)
 
     # ------------------------------------------------------------------ commits
 
@@ -338,9 +354,6 @@ class DeltaFolder:
                 self._delta.update_incremental()
             elif (self.path / "_delta_log").is_dir():
                 self._delta = DeltaTable(str(self.path))
-                # Commits before this one are another process's, who put them on disk; the last
-                # may be one that died before it did.
-                self._durable = self._delta.version() - 1
         except TableNotFoundError:
             self._delta = None
         except (DeltaError, OSError) as error:

@@ -61,7 +61,8 @@ def conform(work: RewriteTask) -> dict[str, Any]:
     writer = ParquetWriter(work.out, "zstd")
     kept = dict(work.kept)
     for path in work.paths:
-        with pq.ParquetFile(path) as held:
+        # Spark's OPTIMIZE writes INT96, which by itself is read as nanoseconds: years 1677 to 2262.
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as held:
             for batch in held.iter_batches(batch_size=BATCH_ROWS):
                 rows = pa.Table.from_batches([batch])
                 there = {name: kind for name, kind in kept.items() if name in rows.column_names}

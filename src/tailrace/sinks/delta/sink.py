@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -28,9 +30,10 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange
 from tailrace.protocol import frames
 from tailrace.protocol.facts import Facts
+from tailrace.ranges import plan
 from tailrace.ranges.changes import with_renames
 from tailrace.sinks import names
-from tailrace.sinks.contract import SinkCommit, first_missing
+from tailrace.sinks.contract import SinkCommit, SparkNeededError, first_missing
 from tailrace.sinks.delta.folder import AddedFile, DeltaFolder
 from tailrace.sinks.delta.mirror.merge import remove_unread
 from tailrace.sinks.delta.mirror.small_merge import remove_unread_small
@@ -49,12 +52,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
-    """What a range brings to one table: its staged files in log order."""
+    """What a range brings to one table: its staged files in log order.
+
+    `note_columns` keeps from which log offset on the log has the columns that the table is about to get.
+    """
 
     folder: DeltaFolder
     staging: Path
     files: tuple[StagedFile, ...]
     version: int  # the log offset that the table's transaction moves to
+    note_columns: Callable[[int], None]
 
     @property
     def table(self) -> str:
@@ -118,6 +125,7 @@ class DeltaSink:
         self._folders: dict[tuple[str, str], DeltaFolder] = {}
         self._have: dict[str, dict[str, int]] = {}
         self._positions: dict[str, int | None] = {}
+        self._noting = threading.Lock()
 
     def open(self, log: LogIdentity, pipeline: str) -> None:
         """As `contract.Sink.open`."""
@@ -146,6 +154,8 @@ class DeltaSink:
         reached = [*self._tables_have(task).values()]
         if (position := self.position(task)) is not None:
             reached.append(position)
+        if (since := self._columns_since(task)) is not None:
+            reached.append(since + 1)
         return max(reached, default=None)
 
     def write(
@@ -155,6 +165,7 @@ class DeltaSink:
         have = first_missing(self.name, span, self.position(span.task))
         if have >= span.end:
             return SinkCommit(span)
+        span, pieces = self._with_columns(spark, log, span, pieces)
         if self.position(span.task) is None:
             self._begin(span)
         started = time.perf_counter()
@@ -211,14 +222,35 @@ class DeltaSink:
             )
         self._record(span.task, span.start)
 
+    def _with_columns(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+    ) -> tuple[LogRange, Sequence[Piece]]:
+        """Return a range and its pieces, made longer where a table has columns that its rows have later.
+
+        A write that broke off gave them to it. Rows of a shorter range would take them away again, with what
+        can't be had back.
+        """
+        since = self._columns_since(span.task)
+        if since is None or since < span.end:
+            return span, pieces
+        with LogReader.open(log, span.task) as reader:
+            end = reader.boundary_within(reader.boundary_up_to(since), 1, 1, reader.end().offset)
+            pieces = plan.pieces(span.task, reader.blocks(span.start, end), span.start, end)
+        if spark is None and len(pieces) > 1:
+            raise SparkNeededError
+        return LogRange(span.task, span.start, end), pieces
+
     def _commit(
         self, spark: SparkSession | None, log: Path, span: LogRange, have: int, staged: Sequence[StagedFile]
     ) -> None:
         staging = self._opened().staging(span.task, have)
         work = [
-            TableWork(self._folder(span.task, directory, files[-1].table), staging, files, span.end)
+            TableWork(
+                self._folder(span.task, directory, files[-1].table), staging, files, span.end,
+                partial(self._note_columns, span.task),
+            )
             for directory, files in self._by_table(log, span, have, staged)
-        ]
+        ]  # fmt: skip
         if self._mode.kind == "mirror":
             with LogReader.open(log, span.task) as reader:
                 table_policy = with_renames(TablePolicy.of(self._given.rules), reader)
@@ -228,11 +260,12 @@ class DeltaSink:
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
         for outcome in outcomes:
             outcome.result()
-        with writing(self.name, "make commits durable"):
-            for each in work:
-                each.folder.make_durable()
         done = {str(each.folder.path.relative_to(self._path)): span.end for each in work}
         self._tables_have(span.task).update(done)
+        with writing(self.name, "make commits durable"):
+            for directory, committed in self._tables_have(span.task).items():
+                if committed > have:  # by this write, or by one that failed before it came here
+                    self._folder(span.task, directory, directory).make_durable(have)
         remove_folder(staging)
         failpoints.hit("sink.after_publish")
 
@@ -258,7 +291,7 @@ class DeltaSink:
                 if not remove_unread_small(folder, due[oid]):
                     remove_unread(spark, folder, due[oid])
                 folder.committed()
-                folder.make_durable()
+                folder.make_durable(span.start)
         self._opened().write(name, {**done, **{str(oid): offset for oid, offset in due.items()}})
 
     def _by_table(
@@ -334,6 +367,17 @@ class DeltaSink:
         self._positions.pop(task, None)  # read again, should this fail half-way
         self._opened().write(_position_file(task), {"position": position})
         self._positions[task] = position
+
+    def _columns_since(self, task: str) -> int | None:
+        """Return the log offset of a change whose table may have its columns, and not its row; None: none."""
+        content = self._opened().read(_columns_file(task))
+        return None if content is None else int(content["since"])
+
+    def _note_columns(self, task: str, since: int) -> None:
+        """Keep the log offset of the first change under columns that a table is about to get. Any thread."""
+        with self._noting:
+            if since > (self._columns_since(task) or -1):
+                self._opened().write(_columns_file(task), {"since": since})
 
     def _folder(self, task: str, directory: str, table: str) -> DeltaFolder:
         if (task, directory) not in self._folders:
@@ -439,6 +483,10 @@ def _refuse_begun_moves(target: Target) -> None:
 
 def _position_file(task: str) -> str:
     return f"position-{names.task_name(task)}.json"
+
+
+def _columns_file(task: str) -> str:
+    return f"columns-{names.task_name(task)}.json"
 
 
 def recorded_delta_position(

@@ -55,10 +55,13 @@ class NetWriter:
     has what came after; `plain`, the file is fit as a data file; `snapshot`, the consistent
     point of the one snapshot that all of its rows are from, or None; `open`, columns that some
     event leaves to the target's row; `moved`, some of these rows lie under another key there.
+
+    :param reads_once: a snapshot has each key once.
     """
 
-    def __init__(self, path: str, relation: Relation) -> None:
+    def __init__(self, path: str, relation: Relation, *, reads_once: bool) -> None:
         self.rows = 0
+        self._reads_once = reads_once
         self._path = path
         self._relation = relation
         self._key = relation.key
@@ -78,7 +81,7 @@ class NetWriter:
             op = changes.op
         if not changes.count:
             return
-        reads = (op == ord(Op.READ)).all()
+        reads = self._reads_once and (op == ord(Op.READ)).all()
         self._snapshots.update(np.unique(changes.commit_lsn).tolist() if reads else [None])
         events = events_of(changes, self._key)
         self._events.append(events)
@@ -107,8 +110,8 @@ class NetWriter:
         return net(events, self._key, np.where(is_net, -1, events[LOG_OFFSET].to_numpy()))
 
 
-def open_net(path: str, relation: Relation) -> NetWriter:
-    """Return a writer of net changes for a new file at `path`.
+def open_net(path: str, relation: Relation, *, reads_once: bool) -> NetWriter:
+    """Return a writer of net changes for a new file at `path`; see `NetWriter`.
 
     :raises TailraceError: `SINK_KEY_MISSING`, `SINK_SCHEMA_REFUSED`.
     """
@@ -124,7 +127,7 @@ def open_net(path: str, relation: Relation) -> NetWriter:
             "`keyless: full_row` for the sink); or leave it out of the sink's `tables`",
             {"table": relation.qualified_name},
         )
-    return NetWriter(path, relation)
+    return NetWriter(path, relation, reads_once=reads_once)
 
 
 def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict[str, Any]:
@@ -148,6 +151,7 @@ def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict
         **writer.close(),
         "schema": schema.serialize().to_pybytes(),
         "net_rows": len(events),
+        "net_bytes": events.nbytes,
         "plain": plain,
         "open": open_columns,
         "moved": bool(events[ORIGIN].null_count < len(events)),

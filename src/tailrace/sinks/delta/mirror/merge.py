@@ -5,6 +5,7 @@ transaction.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +32,16 @@ _SETTINGS = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
 }
 
+#: Characters that have a meaning in a path which Spark is given to read.
+_PATTERN = re.compile(r"[\\{}\[\]*?]")
+
 _NONE: Mapping[str, str] = {}
 _EMPTY = "cast(map() as map<string,string>)"
 
 
 @dataclass(frozen=True, slots=True)
 class NetSource:
-    """Net changes to merge: one event a key in the files at `paths`.
+    """Net changes to merge: one event a key in the files at `paths`; `bytes` is what they take in memory.
 
     `open`: columns that some events leave to the target's row. `moved`: for some of those it is
     the row of another key. `texts`: key columns whose values may need PostgreSQL's text to be
@@ -46,6 +50,7 @@ class NetSource:
 
     paths: tuple[str, ...]
     rows: int
+    bytes: int
     columns: tuple[str, ...]
     key: tuple[str, ...]
     open: frozenset[str]
@@ -207,8 +212,13 @@ def _literal(text: str) -> str:
     return f"'{escaped}'"
 
 
+def literal_path(path: str) -> str:
+    """Return a path as Spark takes it for reading, where `[1]`, say, is a pattern."""
+    return _PATTERN.sub(r"\\\g<0>", path)
+
+
 def _read(session: SparkSession, source: NetSource) -> DataFrame:
-    changes = session.read.option("mergeSchema", "true").parquet(*source.paths)
+    changes = session.read.option("mergeSchema", "true").parquet(*map(literal_path, source.paths))
     if "_upsert" not in changes.columns:
         return changes.selectExpr("*", "true as _upsert", "cast(array() as array<string>) as _unchanged")
     # Files of which only some have the columns: where they are missing, all is simply there.
@@ -291,7 +301,7 @@ def _brought_along(
             "_unchanged"
         ),
     ).write.parquet(str(written))
-    return session.read.parquet(str(written))
+    return session.read.parquet(literal_path(str(written)))
 
 
 def _failed(error: Exception, folder: DeltaFolder) -> TailraceError:

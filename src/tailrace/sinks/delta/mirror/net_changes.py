@@ -97,7 +97,6 @@ def net(events: pa.Table, key: Sequence[str], steps: Ids | None = None) -> pa.Ta
     """
     if steps is None:
         steps = events[LOG_OFFSET].to_numpy()
-    events = events.combine_chunks()
     count = len(events)
     moved = np.flatnonzero(events[ORIGIN].is_valid().to_numpy())
     ids = _key_ids(events, key, moved)
@@ -107,7 +106,7 @@ def net(events: pa.Table, key: Sequence[str], steps: Ids | None = None) -> pa.Ta
     winners = np.sort(order[last])
     open_columns = open_columns_of(events[UNCHANGED].combine_chunks())
     if not open_columns:
-        return events.take(winners)
+        return _picked(events, winners)
     labels = _Lineages(own_ids, steps, order).follow(moved, origin_ids)
     return _filled(events, key, winners, labels, own_ids, steps, open_columns)
 
@@ -277,7 +276,7 @@ def _filled(
     begins = np.append(True, labels[order][1:] != labels[order][:-1])
     group_start = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
     upsert = events[UPSERT].to_numpy()
-    result = events.take(winners)
+    result = _picked(events, winners)
     sources: dict[str, Ids] = {}
     still_open: dict[str, Mask] = {}
     for name, mask in open_columns.items():
@@ -292,6 +291,13 @@ def _filled(
     result = replaced(result, SPECIAL, _specials(events, winners, sources))
     result = replaced(result, UNCHANGED, _unchanged(still_open, len(winners)))
     return replaced(result, ORIGIN, _origin(events, key, winners, labels, ids, still_open))
+
+
+def _picked(events: pa.Table, winners: Ids) -> pa.Table:
+    """Return the winners. A filter leaves chunks apart, which may be too long for one; `take` does not."""
+    mask = np.zeros(len(events), np.bool_)
+    mask[winners] = True
+    return events.filter(pa.array(mask))
 
 
 def replaced(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,8 +63,12 @@ if TYPE_CHECKING:
 
     from tailrace.sinks.delta.sink import TableWork
 
-#: One executor reduces so many net changes of a table at a time.
-BUCKET_ROWS = 2_000_000
+#: One executor reduces so many net changes of a table, and so many bytes of them in memory, at a time.
+BUCKET_ROWS, BUCKET_BYTES = 2_000_000, 512 << 20
+
+
+#: Sources whose snapshots may have a key several times: a topic's changes without a transaction are in them.
+_READING_AGAIN = frozenset({"kafka-join"})
 
 
 class DeltaMirror:
@@ -81,7 +86,11 @@ class DeltaMirror:
             followed exactly is what their old values give, or NULL.
         """
         opener = open_by_key_or_row if keyless == "full_row" else open_net
-        self.format = FileFormat("parquet", as_mirror, lambda _origin, _task: opener)
+        self.format = FileFormat(
+            "parquet",
+            as_mirror,
+            lambda origin, _task: partial(opener, reads_once=origin.connector not in _READING_AGAIN),
+        )
         self._follow = on_type_change == "follow"
 
     def commit(self, spark: SparkSession | None, work: TableWork) -> None:
@@ -141,6 +150,9 @@ class DeltaMirror:
         follow = self._follow or not folder.bytes()
         steps = mirror_steps(have, relation, own, follow=follow, context=folder.context)
         stays = changes_nothing(have, steps)
+        if stays and not folder.unnoted(described(own, relation)):
+            return
+        work.note_columns(next(file.first for file in work.files if file.relation == relation))
         added = [] if stays else added_only(have, steps)
         if added is not None:
             folder.add_columns(added)
@@ -185,9 +197,11 @@ def _merged_small(spark: SparkSession | None, work: TableWork, source: NetSource
     return all(run(spark, [small], merge_small, work.folder.sink))
 
 
-def open_by_key_or_row(path: str, relation: Relation) -> NetWriter | WholeRowWriter:
+def open_by_key_or_row(path: str, relation: Relation, *, reads_once: bool) -> NetWriter | WholeRowWriter:
     """Return a writer of net changes, by whole rows for a table without a key."""
-    return open_net(path, relation) if relation.key else WholeRowWriter(path, relation)
+    if relation.key:
+        return open_net(path, relation, reads_once=reads_once)
+    return WholeRowWriter(path, relation)
 
 
 def _begin(work: TableWork, schema: pa.Schema, files: Sequence[AddedFile]) -> None:
@@ -269,6 +283,7 @@ def _net(
     return NetSource(
         paths=tuple(each["path"] for each in found if each["rows"]),
         rows=sum(each["rows"] for each in found),
+        bytes=sum(each["net_bytes"] for each in found),
         columns=tuple(name for name in schema.names if name != POSITION),
         key=key,
         open=frozenset(name for each in found for name in each["open"]),
@@ -289,13 +304,14 @@ def _composed(
 ) -> list[dict[str, Any]]:
     relation = files[-1].relation
     paths = tuple(work.staged(file.directory, file.name) for file in files)
-    rows = sum(file.facts["net_rows"] for file in files)
+    rows, size = (sum(file.facts[fact] for file in files) for fact in ("net_rows", "net_bytes"))
+    buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
     bounds: pa.Array | None = None
     nested = pa.types.is_nested(schema.field(relation.key[0]).type)
     # A row that moves from key to key must not be parted from its past.
-    if rows > BUCKET_ROWS and not nested and not any(file.facts["moved"] for file in files):
+    if buckets > 1 and not nested and not any(file.facts["moved"] for file in files):
         largest = max(zip((file.facts["net_rows"] for file in files), paths, strict=True))[1]
-        bounds = bounds_of(largest, relation.key[0], -(-rows // BUCKET_ROWS))
+        bounds = bounds_of(largest, relation.key[0], buckets)
     serialized = schema.serialize().to_pybytes()
     # By the table's folder and version: a range may have files of two tables under one name, and two commits.
     stem = f"net-{work.version:016x}"

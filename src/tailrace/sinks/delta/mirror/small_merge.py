@@ -28,9 +28,10 @@ from tailrace.sinks.delta.mirror.net_changes import UNCHANGED, UPSERT, open_colu
 
 #: A merge reads what it may change, several times as large in memory. Larger ones are not for this process.
 IN_PROCESS_TARGET_BYTES_MAX = 16 << 20
-#: Larger targets and larger changes are Spark's.
+#: Larger targets are Spark's, and more changes, or larger ones in memory: a merge takes some five times
+#: what they take (measured with deltalake 1.6.6).
 TARGET_BYTES_MAX = 128 << 20
-SOURCE_ROWS_MAX = 200_000
+SOURCE_ROWS_MAX, SOURCE_BYTES_MAX = 200_000, 128 << 20
 
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _SENT = "_sent"
@@ -51,6 +52,7 @@ def is_small(source: NetSource, schema: pa.Schema, target_bytes: int) -> bool:
     """Return whether delta-rs may do this merge; `schema` is the table's."""
     return (
         source.rows <= SOURCE_ROWS_MAX
+        and source.bytes <= SOURCE_BYTES_MAX
         and target_bytes <= TARGET_BYTES_MAX
         and not source.moved
         and not source.null_keys

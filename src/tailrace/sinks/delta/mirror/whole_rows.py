@@ -20,7 +20,7 @@ from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
 from tailrace.sinks.delta.mirror.files import POSITION
-from tailrace.sinks.delta.mirror.merge import committing, quoted
+from tailrace.sinks.delta.mirror.merge import committing, literal_path, quoted
 from tailrace.sinks.delta.mirror.net_changes import LOG_OFFSET, SPECIAL, UPSERT
 from tailrace.sinks.files.parquet import ParquetWriter
 
@@ -106,7 +106,7 @@ def merge_rows(
         the mirror does not have.
     """
     with committing(spark, folder, version) as (session, target):
-        changes = session.read.option("mergeSchema", "true").parquet(*paths)
+        changes = session.read.option("mergeSchema", "true").parquet(*map(literal_path, paths))
         if UPSERT not in changes.columns:
             changes = changes.selectExpr("*", f"true as {UPSERT}")
         changes = changes.selectExpr(*map(quoted, columns), POSITION, f"coalesce({UPSERT}, true) as {UPSERT}")
@@ -119,7 +119,7 @@ def merge_rows(
             source = came.unionByName(_victims(went, target.toDF(), columns))
         written = Path(paths[0]).with_name(f"rows-{Path(paths[0]).name}")
         source.write.parquet(str(written))
-        source = session.read.parquet(str(written))
+        source = session.read.parquet(literal_path(str(written)))
         if source.where(f"{POSITION}.log_offset is null").limit(1).count():
             raise _unknown_row(folder)
         merging = (

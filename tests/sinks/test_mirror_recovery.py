@@ -561,6 +561,35 @@ def test_what_a_failed_write_committed_is_on_disk_before_the_position_says_so(
         assert {uri.removeprefix("file://") for uri in delta.file_uris()} <= set(synced)
 
 
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_what_a_loss_of_power_cut_off_is_removed_by_hand_and_written_again(kind, tmp_path, log, monkeypatch):
+    start = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
+    end = log.commit(insert(1, 2, "two", 2))
+    sink = opened(kind, tmp_path / "lake", log)
+    write_alone(sink, log, 0, start)
+
+    def crash(*_):
+        raise failpoints.FailpointError("before the commit is on disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaFolder, "make_durable", crash)
+        with pytest.raises(failpoints.FailpointError):
+            write_alone(sink, log, start, end)
+    sink.close()
+    last = max((tmp_path / "lake" / "public.accounts" / "_delta_log").glob("*.json"))
+    last.write_bytes(last.read_bytes()[:100])
+    sink = opened(kind, tmp_path / "lake", log)
+    with pytest.raises(TailraceError) as caught:
+        write_alone(sink, log, start, end)
+    assert caught.value.kind is Kind.SINK_WRITE_FAILED
+    sink.close()
+    last.unlink()
+    sink = opened(kind, tmp_path / "lake", log)
+    write_alone(sink, log, start, end)
+    delta = DeltaTable(str(tmp_path / "lake" / "public.accounts"))
+    assert sorted(delta.to_pyarrow_dataset().to_table(columns=["id"])["id"].to_pylist()) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "first"),
     [

@@ -121,6 +121,16 @@ def test_a_table_is_described_again_when_it_has_changed_and_goes_on_after_a_rest
     assert [(each["name"], each["number"]) for each in facts["columns"]] == [("id", 1), ("b", 3), ("c", 4)]
 
 
+@pytest.mark.parametrize("name", ["payload", "schema"])
+def test_a_column_of_the_key_may_be_called_as_a_part_of_a_document_with_a_schema(name: str) -> None:
+    frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER)
+    frames.begin(10, 0)
+    tables.write(frames, json.dumps({name: 1}).encode(), change("c", {name: 1, "a": "x"}))
+    frames.commit()
+    (facts,) = [json.loads(f[f.index(b"{") :]) for key, f in kept(frames.take().tobytes()) if key[0] == "F"]
+    assert facts["primary_key"] == [name]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "rows", "said"),
     [

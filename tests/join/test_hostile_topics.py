@@ -99,6 +99,9 @@ def test_offsets_that_are_gone_are_not_skipped(pair: Pair, tmp_path: Path) -> No
         done.result(60)
     error, taken = failure(pair, store=tmp_path / "offsets")
     assert error.kind is Kind.LOG_RANGE_GONE
+    # A pipeline's name says nothing of where its log goes on.
+    assert error.hint is not None
+    assert "another log.path" in error.hint
     assert taken.rows == []
 
 

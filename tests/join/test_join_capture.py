@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections import defaultdict
@@ -196,6 +197,21 @@ def test_a_transaction_whose_rows_are_all_written_is_in_the_log_once_it_is_known
     section = KafkaJoinSection(type="kafka-join", **topics.settings(queue_records_max=10))
     Running(section, tmp_path / "log", topics.reader).until_caught_up(section)
     assert logged(tmp_path / "log") == {"1": [(order, "1:2000") for order in range(1, 31)]}
+
+
+@pytest.mark.parametrize("partitions", [2, 3], ids=["one has none", "all have some"])
+def test_a_transaction_in_parts_keeps_the_order_of_its_changes_over_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, join_seed: int, partitions: int
+) -> None:
+    """A truncation would take rows with it that were written after it, to another partition."""
+    monkeypatch.setattr(capture_module, "_LOOK_S", 0.01)
+    topics, chance = TopicsInMemory(partitions=3, read_max=4, in_turn=True), random.Random(join_seed)
+    for order in range(1, 61):
+        topics.change(1, order, 1000, partition=chance.randrange(partitions))
+    topics.end(1, 2000, 60)
+    section = KafkaJoinSection(type="kafka-join", **topics.settings(queue_records_max=5))
+    Running(section, tmp_path / "log", topics.reader).until_caught_up(section)
+    assert logged(tmp_path / "log") == {"1": [(order, "1:2000") for order in range(1, 61)]}, join_seed
 
 
 @pytest.mark.parametrize("first", ["transaction", "snapshot", "progress"])

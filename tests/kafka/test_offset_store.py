@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from tailrace import Engine, failpoints
@@ -13,6 +14,7 @@ from tailrace.engine.offsets.stores import store_for
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets.store import KafkaOffsetStore
 from tailrace.kafka.offsets.topic import key_of, task_in
+from tailrace.kafka.producer.partitioner import partition_of
 from tailrace.kafka.producer.writer import AtomicWriter
 from tailrace.testing import LinesSource, conformance
 from tailrace_servers.kafka import EmbeddedKafka
@@ -174,3 +176,30 @@ def test_a_commit_without_an_answer_that_came_to_be_is_no_other_engines(
     store.write([(HERE, {"line": 4})], 30)
     assert store.read([HERE]) == {0: {"line": 4}}
     store.stop()
+
+
+def test_a_start_ends_what_members_had_begun_before_a_head_whose_engine_did_not_come_to_that(
+    kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head can't be read before that transaction has ended, and nobody else ends it."""
+    monkeypatch.setattr("tailrace.kafka.offsets.store.START_S", 8.0)
+    section = storage(kafka, topic_name)
+    first, second, third = (KafkaOffsetStore(section, "shop", atomic=True, tasks=1) for _ in range(3))
+    first.start()
+    first.stop()
+    member = {"bootstrap.servers": kafka.bootstrap, "transactional.id": "tailrace-shop-offsets:0"}
+    killed = Producer({**member, "log_level": 0})
+    killed.init_transactions()
+    killed.begin_transaction()
+    killed.produce(section.topic, b"{}", b"[]", partition_of(key_of("tailrace", "shop", "offsets"), 25))
+    killed.flush()
+    failpoints.arm("kafka.after_head=error")
+    try:
+        with pytest.raises(failpoints.FailpointError):
+            second.start()
+    finally:
+        failpoints.arm("")
+    third.start()
+    third.write([(HERE, {"line": 1})], 30)
+    third.stop()
+    assert KafkaOffsetStore(section, "shop", atomic=True).read([HERE]) == {0: {"line": 1}}

@@ -1,7 +1,8 @@
 """Whole transactions of joined rows: what the partitions gave, put together in the transactions' order.
 
 A transaction is whole when as many of its rows are there as it has changes, or when no partition can have
-more of it. It may be written in parts while it is not: then it stays open until it is whole.
+more of it. It may be written in parts while it is not: then it stays open until it is whole. A part has no
+row behind one that may still come from another partition, as that may be a truncation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ import numpy as np
 from tailrace.join.merge import Position
 from tailrace.join.messages import Place
 from tailrace.join.partition import JoinedRows
+
+#: Behind the last place in any transaction.
+_ALL = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,13 @@ class TransactionRun:
         """What was joined to the first of them (`partition.TRANSACTION`)."""
         found: dict[str, Any] = self.taken.facts[self.first].as_py() or {}
         return found
+
+    def rows_upto(self, order: int) -> int:
+        """Return how many of them, the first ones, have places in their transaction up to this one."""
+        if self.transaction is None:
+            return self.rows
+        orders = self.taken.joined.orders[self.first : self.last]
+        return int(np.searchsorted(orders, order, side="right"))
 
     def messages(self) -> Iterator[tuple[int, bytes | None, bytes | None]]:
         """Yield each row's place in its transaction (0: not said), key and value."""
@@ -132,21 +143,47 @@ class Assembly:
             first.append(needed(place) if head is None or head.transaction is None else head.transaction)
         return min(first, default=0)
 
-    def take(self, transaction: int, *, closes: bool) -> list[TransactionRun]:
+    def in_order_upto(
+        self, transaction: int, needed: Callable[[Place], int], places: Sequence[Place]
+    ) -> int:
+        """Return the place in the first transaction before which no more of its rows come.
+
+        :param needed: as `frontier`.
+        """
+        upto = _ALL
+        for place in places:
+            runs = self._runs.get(place, ())
+            if needed(place) > transaction or _head(runs, transaction) is not None:
+                continue  # it has no more of them
+            own = [run for run in runs if run.transaction == transaction]
+            upto = min(upto, int(own[-1].taken.joined.orders[own[-1].last - 1]) if own else 0)
+        return upto
+
+    def take(self, transaction: int, *, closes: bool, upto: int = _ALL) -> list[TransactionRun]:
         """Return rows of the first transaction that wait, with those of none among them.
 
-        :param closes: whether there are no more of it; else it is open.
+        :param closes: whether there are no more of it; else it is open, once it has a row.
+        :param upto: the last place in it that is taken; where places are not said, all are.
         """
         found: list[TransactionRun] = []
         for runs in self._runs.values():
-            count = len(_own(runs, transaction, to_end=self._open == transaction and not closes))
-            found += [self._popped(runs) for _ in range(count)]
-        self._written = 0 if closes else self.rows_of(transaction) + _rows(found, transaction)
-        self._open = None if closes else transaction
+            for run in _own(runs, transaction, to_end=self._open == transaction and not closes):
+                rows = run.rows_upto(upto)
+                if rows:
+                    found.append(self._popped(runs, rows))
+                if rows < run.rows:
+                    break
+        self._written = 0 if closes else self._written + _rows(found, transaction)
+        if closes or found:
+            self._open = None if closes else transaction
         return found
 
-    def _popped(self, runs: deque[TransactionRun]) -> TransactionRun:
+    def _popped(self, runs: deque[TransactionRun], rows: int | None = None) -> TransactionRun:
         run = runs.popleft()
+        if rows is not None and rows < run.rows:
+            last, size = run.first + rows, run.size_bytes * rows // run.rows
+            runs.appendleft(replace(run, first=last, size_bytes=run.size_bytes - size))
+            run = replace(run, last=last, size_bytes=size)
         self._waiting[run.place] -= run.rows
         self._waiting_bytes[run.place] -= run.size_bytes
         return run

@@ -302,8 +302,13 @@ class _Stream:
         )
 
     def _transaction(self, transaction: int, facts: dict[str, Any], *, closes: bool) -> int:
-        is_open = self._assembly.open == transaction
-        runs = self._assembly.take(transaction, closes=closes)
+        assembly, is_open = self._assembly, self._assembly.open == transaction
+        if closes:
+            runs = assembly.take(transaction, closes=True)
+        else:
+            upto = assembly.in_order_upto(transaction, self._needed, list(self.flow.partitions))
+            if not (runs := assembly.take(transaction, closes=False, upto=upto)):
+                return 0  # a partition that is not full has what comes next
         if not is_open:
             self._open_facts = facts
             self._position = _commit_position(facts["position"], transaction)

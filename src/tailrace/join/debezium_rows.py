@@ -38,8 +38,9 @@ def json_document(message: bytes) -> tuple[Mapping[str, Any], Any]:
     :raises ValueError: it is no JSON.
     """
     document = json.loads(message)
-    if isinstance(document, dict) and "payload" in document:
-        return document.get("schema") or {}, document["payload"]
+    # A key may have a column of that name.
+    if isinstance(document, dict) and document.keys() == {"schema", "payload"}:
+        return document["schema"] or {}, document["payload"]
     return {}, document
 
 

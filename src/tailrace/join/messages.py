@@ -277,7 +277,8 @@ class MessageReader:
                 Kind.LOG_RANGE_GONE,
                 f"read topic {topic}: the offset where the join goes on is not there (any more)",
                 "records were removed by the topic's retention, or the topic was created again: raise "
-                "retention.ms; to begin at what is there, give the engine another name",
+                "retention.ms; to begin at what is there, give the engine another name, `source: kafka-join` "
+                "another log.path and other targets, or Spark's query another checkpoint and another target",
                 context,
             )
         is_refused = is_denial(error) or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED

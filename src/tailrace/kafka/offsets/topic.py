@@ -231,6 +231,15 @@ class OffsetsTopic:
         """
         return self._values([key], lambda numbers: self._read_settled(numbers, isolation)).get(key)
 
+    def awaits_an_end(self, key: bytes, isolation: str) -> bool:
+        """Return whether `read` has to wait for the end of a transaction before the newest value of `key`.
+
+        :raises TailraceError: as `read_each`.
+        """
+        ends = self._ends([self.partition(key)], IsolationLevel.READ_UNCOMMITTED)
+        self._read_settled(ends, isolation)
+        return bool(self._undecided([key], self._left(ends, ends)))
+
     def read_each(self, keys: Collection[bytes], isolation: str) -> dict[bytes, dict[str, Any]]:
         """Return the newest value of each key that has one, read up to the very end.
 

@@ -20,9 +20,10 @@ CYCLES :=
 # Releases of Vitess that are built, and tested.
 VITESS := 22 24
 # Processes that run tests side by side. The tests wait more than they work; each process has servers of
-# its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order.
+# its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order. What CI adds works more.
 WORKERS := 4
-PYTEST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+matrix torture: WORKERS := 3
+PYTEST = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What CI runs, but for the cluster of Vitess.
 ALL := not torture and not vitess
 # What needs no server works more than it waits. The house rules are a part of `make check`.

@@ -20,7 +20,17 @@ from tailrace.sinks.kafka import offsets, shares
 from tailrace.sinks.kafka.shares import ShareJob, ShareWritten, write_share
 from tailrace.sinks.kafka.sink import offset_at, recorded_kafka_position
 from tailrace_servers.kafka import EmbeddedKafka
-from tests.support.kafka.shares_rig import Content, alone, content, fill, opened, sink_of, unordered, write
+from tests.support.kafka.shares_rig import (
+    Content,
+    alone,
+    content,
+    fill,
+    opened,
+    places,
+    sink_of,
+    unordered,
+    write,
+)
 from tests.support.sinks.rig import InProcess
 from tests.support.spark.wire import HandmadeLog
 
@@ -69,7 +79,9 @@ def test_the_number_of_producers_changes_and_each_change_comes_once(
         config = sink_of(kafka, topic_name, producers)._config
         assert recorded_kafka_position(config, "shop", log.directory.identity) == end
     assert rows >= 6 * 14
-    assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[5])
+    found, expected = unordered(content(kafka, topic_name)), alone(kafka, topic_name, log, ends[5])
+    # Once a record without a key was missing, which nobody could explain: see where they are.
+    assert found == expected, places(kafka, topic_name)
 
 
 #: What fails in each life, and the number of producers of it; 0: in process.

@@ -106,6 +106,18 @@ def content(kafka: EmbeddedKafka, prefix: str) -> Content:
     return {topic: dict(of_key) for topic, of_key in found.items()}
 
 
+def places(kafka: EmbeddedKafka, prefix: str) -> dict[str, list[tuple[int, int, bytes | None]]]:
+    """Return partition, offset and value of all that lies in the topics, committed and not: for a failure."""
+    return {
+        f"{topic}, {isolation}": [
+            (each.partition, each.offset, each.value)
+            for each in read_topic(kafka.bootstrap, f"{prefix}.{topic}", isolation)
+        ]
+        for topic in TOPICS
+        for isolation in ("read_committed", "read_uncommitted")
+    }
+
+
 def records(kafka: EmbeddedKafka, topic: str) -> list[tuple[bytes | None, bytes | None]]:
     """Return the keys and values of all committed records, those of each partition in order."""
     return [(message.key, message.value) for message in read_topic(kafka.bootstrap, topic)]

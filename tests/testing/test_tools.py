@@ -124,6 +124,9 @@ def third_party(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tailrace-thirdparty\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(ENTRIES)
     monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [each for each in sys.modules if each.startswith(("tailrace_third", "tailrace_no_such"))]:
+        del sys.modules[name]  # or the next test would find them
 
 
 @pytest.mark.usefixtures("third_party")

@@ -150,7 +150,7 @@ def test_a_compacted_topic_has_the_rows_of_the_table(name: str, history: Any) ->
 def test_the_two_records_have_the_others_key_as_a_header() -> None:
     group = group_of(insert("1", "a", None), update("2", "b", "NaN", key=("1", None, None)))
     [made] = build([{"type": "flatten"}], splits_updates=True).apply(group)
-    assert (made.index.tolist(), made.ranks.tolist()) == ([0, 1, 1], [0, 0, 1])
+    assert (made.index.tolist(), made.is_second.tolist()) == ([0, 1, 1], [False, False, True])
     assert made.column("op").to_pylist() == ["c", "d", "c"]
     assert made.column("special").to_pylist() == [None, None, [("value.price", "NaN")]]
     events = converted([made], 2, JsonConverter())
@@ -163,8 +163,8 @@ def test_the_two_records_have_the_others_key_as_a_header() -> None:
         ("public.orders", ['{"id":1}', '{"id":2}'])
     ]
     again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own
-    assert again.ranks.tolist() == made.ranks.tolist()
-    assert made.slice(1, 3).ranks.tolist() == [0, 1]
+    assert again.is_second.tolist() == made.is_second.tolist()
+    assert made.slice(1, 3).is_second.tolist() == [False, True]
 
 
 def moved(route: str) -> ReadyBatch:
@@ -215,3 +215,20 @@ def test_other_transformations_and_those_of_other_columns_get_the_update() -> No
     unknown = Group.of_columns("lines", whole.index, whole.columns)
     [made] = build([{"type": "flatten"}], splits_updates=True).apply(unknown)
     assert (made.column("op").to_pylist(), made.column("value").to_pylist()[0]) == (["d", "c"], None)
+
+
+def test_headers_of_both_kinds_of_changed_keys_are_there_together() -> None:
+    group = group_of(
+        update("2", "b", "1.00", old=("1", "a", None)), update("5", "d", None, old=("5", "c", None)),
+        is_full=True,
+    )  # fmt: skip
+    steps: list[dict[str, Any]] = [
+        {"type": "add_fields", "static": {"of": "shop"}, "apply_to": "key"},
+        {"type": "value_to_key", "fields": ["note"]},
+    ]
+    events = converted(build(steps, splits_updates=True).apply(group), 2, JsonConverter())
+    found = [(event.key, *event.headers.values()) for event in events if event.value is not None]
+    assert found == [
+        ('{"note":"a"}', '{"note":"b"}'), ('{"note":"b"}', '{"note":"a"}'),
+        ('{"note":"c"}', '{"note":"d"}'), ('{"note":"d"}', '{"note":"c"}'),
+    ]  # fmt: skip

@@ -99,7 +99,7 @@ class JsonConverter:
             return plain_columns(plain_values(group, name), with_keys=with_keys)
         table = change_table_of(group)
         tombstones = self._options.tombstones_on_delete
-        in_headers = group.ranks is not None
+        in_headers = group.is_second is not None
         planned = plan_events(table, None, tombstones=tombstones, with_keys=in_headers or not with_keys)
         now_ns = functools.cache(self._now_ns)
         values = value_columns(

@@ -157,7 +157,10 @@ def key_headers(planned: Planned, group: Group) -> pa.StructArray | None:
     if (headers := with_other_keys(headers, planned.keys, group, rows)) is not None:
         arrays = {field.name: values for field, values in zip(headers.type, headers.flatten(), strict=True)}
     if planned.new_keys is not None:
-        arrays |= {NEW_KEY: planned.new_keys, OLD_KEY: planned.old_keys}
+        for name, keys in ((NEW_KEY, planned.new_keys), (OLD_KEY, planned.old_keys)):
+            # A group may have both: updates that are two records, and those that are events of one.
+            known = arrays.get(name) if group.is_second is not None else None
+            arrays[name] = keys if known is None else pc.coalesce(keys, known)
     if not arrays:
         return None
     return pa.StructArray.from_arrays(list(arrays.values()), list(arrays))

@@ -28,7 +28,7 @@ def with_other_keys(
     :param rows: as `Converted` has them.
     """
     is_pair = group.index[1:] == group.index[:-1]
-    if group.ranks is None or keys is None or not is_pair.any():
+    if group.is_second is None or keys is None or not is_pair.any():
         return headers
     is_old, is_new = np.append(is_pair, False), np.append(False, is_pair)
     places = np.arange(len(group))

@@ -119,7 +119,8 @@ class Batch(Sequence[Record]):
         rows = [np.arange(len(group), dtype=np.int64) for group in self.groups]
         if not rows:
             return np.empty((0, 2), np.int64)
-        order = source_order([group.index for group in self.groups], [group.ranks for group in self.groups])
+        places = [group.index for group in self.groups]
+        order = source_order(places, [group.is_second for group in self.groups])
         return np.stack([np.concatenate(of_group)[order], np.concatenate(rows)[order]], axis=1)
 
     @property

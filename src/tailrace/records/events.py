@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.records.batch import Batch, Partition
-from tailrace.records.group import Group, Places, Ranks, source_order
+from tailrace.records.group import Flags, Group, Places, source_order
 from tailrace.records.record import Record
 from tailrace.records.values import python_values
 
@@ -52,9 +52,10 @@ class Converted:
     def __len__(self) -> int:
         return len(self.values)
 
-    def ranks_in(self, group: Group) -> Ranks | None:
-        """Return for each event the rank of its record in the group that was converted (`Group.ranks`)."""
-        return group.ranks if self.rows is None or group.ranks is None else group.ranks[self.rows]
+    def is_second_in(self, group: Group) -> Flags | None:
+        """Return for each event whether its record is the second at its place (`Group.is_second`)."""
+        found = group.is_second
+        return found if self.rows is None or found is None else found[self.rows]
 
     def part(self, first: int, last: int) -> Converted:
         """Return the events from the `first` on and before the `last`, counted from 0."""
@@ -146,29 +147,30 @@ class Events(Sequence[Event]):
             return self.batch.order
         of_group = [np.full(len(found), g, np.int64) for g, found in enumerate(self.converted)]
         entries = [np.arange(len(found), dtype=np.int64) for found in self.converted]
-        order = source_order(self._places(), self._ranks())
+        order = source_order(self._places(), self._are_second())
         return np.stack([np.concatenate(of_group)[order], np.concatenate(entries)[order]], axis=1)
 
     def by_topic(self, first: int, last: int) -> Iterator[tuple[str, Converted]]:
         """Yield events of the places in `[first, last)`, those of a topic in the source's order."""
-        found: dict[str, list[tuple[Places, Ranks | None, Converted]]] = {}
-        parts = zip(self.batch.groups, self.converted, self._places(), self._ranks(), strict=True)
-        for group, converted, places, ranks in parts:
+        found: dict[str, list[tuple[Places, Flags | None, Converted]]] = {}
+        parts = zip(self.batch.groups, self.converted, self._places(), self._are_second(), strict=True)
+        for group, converted, places, flags in parts:
             begin, end = bisect.bisect_left(places, first), bisect.bisect_left(places, last)
             if begin < end:
-                of_part = None if ranks is None else ranks[begin:end]
+                of_part = None if flags is None else flags[begin:end]
                 part = places[begin:end], of_part, converted.part(begin, end)
                 found.setdefault(group.topic, []).append(part)
         for topic, chosen in found.items():
-            order = source_order([places for places, _, _ in chosen], [ranks for _, ranks, _ in chosen])
+            order = source_order([places for places, _, _ in chosen], [flags for _, flags, _ in chosen])
             yield topic, interleaved([converted for _, _, converted in chosen], order)
 
     def _places(self) -> list[Places]:
         parts = zip(self.batch.groups, self.converted, strict=True)
         return [group.index if found.rows is None else group.index[found.rows] for group, found in parts]
 
-    def _ranks(self) -> list[Ranks | None]:
-        return [found.ranks_in(group) for group, found in zip(self.batch.groups, self.converted, strict=True)]
+    def _are_second(self) -> list[Flags | None]:
+        parts = zip(self.batch.groups, self.converted, strict=True)
+        return [found.is_second_in(group) for group, found in parts]
 
     @functools.cached_property
     def topics(self) -> pa.DictionaryArray:

@@ -26,8 +26,7 @@ from tailrace.records.values import python_values, with_specials
 #: Places of records: 64-bit, rising.
 Places = npt.NDArray[np.int64]
 
-#: Numbers of records that share a place, from 0.
-Ranks = npt.NDArray[np.uint8]
+Flags = npt.NDArray[np.bool_]
 
 #: The columns that a group of changes has: those of `decode.images`, and headers. `key`, `before` and
 #: `after` are structs or null, `source` a struct of what the source tells of the change (what it
@@ -60,14 +59,14 @@ class Group:
     Immutable: what changes a group makes another. Columns that a group lacks count as null.
 
     :param topic: where its records go: `<schema>.<table>` to begin with, a sink's own affair in the end.
-    :param index: each record's place in the batch that was polled, rising but for `ranks`. It survives
+    :param index: each record's place in the batch that was polled, rising but for `is_second`. It survives
         filtering, so that what was dropped can be counted as done.
     :param relation: the table, as it is let out; None for what belongs to none.
     :param origin: what the source is called, as far as it is known; converters write it.
     :param orders: each record's number among the changes of its table in its transaction, from 1; None: as
         far as the group has them.
-    :param ranks: each record's number among those of its place: of an update that changed the key, the delete
-        has 0 and the create 1 (`transforms.changed_keys`). None: each record has a place of its own.
+    :param is_second: whether each record is the second of two at its place: of an update that changed the
+        key, the create behind the delete (`transforms.changed_keys`). None: each has a place of its own.
     :param made: by column, each row's value as Python's, or `NOT_MADE`: see `value_at`, which fills it.
     """
 
@@ -87,7 +86,7 @@ class Group:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     origin: SourceInfo | None = None
     orders: Numbers | None = None
-    ranks: Ranks | None = None
+    is_second: Flags | None = None
 
     @classmethod
     def of_changes(
@@ -130,7 +129,7 @@ class Group:
             _sent(beside),
             self.origin,
             self.orders,
-            self.ranks,
+            self.is_second,
         )
 
     @property
@@ -261,7 +260,7 @@ class Group:
             _columns=None if self._columns is None else self._columns.take(arrow),
             _beside={name: column.take(arrow) for name, column in self._beside.items()},
             orders=None if self.orders is None else self.orders[rows],
-            ranks=None if self.ranks is None else self.ranks[rows],
+            is_second=None if self.is_second is None else self.is_second[rows],
         )
 
     def slice(self, first: int, last: int) -> Group:
@@ -275,7 +274,7 @@ class Group:
             _columns=None if self._columns is None else self._columns.slice(first, last - first),
             _beside={name: column.slice(first, last - first) for name, column in self._beside.items()},
             orders=None if self.orders is None else self.orders[first:last],
-            ranks=None if self.ranks is None else self.ranks[first:last],
+            is_second=None if self.is_second is None else self.is_second[first:last],
         )
 
     def with_wire(self, changes: TableChanges) -> Group:
@@ -302,9 +301,9 @@ class Group:
     def with_columns(self, columns: pa.RecordBatch) -> Group:
         """Return records with other columns, as many rows; they are no longer what the wire says."""
         made = Group.of_columns(self.topic, self.index, columns, self.relation, self.origin)
-        return replace(made, orders=self.orders, ranks=self.ranks)
+        return replace(made, orders=self.orders, is_second=self.is_second)
 
-    def repeated(self, rows: Places, ranks: Ranks, columns: pa.RecordBatch) -> Group:
+    def repeated(self, rows: Places, is_second: Flags, columns: pa.RecordBatch) -> Group:
         """Return records of which some share a place.
 
         :param rows: for each, the row of the record that it was made of; never falling.
@@ -312,7 +311,7 @@ class Group:
         """
         orders = None if self.orders is None else self.orders[rows]
         made = Group.of_columns(self.topic, self.index[rows], columns, self.relation, self.origin)
-        return replace(made, orders=orders, ranks=ranks)
+        return replace(made, orders=orders, is_second=is_second)
 
     @property
     def size_bytes(self) -> int:
@@ -320,16 +319,17 @@ class Group:
         return self.columns.nbytes if self._changes is None else self._changes.size_bytes
 
 
-def source_order(places: Sequence[Places], ranks: Sequence[Ranks | None]) -> Places:
-    """Return the order of records or events, laid end to end: by place, then by rank.
+def source_order(places: Sequence[Places], is_second: Sequence[Flags | None]) -> Places:
+    """Return the order of records or events, laid end to end: by place, and then the second.
 
     :param places: of each group's; or other numbers that rise with the place.
-    :param ranks: likewise; None: each is alone at its place.
+    :param is_second: likewise; None: each is alone at its place.
     """
     found = np.concatenate(places)
-    if all(each is None for each in ranks):
+    if all(each is None for each in is_second):
         return np.argsort(found, kind="stable")
-    known = [np.zeros(len(at), np.uint8) if of is None else of for of, at in zip(ranks, places, strict=True)]
+    pairs = zip(is_second, places, strict=True)
+    known = [np.zeros(len(at), np.bool_) if flags is None else flags for flags, at in pairs]
     return np.lexsort((np.concatenate(known), found))
 
 
@@ -357,7 +357,7 @@ def _restored(
     beside: bytes | None,
     origin: SourceInfo | None,
     orders: Numbers | None,
-    ranks: Ranks | None,
+    is_second: Flags | None,
 ) -> Group:
     found = _received(beside)
     headers = {} if found is None else dict(zip(found.schema.names, found.columns, strict=True))
@@ -370,5 +370,5 @@ def _restored(
         headers,
         origin=origin,
         orders=orders,
-        ranks=ranks,
+        is_second=is_second,
     )

@@ -106,7 +106,7 @@ class Step:
 
 def _in_order(group: Group) -> Places:
     # The places, told apart where records share one.
-    return group.index if group.ranks is None else group.index * 2 + group.ranks
+    return group.index if group.is_second is None else group.index * 2 + group.is_second
 
 
 def close_of(transformation: object) -> Callable[[], None]:

@@ -45,7 +45,7 @@ class WithSplitUpdates:
     step: Transformation
 
     def apply(self, group: Group) -> Iterable[Group]:
-        """As the step's; the two records have one place, and ranks."""
+        """As the step's; the two records have one place (`Group.is_second`)."""
         return self.step.apply(split(group) if _loses_former_key(self.step, group) else group)
 
 
@@ -106,12 +106,12 @@ def split(group: Group) -> Group:
         "key": _keys(columns["key"], columns["before"], is_old),
         "before": _without(columns["before"], is_new),
         "after": _without(columns["after"], is_old),
-        "partial": _without(columns.get("partial"), is_new),
+        "partial": pc.and_not(columns["partial"], pa.array(is_new)) if "partial" in columns else None,
         "special": own_specials(group.column("special").take(pa.array(source)), is_old, is_old | is_new),
         "unchanged": _without(columns.get("unchanged"), is_old),
     }
     columns |= {name: column for name, column in changed.items() if column is not None}
-    return group.repeated(source, is_new.astype(np.uint8), pa.RecordBatch.from_pydict(columns))
+    return group.repeated(source, is_new, pa.RecordBatch.from_pydict(columns))
 
 
 def _with_changed_key(group: Group) -> Places:

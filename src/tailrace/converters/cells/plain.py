@@ -73,7 +73,7 @@ def plain_values(group: Group, prefix: str, *, has_schema: bool = True) -> Plain
     return PlainValues(
         keys if has_keys else None,
         values,
-        with_other_keys(headers_of(group), json_texts(keys) if group.ranks is not None else None, group),
+        with_other_keys(headers_of(group), json_texts(keys) if group.is_second is not None else None, group),
         EventSchemas(value, key if has_keys else None),
     )
 

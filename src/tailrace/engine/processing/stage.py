@@ -60,7 +60,7 @@ class ReadyBatch:
         converted = tuple(one.converted for one in staged if one.converted is not None)
         # A batch of which nothing is left is given to nobody.
         given = Events(batch, converted) if converted else batch
-        if all(one.group.ranks is None for one in staged):
+        if all(one.group.is_second is None for one in staged):
             return ReadyBatch(batch, given, staged)
         staged = _one_a_place(staged)
         return ReadyBatch(batch.with_groups([one.group for one in staged]), given, staged)
@@ -117,7 +117,7 @@ def _one_a_place(staged: Sequence[StagedGroup]) -> Sequence[StagedGroup]:
     It has the ordering keys of both.
     """
     places = [one.group.index for one in staged]
-    order = source_order(places, [one.group.ranks for one in staged])
+    order = source_order(places, [one.group.is_second for one in staged])
     in_order = np.concatenate(places)[order]
     is_first = np.append(in_order[1:] == in_order[:-1], False)
     first, last = order[:-1][is_first[:-1]], order[1:][is_first[:-1]]

@@ -22,7 +22,7 @@ from tailrace.kafka.producer.writer import Writer
 from tailrace.model import format_lsn
 from tailrace.protocol.frames import Numbers
 from tailrace.records.events import Converted, interleaved
-from tailrace.records.group import Group, Ranks, source_order
+from tailrace.records.group import Flags, Group, source_order
 
 #: Records for a topic, and the changes that their places are of.
 Portion = tuple[Group, TableChanges]
@@ -34,7 +34,7 @@ class Outgoing:
 
     :param partitions: as `Writer.send` has them.
     :param log_offset: of each event's change, never falling.
-    :param ranks: of each event's record; see `Group.ranks`.
+    :param is_second: whether each event's record is so; see `Group.is_second`.
     :param tables: the changes that they were.
     """
 
@@ -43,7 +43,7 @@ class Outgoing:
     partitions: Partitions
     log_offset: Numbers
     tables: Sequence[TableChanges]
-    ranks: Ranks | None = None
+    is_second: Flags | None = None
 
     def part(self, first: int, last: int) -> Outgoing:
         """Return the records from the `first` on and before the `last`, counted from 0."""
@@ -53,7 +53,7 @@ class Outgoing:
             None if self.partitions is None else self.partitions[first:last],
             self.log_offset[first:last],
             self.tables,
-            None if self.ranks is None else self.ranks[first:last],
+            None if self.is_second is None else self.is_second[first:last],
         )
 
     def send(self, writer: Writer) -> None:
@@ -77,7 +77,7 @@ def in_log_order(parts: Sequence[Outgoing]) -> list[Outgoing]:
 
 def _merged(parts: Sequence[Outgoing]) -> Outgoing:
     log_offset = np.concatenate([part.log_offset for part in parts])
-    order = source_order([part.log_offset for part in parts], [part.ranks for part in parts])
+    order = source_order([part.log_offset for part in parts], [part.is_second for part in parts])
     partitions = None
     if any(part.partitions is not None for part in parts):
         partitions = np.concatenate([_or_by_key(part.partitions, len(part.events)) for part in parts])[order]
@@ -92,7 +92,7 @@ def _or_by_key(partitions: Partitions, count: int) -> npt.NDArray[np.int32]:
 
 def cutting(portions: Sequence[Portion]) -> Callable[[int, int], list[Portion]]:
     """Return what gives the records from one to before another, counted from 0 in the order of the log."""
-    if len(portions) == 1 and portions[0][0].ranks is None:
+    if len(portions) == 1 and portions[0][0].is_second is None:
         [(group, changes)] = portions
         return lambda first, last: [(group.slice(first, last), changes)]
     offsets = [changes.log_offset[group.index] for group, changes in portions]

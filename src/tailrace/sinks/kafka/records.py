@@ -273,7 +273,7 @@ class Records:
         count = len(group) if rows is None else len(rows)
         mine = np.flatnonzero(share.has(keys, group.topic, count))
         mine = mine if rows is None else np.unique(rows[mine])
-        if group.ranks is not None:  # of two records of one place, each has the other's key as a header
+        if group.is_second is not None:  # of two records of one place, each has the other's key as a header
             mine = np.flatnonzero(np.isin(group.index, group.index[mine]))
         return group.take(mine)
 
@@ -318,16 +318,16 @@ class Records:
         if share is not None:
             events = share.of(events, group.topic)
         rows: Numbers = group.index if events.rows is None else group.index[events.rows]
-        ranks = events.ranks_in(group)
+        is_second = events.is_second_in(group)
         too_large = self._too_large(group.topic, events, rows, changes)
         if too_large is not None:
             yield self._letters(group.topic, events, rows, changes, too_large, sent)
             events, rows = events.take(np.flatnonzero(~too_large)), rows[~too_large]
-            ranks = None if ranks is None else ranks[~too_large]
+            is_second = None if is_second is None else is_second[~too_large]
         if self._config.provide_transaction_metadata:
             _note(changes, events, rows, sent.boundaries)
         partitions = self._partitions(group.topic, events, changes, rows)
-        yield Outgoing(group.topic, events, partitions, changes.log_offset[rows], [changes], ranks)
+        yield Outgoing(group.topic, events, partitions, changes.log_offset[rows], [changes], is_second)
         sent.bytes += events.values.nbytes if isinstance(events.values, pa.Array) else 0
 
     def _partitions(self, topic: str, events: Converted, changes: TableChanges, rows: Numbers) -> Partitions:

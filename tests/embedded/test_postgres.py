@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -78,6 +79,26 @@ def test_a_temporary_directory_is_private_and_goes_at_close(in_memory):
         assert list((server.data / "pg_dynshmem").iterdir()), "its shared memory goes with it"
     assert not server.directory.exists()
     server.close()
+
+
+@pytest.mark.parametrize("end", [EmbeddedPostgres.close, EmbeddedPostgres.stop, "its maker's"])
+def test_a_server_leaves_no_shared_memory_behind(make_server, end):
+    # GIVEN a server and the segment that it holds, of which a machine has 4096
+    server = make_server()
+    segment = (server.data / "postmaster.pid").read_text().split("\n")[6].split()[1]
+    assert segment in segments()
+    # WHEN it ends in any way but a kill that it may come back from
+    if callable(end):
+        end(server)
+    else:
+        server._at_exit()  # what the interpreter calls when nobody closed it
+    # THEN the segment has gone
+    assert segment not in segments()
+
+
+def segments() -> set[str]:
+    """Return the ids of the machine's System V segments."""
+    return {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
 
 
 def test_a_kept_directory_is_used_again_and_a_half_made_one_is_made_again(own_pg, postgres_version):

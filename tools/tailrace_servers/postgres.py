@@ -8,6 +8,7 @@ killed itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -43,6 +44,7 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",  # socket paths have a length limit that directories here break
     # Of files in the data directory: a server that is killed leaves other shared memory behind, up to 1 MB.
+    # (One small segment of System V stays whatever is set here: `close` removes it.)
     "dynamic_shared_memory_type": "mmap",
     "timezone": "UTC",
     "log_line_prefix": "%m [%p] ",
@@ -51,6 +53,9 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 _START_TIMEOUT_S = 60.0  # includes crash recovery after a kill
 _END_TIMEOUT_S = 10.0
 _POLL_S = 0.02
+
+_SEGMENT_LINE = 6  # of postmaster.pid, counted from 0: the segment's key and its id
+_IPC_RMID = 0  # of <sys/ipc.h>, on Linux as on macOS
 
 
 class EmbeddedPostgres:
@@ -93,13 +98,17 @@ class EmbeddedPostgres:
         self._install: Install | None = None
         # Ends the server at the interpreter's exit if nobody closed it.
         self._postmaster: list[psutil.Process] = []  # empty, or the one that runs
-        self._at_exit = weakref.finalize(self, _end_if_ours, os.getpid(), self._postmaster)
+        self._at_exit = weakref.finalize(self, _end_if_ours, os.getpid(), self._postmaster, self._pid_file)
 
     # ------------------------------------------------------------------ life
 
     @property
     def data(self) -> Path:
         return self.directory / "data"
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.data / "postmaster.pid"
 
     @property
     def log_path(self) -> Path:
@@ -189,6 +198,8 @@ class EmbeddedPostgres:
     def close(self) -> None:
         """End the server at once; remove its directory if that is a temporary one. Idempotent."""
         self.kill()
+        if self._process is not None:
+            _remove_shared_memory(self._pid_file, self._process.pid)
         self._at_exit.detach()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -301,7 +312,7 @@ class EmbeddedPostgres:
             if (status := self._process.poll()) is not None:
                 self._fail("postgres", status, self.log_path.read_text("utf-8", "replace"))
             try:
-                lines = (self.data / "postmaster.pid").read_text().split("\n")
+                lines = self._pid_file.read_text().split("\n")
             except FileNotFoundError:
                 lines = []
             if len(lines) >= 8 and lines[0] == str(self._process.pid) and lines[7].strip() == "ready":
@@ -372,6 +383,23 @@ def _is_gone(process: psutil.Process) -> bool:
         return True
 
 
-def _end_if_ours(maker: int, postmaster: list[psutil.Process]) -> None:
+def _remove_shared_memory(pid_file: Path, postmaster: int) -> None:
+    """Remove the System V segment of a server that was killed.
+
+    One that starts again on the same data directory does so itself. Nobody does for one that never will,
+    and a machine has places for 4096: https://www.postgresql.org/docs/current/kernel-resources.html
+    """
+    try:
+        lines = pid_file.read_text().split("\n")
+    except FileNotFoundError:  # it ended in an orderly way, and has removed both
+        return
+    key_and_id = lines[_SEGMENT_LINE].split() if len(lines) > _SEGMENT_LINE else []
+    if lines[0] == str(postmaster) and len(key_and_id) == 2:
+        ctypes.CDLL(None).shmctl(int(key_and_id[1]), _IPC_RMID, None)
+
+
+def _end_if_ours(maker: int, postmaster: list[psutil.Process], pid_file: Path) -> None:
     if os.getpid() == maker:  # not in a forked child
         _kill([*postmaster, *_children(postmaster)])
+        for process in postmaster:
+            _remove_shared_memory(pid_file, process.pid)

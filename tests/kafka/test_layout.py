@@ -18,6 +18,7 @@ from tailrace.kafka.producer.layout import (
     OpenMember,
     OpenOwn,
     ReadHead,
+    ReadMembers,
     WriteHead,
     WriteShare,
 )
@@ -76,7 +77,7 @@ def _moved(world: World, at: int, step: Any) -> World:
         if isinstance(step, WriteShare | model.WriteOwn):
             _require_newest(processes, process)
         following, outcome = model.next_step(moved)
-        if isinstance(moved, Driver) and not isinstance(following, WriteHead | Fence):
+        if isinstance(moved, Driver) and not isinstance(following, WriteHead | Fence | ReadMembers):
             moved = replace(moved, stands=True)
         if following is None:
             moved = replace(moved, over=True, results=())
@@ -189,9 +190,7 @@ def _fencing_before_the_lease(producers: int, fresh: Any, **_: Any) -> Generator
         return AssignmentState()
     standing = AssignmentState(head, (head.log_offset,))
     if head.producers:
-        reached: tuple[Any, ...] = ()
-        for number in range(head.producers):
-            reached += (head.reached((yield Fence(number))),)
+        reached = yield from _fenced_and_read(head)
         head = replace(head, lease=fresh())
         yield WriteHead(head)
         standing = AssignmentState(head, reached)
@@ -212,10 +211,30 @@ def _keeping_the_lease(producers: int, fresh: Any, **_: Any) -> Generator[Any, A
     head = yield OpenOwn()
     if head is None or not head.producers:
         return AssignmentState(head, () if head is None else (head.log_offset,))
-    reached: tuple[Any, ...] = ()
+    return AssignmentState(head, (yield from _fenced_and_read(head)))
+
+
+def _fenced_and_read(head: Head) -> Generator[Any, Any, tuple[int, ...]]:
     for number in range(head.producers):
-        reached += (head.reached((yield Fence(number))),)
-    return AssignmentState(head, reached)
+        yield Fence(number)
+    return tuple(map(head.reached, (yield ReadMembers(head.producers))))
+
+
+def _reading_before_fencing(producers: int, fresh: Any, **_: Any) -> Generator[Any, Any, AssignmentState]:
+    head = yield OpenOwn()
+    if head is None:
+        return AssignmentState()
+    head = replace(head, lease=fresh())
+    yield WriteHead(head)
+    standing = AssignmentState(head, (head.log_offset,))
+    if head.producers:
+        offsets = yield ReadMembers(head.producers)
+        for number in range(head.producers):
+            yield Fence(number)
+        standing = AssignmentState(head, tuple(map(head.reached, offsets)))
+    if standing.has(producers) or not standing.is_even:
+        return standing
+    return (yield from layout.beginning("", standing.reached[0], producers, fresh))
 
 
 layout_taking = layout.taking
@@ -224,7 +243,7 @@ layout_taking = layout.taking
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "planted",
-    [_fencing_before_the_lease, _not_waiting_for_rest, _keeping_the_lease],
+    [_fencing_before_the_lease, _reading_before_fencing, _not_waiting_for_rest, _keeping_the_lease],
     ids=lambda f: f.__name__,
 )
 def test_a_driver_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, planted: Any) -> None:

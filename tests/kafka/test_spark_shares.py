@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.kafka import offsets, shares
 from tailrace.sinks.kafka.shares import ShareJob, ShareWritten, write_share
-from tailrace.sinks.kafka.sink import offset_at, recorded_kafka_position
+from tailrace.sinks.kafka.sink import KafkaSink, offset_at, recorded_kafka_position
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.shares_rig import (
     Content,
@@ -26,6 +28,7 @@ from tests.support.kafka.shares_rig import (
     content,
     fill,
     opened,
+    pieces_of,
     places,
     sink_of,
     unordered,
@@ -174,6 +177,81 @@ def test_an_offset_set_from_outside_counts_for_all_producers_and_stops_what_stil
     again = opened(sink_of(kafka, topic_name, 2), log)
     assert again.position("0") == again.reach("0") == ends[0]
     again.close()
+
+
+@pytest.mark.parametrize("takes", ["the next engine", "an offset that is set"])
+def test_what_a_member_had_begun_before_a_head_is_ended_by_who_takes_the_task_next(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, takes: str
+) -> None:
+    """A driver that was killed between its head and the members leaves a head that nobody can read yet."""
+    ends = fill(log, 3)
+    make_offsets_topic(kafka, topic_name)
+    write_with_two(kafka, topic_name, log, ends[0]).close()
+    member = left_open(kafka, topic_name, 1)
+    failpoints.arm("kafka.after_head=error")
+    with pytest.raises(failpoints.FailpointError):
+        opened(with_two(kafka, topic_name), log)
+    failpoints.arm("")
+    reached = ends[0]
+    if takes == "an offset that is set":
+        reached = ends[1]
+        set_to = offset_at(log.directory.identity.log_id, reached)
+        offsets.commit_from_outside(with_two(kafka, topic_name)._config, "shop", ["0"], set_to)
+    sink = opened(with_two(kafka, topic_name), log)
+    assert sink.position("0") == sink.reach("0") == reached
+    write(sink, log, ends[2])
+    sink.close()
+    with pytest.raises(KafkaException):  # it was fenced
+        member.commit_transaction(10)
+
+
+def test_a_members_offset_is_read_after_what_another_had_begun_before_it_is_ended(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
+) -> None:
+    ends = fill(log, 2)
+    make_offsets_topic(kafka, topic_name)
+    spark = Kept()
+    write_with_two(kafka, topic_name, log, ends[0], spark).close()
+    (job,) = spark.jobs
+    member = left_open(kafka, topic_name, 1)
+    write_share(replace(job, end=ends[1], pieces=pieces_of(log, ends[0], ends[1])), 0)
+    sink = opened(with_two(kafka, topic_name), log)
+    assert (sink.position("0"), sink.reach("0")) == (ends[0], ends[1])
+    write(sink, log, ends[1])
+    sink.close()
+    del member
+    assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[1])
+
+
+def make_offsets_topic(kafka: EmbeddedKafka, name: str) -> None:
+    """Make it with one partition, in which all offsets are."""
+    topic = NewTopic(f"{name}-offsets", 1, 1, config={"cleanup.policy": "compact"})
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.create_topics([topic])[topic.topic].result(60)
+
+
+def with_two(kafka: EmbeddedKafka, name: str) -> KafkaSink:
+    """Return a sink of two producers that waits a short time."""
+    return sink_of(kafka, name, 2, offset_flush_timeout_ms=8_000)
+
+
+def write_with_two(
+    kafka: EmbeddedKafka, name: str, log: HandmadeLog, end: int, spark: Any = None
+) -> KafkaSink:
+    sink = opened(with_two(kafka, name), log)
+    write(sink, log, end, spark)
+    return sink
+
+
+def left_open(kafka: EmbeddedKafka, name: str, number: int) -> Producer:
+    """Return a member's producer with a transaction that is open, in the one partition of the offsets."""
+    settings = {"bootstrap.servers": kafka.bootstrap, "transactional.id": f"{name}-shop-0:{number}"}
+    producer = Producer({**settings, "log_level": 0})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(f"{name}-offsets", b"{}", b"another's", 0)
+    producer.flush()
+    return producer
 
 
 def test_of_two_attempts_at_a_share_one_writes_and_the_other_waits_for_it(

@@ -73,6 +73,13 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Offsets:
+    """What `ReadMembers` found: layout and offset of each member, or None."""
+
+    each: tuple[tuple[str, int] | None, ...]
+
+
+@dataclass(frozen=True)
 class Driver:
     """Steps of an engine, in order, with the results that they had."""
 
@@ -139,6 +146,8 @@ def next_step(process: Process) -> tuple[Any, Any]:
 
 def answer(result: Any) -> Any:
     """Return a step's result as its procedure gets it."""
+    if isinstance(result, Offsets):
+        return [answer(offset) for offset in result.each]
     if isinstance(result, tuple):
         return {"log_id": "", "layout": result[0], "log_offset": result[1]}
     return result
@@ -154,9 +163,11 @@ def carried_out(broker: Broker, process: Process, step: Any) -> tuple[Broker, Pr
     if isinstance(step, layout.OpenOwn | layout.OpenMember | layout.Fence):
         number = _OWN if isinstance(step, layout.OpenOwn) else step.number
         broker = broker.opened(number)
-        result = broker.head if number == _OWN else broker.member_offset(number)
         if not isinstance(step, layout.Fence):
+            result = broker.head if number == _OWN else broker.member_offset(number)
             after = replace(process, epoch=broker.epoch(number))
+    elif isinstance(step, layout.ReadMembers):
+        result = Offsets(tuple(map(broker.member_offset, range(step.producers))))
     elif isinstance(step, layout.ReadHead):
         result = broker.head
     elif isinstance(step, layout.WriteHead):

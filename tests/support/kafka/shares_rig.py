@@ -85,16 +85,21 @@ def write(sink: KafkaSink, log: HandmadeLog, end: int, spark: Any = None) -> Sin
 
     :param spark: None: tasks run where they stand.
     """
-    start = at = sink.position("0") or 0
-    pieces: list[Piece] = []
+    start = sink.position("0") or 0
+    if spark is None and sink._config.on_spark:
+        spark = InProcess()
+    return sink.write(spark, log.path, LogRange("0", start, end), pieces_of(log, start, end))
+
+
+def pieces_of(log: HandmadeLog, start: int, end: int) -> tuple[Piece, ...]:
+    """Return a piece for each transaction of a range."""
+    at, pieces = start, []
     with LogReader.open(log.path, "0") as reader:
         while at < end:
             upto = reader.boundary_within(at, 1, 1, end)
             pieces.append(Piece("0", len(pieces), at, upto, tuple(reader.blocks(at, upto))))
             at = upto
-    if spark is None and sink._config.on_spark:
-        spark = InProcess()
-    return sink.write(spark, log.path, LogRange("0", start, end), pieces)
+    return tuple(pieces)
 
 
 def content(kafka: EmbeddedKafka, prefix: str) -> Content:

@@ -140,7 +140,7 @@ class KafkaOffsetStore:
 
     def _take(self, topic: OffsetsTopic, writer: Writer) -> None:
         try:
-            self._end_members(topic)
+            self._account().end_members(topic)
             before = writer.open()
             earlier = producers_in(before)
             writer.commit(self._head(max(earlier, self._tasks)))
@@ -152,15 +152,6 @@ class KafkaOffsetStore:
         except BaseException:
             self._close()
             raise
-
-    def _end_members(self, topic: OffsetsTopic) -> None:
-        """End what members had begun before a head that is not readable yet: it waits for that.
-
-        It was written by an engine that ended before it had fenced them: they are the head's before it.
-        """
-        account = self._account()
-        if topic.awaits_an_end(account.key, account.isolation):
-            account.fence_members(topic, topic.settled(account.key, account.isolation))
 
     def _head(self, producers: int) -> dict[str, Any]:
         return {"lease": self._lease, "producers": producers}

@@ -98,12 +98,26 @@ class Account:
     def fence_members(self, offsets: OffsetsTopic, head: Mapping[str, Any] | None) -> None:
         """Take the ids of those who shared the task, if `head` says that there were some."""
         for number in range(producers_in(head)):
-            member = self.member(offsets, number)
-            try:
-                # No offset is read yet: that waits for all transactions in its partition, other members' too.
-                member.fence()
-            finally:
-                member.close()
+            self.fence_member(offsets, number)
+
+    def fence_member(self, offsets: OffsetsTopic, number: int) -> None:
+        """Take the id of one of those who shared the task.
+
+        No offset is read: that waits for all transactions in its partition, other members' too.
+        """
+        member = self.member(offsets, number)
+        try:
+            member.fence()
+        finally:
+            member.close()
+
+    def end_members(self, offsets: OffsetsTopic) -> None:
+        """End what members had begun before a head, where the head can't be read before that has ended.
+
+        Such a head was written by somebody who ended before fencing the members: those of the head before it.
+        """
+        if self.atomic and offsets.awaits_an_end(self.key, self.isolation):
+            self.fence_members(offsets, offsets.settled(self.key, self.isolation))
 
     def member_key(self, number: int) -> bytes:
         """Return the key of the offset of one of several producers."""

@@ -14,12 +14,12 @@ another engine has taken the task, and its own if the cluster has ended a transa
 long. Two procedures do all of it; they are generators of steps,
 the caller carries a step out and sends its result back. Pure: no clock, thread or client.
 
-`taking` is for who begins, the driver: (1) it opens the own producer, which fences that of the driver
-before; (2) it writes the head with a new lease; (3) it opens each member's producer, which fences its
-owner, and reads how far the member is. Only then it knows where to go on; and if all members are equally
-far, it may begin another layout. `sharing` is for who writes a share, an executor: (a) it opens the
-member's producer; (b) it reads the head, and stops unless the lease is still that which it was sent with;
-(c) it writes from where the member is.
+`taking` is for who begins, the driver: (1) it opens the own producer, which fences that of the driver before;
+(2) it writes the head with a new lease; (3) it fences each member's owner, and then reads how far each member
+is: an offset can't be read while a transaction of another member is open before it. Only then it knows where
+to go on; and if all members are equally far, it may begin another layout. `sharing` is for who writes a
+share, an executor: (a) it opens the member's producer; (b) it reads the head, and stops unless the lease is
+still that which it was sent with; (c) it writes from where the member is.
 
 Why nothing comes twice, nothing is left out and the one before can commit nothing more:
 
@@ -27,7 +27,7 @@ Why nothing comes twice, nothing is left out and the one before can commit nothi
    one to open it can commit; what is in a share from one offset to another is always the same. So any number
    of attempts, at once or one after another, of one driver or of several, write a share once. This is the
    argument for one producer (`transaction`).
-2. *After (3)*, no executor of an earlier lease commits. Let F be the opening of a member in (3), and S that
+2. *After (3)*, no executor of an earlier lease commits. Let F be the fencing of a member in (3), and S that
    by the executor in (a). If S came before F, it is fenced. If S came after F, it came after (2), too, and so
    did (b), which reads the head up to its end: it finds another lease and stops.
 3. *So a new layout begins from rest*: by 2, the offsets that were read in (3) do not move any more, and all
@@ -118,9 +118,16 @@ class WriteHead:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Open a member's producer and let it go; the result is the member's offset, or None."""
+    """Fence the owner of a member's producer: it commits nothing more, and what it had begun has ended."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMembers:
+    """Read how far so many members are; the result is the offset of each, or None."""
+
+    producers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,7 @@ class WriteShare:
     end: int
 
 
-TakingStep: TypeAlias = OpenOwn | WriteHead | Fence
+TakingStep: TypeAlias = OpenOwn | WriteHead | Fence | ReadMembers
 SharingStep: TypeAlias = ReadHead | OpenMember | WriteShare
 
 
@@ -200,10 +207,10 @@ def taking(
         yield WriteHead(head)
     standing = AssignmentState(head, (head.log_offset,))
     if head.producers:
-        reached: tuple[int, ...] = ()
         for number in range(head.producers):
-            reached += (head.reached((yield Fence(number))),)
-        standing = AssignmentState(head, reached)
+            yield Fence(number)
+        offsets = yield ReadMembers(head.producers)
+        standing = AssignmentState(head, tuple(map(head.reached, offsets)))
     if standing.has(producers) or not standing.is_even:
         return standing
     return (yield from beginning(head.log_id, standing.reached[0], producers, fresh, fenced=fenced))

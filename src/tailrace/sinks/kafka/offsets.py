@@ -89,6 +89,8 @@ def commit_from_outside(
     offsets.require(create=config.create_topics)
     writers = [replace(account, task=task).writer(offsets) for task in tasks]
     try:
+        for task in tasks:
+            replace(account, task=task).end_members(offsets)
         # All are taken before anything is written: nobody goes on from one of two.
         before = [writer.open() for writer in writers]
         for writer in writers:

@@ -33,6 +33,7 @@ from tailrace.kafka.producer.layout import (
     AssignmentState,
     Head,
     OpenOwn,
+    ReadMembers,
     TakingStep,
     WriteHead,
     beginning,
@@ -370,6 +371,7 @@ class _Open:
     def _perform(self, step: TakingStep) -> Any:
         if isinstance(step, OpenOwn):
             self.close()
+            self._account.end_members(self._offsets)
             self._writer = self._account.writer(self._offsets)
             head = _head_in(self._writer.open(), self._form.config, self._account.pipeline, self._log_id)
             self._ours = {None if head is None else head.lease}
@@ -382,13 +384,13 @@ class _Open:
             self._ours = {step.head.lease}
             failpoints.hit("kafka.after_head")
             return None
-        member = self._account.member(self._offsets, step.number)
-        try:
-            found = member.open()
-        finally:
-            member.close()
+        if isinstance(step, ReadMembers):
+            keys = [self._account.member_key(number) for number in range(step.producers)]
+            found = self._offsets.read_each(keys, self._account.isolation)
+            return [found.get(key) for key in keys]
+        self._account.fence_member(self._offsets, step.number)
         failpoints.hit("kafka.after_fence")
-        return found
+        return None
 
 
 def recorded_kafka_position(config: KafkaConfig, pipeline: str, log: LogIdentity) -> int | None:

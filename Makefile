@@ -19,11 +19,9 @@ BENCHMARKS := capture snapshot tables decode convert replay e2e stages idle engi
 CYCLES :=
 # Releases of Vitess that are built, and tested.
 VITESS := 22 24
-# Processes that run tests side by side. The tests wait more than they work; each process has servers of
-# its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order. CI keeps three: four were not shown to
-# be quicker there.
+# Processes that run tests side by side. The tests wait more than they work: with three of them, two cores are idle for
+# a quarter of the time. Each has servers of its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order.
 WORKERS := 4
-matrix torture: WORKERS := 3
 PYTEST = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What CI runs, but for the cluster of Vitess.
 ALL := not torture and not vitess

@@ -54,6 +54,8 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_SPARK)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how much hypothesis tries; end on SIGTERM as on Ctrl-C, so that servers are stopped."""
+    # Or libraries take what is left for leaks; behind the last time that pytest collects garbage.
+    config.add_cleanup(gc.unfreeze)
     if config.getoption("fast"):
         settings.load_profile("fast")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -73,10 +75,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # or libraries take what is left for leaks
 
 
 @pytest.fixture(autouse=True)

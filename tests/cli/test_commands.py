@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from datetime import datetime, timedelta, timezone
 
 import pytest
 import typer.testing
@@ -317,13 +318,26 @@ def test_log_show_chooses_by_table_key_transaction_place_and_time(orders):
     assert ids(path, "--to", "2026-01-01T01:00:02+01:00") == [1, 2, 3]
 
 
-def test_an_lsn_that_the_log_has_not_reached_is_refused_and_a_later_time_is_its_end(orders):
+def test_an_lsn_that_the_log_has_not_reached_is_refused_and_a_time_that_has_passed_is_its_end(orders):
     path = orders.directory.path
-    assert ids(path, "--from", "2026-12-31") == []
+    assert ids(path, "--from", "2026-02-01") == []
+    assert ids(path, "--to", "2026-02-01") == [1, 2, 3, 4]
     for option in ("--from", "--to"):
         done = run("log", "show", path, option, "0/FFFF", "--json")
         assert done.exit_code == 1
         assert "find the LSN 0/FFFF in a change log: it has come to 0/" in done.output
+
+
+@pytest.mark.parametrize("named", ["an hour from now, without its zone", "9999-12-31T23:59:59-10:00"])
+def test_a_time_that_has_not_come_yet_is_refused(orders, named):
+    if named.startswith("an hour"):
+        # An hour east of Greenwich, somebody means now.
+        named = datetime.now(timezone(timedelta(hours=1))).replace(tzinfo=None).isoformat()
+    for option in ("--from", "--to"):
+        done = run("log", "show", orders.directory.path, option, named, "--json")
+        assert done.exit_code == 1
+        assert "it has not come yet" in done.output
+        assert "with its zone" in done.output
 
 
 def test_log_show_chooses_by_an_expression(orders):

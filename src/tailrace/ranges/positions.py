@@ -11,8 +11,11 @@ that LSN, or that committed at that time, belongs to it. As an end it is exclusi
 from __future__ import annotations
 
 import datetime as dt
+import time
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from tailrace.changelog.reader import LogReader
 from tailrace.errors import Kind, TailraceError
@@ -40,28 +43,32 @@ def parse_point(text: str) -> LogPoint:
     except ValueError:
         pass
     try:
-        time = dt.datetime.fromisoformat(text)
+        named = dt.datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
             f"{text!r} is neither a log offset (123456), an LSN (16/B374D848) nor a time "
             "(2026-01-31T12:00:00Z)"
         ) from None
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=dt.UTC)
-    return LogPoint("time", (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1))
+    if named.tzinfo is None:
+        named = named.replace(tzinfo=dt.UTC)
+    return LogPoint("time", (named - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1))
 
 
 def locate(reader: LogReader, point: LogPoint) -> int:
     """Return the log offset that `point` stands for in this log.
 
-    :raises TailraceError: `LOG_RANGE_GONE` or `LOG_RANGE_INVALID` if it lies outside. A time after the last
-        change is the log's end: the log of a quiet database does not show that it has come to one.
+    :raises TailraceError: `LOG_RANGE_GONE` or `LOG_RANGE_INVALID` if it lies outside. A time between the last
+        change and now is the log's end: the log of a quiet database does not show that it has come to one.
     """
     if point.kind == "lsn":
         _require_reached(reader, point.value)
         return reader.boundary_at_position(point.value)
     if point.kind == "time":
-        return reader.boundary_at_time(point.value)
+        end = reader.end().offset
+        found = reader.boundary_at_time(point.value)
+        if found >= end:
+            _require_passed(point.value)
+        return found
     if point.value < reader.start:
         raise TailraceError(
             Kind.LOG_RANGE_GONE,
@@ -75,6 +82,16 @@ def locate(reader: LogReader, point: LogPoint) -> int:
             "`tailrace log ls` shows what it holds",
         )
     return point.value
+
+
+def _require_passed(time_us: int) -> None:
+    # Of the database's clock only what the log has is known: this machine's may be behind it.
+    if time_us > time.time_ns() // 1000:
+        raise TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"find the time {np.datetime64(time_us, 'us')}Z in a change log: it has not come yet",
+            "name one that has passed, with its zone (+01:00): without one it is taken as UTC",
+        )
 
 
 def _require_reached(reader: LogReader, lsn: int) -> None:

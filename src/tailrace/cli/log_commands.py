@@ -157,7 +157,8 @@ def forget(
 ) -> None:
     """Forget a reader that will not come back, so that retention waits for it no longer.
 
-    One that does come back is registered again, and fails if retention took what it needs.
+    One that does come back is registered again, and fails if retention took what it needs. A sink
+    `python` and the engine's handler, whose positions lie there, then begin at the log's start.
     """
     from tailrace.cli.log_listing import forget_readers
 

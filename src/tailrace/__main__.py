@@ -27,7 +27,7 @@ def main() -> None:
             raise
         atexit._run_exitfuncs()  # noqa: SLF001 - as the interpreter would
         status = int(end.code or 0)
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # a process may have been started without
             try:
                 stream.flush()
             except OSError:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.format import segment_name
+from tailrace.changelog.index import SegmentFile
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.policy import RetentionPlan, RetentionRules, SegmentFacts, now_of, plan
 from tailrace.changelog.retention.prune import apply, segment_facts
@@ -87,6 +90,24 @@ def test_removed_segments_are_gone_and_the_rest_is_sound(log: LogDirectory) -> N
         append(writer, Source(lsn=writer.tail.position).transaction())
 
 
+def test_what_retention_removes_while_a_log_is_verified_is_no_damage(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, first = SegmentFile.open, [log.task_path("0") / segment_name(at) for at in log.segments("0")[:4]]
+
+    def after_retention(path: Path, *rest: Any) -> SegmentFile:
+        if path == first[2]:
+            for each in first:
+                each.unlink()
+        return opened(path, *rest)
+
+    monkeypatch.setattr(SegmentFile, "open", after_retention)
+    report = verify(log.path)
+    assert report.problems == []
+    assert len(report.notes) == 2
+    assert report.segments == 4
+
+
 def test_segments_that_a_lost_connection_takes_away_meanwhile_are_no_matter(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +164,7 @@ def test_commits_only_go_forward_and_need_a_registration(log: LogDirectory) -> N
     with pytest.raises(TailraceError) as caught:
         readers.commit("nobody", "0", 1)
     assert caught.value.kind is Kind.LOG_RANGE_INVALID
+    assert "Start this one again" in caught.value.hint
     readers.register("a/b: c", {"0": 10})
     readers.commit("a/b: c", "0", 30)
     readers.commit("a/b: c", "0", 20)

@@ -340,6 +340,13 @@ def test_a_time_that_has_not_come_yet_is_refused(orders, named):
         assert "with its zone" in done.output
 
 
+@pytest.mark.parametrize("command", [["log", "show"], ["log", "schemas"], ["tail"]])
+def test_a_pattern_that_can_mean_no_table_is_refused(orders, command):
+    done = run(*command, orders.directory.path, "--table", "orders")
+    assert done.exit_code == 2
+    assert "'orders' must be of the form schema.table" in " ".join(done.stderr.replace("│", " ").split())
+
+
 def test_log_show_chooses_by_an_expression(orders):
     path = orders.directory.path
     assert ids(path, "--where", "after.id > 2") == [3, 4]
@@ -449,6 +456,17 @@ def test_a_reader_that_leaves_early_is_no_error(orders):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("output", "status"), [(">/dev/full", 1), (">&-", 0)])
+def test_output_that_can_not_be_written_is_no_trace(orders, output, status):
+    command = f"{sys.executable} -m tailrace log ls {orders.directory.path} {'--json' * status} {output}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+
+
 def test_a_log_command_also_takes_the_pipelines_file(orders):
     file = orders.directory.path.parent / "p.yaml"
     file.write_text("name: shop\nsource: {host: localhost}\nlog: {path: ./log}\n")
@@ -527,7 +545,9 @@ def test_a_snapshot_before_the_first_run_is_refused(tmp_path):
 def test_status_before_the_first_run_is_no_error(tmp_path):
     (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: ./log}\n")
     document = json.loads(run("status", tmp_path / "p.yaml", "--json").stdout)
-    assert document["tasks"][0]["log_end"] is None
+    [task] = document["tasks"]
+    assert (task["log_end"], task["position"], task["slot"]) == (None, None, None)
+    assert (task["warnings"], task["snapshot"]) == ([], [])
     assert document["error"] is None
 
 

@@ -356,3 +356,31 @@ def test_predicates_of_sinks_that_are_not_there_or_twice_are_refused(tmp_path):
         "is no name in its predicates or those of the file" in found["sinks[0].transformations[0].predicate"]
     )
     assert "is the name of a predicate of the file too" in found["sinks[0].predicates.one"]
+
+
+IN_KAFKA = "{type: kafka, bootstrap_servers: 'k:9092', group: %s}"
+
+
+@pytest.mark.parametrize(
+    ("sinks", "place"),
+    [
+        (["{type: python, handler: 'a:take'}", "{type: python, handler: 'b:take'}"], "sinks[1].name"),
+        ([IN_KAFKA % "x", "{type: jsonl, path: out}", IN_KAFKA % "y"], "sinks[2].name"),
+        (
+            ["{type: python, handler: 'a:take'}", "{type: python, handler: 'b:x', name: python-take}"],
+            "sinks[0].name",
+        ),
+        # a folder keeps its position itself
+        (["{type: jsonl, path: a/out}", "{type: jsonl, path: b/out}"], ""),
+        (["{type: python, handler: 'a:take'}", "{type: python, handler: 'b:take', name: b}"], ""),
+    ],
+)
+def test_sinks_whose_positions_go_by_their_names_have_names_that_no_order_changes(tmp_path, sinks, place):
+    text = "name: shop\nsource: {host: h}\nlog: {path: l}\nsinks:\n"
+    text += "".join(f"  - {sink}\n" for sink in sinks)
+    if not place:
+        assert config.load(written(tmp_path, text)).sinks
+        return
+    [(found, message)] = places(tmp_path, text).items()
+    assert found == place
+    assert "python-take-2" in message or "kafka-topics-2" in message

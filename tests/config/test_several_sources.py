@@ -79,6 +79,7 @@ def test_which_of_several_sources_must_be_said(tmp_path, source, words):
     ("text", "place", "words"),
     [
         (edited("name: us", "name: eu"), "sources[1].name", "is the name of sources[0] too"),
+        (edited("name: us", "name: Lock"), "sources[1].name", "must not be lock"),
         (edited("name: us", "name: EU"), "sources[1].name", "only in what a slot's name can't hold"),
         (edited("name: us, ", ""), "sources[1].name", "is required"),
         (edited("name: us", "name: a/b"), "sources[1].name", "letters"),

@@ -47,3 +47,4 @@ def test_a_file_of_offsets_that_may_not_be_read_is_told_in_the_entry(
     (tmp_path / "state" / "offsets").mkdir(parents=True)  # root may read every file
     (entry,) = kept(config)
     assert entry["error"]["kind"] == "offsets_unreadable"
+    assert entry["log_offset"] is None

@@ -97,6 +97,20 @@ def test_a_slot_that_nobody_here_made_is_not_taken(pg, tmp_path):
     assert f"pg_drop_replication_slot('tailrace_{pg.name}')" in finding.repair
 
 
+def test_directories_that_a_run_would_refuse_are_said_before(pg, tmp_path):
+    pg.execute("create table orders (id int primary key)")
+    sinks = "{type: delta, path: ./lake}, {type: parquet, path: ./files}, {type: jsonl, path: ./lines}"
+    file = pipeline_file(tmp_path, pg.server, pg.name, sinks=sinks)
+    for name in ("lake/_tailrace/identity.json", "files/public.orders/a.parquet", "log/letter.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("{}")
+    problems = {finding.kind: finding.message for finding in errors(file)}
+    told = sorted(finding.message for finding in errors(file) if finding.kind is Kind.SINK_FOREIGN)
+    assert [message.partition(":")[0] for message in told] == ["sink 'delta-lake'", "sink 'parquet-files'"]
+    assert "'letter.txt'" in problems[Kind.LOG_FOREIGN]
+    assert set(problems) == {Kind.SINK_FOREIGN, Kind.LOG_FOREIGN}
+
+
 def test_a_publication_that_does_not_fit_is_named_with_its_sql(pg, tmp_path):
     pg.execute("create table a (id int primary key)")
     pg.execute("create table b (id int primary key)")

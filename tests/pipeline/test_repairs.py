@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -229,6 +230,89 @@ def test_a_mirror_that_reads_the_log_from_its_start_needs_nothing_from_under_ano
         assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
         lake.follow()
         lake.require_equal(pg, "orders")
+
+
+@pytest.mark.follows("sink_schema_refused")
+@pytest.mark.parametrize("way", ["read again", "new path", "left out again", "gone"])
+def test_a_mirror_stops_at_a_table_that_its_settings_left_out_for_a_while(
+    place: SimpleNamespace, tmp_path: Path, way: str
+) -> None:
+    pg, log = place.pg, place.log
+    for table in ("kept", "spare"):
+        pg.execute(f"create table {table}(id int primary key, n int)")
+        pg.execute(f"insert into {table} select n, 0 from generate_series(1, 9) n")
+    ids = itertools.count(10)
+    with capturing(pg.dsn, log) as running:
+
+        def follow(tables: tuple[str, ...] | None = None, name: str = "lake") -> Any:
+            pg.execute(f"insert into kept values ({next(ids)}, 0)")
+            running.catch_up(pg.query, 60)
+            lake = place.mirror(name, tables)
+            try:
+                lake.follow()
+            finally:
+                lake.close()
+            return lake
+
+        def require_refused() -> TailraceError:
+            with pytest.raises(
+                TailraceError, match=r"the settings left out public\.spare, or columns"
+            ) as raised:
+                follow()
+            assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+            return raised.value
+
+        running.wait_for("streaming")
+        follow().require_equal(pg, "kept", "spare")
+        pg.execute("delete from spare where id = 1")
+        pg.execute("update spare set n = 1 where id = 2")
+        follow(("public.kept",)).require_equal(pg, "kept")
+        refused = require_refused()
+        if way == "read again":
+            asked = request(log, *tables_to_read_again(refused))
+            assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+            for _ in range(2):
+                pg.execute("update spare set n = n + 1 where id = 3")
+                follow().require_equal(pg, "kept", "spare")
+        elif way == "new path":
+            follow(name="other").require_equal(pg, "kept", "spare")
+        elif way == "left out again":
+            follow(("public.kept",)).require_equal(pg, "kept")
+            require_refused()
+        else:
+            pg.execute("drop table spare")
+            (tmp_path / "lake" / "public.spare").rename(tmp_path / "away")
+            follow().require_equal(pg, "kept")
+
+
+@pytest.mark.follows("sink_schema_refused")
+def test_a_mirror_stops_at_a_column_that_its_settings_left_out_for_a_while(place: SimpleNamespace) -> None:
+    pg, log = place.pg, place.log
+    pg.execute("create table people(id int primary key, note text default 'none')")
+    pg.execute("insert into people values (1, 'one')")
+    ids = itertools.count(10)
+    with capturing(pg.dsn, log) as running:
+
+        def follow(*excluded: str) -> Any:
+            pg.execute(f"insert into people values ({next(ids)}, 'more')")
+            running.catch_up(pg.query, 60)
+            lake = place.mirror(tables=None, columns_exclude=excluded)
+            try:
+                lake.follow()
+            finally:
+                lake.close()
+            return lake
+
+        running.wait_for("streaming")
+        for _ in range(2):
+            assert len(follow("public.people.note").rows("people", "id")) > 1
+        with pytest.raises(TailraceError, match=r"public\.people, or columns of it") as refused:
+            follow()
+        asked = request(log, *tables_to_read_again(refused.value))
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+        for _ in range(2):
+            follow().require_equal(pg, "people")
+        assert len(follow("public.people.note").rows("people", "id")) > 1
 
 
 @pytest.mark.follows("publication_mismatch")

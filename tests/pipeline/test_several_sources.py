@@ -344,6 +344,7 @@ def test_status_before_the_first_run_names_every_source(tmp_path):
     assert (told["state"], told["error"], len(told["sinks"])) == ("stopped", None, 6)
     assert [(task["name"], task["log_end"]) for task in told["tasks"]] == [(name, None) for name in NAMES]
     assert {key for task in told["tasks"] for key in task} == {
-        "name", "task", "state", "source_lag_bytes", "source_lag_s", "log_end", "error",
+        "name", "task", "state", "source_lag_bytes", "source_lag_s", "log_end", "error", "position", "slot",
+        "warnings", "snapshot",
     }  # fmt: skip
     assert json.dumps(told)

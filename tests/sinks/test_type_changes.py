@@ -6,7 +6,9 @@ import pyarrow as pa
 import pytest
 
 from tailrace.decode.postgres_types import OIDS
-from tailrace.model import ValueType
+from tailrace.errors import TailraceError
+from tailrace.model import Column, Relation, ReplicaIdentity, ValueType
+from tailrace.sinks.delta.evolution import ExistingColumn, mirror_steps
 from tailrace.sinks.delta.type_changes import SAME, Coercion, coercion, type_as_json, type_from_json
 
 TEXT, MOMENT, NUMBER = pa.string(), pa.timestamp("us"), pa.float64()
@@ -93,3 +95,19 @@ def test_values_become_what_postgresql_makes_of_them_or_it_is_not_known(
 @pytest.mark.parametrize("noted", ["", "{", "[]", '{"oid": 1}', '{"oid": 1, "modifier": 2, "parts": [1]}'])
 def test_a_type_that_cannot_be_read_is_not_known(noted: str) -> None:
     assert type_from_json(noted) is None
+
+
+def test_what_changed_within_a_type_is_not_said_to_be_another_type() -> None:
+    def refusal(held: ValueType, now: ValueType) -> str:
+        have = [ExistingColumn("m", TEXT, 1, 2, held.oid, held.modifier, held)]
+        column = Column("m", now.oid, now.modifier, False, number=2, value_type=now)
+        relation = Relation(1, "public", "t", ReplicaIdentity.DEFAULT, (column,))
+        with pytest.raises(TailraceError) as refused:
+            mirror_steps(have, relation, pa.schema([pa.field("m", TEXT)]), follow=False, context={})
+        return refused.value.message
+
+    changed = refusal(enum(20_000, a="x"), enum(20_000, a="z", b="x"))
+    assert changed.endswith(
+        "'m' has a type whose labels or attributes were changed, and older rows keep them as they were"
+    )
+    assert "was of type 17 (-1) and is of type 20000 (-1) now" in refusal(of("bytea"), enum(20_000, a="x"))

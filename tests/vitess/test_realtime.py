@@ -37,7 +37,7 @@ def test_a_handler_gets_each_row_of_both_shards_once_from_memory_and_from_the_lo
         wanted = {"mode": mode, "fall_backs": fall_backs}.items()
 
         def shown() -> dict[str, Any]:
-            return dict(engine.realtime_status()[0]) if (tmp_path / "log" / "status.json").exists() else {}
+            return dict(engine.realtime_status()[0]) if (tmp_path / "log" / "identity.json").exists() else {}
 
         wait_until(lambda: wanted <= shown().items(), TIMEOUT_S, f"real time {mode}")
 

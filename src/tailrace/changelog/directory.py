@@ -1,6 +1,7 @@
 """The log's directory: whose log it is, and where its parts lie.
 
 identity.json                 log id, format, source; written once
+lock, status.json             the engine's that runs on it (`pipeline.log.root`)
 readers/<name>.json           registered readers
 tasks/<task>/lock             held by the writer
 tasks/<task>/end              how far the log is durable, and the writer's epoch
@@ -30,8 +31,9 @@ _IDENTITY = "identity.json"
 _TASKS = "tasks"
 #: The one task that the sources of today write their log in.
 TASK = "0"
-#: What a new log's directory may already hold: the root of a file system has it.
-_IGNORED = frozenset({"lost+found"})
+#: What a new log's directory may already hold: an engine's lock and what it shows (`pipeline.log.root`), and
+#: what the root of a file system has.
+OF_THE_ROOT = frozenset({"lock", "status.json", "lost+found"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +168,25 @@ def decode_name(name: str) -> str:
     return urllib.parse.unquote(name)
 
 
-def _create(path: Path, source: SourceFingerprint) -> None:
-    durable.make_directory(path)
-    strange = [
-        name for name in os.listdir(path) if not name.startswith(".") and name not in _IGNORED | {_IDENTITY}
-    ]
-    if strange:
+def require_unused(path: Path) -> None:
+    """Check that a log may be made in a directory, unless one is there.
+
+    :raises TailraceError: `LOG_FOREIGN`.
+    """
+    held = os.listdir(path) if path.is_dir() else []
+    strange = [name for name in held if not name.startswith(".") and name not in OF_THE_ROOT]
+    if strange and _IDENTITY not in held:
         raise TailraceError(
             Kind.LOG_FOREIGN,
             f"create a change log: the directory holds something else ({strange[0]!r} …) and no {_IDENTITY}",
             f"name an empty directory in log.path; if this was a change log, restore its {_IDENTITY}",
             {"path": str(path)},
         )
+
+
+def _create(path: Path, source: SourceFingerprint) -> None:
+    durable.make_directory(path)
+    require_unused(path)
     path.chmod(durable.DIRECTORY_MODE)
     identity = LogIdentity(secrets.token_hex(16), FORMAT_VERSION, source, time.time_ns() // 1000)
     target = path / _IDENTITY

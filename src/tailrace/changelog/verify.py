@@ -110,6 +110,7 @@ class _TaskCheck:
                 continue
             except FileNotFoundError:
                 self._report.notes.append(f"{path.name} was removed by retention meanwhile")
+                before = None
                 continue
             try:
                 self._check_link(before, path, file.header)

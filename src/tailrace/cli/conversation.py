@@ -108,7 +108,8 @@ def fail(error: TailraceError, *, debug: bool = False, as_json: bool = False) ->
     if debug:
         sys.stderr.write(redact(traceback.format_exc()))
     if as_json:
-        print_json({"error": error.as_json()})
+        with contextlib.suppress(OSError):  # it may be why: standard output takes no more
+            print_json({"error": error.as_json()})
     sys.stderr.write(redact(block(error)))
     raise typer.Exit(exit_status(error))
 

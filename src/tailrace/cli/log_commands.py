@@ -93,7 +93,7 @@ def show(
 
     log, rules, modes = _log_and_forms(path, source)
     wanted = Selection(
-        table=table,
+        table=_table(table),
         key=_key(key),
         xid=transaction,
         begin=_point(begin, "--from"),
@@ -135,7 +135,7 @@ def tail(
 
     log, rules, modes = _log_and_forms(path, source)
     wanted = Selection(
-        table=table,
+        table=_table(table),
         begin=_point(begin, "--from"),
         limit=limit,
         modes=modes,
@@ -157,7 +157,8 @@ def forget(
 ) -> None:
     """Forget a reader that will not come back, so that retention waits for it no longer.
 
-    One that does come back is registered again, and fails if retention took what it needs.
+    One that does come back is registered again, and fails if retention took what it needs. A sink
+    `python` and the engine's handler, whose positions lie there, then begin at the log's start.
     """
     from tailrace.cli.log_listing import forget_readers
 
@@ -182,7 +183,7 @@ def schemas(
     from tailrace.config import ColumnPolicy
 
     log, rules, _ = _log_and_forms(path, source)
-    show_schemas(log, task, table, ColumnPolicy() if raw else rules, as_json=as_json)
+    show_schemas(log, task, _table(table), ColumnPolicy() if raw else rules, as_json=as_json)
 
 
 @log_app.command("verify")
@@ -242,6 +243,16 @@ def _log_and_forms(path: Path, source: str | None) -> tuple[Path, ColumnPolicy |
     from tailrace.model import OWN_FORMS
 
     return log, None, OWN_FORMS
+
+
+def _table(pattern: str | None) -> str | None:
+    """Return a pattern of tables that may mean one: `orders` alone, for one, never does."""
+    from tailrace.config.patterns import check_pattern
+
+    try:
+        return None if pattern is None else check_pattern(pattern)
+    except ValueError as error:
+        raise typer.BadParameter(f"{pattern!r} {error}", param_hint="--table") from None
 
 
 def _key(parts: list[str] | None) -> dict[str, str] | None:

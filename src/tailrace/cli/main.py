@@ -187,7 +187,9 @@ def snapshot(
     tables: Annotated[
         list[str] | None,
         typer.Option(
-            "--table", metavar="SCHEMA.TABLE", help="A published table; may be given more than once."
+            "--table",
+            metavar="SCHEMA.TABLE",
+            help="A published table, without quotes; may be given more than once.",
         ),
     ] = None,
     where: Annotated[

@@ -14,7 +14,7 @@ from tailrace.cli.parameters import AsJson, ConfigFile, SourceName, group
 from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
-    from tailrace.config import PipelineConfig
+    from tailrace.config import EngineConfig, PipelineConfig
     from tailrace.pipeline.offsets.commands import Change, OffsetHolder
 
 offsets_app = group("Show and change the offsets that sinks of Kafka have committed.")
@@ -89,12 +89,12 @@ def set_(
     from tailrace.pipeline.offsets.commands import Effect, held_still, planned_set
     from tailrace.ranges.positions import parse_point
 
-    pipeline, holder = _chosen(file, source, sink, engine=engine)
+    loaded, pipeline, holder = _chosen(file, source, sink, engine=engine)
     try:
         point = parse_point(to)
     except ValueError as error:
         raise TailraceError(Kind.CONFIG_INVALID, f"read --to: {error}") from None
-    with held_still(pipeline):
+    with held_still(loaded, pipeline):
         change = planned_set(pipeline, holder, point)
         if change.effect in (Effect.SKIPS, Effect.UNKNOWN) and not skip_changes:
             raise TailraceError(
@@ -123,20 +123,20 @@ def reset(
     """
     from tailrace.pipeline.offsets.commands import held_still, planned_reset
 
-    pipeline, holder = _chosen(file, source, sink, engine=engine)
-    with held_still(pipeline):
+    loaded, pipeline, holder = _chosen(file, source, sink, engine=engine)
+    with held_still(loaded, pipeline):
         _make(planned_reset(pipeline, holder), yes=yes, as_json=as_json)
 
 
 def _chosen(
     file: Path, source: str | None, sink: str | None, *, engine: bool
-) -> tuple[PipelineConfig, OffsetHolder]:
+) -> tuple[EngineConfig, PipelineConfig, OffsetHolder]:
     from tailrace.config import load_engine
     from tailrace.pipeline.offsets.commands import chosen_holder
 
     loaded = load_engine(file)
     pipeline = loaded.pipeline(source)
-    return pipeline, chosen_holder(loaded, pipeline, sink, engine)
+    return loaded, pipeline, chosen_holder(loaded, pipeline, sink, engine)
 
 
 def _make(change: Change, *, yes: bool, as_json: bool) -> None:

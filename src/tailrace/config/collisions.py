@@ -7,11 +7,13 @@ place. What is no text or no list is left to the models to complain about.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.problems import ConfigProblem, nearest
+from tailrace.config.sections import PythonSinkConfig, Sink, default_name
 from tailrace.config.source.libpq import parse_dsn
 from tailrace.config.source.postgres import SLOT_BYTES_MAX, slot_named_after
 
@@ -112,6 +114,30 @@ def _sinks(content: dict[str, Any], base: Path) -> Iterator[ConfigProblem]:
                     )
                     break
             taken.setdefault(place, f"sinks[{index}].path")
+
+
+def shared_names(content: Any, sinks: Sequence[Sink]) -> list[ConfigProblem]:
+    """Return which sinks have no name, and no default of their own, though their positions go by it.
+
+    Another order in the file, or a sink that is added before them, would give one the position of another.
+
+    :param sinks: what the content describes.
+    """
+    names = {sink.name: index for index, sink in reversed([*enumerate(sinks)])}
+    found = []
+    for index, entry in _entries(content, "sinks"):
+        default = default_name(sinks[index])
+        by_name = isinstance(sinks[index], PythonSinkConfig | KafkaSinkConfig)
+        if by_name and not entry.get("name") and sinks[index].name != default:
+            found.append(
+                ConfigProblem(
+                    ("sinks", index, "name"),
+                    f"is required: without it, this sink and sinks[{names[default]}] are told apart by their "
+                    f"order alone, and so are their positions. So far this one is {sinks[index].name}, and "
+                    f"sinks[{names[default]}] is {default}: name both so",
+                )
+            )
+    return found
 
 
 def _predicates(content: dict[str, Any]) -> Iterator[ConfigProblem]:

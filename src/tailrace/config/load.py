@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tailrace.config.collisions import collisions
+from tailrace.config.collisions import collisions, shared_names
 from tailrace.config.document import DOCUMENT_BYTES_MAX, Document, parse
 from tailrace.config.engine import EngineConfig
 from tailrace.config.fields import context_for
@@ -85,7 +85,7 @@ def validate(document: Document, base: Path) -> tuple[EngineConfig | None, list[
             # What concerns the file as a whole was said above, at its place.
             problems += [problem for problem in found if problem.path or not problems]
         else:
-            problems += refusals(config)
+            problems += [*refusals(config), *shared_names(document.content, config.sinks)]
     placed = [
         problem if problem.line else replace(problem, line=document.line_of(problem.path))
         for problem in problems

@@ -292,8 +292,7 @@ def named_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
     named: list[Sink] = []
     for sink in sinks:
         if not sink.name:
-            words = f"{sink.type}-{sink.target}" if sink.target else sink.type
-            stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", words)[:50]
+            stem = default_name(sink)
             name = next(
                 n for n in (stem, *(f"{stem}-{k}" for k in range(2, len(sinks) + 2))) if n not in taken
             )
@@ -301,3 +300,9 @@ def named_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
             sink = sink.model_copy(update={"name": name})  # noqa: PLW2901
         named.append(sink)
     return tuple(named)
+
+
+def default_name(sink: Sink) -> str:
+    """Return what a sink is called that has no name, if no other one is."""
+    words = f"{sink.type}-{sink.target}" if sink.target else sink.type
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", words)[:50]

@@ -20,7 +20,8 @@ class SinkConfig(WithTransformations):
     name: Name = Field(
         default="",
         validate_default=False,
-        description="Name of the sink. Default: its type and the end of its path, or what else it goes to.",
+        description="Name of the sink. Default: its type and the end of its path, or what else it goes to. "
+        "Required where that would be the name of another one, too, and `python` or `kafka` is its type.",
     )
     tables: Patterns | None = Field(
         default=None, description="Tables that this sink gets. Default: all that are captured."

@@ -77,7 +77,7 @@ class PipelineResources:
         self._started = False
 
     def start(self) -> None:
-        """Lock the directory that several logs lie in, and begin to show the status.
+        """Lock the directory of the log, or logs, and begin to show the status.
 
         :raises TailraceError: `LOG_LOCKED`, `LOG_FOREIGN`, `SINK_FOREIGN`; `ENVIRONMENT_UNFIT` if something
             is to run on Spark and there is no Java.
@@ -86,8 +86,7 @@ class PipelineResources:
             from tailrace.spark.java import require_java
 
             require_java()
-        if self._config.has_several:
-            self._root_lock = take_root(self._config)
+        self._root_lock = take_root(self._config)
         self._started = True
         # While the source is being connected to: the first change would wait for them.
         Background("kernels", load_all).start()
@@ -99,7 +98,7 @@ class PipelineResources:
             self.spark.start()
 
     def stop(self) -> None:
-        """Stop Spark, where it ran, show the last status, and unlock the logs' directory."""
+        """Stop Spark, where it ran, show the last status, and unlock the directory."""
         self.spark.stop()
         if self._started:
             self.status.stop()
@@ -308,8 +307,8 @@ class Run:
         if self._config.is_atomic_for_nothing:
             log.warning("atomic_source_offset_commit is ignored: no offsets are kept in Kafka")
         self._endpoint.open(self._config.engine, self._metrics)
-        self._resources.start()
         self._sources.check()
+        self._resources.start()
         for number, places in enumerate(self._tasks):
             self._resources.status.show(number, functools.partial(self._views, places), self._ending)
         self._resources.start_spark()

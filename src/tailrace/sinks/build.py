@@ -20,6 +20,7 @@ from tailrace.sinks.delta.sink import DeltaMode, DeltaSink, recorded_delta_posit
 from tailrace.sinks.files.jsonl import JSONL
 from tailrace.sinks.files.parquet import parquet_format
 from tailrace.sinks.files.sink import FileSink, recorded_files_position
+from tailrace.sinks.target import require_ours_or_unused
 from tailrace.sinks.write_job import SinkInput
 from tailrace.transforms.tables import NO_STEPS, TableChain, table_chain
 
@@ -93,6 +94,19 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task
 
         return recorded_kafka_position(config, pipeline, log.identity)
     raise _unknown(config)
+
+
+def check_target(config: FolderSink, pipeline: str, log: LogDirectory | None, task: str) -> None:
+    """Check that the sink may write into its directory: that it is its own, or nobody's. Reads only.
+
+    :param log: None: there is none yet.
+    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
+    """
+    kind = f"delta {config.mode}" if isinstance(config, DeltaConfig) else getattr(config, "type", "")
+    identity = None if log is None else log.identity
+    require_ours_or_unused(config.name, config.path, kind, identity, pipeline)
+    if log is not None:
+        recorded_position(config, pipeline, log, task)
 
 
 def _kafka(config: KafkaConfig, rules: ColumnPolicy, modes: ValueModes) -> Sink:

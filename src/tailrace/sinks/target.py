@@ -207,6 +207,23 @@ def require_ours(sink: str, path: Path, kind: str, log: LogIdentity, pipeline: s
     return True
 
 
+def require_ours_or_unused(sink: str, path: Path, kind: str, log: LogIdentity | None, pipeline: str) -> None:
+    """Check that `Target.open` would take the directory, but for its lock. Reads only.
+
+    :param log: None: there is none yet, so that no target is its.
+    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
+    """
+    if log is None and (path / names.STATE / _IDENTITY).exists():
+        raise TailraceError(
+            Kind.SINK_FOREIGN,
+            f"open the sink: {path} is the target of a log, and this pipeline has none yet",
+            _FOREIGN_HINTS["log_id"],
+            {"sink": sink, "path": str(path)},
+        )
+    if (log is None or not require_ours(sink, path, kind, log, pipeline)) and path.is_dir():
+        _require_unused(path, sink)
+
+
 def _identity(kind: str, log: LogIdentity, pipeline: str) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
+from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.model import LogRange
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
@@ -25,9 +26,9 @@ from tests.support.sinks.ddl_story import Nearby
 class Mirror:
     """A mirror of a log that a test captures."""
 
-    def __init__(self, spark: Any, log: Path, lake: Path, tables: tuple[str, ...] | None = None) -> None:
+    def __init__(self, spark: Any, log: Path, lake: Path, given: SinkInput) -> None:
         self._spark, self._log, self._lake = spark, log, lake
-        self.sink = DeltaSink("lake", lake, DeltaMirror(), SinkInput(tables))
+        self.sink = DeltaSink("lake", lake, DeltaMirror(), given)
         self.sink.open(LogDirectory.open(log).identity, "shop")
 
     def follow(self) -> None:
@@ -66,8 +67,9 @@ def place(pg: Database, spark: Any, tmp_path: Path) -> Iterator[SimpleNamespace]
     """A database that is captured, and mirrors of its log that are closed at the end."""
     made: list[Mirror] = []
 
-    def mirror(name: str = "lake", tables: tuple[str, ...] | None = KEYED) -> Mirror:
-        made.append(Mirror(Nearby(spark), tmp_path / "log", tmp_path / name, tables))
+    def mirror(name: str = "lake", tables: tuple[str, ...] | None = KEYED, **rules: Any) -> Mirror:
+        given = SinkInput(tables, ColumnPolicy(**rules))
+        made.append(Mirror(Nearby(spark), tmp_path / "log", tmp_path / name, given))
         return made[-1]
 
     yield SimpleNamespace(pg=pg, log=tmp_path / "log", mirror=mirror)

@@ -181,7 +181,7 @@ class Chaos:
     # ------------------------------------------------------------------ snapshots on demand
 
     def _request(self, table: str, where: str | None) -> None:
-        if not (self._log / "status.json").exists():
+        if not (self._log / "identity.json").exists():
             return  # no log yet
         condition = [] if where is None else ["--where", where]
         asked = self._command("snapshot", str(self._file), "--table", table, *condition)

@@ -105,8 +105,9 @@ class Readers:
         if reader is None:
             raise TailraceError(
                 Kind.LOG_RANGE_INVALID,
-                f"commit for reader {name!r}: it is not registered",
-                "register it before it reads",
+                f"commit for reader {name!r}: it is not on the log's list, or was taken off it while it read",
+                "`tailrace log forget` is for readers that do not come back. Start this one again: it is "
+                "registered again, and goes on if the log still has what it needs",
                 {"path": str(self._path)},
             )
         if reader.dropped:

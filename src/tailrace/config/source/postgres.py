@@ -74,6 +74,8 @@ def _source_name(value: str) -> str:
     # No dot: beside folders of tables, `<schema>.<table>`, that of a source is seen at a glance.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,51}", value):
         raise ValueError("must be 1 to 52 letters, digits, _ or -, with a letter or digit first")
+    if value.lower() == "lock":
+        raise ValueError("must not be lock, which is a file in log.path: choose another name")
     return value
 
 

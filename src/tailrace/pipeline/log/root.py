@@ -1,8 +1,11 @@
-"""Where the logs of several sources lie: a folder each, in one directory that one engine holds.
+"""The directory in `log.path`, which one engine holds; and where the logs of several sources lie in it.
 
 <root>/lock              held by the engine, for as long as it runs
 <root>/status.json       what the engine shows
-<root>/<source>/         that source's log, like any other
+<root>/<source>/         with several sources, one's log, like any other; else the root itself is the log
+
+That lock says whether an engine runs: one that waits for its source, or whose sinks have yet to take what
+is in the log, writes no log.
 
 The sinks' directories are made alike: `<path>/<source>/` is a target of its own. A directory
 that a pipeline with one source has used is not taken over: nothing would read on from there.
@@ -14,15 +17,13 @@ import os
 from pathlib import Path
 
 from tailrace.changelog import durable
-from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.directory import OF_THE_ROOT, TASK, LogDirectory, require_unused
 from tailrace.changelog.lock import LOCK_NAME, is_locked, is_written, take_lock
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks import names as layout
 
 _IDENTITY = "identity.json"
-#: What else a root may hold.
-_KNOWN = frozenset({LOCK_NAME, "status.json", "lost+found"})
 
 
 def take_root(config: EngineConfig) -> int:
@@ -36,11 +37,15 @@ def take_root(config: EngineConfig) -> int:
 
 
 def check_roots(config: EngineConfig) -> None:
-    """Check that the directories of the log and of the sinks are for several sources. Reads only.
+    """Check that the directory is a log's, or may become one; with several sources, that it and those of the
+    sinks are for several. Reads only.
 
     :raises TailraceError: `LOG_FOREIGN`, `SINK_FOREIGN`.
     """
     root = config.log.path
+    if not config.has_several:
+        require_unused(root)
+        return
     way_out = "name another directory; the log of a single source can't become one of several"
     if (root / _IDENTITY).exists():
         raise TailraceError(
@@ -50,7 +55,7 @@ def check_roots(config: EngineConfig) -> None:
             {"path": str(root)},
         )
     for name in sorted(os.listdir(root)) if root.is_dir() else ():
-        if not name.startswith(".") and name not in _KNOWN and not _may_be_a_log(root / name):
+        if not name.startswith(".") and name not in OF_THE_ROOT and not _may_be_a_log(root / name):
             raise TailraceError(
                 Kind.LOG_FOREIGN,
                 f"look at log.path: it holds something else ({name!r} …)",
@@ -70,9 +75,7 @@ def check_roots(config: EngineConfig) -> None:
 
 def is_running(config: EngineConfig) -> bool:
     """Return whether an engine runs this configuration now."""
-    if config.has_several:
-        return is_locked(config.log.path / LOCK_NAME)
-    return is_written(config.log.path, TASK)
+    return is_locked(config.log.path / LOCK_NAME) or is_written(config.log.path, TASK)
 
 
 def logs_in(root: Path) -> list[LogDirectory]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory, encode_name
 from tailrace.changelog.lock import take_lock
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
@@ -58,14 +58,20 @@ def _of_sink(sink: KafkaSinkConfig, pipeline: PipelineConfig) -> Iterator[dict[s
         "store": "kafka",
         "topic": sink.offsets_topic,
         "key": f"{sink.group}-{pipeline.name}",
+        "task": TASK,
+        **_place(pipeline, "", None),
+        "partition": None,
+        "offset": None,
+        "committed_us": None,
+        "error": None,
     }
     try:
         found = offsets.committed(sink, pipeline.name)
     except TailraceError as error:
-        yield {**entry, "task": None, **_place(pipeline, "", None), "error": error.as_json()}
+        yield {**entry, "task": None, "error": error.as_json()}
         return
     if not found:
-        yield {**entry, "task": TASK, **_place(pipeline, "", None), "error": None}
+        yield entry
     for each in found:
         yield {
             **entry,
@@ -74,7 +80,6 @@ def _of_sink(sink: KafkaSinkConfig, pipeline: PipelineConfig) -> Iterator[dict[s
             "partition": each.partition,
             "offset": each.offset,
             "committed_us": each.time_us,
-            "error": None,
         }
 
 
@@ -86,7 +91,12 @@ def _of_engine(config: EngineConfig, parts: tuple[PipelineConfig, ...]) -> Itera
         with _opened(storage, config) as store:
             found = {} if store is None else store.read(partitions)
     except Exception as error:  # noqa: BLE001 - the entry's `error` has it, whatever a store meets
-        yield {"engine": config.name, "store": kind, "error": as_failure(error).as_json()}
+        failure = as_failure(error).as_json()
+        for part in parts:
+            yield {
+                **_named(part), "engine": config.name, "store": kind, **_place(part, "", None),
+                "error": failure,
+            }  # fmt: skip
         return
     for number, part in enumerate(parts):
         offset = found.get(number)
@@ -300,20 +310,16 @@ def chosen_sink(pipeline: PipelineConfig, which: str | None) -> KafkaSinkConfig:
 
 
 @contextlib.contextmanager
-def held_still(pipeline: PipelineConfig) -> Iterator[None]:
-    """Keep an engine from running this pipeline on this log, as long as it lasts.
+def held_still(config: EngineConfig, pipeline: PipelineConfig) -> Iterator[None]:
+    """Keep an engine from running this configuration, and from writing this pipeline's log, as long as it
+    lasts.
 
     :raises TailraceError: `LOG_LOCKED` if one runs.
     """
     with contextlib.ExitStack() as held:
-        try:
-            directory = LogDirectory.open(pipeline.log.path)
-        except TailraceError as error:
-            if error.kind is not Kind.LOG_MISSING:
-                raise
-        else:
-            if TASK in directory.tasks():
-                held.callback(os.close, _taken(directory.task_path(TASK)))
+        for path in (config.log.path, pipeline.log.path / "tasks" / encode_name(TASK)):
+            if path.is_dir():
+                held.callback(os.close, _taken(path))
         yield
 
 

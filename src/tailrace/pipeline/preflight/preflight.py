@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tailrace import config
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.config import EngineConfig, FolderSink, PipelineConfig, PythonSinkConfig, SinkConfig
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.decode.changes import no_changes
@@ -50,7 +50,16 @@ def preflight(file: Path) -> list[Finding]:
         return [*found, *_guarded(_java)]
     if pipeline.needs_spark_at_start:
         found += _guarded(_java)
-    for check in (_settings, _captures, _rooms, _handlers, _transformations, _roots, _offset_storage):
+    for check in (
+        _settings,
+        _captures,
+        _rooms,
+        _targets,
+        _handlers,
+        _transformations,
+        _roots,
+        _offset_storage,
+    ):
         found += _guarded(functools.partial(check, pipeline))
     # What of a cluster and a registry is asked here has to do with no source.
     found += _guarded(lambda: _kafka(pipeline.pipelines[0]))
@@ -243,6 +252,22 @@ def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:
             yield from _room(place, sink.path, Kind.SINK_WRITE_FAILED, Kind.SINK_WRITE_FAILED)
 
 
+def _targets(pipeline: EngineConfig) -> Iterator[Finding]:
+    """Yield which sinks would refuse their directories, as another log's or pipeline's."""
+    from tailrace.sinks.build import check_target
+
+    for part in pipeline.pipelines:
+        log = _open_log(part, [])  # what is wrong with that the source's part has
+        for sink in part.folders:
+            try:
+                check_target(sink, part.name, log, TASK)
+            except TailraceError as failure:
+                found = replace(from_failure(failure), source=part.source_name)
+                yield replace(found, message=f"sink {sink.name!r}: {found.message}")
+            except OSError:
+                continue  # `_rooms` has it
+
+
 def _handlers(pipeline: EngineConfig) -> Iterator[Finding]:
     for sink in pipeline.sinks:
         if isinstance(sink, PythonSinkConfig):
@@ -280,9 +305,9 @@ def _transformations(pipeline: EngineConfig) -> Iterator[Finding]:
 
 
 def _roots(pipeline: EngineConfig) -> Iterator[Finding]:
+    check_roots(pipeline)
     if not pipeline.has_several:
         return
-    check_roots(pipeline)
     named = {part.log.path for part in pipeline.pipelines}
     for log in logs_in(pipeline.log.path):
         if log.path not in named:

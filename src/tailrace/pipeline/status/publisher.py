@@ -157,13 +157,8 @@ class StatusPublisher:
 
     def _show(self, sources: tuple[SourceView, ...], *, last: bool) -> None:
         view = self._view(sources)
-        self._write(view, last=last)
+        (self._file.last if last else self._file.turn)(view)
         self._observe(view)
-
-    def _write(self, view: PipelineView, *, last: bool) -> None:
-        # What lies at the log's place may be another engine's; the place of several logs is held.
-        if self._config.has_several or any(source.task.log_end is not None for source in view.sources):
-            (self._file.last if last else self._file.turn)(view)
 
     def _enter(self, state: PipelineState) -> None:
         if state is not self._state and self._state not in ENDED:

@@ -215,14 +215,11 @@ class CaptureView:
             "source_lag_s": self.source_lag_s(now_us),
             "log_end": self.log_end,
             "error": error_json(self.error),
+            "position": None if self.log_end is None else format_lsn(self.position),
+            "slot": self.slot.details if self.slot else None,
+            "warnings": [concern.as_json() for concern in self.concerns],
+            "snapshot": [asdict(table) for table in self.snapshot],
         }
-        if runs or self.log_end is not None:
-            found |= {
-                "position": format_lsn(self.position),
-                "slot": self.slot.details if self.slot else None,
-                "warnings": [concern.as_json() for concern in self.concerns],
-                "snapshot": [asdict(table) for table in self.snapshot],
-            }
         if runs:
             found |= {
                 "acknowledged": format_lsn(self.acknowledged),

@@ -39,6 +39,7 @@ from tailrace.sinks.delta.mirror.merge import remove_unread
 from tailrace.sinks.delta.mirror.small_merge import remove_unread_small
 from tailrace.sinks.delta.settings import require_same_settings
 from tailrace.sinks.delta.table_identity import Displaced, Holder, home_folders, name_now, place
+from tailrace.sinks.delta.wanted_tables import note_read_again, returned
 from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
 from tailrace.sinks.write_job import FileFormat, SinkInput, StagedFile, write_files
 from tailrace.spark.jobs import with_tags_of
@@ -307,9 +308,27 @@ class DeltaSink:
         holders = self._holders(span.task)
         found = place(staged, holders, have)
         displaced = found.displaced | self._wanted_only_now(log, span, staged, holders)
-        if displaced:
-            self._require_rows_again(log, LogRange(span.task, have, span.end), displaced, staged)
+        missing = LogRange(span.task, have, span.end)
+        if lost := self._not_read_again(log, missing, displaced):
+            raise _displaced(self.name, lost, {file.source.oid for file in staged if not file.relation.key})
+        self._require_returned(log, missing, staged, holders)
         return found.tables
+
+    def _require_returned(
+        self, log: Path, span: LogRange, staged: Sequence[StagedFile], holders: Mapping[str, Holder]
+    ) -> None:
+        """Check that tables of which the settings left something out for a while are read again in the log.
+
+        :raises TailraceError: `SINK_SCHEMA_REFUSED`.
+        """
+        name, begin = _tables_file(span.task), LogRange(span.task, span.start, span.start)
+        awaited = returned(self._opened(), name, self._given, span.start, lambda: facts_within(log, begin))
+        # Only those of which there are rows: the log has facts of others, such as partitions of a root.
+        there = {file.source.oid for file in staged} | {holder.relation for holder in holders.values()}
+        due = {oid: each for oid, each in awaited.items() if oid in there}
+        if lost := self._not_read_again(log, span, due):
+            raise _left_out(self.name, lost)
+        note_read_again(self._opened(), name, due)
 
     def _wanted_only_now(
         self, log: Path, span: LogRange, staged: Sequence[StagedFile], holders: Mapping[str, Holder]
@@ -329,10 +348,12 @@ class DeltaSink:
             if facts.relation in new.keys() - held and not self._given.wants(facts.schema, facts.table)
         }
 
-    def _require_rows_again(
-        self, log: Path, span: LogRange, displaced: Mapping[int, Displaced], staged: Sequence[StagedFile]
-    ) -> None:
-        """Check that a snapshot reads each displaced table again, later in the log, or that it is gone."""
+    def _not_read_again(
+        self, log: Path, span: LogRange, displaced: Mapping[int, Displaced]
+    ) -> dict[int, str]:
+        """Return the names of those that no snapshot reads again, later in the log, and that are not gone."""
+        if not displaced:
+            return {}
         with LogReader.open(log, span.task) as reader:
             end = reader.end().offset
         facts = facts_within(log, LogRange(span.task, span.start, end))
@@ -344,8 +365,7 @@ class DeltaSink:
                 lost[oid] = each.before
             elif own.read_from < each.since and (name := name_now(own, facts)) and self._given.wants(*name):
                 lost[oid] = ".".join(name)
-        if lost:
-            raise _displaced(self.name, lost, {file.source.oid for file in staged if not file.relation.key})
+        return lost
 
     def _commit_table(self, spark: SparkSession | None, work: TableWork) -> None:
         committed = work.folder.committed()
@@ -451,11 +471,7 @@ def _by_directory(staged: Sequence[StagedFile]) -> list[tuple[str, tuple[StagedF
 
 def _displaced(sink: str, tables: Mapping[int, str], without_key: set[int]) -> TailraceError:
     named = sorted(tables.values())
-    hint = (
-        "have the rows read again: `tailrace snapshot FILE "
-        + " ".join(f"--table {shlex.quote(name)}" for name in named)
-        + "`, and run the pipeline; run it again when `tailrace snapshot FILE --list` shows it as done"
-    )
+    hint = _read_again(named)
     if without_key & tables.keys():
         hint = (
             "a table without a key is not read again: begin with another log, and an empty path for the sink"
@@ -466,6 +482,26 @@ def _displaced(sink: str, tables: Mapping[int, str], without_key: set[int]) -> T
         "wants none; a mirror does not move them",
         f"{hint}; or leave a table out with the sink's `tables`, also one that is gone",
         {"sink": sink, "tables": named},
+    )
+
+
+def _left_out(sink: str, tables: Mapping[int, str]) -> TailraceError:
+    named = sorted(tables.values())
+    return TailraceError(
+        Kind.SINK_SCHEMA_REFUSED,
+        f"mirror a table: the settings left out {', '.join(named)}, or columns of it, for a while, and what "
+        "came in that time does not come any more",
+        f"{_read_again(named)}; or, if it was the table, give the sink a new, empty path, so that it reads "
+        "the log from its start; or leave it out again. Of a table that is gone, move the folder away",
+        {"sink": sink, "tables": named},
+    )
+
+
+def _read_again(tables: Sequence[str]) -> str:
+    return (
+        "have the rows read again: `tailrace snapshot FILE "
+        + " ".join(f"--table {shlex.quote(name)}" for name in tables)
+        + "`, and run the pipeline; run it again when `tailrace snapshot FILE --list` shows it as done"
     )
 
 
@@ -483,6 +519,10 @@ def _refuse_begun_moves(target: Target) -> None:
 
 def _position_file(task: str) -> str:
     return f"position-{names.task_name(task)}.json"
+
+
+def _tables_file(task: str) -> str:
+    return f"tables-{names.task_name(task)}.json"
 
 
 def _columns_file(task: str) -> str:

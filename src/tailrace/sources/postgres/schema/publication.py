@@ -149,7 +149,7 @@ def refusal_repair(session: Session, source: PostgresSource, table: SourceTable,
     if publish:
         repair += f" {_adding(session, source, table)}"
     named = f"{_part(table.schema)}.{_part(table.name)}"
-    return f"{repair} or, if it is only inserted into, name it in source.tables: {named}"
+    return f"{repair.removesuffix(';')}; or, if it is only inserted into, name it in source.tables: {named}"
 
 
 def _adding(session: Session, source: PostgresSource, table: SourceTable) -> str:

@@ -191,7 +191,9 @@ class Requests:
             Kind.TABLE_MISSING,
             f"take a snapshot of {', '.join(missing)}: the publication {source.publication!r} does not have "
             "it",
-            command or "name published tables as schema.table, or add them: ALTER PUBLICATION … ADD TABLE …",
+            command
+            or "name published tables as schema.table, without quotes, or add them: ALTER PUBLICATION … ADD "
+            "TABLE …",
             {"tables": ", ".join(missing), "publication": source.publication},
         )
 

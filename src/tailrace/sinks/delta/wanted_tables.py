@@ -1,0 +1,78 @@
+"""Tables and columns that a mirror's settings left out for a while: the table's rows must come again.
+
+The `tables` of a sink and the columns of a source may be changed between runs. What was left out of a table
+then lies before the mirror's position, and does not come any more. A mirror that went on with such a table
+would lack rows, and keep others, or NULL in a column, as they never were. So the target keeps the patterns
+under which it was written last, and, by its oid, each relation of which something came back, with the log
+offset at which it did: all of its rows have to be read again there or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tailrace.config.source.column_policy import ColumnPolicy, ColumnRoles
+from tailrace.protocol.facts import Facts
+from tailrace.sinks.delta.table_identity import Displaced
+from tailrace.sinks.target import Target
+from tailrace.sinks.write_job import SinkInput
+
+
+def returned(
+    target: Target, file: str, given: SinkInput, have: int, facts: Callable[[], Iterable[Facts]]
+) -> dict[int, Displaced]:
+    """Return the relations that came back and were not read again yet, by oid; keep the patterns of now.
+
+    A target that keeps none, as earlier versions left it, counts as written under those of now.
+
+    :param have: the log offset up to which the mirror has everything.
+    :param facts: those in force there.
+    """
+    now, kept = _patterns(given), target.read(file)
+    if kept is None or kept["patterns"] != now:
+        awaited = {} if kept is None else dict(kept["awaited"])
+        if kept is not None:
+            before = _given(kept["patterns"])
+            latest = {each.relation: each for each in facts()}
+            awaited |= {
+                str(oid): [each.qualified_name, have]
+                for oid, each in latest.items()
+                if _columns(each, given) - _columns(each, before)
+            }
+        kept = {"patterns": now, "awaited": awaited}
+        target.write(file, kept)
+    return {int(oid): Displaced(*each) for oid, each in kept["awaited"].items()}
+
+
+def note_read_again(target: Target, file: str, relations: Iterable[int]) -> None:
+    """Keep that all rows of these relations stand later in the log."""
+    done = {str(oid) for oid in relations}
+    kept = target.read(file) if done else None
+    if kept is not None:
+        awaited = {oid: each for oid, each in kept["awaited"].items() if oid not in done}
+        target.write(file, {**kept, "awaited": awaited})
+
+
+def _patterns(given: SinkInput) -> dict[str, Any]:
+    rules = given.rules
+    return {
+        "tables": None if given.tables is None else list(given.tables),
+        "columns": list(rules.columns),
+        "columns_exclude": list(rules.columns_exclude),
+    }
+
+
+def _given(patterns: dict[str, Any]) -> SinkInput:
+    tables = patterns["tables"]
+    rules = ColumnPolicy(columns=patterns["columns"], columns_exclude=patterns["columns_exclude"])
+    return SinkInput(None if tables is None else tuple(tables), rules)
+
+
+def _columns(facts: Facts, given: SinkInput) -> set[str]:
+    """Return the columns of a table that a mirror gets under these settings; none, if not the table."""
+    if not given.wants(facts.schema, facts.table):
+        return set()
+    names = tuple(column.name for column in facts.columns)
+    roles = ColumnRoles(names, frozenset(facts.primary_key), False, frozenset(facts.primary_key))
+    return set(names) - given.rules.left_out(facts.schema, facts.table, roles)

@@ -1,0 +1,69 @@
+"""An engine is known to run from its start to its end, also while nobody writes its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailrace import config
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config.load import from_mapping
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.offsets.commands import held_still
+from tailrace.pipeline.run import Run
+from tailrace.pipeline.status.document import document
+from tests.support.orders_log import LogOfOrders
+from tests.support.pipeline.staged import running
+from tests.support.wait import wait_until
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", [True, False])
+def test_one_that_can_not_reach_its_source_is_known_to_run(tmp_path: Path, begun: bool) -> None:
+    if begun:
+        log = LogOfOrders(tmp_path / "log")
+        log.insert(1, 2)
+        log.close()
+    file = tmp_path / "shop.yaml"
+    file.write_text(
+        "name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: ./log}\n"
+        "sinks: [{type: jsonl, path: ./out}]\nspark: {start: when_needed}\n"
+    )
+    loaded = config.load_engine(file)
+    engine = Run(loaded)
+    run = running(engine)
+
+    def is_retrying() -> bool:
+        [task] = document(loaded)["tasks"]
+        return task["state"] == "connecting" and (task["error"] or {}).get("kind") == "source_unreachable"
+
+    wait_until(is_retrying, 60, "a status that says what it waits for")
+    assert document(loaded)["state"] == "starting"
+    if begun:
+        wait_until(lambda: list((tmp_path / "out").glob("public.orders/*.jsonl")), 60, "the sink")
+    with pytest.raises(TailraceError, match="the pipeline is running") as refused:
+        held_still(loaded, loaded.pipeline()).__enter__()
+    assert refused.value.kind is Kind.LOG_LOCKED
+    with pytest.raises(TailraceError) as refused:
+        Run(loaded).run()
+    assert refused.value.kind is Kind.LOG_LOCKED
+    assert document(loaded)["tasks"][0]["state"] == "connecting"
+    engine.stop()
+    assert run.join(20)
+    assert run.error is None
+    assert document(loaded)["state"] == "stopped"
+    with held_still(loaded, loaded.pipeline()):
+        pass
+
+
+def test_a_directory_with_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "letter.txt").write_text("dear")
+    content = {"name": "shop", "source": {"host": "127.0.0.1", "port": 1}, "log": {"path": "log"}}
+    with pytest.raises(TailraceError) as refused:
+        Run(from_mapping(content, tmp_path)).run()
+    assert refused.value.kind is Kind.LOG_FOREIGN
+    assert [path.name for path in (tmp_path / "log").iterdir()] == ["letter.txt"]
+    with pytest.raises(TailraceError):
+        LogDirectory.open(tmp_path / "log")

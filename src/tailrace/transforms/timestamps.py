@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config.transformations import options
-from tailrace.decode.values.stamps import finite, with_infinities
+from tailrace.decode.values.stamps import finite, stamp_texts, with_infinities
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
 from tailrace.transforms.fields import Fields, failure, field_names, fitting, with_edited
@@ -17,6 +17,9 @@ from tailrace.transforms.groups.values import cast
 
 _UTC = "UTC"
 _INSTANT = pa.timestamp("us", tz=_UTC)
+_ISO_DIGITS = 6
+#: So far from 1970 `strftime` knows the year.
+_YEARS_MAX_S = 30_000 * 31_556_952
 _UNITS = {"unix_s": "s", "unix_ms": "ms", "unix_us": "us", "unix_ns": "ns"}
 
 
@@ -112,7 +115,10 @@ class Timestamps:
         if self.to == "timestamp":
             return _instants(times)
         if not self.writing:
-            return pc.strftime(_instants(times), format="%Y-%m-%dT%H:%M:%SZ")
+            return stamp_texts(_instants(times), _ISO_DIGITS)
+        # Arrow's years have 16 bits.
+        if pc.any(pc.greater(pc.abs(_counted(times, "s")), _YEARS_MAX_S)).as_py():
+            raise pa.ArrowInvalid
         # Arrow writes the fraction of a second with its second, if there is one.
         whole = pc.floor_temporal(times, unit="second").cast(pa.timestamp("s", tz=_UTC))
         return pc.strftime(whole, format=self.writing)

@@ -307,10 +307,13 @@ def test_an_infinity_in_a_text_has_no_number() -> None:
 
 def test_a_year_of_six_digits_is_written_as_it_is() -> None:
     converted = {"type": "timestamps", "fields": ["t"], "to": "string"}
-    texts = {"294246-12-31 23:59:59.999999": "+294246-12-31T23:59:59.999999Z", "0044-03-15 00:00:00 BC": "-0043-03-15T"}
+    texts = {
+        "294246-12-31 23:59:59.999999": "+294246-12-31T23:59:59.999999Z",
+        "0044-03-15 00:00:00 BC": "-0043-03-15T00:00:00.000000Z",
+    }
     for text, written in texts.items():
         group = orders(insert("1", text), columns=[("id", 23, -1), ("t", 1114, -1)])
-        assert envelope(applied(group, converted))[0]["after"]["t"].startswith(written)
+        assert envelope(applied(group, converted))[0]["after"]["t"] == written
         if text[0] == "2":
             with pytest.raises(TailraceError, match="out of range"):
                 applied(group, {**converted, "format": "%Y"})

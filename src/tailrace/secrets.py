@@ -165,20 +165,28 @@ _SECRET = re.compile(
     r"pass(word|wd|phrase|file)?|pwd|secret|token|credential|private|api_?key|salt", re.IGNORECASE
 )
 
+#: What settings within `options` are called here.
+_OF_CLIENT = "options.*"
+
 #: Passwords within connection strings: of a URL, up to its last `@`, and of a list of settings.
 _WITHIN = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|(password\s*=\s*)('[^']*'|[^&;\s]*)", re.IGNORECASE)
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """Return `value` as it may be shown; `name` is what it is called. References are shown as they are."""
+    """Return `value` as it may be shown; `name` is what it is called. References are shown as they are.
+
+    Of `options`, which are a client's own, references alone: a name that is misspelt tells nothing.
+    """
     if isinstance(value, Mapping):
-        return {key: masked(inner, str(key)) for key, inner in value.items()}
+        called = _OF_CLIENT if name in ("options", _OF_CLIENT) else ""
+        return {key: masked(inner, called or str(key)) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [masked(inner, name) for inner in value]
+    is_secret = name == _OF_CLIENT or _SECRET.search(name) is not None
     if isinstance(value, str):
-        if _SECRET.search(name) and not REFERENCE.fullmatch(value):
+        if is_secret and not REFERENCE.fullmatch(value):
             return MASK
         return _WITHIN.sub(lambda found: (found[1] or found[2]) + MASK, redact(value))
     if value is None or isinstance(value, bool):
         return value
-    return MASK if _SECRET.search(name) else value
+    return MASK if is_secret else value

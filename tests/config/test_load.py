@@ -226,6 +226,11 @@ def test_sinks_without_a_name_are_named_after_type_and_path(tmp_path):
         ("/(sales|hr)[.].*/", "hr", "a\nb", True),
         ('"/a".b', "/a", "b", True),
         ("public.ünï*", "public", "ünïcode", True),
+        ("public.a*b*a", "public", "abba", True),
+        ("public.a*a", "public", "a", False),
+        ("public.*ab*ab*", "public", "abab", True),
+        ("public.*ab*ab*", "public", "aba", False),
+        ("public." + 15 * "*a" + "*b", "public", 60 * "a", False),  # in less than a century
     ],
 )
 def test_patterns_mean_tables(pattern, schema, table, fits):

@@ -151,7 +151,8 @@ def test_what_stands_for_an_unsent_value_is_of_the_columns_type(modes: ValueMode
         "text": (25, -1), "bytea": (17, -1), "varbit": (1562, -1), "hstore": (HSTORE, -1),
         "texts": (1009, -1), "byteas": (1001, -1), "reals": (1021, -1), "doubles": (1022, -1),
         "bigints": (1016, -1), "dates": (1182, -1), "numerics": (1231, -1),
-        "numerics_12_2": (1231, numeric(12, 2)), "moneys": (791, -1),
+        "numerics_12_2": (1231, numeric(12, 2)), "moneys": (791, -1), "booleans": (1000, -1),
+        "bits_1": (1561, 1), "varbits_1": (1563, 1), "uuids": (2951, -1), "ranges": (3905, -1),
     }  # fmt: skip
     shape = relation(columns=[("id", 23, -1), *((name, *kind) for name, kind in kinds.items())])
     frames = HSTORE_TYPE + shape + transaction(update("1", *[UNCHANGED] * len(kinds)))

@@ -8,6 +8,7 @@ import hmac
 import json
 import pickle
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from tailrace.model import Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.renames import Renames
+from tests.support.converters.types import numeric
 from tests.support.decode.wire import (
     UNCHANGED,
     decode,
@@ -228,15 +230,27 @@ def test_truncation_counts_characters(values: list[str | None], length: int) -> 
         (25, 7, pa.string(), "7"),
         (1082, "2000-01-01", pa.string(), "2000-01-01"),
         (16, None, pa.string(), "****"),
+        (21, -32_768, pa.int16(), -32_768),
+        (21, 32_768, pa.string(), "32768"),
+        (23, 2**31, pa.string(), "2147483648"),
+        (20, 2**63, pa.string(), "9223372036854775808"),
+        (700, 1e300, pa.string(), "1" + 300 * "0"),
+        ((1700, numeric(4, 2)), 99.99, pa.decimal128(4, 2), Decimal("99.99")),
+        ((1700, numeric(4, 2)), 100, pa.string(), "100"),
+        ((1700, numeric(4, 2)), 0.125, pa.string(), "0.125"),
+        ((1700, numeric(30, 10)), 1e-7, pa.decimal128(30, 10), Decimal("0.0000001000")),
+        ((1700, -1), 1e300, pa.string(), "1" + 300 * "0"),
     ],
 )
-def test_a_fixed_number_keeps_the_type_of_a_column_of_numbers(
-    kind: int, value: Any, type_: pa.DataType, found: Any
+def test_a_fixed_number_keeps_the_type_of_a_column_of_numbers_that_can_hold_it(
+    kind: int | tuple[int, int], value: Any, type_: pa.DataType, found: Any
 ) -> None:
-    shape = relation(columns=[("id", 23, -1), ("v", kind, -1)])
+    oid, modifier = kind if isinstance(kind, tuple) else (kind, -1)
+    shape = relation(columns=[("id", 23, -1), ("v", oid, modifier)])
     mask = {"columns": ["*.*.v"], "method": "fixed", "value": value}
     rows = read(transaction(shape, insert("1", "1")), masks=[mask]).rows()
     assert (rows.schema.field("v").type, rows.column("v").to_pylist()) == (type_, [found])
+    assert rows.column("_special").null_count == 1
 
 
 def test_null_takes_values_away_and_keeps_the_type() -> None:

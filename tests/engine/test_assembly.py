@@ -287,6 +287,11 @@ def test_the_view_is_there_at_any_time():
         ({"url": "https://db.example/x"}, {"url": "https://db.example/x"}),
         ({"token": "${file:/run/t}"}, {"token": "${file:/run/t}"}),
         ({"list": [{"secret": "x"}]}, {"list": [{"secret": "***"}]}),
+        (
+            {"options": {"sasl.pasword": "x", "sasl.username": "${env:USER}", "n": {"m": 1}}},
+            {"options": {"sasl.pasword": "***", "sasl.username": "${env:USER}", "n": {"m": "***"}}},
+        ),
+        ({"options": "-c work_mem=64MB"}, {"options": "-c work_mem=64MB"}),
     ],
 )
 def test_settings_are_shown_without_secrets(value, shown):

@@ -19,6 +19,7 @@ from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.avro import AvroDocuments
 from tailrace.join.debezium_rows import DebeziumTables
+from tailrace.join.debezium_values import Placeholder
 from tailrace.protocol import metadata_frames
 from tailrace.sources.row_frames import UNCHANGED, Row, RowFrames, TableShape
 from tests.support.converters.registry import FakeRegistry
@@ -330,3 +331,12 @@ def in_avro(number: int, schema: dict[str, Any], record: dict[str, Any]) -> byte
     written = io.BytesIO()
     fastavro.schemaless_writer(written, fastavro.parse_schema(schema), record)
     return b"\0" + number.to_bytes(4, "big") + written.getvalue()
+
+
+def test_what_stands_for_an_unsent_array_of_uuids_or_booleans_is_known() -> None:
+    placeholder = Placeholder(PLACEHOLDER)
+    # Java's UUID.nameUUIDFromBytes, as Debezium 3.7 has it in the place of a `uuid[]`.
+    assert placeholder.stands_for(["b68a35a7-17ad-35b3-af2a-ae46edb4545a"])
+    bits = [bit == "1" for letter in PLACEHOLDER.encode() for bit in f"{letter:08b}"]
+    assert placeholder.stands_for(bits)
+    assert not placeholder.stands_for(bits[1:])

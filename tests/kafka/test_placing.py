@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections import Counter, defaultdict
 from dataclasses import replace
+from decimal import Decimal
 
 import fastavro
 import numpy as np
@@ -19,7 +21,7 @@ from tailrace.converters.avro.encoder import encoded
 from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
-from tailrace.converters.headers import with_json
+from tailrace.converters.headers import header_texts, with_json
 from tailrace.decode.kernel import NONE
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.topics import Topics
@@ -78,6 +80,23 @@ def test_a_header_of_several_fields_is_json_and_counted_as_such() -> None:
     lengths = [len(text) + len("of") + 10 for text in texts.drop_null().to_pylist()]
     assert (sizes(events) - OVERHEAD).tolist() == [lengths[0], 0, lengths[1]]
     assert largest(events) >= sizes(events).max()
+
+
+def test_a_header_is_postgresqls_text_of_its_value() -> None:
+    utc = pa.timestamp("us", tz="UTC")
+    found = {
+        "infinity": pa.array([2**63 - 1], utc),
+        "2024-02-29 12:00:00+00": pa.array([1_709_208_000_000_000], utc),
+        "0044-03-15 BC": pa.array([-735_160], pa.date32()),
+        "0.0000000001": pa.array([Decimal("1e-10")], pa.decimal128(38, 10)),
+        "NaN": pa.array([math.nan]),
+        "1e+22": pa.array([1e22]),
+        "true": pa.array([True]),
+        "-7": pa.array([-7]),
+    }
+    assert {text: header_texts(values).to_pylist() for text, values in found.items()} == {
+        text: [text] for text in found
+    }
 
 
 def test_a_dead_letter_tells_table_place_and_size() -> None:

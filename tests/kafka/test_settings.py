@@ -120,6 +120,8 @@ def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
         ("compression.type", "zip", "compression.codec"),
         ("linger.ms", "none", "queue.buffering.max.ms"),
         ("partitioner", "mine", "partitioner"),
+        ("security.protocol", "hunter 2", "security.protocol"),
+        ("sasl.pasword", "hunter 2", "sasl.pasword"),
     ],
 )
 def test_options_that_the_client_does_not_take_are_told_with_the_file(
@@ -130,6 +132,7 @@ def test_options_that_the_client_does_not_take_are_told_with_the_file(
         settings_of(sink)
     assert (caught.value.kind, "correct `options`" in caught.value.hint) == (Kind.SINK_MISCONFIGURED, True)
     assert named in caught.value.message
+    assert value not in caught.value.message
     file = tmp_path / "pipeline.yaml"
     file.write_text(
         "name: shop\nsource: {type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody}\n"

@@ -66,3 +66,13 @@ def test_a_topics_events_are_put_together_from_its_groups_in_the_source_order() 
     ]  # fmt: skip
     [(_, part)] = found.by_topic(2, 4)
     assert part.values.to_pylist() == [b"2", None]
+
+
+def test_a_topics_headers_of_several_types_are_postgresqls_texts() -> None:
+    stamps = pa.StructArray.from_arrays([pa.array([2**63 - 1, 0], pa.timestamp("us", tz="UTC"))], ["h"])
+    found = events(
+        (group("a", 0, 2), Converted(None, pa.array(["0", "2"]), stamps)),
+        (group("a", 1), Converted(None, pa.array(["1"]), pa.array([{"h": "text"}]))),
+    )
+    [(_, part)] = found.by_topic(0, 9)
+    assert [one["h"] for one in part.headers.to_pylist()] == [b"infinity", b"text", b"1970-01-01 00:00:00+00"]

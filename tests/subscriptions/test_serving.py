@@ -376,6 +376,7 @@ def test_the_token_is_in_no_log_line(orders, capfd):
         ({"tabel": "public.orders"}, 400, "config_invalid", "no parameter 'tabel'"),
         ({"source": "shop"}, 400, "config_invalid", "no source 'shop'"),
         ({"table": "orders"}, 400, "config_invalid", "schema.table"),
+        ({"table": "/(.*a)*b/"}, 400, "config_invalid", "a regular expression"),
         ({"from_": "yesterday"}, 400, "config_invalid", "'yesterday'"),
         ({"from_": ["1", "2"]}, 400, "config_invalid", "twice"),
         ({"from_": "100000000"}, 400, "log_range_invalid", "the log ends"),
@@ -576,8 +577,8 @@ def test_a_port_that_is_taken_is_said_before_anything_is_served(orders, port):
         assert another not in (0, port)
 
 
-@pytest.mark.parametrize("value", [None, ""])
-def test_without_a_token_nothing_is_served(orders, monkeypatch, value):
+@pytest.mark.parametrize("value", [None, "", "schlüssel", "secret ", "a\tb"])
+def test_without_a_token_that_a_header_can_carry_nothing_is_served(orders, monkeypatch, value):
     monkeypatch.delenv("TAILRACE_TOKEN")
     if value is not None:
         monkeypatch.setenv("TAILRACE_TOKEN", value)

@@ -70,6 +70,8 @@ ALIKE = [
     {"type": "mask", "fields": ["price"], "method": "hash", "salt": "${env:SHAPE_SALT}"},
     {"type": "mask", "fields": ["price"], "method": "truncate", "length": 2},
     {"type": "mask", "fields": ["pri*"], "value": 0.5},
+    {"type": "mask", "fields": ["id", "price"], "value": 10**12},
+    {"type": "mask", "fields": ["price"], "value": 0.125},
     {"type": "mask", "fields": ["price"], "value": "?"},
     {"type": "mask", "fields": ["price"], "method": "null"},
 ]
@@ -303,14 +305,56 @@ def test_an_infinity_in_a_text_has_no_number() -> None:
             applied(texts, {"type": "timestamps", "fields": ["t"], "to": to})
 
 
+def test_a_year_of_six_digits_is_written_as_it_is() -> None:
+    converted = {"type": "timestamps", "fields": ["t"], "to": "string"}
+    texts = {
+        "294246-12-31 23:59:59.999999": "+294246-12-31T23:59:59.999999Z",
+        "0044-03-15 00:00:00 BC": "-0043-03-15T00:00:00.000000Z",
+    }
+    for text, written in texts.items():
+        group = orders(insert("1", text), columns=[("id", 23, -1), ("t", 1114, -1)])
+        assert envelope(applied(group, converted))[0]["after"]["t"] == written
+        if text[0] == "2":
+            with pytest.raises(TailraceError, match="out of range"):
+                applied(group, {**converted, "format": "%Y"})
+
+
 def test_times_are_read_and_written_by_a_format() -> None:
     converted = {"type": "timestamps", "fields": ["t"], "read_format": "%d.%m.%Y %H:%M", "to": "string"}
     found = rows(applied(plain([{"t": "14.11.2023 22:13"}]), {**converted, "format": "%Y/%m/%d %H-%M-%S"}))
     assert found[0]["value"] == {"t": "2023/11/14 22-13-00"}
-    for bad in ("never", "14.11.2023"):
+    for bad in ("never", "14.11.2023", "30.02.2024 10:00", "31.11.2023 10:00", "00.11.2023 10:00"):
         with pytest.raises(TailraceError, match="no point in time") as caught:
             applied(plain([{"t": bad}]), converted)
         assert bad not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("read_format", "text", "read"),
+    [
+        ("%Y-%m-%d", "2024-02-29", "2024-02-29 00:00"),
+        ("%Y-%m-%d", "2023-02-29", None),
+        ("%D", "02/30/24", None),
+        ("%d %B %Y", "31 April 2024", None),
+        ("%Y-%m-%d %H:%M %z", "2024-03-01 00:30 +0200", "2024-02-29 22:30"),
+        ("%z %Y-%m-%d", "-0500 2024-12-31", "2024-12-31 05:00"),
+        ("%z %Y-%m-%d", "-0500 2024-11-31", None),
+        ("%Y %j", "2024 366", "2024-12-31 00:00"),
+        ("%Y %j", "2023 366", None),
+        ("%Y %U %w", "2024 10 1", "2024-03-11 00:00"),
+    ],
+)
+def test_a_day_that_a_month_or_year_does_not_have_is_refused(
+    read_format: str, text: str, read: str | None
+) -> None:
+    step = {"type": "timestamps", "fields": ["t"], "read_format": read_format, "to": "string"}
+    group = plain([{"t": text}, {"t": None}])
+    if read is None:
+        with pytest.raises(TailraceError, match="no point in time"):
+            applied(group, step)
+        return
+    found = rows(applied(group, {**step, "format": "%Y-%m-%d %H:%M"}))
+    assert [row["value"]["t"] for row in found.values()] == [read, None]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,11 @@ def is_exact(pattern: str) -> bool:
     return found is not None and not any("*" in part and part[0] != '"' for part in found.groups())
 
 
+def is_regular_expression(pattern: str) -> bool:
+    """Return whether a pattern is a regular expression: one that does not fit may take for ever."""
+    return _expression(pattern) is not None
+
+
 def table_expression(pattern: str, schema: str) -> str | None:
     """Return a regular expression for the names of the tables of `schema` that a pattern of tables means.
 
@@ -151,7 +156,18 @@ def _compiled(pattern: str, parts: int) -> re.Pattern[str] | tuple[re.Pattern[st
     if expression is not None:
         return re.compile(expression, re.DOTALL)
     found = _FORMS[parts].fullmatch(pattern)
-    return () if found is None else tuple(re.compile(_of_part(part), re.DOTALL) for part in found.groups())
+    parts_of = () if found is None else found.groups()
+    return tuple(re.compile(_looking_once(part), re.DOTALL) for part in parts_of)
+
+
+def _looking_once(part: str) -> str:
+    # As `_of_part`. What stands between two stars is sought once, where it comes first: many stars would
+    # have a name that does not fit be looked at in every way to part it.
+    first, *between = part.split("*") if not part.startswith('"') else [part]
+    if not between:
+        return _of_part(part)
+    sought = "".join(f"(?>.*?{re.escape(piece)})" for piece in between[:-1])
+    return f"{re.escape(first)}{sought}.*{re.escape(between[-1])}"
 
 
 def _of_part(part: str) -> str:

@@ -13,6 +13,7 @@ import base64
 import functools
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from tailrace.converters.connect_schemas import Schema, array, mapping, struct, written
@@ -30,7 +31,7 @@ _BITS_MAX = 2_147_483_647
 #: Of a field's metadata: what its values' schema is called.
 _NAME, _VERSION = b"connect.name", b"connect.version"
 
-#: Of an array's items: types whose placeholder is its letters' codes.
+#: Of an array's items: types whose placeholder is its letters' codes. That of booleans is the codes' bits.
 _NUMBER_TYPES = {"int16": int, "int32": int, "int64": int, "float": float, "double": float}
 
 #: Forms that a kernel can't write as Java does: numbers that are no doubles yet.
@@ -71,9 +72,11 @@ class TypeMapping:
         if self.schema.type == "struct":
             return written({"scale": 0, "value": encoded})
         if self.schema.type == "array":
-            item = self.in_parts[0]
+            item, letters = self.in_parts[0], placeholder.encode()
             if item.schema.type in _NUMBER_TYPES:
-                return written([_NUMBER_TYPES[item.schema.type](letter) for letter in placeholder.encode()])
+                return written([_NUMBER_TYPES[item.schema.type](letter) for letter in letters])
+            if item.schema.type == "boolean":
+                return written(np.unpackbits(np.frombuffer(letters, np.uint8)).astype(bool).tolist())
             return f"[{item.unavailable(placeholder)}]"
         return written(placeholder)
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 from tailrace.converters.cells.connect_values import of_array
 from tailrace.converters.cells.json_values import json_texts
 from tailrace.converters.debezium_types import arrow_mapping, debezium_modes
+from tailrace.decode.values.texts import texts_of
 from tailrace.model import OWN_FORMS
 from tailrace.records.events import NEW_KEY, OLD_KEY
 from tailrace.records.group import Group, Places
@@ -60,11 +61,11 @@ def _json(values: pa.Array) -> pa.Array:
 
 
 def header_texts(values: pa.Array) -> pa.Array:
-    """Return a header's values as texts or bytes; numbers and flags become texts; null stays null.
+    """Return a header's values as texts or bytes; others become PostgreSQL's texts; null stays null.
 
     :param values: none of them nested: see `with_json`.
     """
     kind = values.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    return values if is_text or is_bytes else values.cast(pa.large_string())
+    return values if is_text or is_bytes else texts_of(values)

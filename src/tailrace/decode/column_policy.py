@@ -14,20 +14,24 @@ import hashlib
 import hmac
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 
 from tailrace.config.source.column_policy import ColumnMask, ColumnPolicy, ColumnRoles
 from tailrace.decode.tuples import Tuples
+from tailrace.decode.types import known_type, numeric_shape
 from tailrace.decode.values.masks import fixed, hashed, nulled, shortened
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Column, Relation, ReplicaIdentity
+from tailrace.model import Column, Relation, ReplicaIdentity, ValueModes
 from tailrace.protocol.renames import Renames
 
 _TEXT_OID = 25
-#: Integers, floats and numeric: a number keeps the type of such a column.
-_INTEGER_OIDS = frozenset({20, 21, 23, 26})
-_NUMBER_OIDS = _INTEGER_OIDS | {700, 701, 1700}
+#: Types of numbers: a number that such a column can hold keeps its type. Of whole ones, what they hold.
+_WHOLE = {oid: range(-(2**bits), 2**bits) for oid, bits in ((20, 63), (21, 15), (23, 31), (26, 63))}
+_LARGEST = {700: float(np.finfo(np.float32).max), 701: float(np.finfo(np.float64).max)}
+_DOUBLE, _NUMERIC = 701, 1700
 
 FIXED_TEXT = "****"
 
@@ -70,7 +74,7 @@ class Shape:
                 assert salt is not None, "a mask that hashes has its salt"
                 tuples = hashed(tuples, place, salt.value)
             elif mask.method == "fixed":
-                tuples = fixed(tuples, place, _constant(mask).encode())
+                tuples = fixed(tuples, place, fixed_text(mask).encode())
             elif mask.method == "truncate":
                 shortened(tuples, place, mask.length or 0)
             else:
@@ -197,7 +201,7 @@ def reshaped(
     let_out = [relation.columns[place] for place in kept]
     masked = [(at, *masks[column.name]) for at, column in enumerate(let_out) if column.name in masks]
     for at, mask, salt in masked:
-        let_out[at] = _masked(let_out[at], mask, salt)
+        let_out[at] = _masked(let_out[at], mask, salt, relation.modes)
     primary_key = () if set(left_out) & set(relation.primary_key) else relation.primary_key
     return Shape(
         source=relation,
@@ -216,10 +220,10 @@ def reshaped(
 EVERYTHING = TablePolicy(ColumnPolicy(), {})
 
 
-def _masked(column: Column, mask: ColumnMask, salt: Salt | None) -> Column:
+def _masked(column: Column, mask: ColumnMask, salt: Salt | None, modes: ValueModes) -> Column:
     """Return the column that holds the masked values; so is the value of rows from before it."""
     missing = None if column.missing is None else _masked_text(column.missing, mask, salt)
-    if mask.method == "null" or keeps_type(column, mask):
+    if mask.method == "null" or _keeps_type(column, mask, modes):
         return replace(column, missing=missing, not_null=column.not_null and mask.method != "null")
     return Column(column.name, _TEXT_OID, -1, column.in_identity, column.number, missing, column.unknown)
 
@@ -229,20 +233,35 @@ def _masked_text(text: str, mask: ColumnMask, salt: Salt | None) -> str | None:
         assert salt is not None, "a mask that hashes has its salt"
         return hmac.digest(salt.value, text.encode(), hashlib.sha256).hex()
     if mask.method == "fixed":
-        return _constant(mask)
+        return fixed_text(mask)
     return text[: mask.length or 0] if mask.method == "truncate" else None
 
 
-def keeps_type(column: Column, mask: ColumnMask) -> bool:
+def _keeps_type(column: Column, mask: ColumnMask, modes: ValueModes) -> bool:
     """Return whether the value of a fixed mask is one of the column's type."""
-    if mask.method != "fixed" or isinstance(mask.value, str | None):
+    number, kind = mask.value, known_type(column)
+    if mask.method != "fixed" or isinstance(number, str | None):
         return False
-    oid = column.value_type.oid if column.value_type is not None else column.type_oid
-    return oid in _NUMBER_OIDS and (isinstance(mask.value, int) or oid not in _INTEGER_OIDS)
+    oid = _DOUBLE if kind.oid == _NUMERIC and modes.decimal == "double" else kind.oid
+    if oid in _WHOLE:
+        return isinstance(number, int) and number in _WHOLE[oid]
+    if oid in _LARGEST:
+        return abs(number) <= _LARGEST[oid]
+    shape = numeric_shape(kind.modifier)
+    return oid == _NUMERIC and (shape is None or _fits(number, *shape))
 
 
-def _constant(mask: ColumnMask) -> str:
-    return FIXED_TEXT if mask.value is None else str(mask.value)
+def _fits(number: float, precision: int, scale: int) -> bool:
+    """Return whether a `numeric` of so many digits holds a number as it is."""
+    unscaled = Fraction(str(number)) * Fraction(10) ** scale
+    return unscaled.denominator == 1 and abs(unscaled) < 10**precision
+
+
+def fixed_text(mask: ColumnMask) -> str:
+    """Return the text of the value of a fixed mask."""
+    if isinstance(mask.value, str | None):
+        return FIXED_TEXT if mask.value is None else mask.value
+    return format(Decimal(str(mask.value)), "f")  # PostgreSQL's `numeric` has no exponents
 
 
 def columns_of(relation: Relation, renames: Renames = _NO_RENAMES) -> ColumnRoles:

@@ -9,12 +9,14 @@ Source: Debezium 3.6, io.debezium.time, io.debezium.data, UnchangedToastedPlaceh
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -57,9 +59,11 @@ class Placeholder:
         raw = text.encode()
         encoded = _base64(raw)
         self._plain = {text, raw, encoded}
-        # Of arrays of texts, of bytes and of numbers, of maps, and of decimals with a scale of their own,
-        # alone and in arrays.
-        self._nested: list[Any] = [[text], [encoded], [raw], list(raw), {text: text}]
+        # Of arrays of texts, of bytes, of numbers and of booleans, of maps, and of decimals with a scale of
+        # their own, alone and in arrays. Debezium's of an array of UUIDs is one that Java names after it.
+        bits = np.unpackbits(np.frombuffer(raw, np.uint8)).astype(bool).tolist()
+        named = UUID(bytes=hashlib.md5(raw, usedforsecurity=False).digest(), version=3)
+        self._nested: list[Any] = [[text], [encoded], [raw], list(raw), bits, {text: text}, [str(named)]]
         decimals = [{"scale": 0, "value": encoded}, {"scale": 0, "value": raw}]
         self._nested += [*decimals, *([decimal] for decimal in decimals)]
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tailrace.decode.values.texts import texts_of
 from tailrace.records.batch import Batch, Partition
 from tailrace.records.group import Flags, Group, Places, source_order
 from tailrace.records.record import Record
@@ -245,10 +246,10 @@ def _end_to_end(parts: Sequence[pa.Array | Sequence[Any] | None], counts: Sequen
 
 
 def _in_bytes(values: pa.Array) -> pa.Array:
-    # Numbers and flags have no bytes of their own but those of their texts.
+    # Numbers, flags and times have no bytes of their own but those of their texts.
     kind = values.type
     is_fixed = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
-    return (values.cast(pa.large_string()) if is_fixed else values).cast(_BYTES)
+    return (texts_of(values) if is_fixed else values).cast(_BYTES)
 
 
 class _Entries:

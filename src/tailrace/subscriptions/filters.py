@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tailrace.config import is_exact, matches
-from tailrace.config.patterns import check_pattern
+from tailrace.config.patterns import check_pattern, is_regular_expression
 from tailrace.config.transformations.steps import ROOTS
 from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind, TailraceError
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class ChangeFilter:
     """What is wanted. Equal filters choose the same.
 
-    `tables`: patterns as in a pipeline's file; none: every table, and logical messages. `where`: an
-    expression as in predicates; empty: every change.
+    `tables`: patterns as in a pipeline's file, but no regular expressions; none: every table, and logical
+    messages. `where`: an expression as in predicates; empty: every change.
     """
 
     tables: tuple[str, ...] = ()
@@ -90,6 +90,8 @@ def parsed(tables: list[str], where: str) -> ChangeFilter:
     try:
         for each in tables:
             check_pattern(each)
+            if is_regular_expression(each):
+                raise ValueError(f"{each!r} is a regular expression, with which one client could hold up all")
     except ValueError as error:
         raise TailraceError(
             Kind.CONFIG_INVALID,

@@ -103,13 +103,14 @@ def require_token(token: Secret, headers: Mapping[str, str], query: str | None, 
 def resolved_token(token: Secret) -> str:
     """Return the token, read now.
 
-    :raises TailraceError: `SECRET_MISSING`, also if it is empty.
+    :raises TailraceError: `SECRET_MISSING`, also if it is empty, or nothing that a header can carry.
     """
     value = token.resolve()
-    if not value:
+    if not value or not (value.isascii() and value.isprintable() and value == value.strip()):
+        found = "has what a header can't carry: a space at its end, or no ASCII" if value else "is empty"
         raise TailraceError(
             Kind.SECRET_MISSING,
-            f"resolve {token}: it is empty",
+            f"resolve {token}: it {found}",
             "put a long random text there: openssl rand -hex 32",
         )
     remember(value)

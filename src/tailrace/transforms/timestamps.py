@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config.transformations import options
-from tailrace.decode.values.stamps import finite, with_infinities
+from tailrace.decode.values.stamps import finite, stamp_texts, with_infinities
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
 from tailrace.transforms.fields import Fields, failure, field_names, fitting, with_edited
@@ -17,6 +17,9 @@ from tailrace.transforms.groups.values import cast
 
 _UTC = "UTC"
 _INSTANT = pa.timestamp("us", tz=_UTC)
+_ISO_DIGITS = 6
+#: So far from 1970 `strftime` knows the year.
+_YEARS_MAX_S = 30_000 * 31_556_952
 _UNITS = {"unix_s": "s", "unix_ms": "ms", "unix_us": "us", "unix_ns": "ns"}
 
 
@@ -97,7 +100,7 @@ class Timestamps:
         if pa.types.is_date(arrow):
             return values.cast(pa.timestamp("us")).cast(_INSTANT)
         if pa.types.is_string(arrow) and self.reading:
-            return pc.strptime(values, format=self.reading, unit="us").cast(_INSTANT)
+            return _parsed(values, self.reading).cast(_INSTANT)
         if pa.types.is_string(arrow):
             return cast(values, "TIMESTAMPTZ")
         raise pa.ArrowTypeError
@@ -112,10 +115,32 @@ class Timestamps:
         if self.to == "timestamp":
             return _instants(times)
         if not self.writing:
-            return pc.strftime(_instants(times), format="%Y-%m-%dT%H:%M:%SZ")
+            return stamp_texts(_instants(times), _ISO_DIGITS)
+        # Arrow's years have 16 bits.
+        if pc.any(pc.greater(pc.abs(_counted(times, "s")), _YEARS_MAX_S)).as_py():
+            raise pa.ArrowInvalid
         # Arrow writes the fraction of a second with its second, if there is one.
         whole = pc.floor_temporal(times, unit="second").cast(pa.timestamp("s", tz=_UTC))
         return pc.strftime(whole, format=self.writing)
+
+
+def _parsed(texts: pa.StringArray, reading: str) -> pa.Array:
+    """Return the points in time that texts say.
+
+    :raises pyarrow.ArrowInvalid: if a text has another form, or its month has no such day.
+    """
+
+    def parsed(more: str, how: str) -> pa.Array:
+        given = pc.binary_join_element_wise(texts, more, "") if more else texts
+        return pc.strptime(given, format=reading + how, unit="us")
+
+    # Arrow takes 30 February for 1 March. What is read later counts: here an offset of none, and January, in
+    # which each day of a month is the one that was read.
+    local, in_january = parsed(" +0000", " %z"), parsed(" +0000 1", " %z %m")
+    for part in (pc.day, pc.year):
+        if pc.any(pc.not_equal(part(local), part(in_january))).as_py():
+            raise pa.ArrowInvalid
+    return parsed("", "") if "%z" in reading else local.cast(pa.timestamp("us"))
 
 
 def _instants(times: pa.Array) -> pa.Array:

@@ -59,7 +59,8 @@ class MaskOptions(Section):
     )
     value: Annotated[str | int | float, PlainValidator(_mask_constant)] | None = Field(
         default=None,
-        description="Value of `fixed`; default `****`. Under a number a column of numbers keeps its type.",
+        description="Value of `fixed`; default `****`. Under a number that its type holds, a column of "
+        "numbers keeps its type; else it is text.",
     )
     length: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
         default=None, description="Characters that `truncate` leaves."

@@ -103,20 +103,50 @@ def moved_of(group: Group) -> Moved | None:
         columns = [old.column(n) for n in range(old.num_columns - 2)]
         keys = fingerprints(pa.StructArray.from_arrays(columns, names=old.schema.names[:-2]))
         return Moved(group.index[rows], keys)
-    key, before = group.column("key"), group.column("before")
-    if not (pa.types.is_struct(key.type) and pa.types.is_struct(before.type)):
-        return None
-    names = key.type.names
-    if not set(names) <= set(before.type.names):
-        return None
-    rows = np.flatnonzero(_is(group, Op.UPDATE) & np.asarray(pc.is_valid(before)))
-    if not len(rows):
-        return None
-    taken = before.take(pa.array(rows))
-    fields = dict(zip(taken.type.names, taken.flatten(), strict=True))
-    keys = fingerprints(pa.StructArray.from_arrays([fields[name] for name in names], names=names))
-    differs = keys != fingerprints(key.take(pa.array(rows)))
+    rows, keys = _former_keys(group)
+    differs = keys != fingerprints(group.column("key").take(pa.array(rows)))
     return Moved(group.index[rows[differs]], keys[differs]) if differs.any() else None
+
+
+def transformed_keys_of(group: Group, source: Group) -> OrderingKeys:
+    """Return the ordering keys of records that transformations have made of those of `source`.
+
+    The former key is as they go out, too. Where that is not known, a record that changed its key has all.
+    """
+    keys = ordering_keys_of(group, moved_of(group))
+    if group.wire is not None or group.is_second is not None or (moved := moved_of(source)) is None:
+        return keys
+    known, _ = _former_keys(group)
+    rows = np.setdiff1d(np.flatnonzero(np.isin(group.index, moved.places)), known)
+    before = ordering_keys_of(source, moved)
+    at = np.searchsorted(source.index, group.index[rows])
+    # Of a key that is what it was, the former one is, too.
+    is_same = keys.own[rows] == before.own[at]
+    keys.other[rows[is_same]] = before.other[at[is_same]]
+    keys.in_all[rows[~is_same]] = True
+    return keys
+
+
+def _former_keys(group: Group) -> tuple[Places, Fingerprints]:
+    """Return the updates of which the row before says the key, and the fingerprints of that key."""
+    key, before, after = (group.column(name) for name in ("key", "before", "after"))
+    none = np.empty(0, np.int64), np.empty(0, np.uint64)
+    if not (pa.types.is_struct(key.type) and pa.types.is_struct(before.type)):
+        return none
+    names = key.type.names
+    rows = np.flatnonzero(_is(group, Op.UPDATE) & np.asarray(pc.is_valid(before)))
+    if not (len(rows) and set(names) <= set(before.type.names)):
+        return none
+    if pa.types.is_struct(after.type) and set(names) <= set(after.type.names):
+        # If the key is not that of the row now, since only one of them was transformed, it was not before.
+        rows = rows[_of_row(after, names, rows) == fingerprints(key.take(pa.array(rows)))]
+    return rows, _of_row(before, names, rows)
+
+
+def _of_row(image: pa.Array, names: Sequence[str], rows: Places) -> Fingerprints:
+    taken = image.take(pa.array(rows))
+    fields = dict(zip(taken.type.names, taken.flatten(), strict=True))
+    return fingerprints(pa.StructArray.from_arrays([fields[name] for name in names], names=names))
 
 
 def _is(group: Group, op: Op) -> npt.NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tailrace.engine.processing.ordering_keys import OrderingKeys, moved_of, ordering_keys_of
+from tailrace.engine.processing.ordering_keys import OrderingKeys, transformed_keys_of
 from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Event, Events
 from tailrace.records.group import Group, source_order
@@ -174,15 +174,11 @@ class Stage:
         """Return what becomes of some groups. On any thread."""
         out: list[StagedGroup] = []
         for source in part:
-            moved = moved_of(source) if self.finds_keys else None
             for group in (source,) if self.transform is None else self.transform(source):
                 if len(group):
                     converted = None if self.convert is None else self.convert(group)
-                    out.append(
-                        StagedGroup(
-                            group, converted, ordering_keys_of(group, moved) if self.finds_keys else None
-                        )
-                    )
+                    keys = transformed_keys_of(group, source) if self.finds_keys else None
+                    out.append(StagedGroup(group, converted, keys))
         return out
 
     @property

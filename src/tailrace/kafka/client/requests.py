@@ -110,6 +110,9 @@ _NO_ANSWER = re.compile(
     r"Operation timed out|Resolving timed out|Recv failure|Send failure|Empty reply)"
 )
 
+#: What an option was given, where the client says that it takes no such value.
+_GIVEN = re.compile(r'(Invalid value )(?:".*" )?(for configuration property "[^"]*")(?:: .*)?', re.DOTALL)
+
 #: The name of a topic and of a group that nobody has.
 _NOBODY = "tailrace-is-anybody-there"
 #: For one answer, longer each time: in between it is heard what keeps the cluster from answering.
@@ -132,7 +135,8 @@ def made(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any])
         return kind(dict(settings))
     except KafkaException as error:
         bootstrap = str(settings.get("bootstrap.servers", ""))
-        raise unfit_options(error_of(error).str(), bootstrap) from None
+        # What an option was given may be a password under a wrong name.
+        raise unfit_options(_GIVEN.sub(r"\1\2", error_of(error).str()), bootstrap) from None
 
 
 def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:

@@ -6,11 +6,11 @@ be: such a change is still the source's bytes, and nothing is decoded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tailrace.config.source.column_policy import ColumnMask
 from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import ROOTS
-from tailrace.decode.column_policy import FIXED_TEXT, Salt, reshaped
+from tailrace.decode.column_policy import Salt, fixed_text, reshaped
 from tailrace.decode.types import as_text, cast_as_sent
 from tailrace.decode.values.masks import HASH_LENGTH, hashed_texts
 from tailrace.errors import Kind, TailraceError
@@ -215,15 +215,22 @@ class Mask:
 
 
 def _constant(mask: ColumnMask, arrow: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
-    value: Any = FIXED_TEXT if mask.value is None else mask.value
-    number = not isinstance(value, str)
-    whole = pa.types.is_integer(arrow)
-    if number and (
-        pa.types.is_floating(arrow) or pa.types.is_decimal(arrow) or (whole and value == int(value))
-    ):
-        exact = Decimal(str(value)) if pa.types.is_decimal(arrow) else value
-        return pa.scalar(exact, arrow), pa.scalar(None, arrow)
-    return pa.scalar(str(value)), pa.scalar(None, pa.string())
+    number = None if isinstance(mask.value, str | None) else _number(mask.value, arrow)
+    found = pa.scalar(fixed_text(mask)) if number is None else number
+    return found, pa.scalar(None, found.type)
+
+
+def _number(value: float, arrow: pa.DataType) -> pa.Scalar | None:
+    """Return a number in a type; None if that is none of numbers, or does not hold it."""
+    try:
+        if pa.types.is_integer(arrow) and value == int(value):
+            return pa.scalar(int(value), arrow)
+        if pa.types.is_decimal(arrow):
+            return pa.scalar(Decimal(str(value)), arrow)
+        found = pa.scalar(float(value), arrow) if pa.types.is_floating(arrow) else None
+    except (pa.ArrowInvalid, OverflowError):
+        return None
+    return found if found is None or math.isfinite(found.as_py()) else None
 
 
 def _hashed(texts: pa.StringArray, salt: bytes) -> pa.StringArray:

@@ -258,6 +258,30 @@ def test_a_first_batch_whose_start_retention_has_removed_is_refused(spark: Any, 
             Stream(spark, log, checkpoint).run()
 
 
+def test_a_checkpoint_of_a_query_of_another_table_is_refused(
+    spark: Any, log: HandmadeLog, tmp_path: Path
+) -> None:
+    """What this one had before the checkpoint would never come."""
+    fill(log, 2)
+    Stream(spark, log, tmp_path / "checkpoint", table="public.orders").run()
+    middle = log.writer.durable.offset
+    fill(log, 1, first=2)
+    for options in ({"table": "public.items"}, {}):
+        with pytest.raises(Exception, match="log_foreign") as caught:
+            Stream(spark, log, tmp_path / "checkpoint", **options).run()
+        assert f"startingOffset {middle}" in translated(caught.value).hint
+    items = {"table": "public.items", "startingOffset": middle}
+    assert len(Stream(spark, log, tmp_path / "another", **items).run().rows) == 1
+
+
+def test_a_checkpoint_of_a_version_that_did_not_keep_the_table_is_gone_on_from(log: HandmadeLog) -> None:
+    fill(log, 1)
+    query = as_planned(log, table="public.orders")
+    kept = query.initialOffset()
+    del kept["table"]
+    assert query.latestOffset(kept, ReadAllAvailable())["offset"] == log.writer.durable.offset
+
+
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [

@@ -238,7 +238,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _kept(self) -> LogPosition:
         from tailrace.spark.position import LogPosition
 
-        return LogPosition(self._options.path, self._options.task)
+        return LogPosition(self._options.path, self._options.task, self._options.table)
 
 
 def _partitions(reader: LogReader, task: str, start: int, end: int) -> list[InputPartition]:

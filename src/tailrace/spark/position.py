@@ -141,10 +141,10 @@ class LogPosition:
             before, now = (repr(name) if name else "envelopes of all tables" for name in (table, self._table))
             raise TailraceError(
                 Kind.LOG_FOREIGN,
-                f"go on from a checkpoint: it belongs to a query of {before}, this is one of {now}, which would "
-                "lack all changes up to there",
-                "start with a new checkpoint and a new target; to have later changes alone, as of a table that "
-                f"was renamed, with startingOffset {offset}",
+                f"go on from a checkpoint: it belongs to a query of {before}, this is one of {now}, which "
+                "would lack all changes up to there",
+                "start with a new checkpoint and a new target; to have later changes alone, as of a table "
+                f"that was renamed, with startingOffset {offset}",
                 {"offset": offset},
             )
         return offset

@@ -190,3 +190,20 @@ def test_batches_that_nobody_marks_are_not_gathered_for_ever():
         tracker.begin(number, 1, Counted(number))
     with pytest.raises(TailraceError, match="not marked as processed"):
         tracker.begin(BATCHES_MAX, 1, Counted(0))
+
+
+def test_a_batch_without_records_is_no_end_of_the_transaction_that_it_lies_in():
+    tracker = Tracker()
+    tracker.begin(1, 2, [{"at": 1}, {"at": 2}], transaction_ends=np.array([True, False]))
+    tracker.begin(2, 0, (), {"at": 3}, np.empty(0, np.bool_))
+    for number in (1, 2):
+        tracker.mark_batch(number)
+    tracker.advance()
+    assert tracker.furthest is not None
+    assert tracker.transaction_end is not None
+    assert (tracker.furthest.offset, tracker.transaction_end.offset) == ({"at": 3}, {"at": 1})
+    tracker.begin(3, 0, (), {"at": 4})  # it has the end of the transaction
+    tracker.mark_batch(3)
+    tracker.advance()
+    assert tracker.transaction_end is not None
+    assert tracker.transaction_end.offset == {"at": 4}

@@ -12,6 +12,7 @@ import pytest
 from tailrace.config.converters import RegistryAddress
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.avro import DebeziumAvro
+from tailrace.join.connector import options_of
 from tailrace.join.extraction import MESSAGES, DebeziumJson, JsonFields
 from tailrace.join.merge import UNKNOWN, Position
 from tailrace.join.partition import JoinPartition, TransactionWindow
@@ -54,6 +55,46 @@ def test_fields_of_any_document_are_joined(as_number: bool) -> None:
     assert facts[0] is not None
     assert (facts[0]["event_count"], facts[0]["ts_ms"]) == (2, 5)
     assert [each and each["total_order"] for each in facts] == [1, None, 2, None, 1]
+
+
+def test_keys_of_both_kinds_may_be_in_one_topic() -> None:
+    fields = JsonFields("key", "key", "line", one_count="lines")
+    found = fields.data(messages({"key": "a", "line": 1}, {"key": 5, "line": 1}, None, {"key": "5"}, {}))
+    assert found.keys.to_pylist() == ["a", "5", None, "5", None]
+    assert found.orders.tolist() == [1, 1, UNKNOWN, UNKNOWN, UNKNOWN]
+    heads = fields.transactions(messages({"key": 5, "lines": 2}, {"other": 1}, {"key": "a"}))
+    assert heads.rows.keys.to_pylist() == ["5", "a"]
+    assert heads.rows.counts.tolist() == [2, UNKNOWN]
+    with pytest.raises(TailraceError) as caught:
+        fields.data(messages({"key": "a"}, {"key": 1}, {"key": [1]}, {"key": 2}))
+    assert caught.value.context == {"offset_first": 2, "messages": 1}
+
+
+def test_one_field_may_be_key_and_order() -> None:
+    fields = JsonFields("id", "id", one_order="id")
+    found = fields.transactions(messages({"id": 5}, {}, {"id": 7}))
+    assert found.rows.orders is not None
+    assert (found.rows.keys.to_pylist(), found.rows.orders.tolist()) == (["5", "7"], [5, 7])
+    with pytest.raises(TailraceError) as caught:
+        fields.transactions(messages({"id": "x7"}))
+    assert caught.value.kind is Kind.JOIN_VIOLATED
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": ["a", "b", "a"]}, "data: a topic is named twice"),
+        (
+            {"fields": {"data": {"key": "of", "order": "of.line"}, "transactions": {"key": "id"}}},
+            "of.line: is a field of of",
+        ),
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(TailraceError) as caught:
+        options_of({"bootstrap_servers": "b:1", "data": ["a"], "transactions": "t", **changes})
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    assert said in caught.value.message
 
 
 @pytest.mark.parametrize("schema", ['"string"', '["null","string"]', '{"type":"array","items":"int"}'])

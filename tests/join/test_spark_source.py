@@ -209,10 +209,12 @@ def test_it_begins_and_ends_where_it_is_told_to(
     for given, kind in (
         ({"data": {topics.data[0]: {9: 0}}}, Kind.CONFIG_INVALID),
         ({"data": {topics.data[0]: {0: 1 << 40}}}, Kind.LOG_RANGE_INVALID),
+        ({"data": {}, "transactions": 1 << 40}, Kind.LOG_RANGE_INVALID),
     ):
-        with pytest.raises(Exception, match="startingOffsets") as caught:
-            read(spark, topics, startingOffsets=json.dumps(given))
-        assert failure(caught.value).kind is kind
+        for option in ("startingOffsets", "endingOffsets"):
+            with pytest.raises(Exception, match=option) as caught:
+                read(spark, topics, **{option: json.dumps(given)})
+            assert failure(caught.value).kind is kind
 
 
 def failure(error: BaseException) -> TailraceError:

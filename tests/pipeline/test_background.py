@@ -94,3 +94,15 @@ def test_a_wait_that_was_too_long_is_no_failure_of_a_file() -> None:
     assert as_failure(TimeoutError()).kind is Kind.INTERNAL
     assert as_failure(TimeoutError(110, "Connection timed out", "/mnt/lake")).kind is Kind.SINK_WRITE_FAILED
     assert as_failure(OSError("words of a library")).kind is Kind.SINK_WRITE_FAILED
+
+
+def test_a_connection_to_java_that_broke_is_no_matter_of_a_file() -> None:
+    def refused(module: str) -> Any:
+        place: dict[str, Any] = {"__name__": module}
+        exec("def connect():\n    raise ConnectionRefusedError(111, 'Connection refused')", place)  # noqa: S102
+        return place["connect"]
+
+    for module, kind in (("py4j.clientserver", Kind.SPARK_FAILED), ("json", Kind.SINK_WRITE_FAILED)):
+        with pytest.raises(ConnectionRefusedError) as caught:
+            refused(module)()
+        assert as_failure(caught.value).kind is kind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from pathlib import Path
@@ -13,12 +15,15 @@ from tailrace.changelog.writer import Tail
 from tailrace.config import PipelineConfig
 from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.remote import attempt as attempt_module
 from tailrace.pipeline.remote import capture
-from tailrace.pipeline.remote.attempt import Order
+from tailrace.pipeline.remote import channel as channel_module
+from tailrace.pipeline.remote.attempt import Attempt, Order
 from tailrace.pipeline.remote.capture import RemoteCapture
 from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
 from tailrace.sources.progress import CaptureProgress, SourceHealth, SourceWarning, TableProgress
 from tailrace.spark.java import cores_of
+from tests.support.wait import wait_until
 
 PROGRESS = CaptureProgress(
     phase="snapshot",
@@ -111,6 +116,48 @@ def test_a_job_that_dies_is_begun_again_and_one_that_ends_is_not(
     assert "${env:NOT_SET_HERE}" in host.orders[0].pipeline, "secrets are resolved over there"
     shown = remote.progress()
     assert (shown.phase, shown.reconnects) == ("stopped", 2)
+
+
+def test_a_full_disk_ends_neither_the_task_nor_its_beginning_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver shows that it lives without room, and a task that can't be told its round says why."""
+    channel, write = Channel(tmp_path / "log"), channel_module._write
+    channel.prepare()
+    channel.ask(DesiredState(run_id="run", round=1))
+    full = True
+
+    def write_if_there_is_room(path: Path, message: Any) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, message)
+
+    monkeypatch.setattr(channel_module, "_write", write_if_there_is_room)
+    monkeypatch.setattr(attempt_module, "SILENCE_S", 0.2)
+    attempt = Attempt(pipeline(tmp_path), "run", (1, 0))
+    until_s = time.monotonic() + 1
+    while time.monotonic() < until_s:
+        channel.beat()
+        attempt._listen(None)  # type: ignore[arg-type]
+        time.sleep(0.02)
+    assert attempt.superseded is None
+    time.sleep(0.3)
+    attempt._listen(None)  # type: ignore[arg-type]
+    assert attempt.superseded == "the driver was silent for too long"
+    host = Host(2, None)
+    monkeypatch.setattr(capture, "_capture", host.capture)
+    remote = RemoteCapture(pipeline(tmp_path), host, 1)  # type: ignore[arg-type]
+    thread = threading.Thread(target=remote.run)
+    thread.start()
+    wait_until(lambda: remote.progress().error is not None, 60, "the error")
+    error = remote.progress().error
+    assert error is not None
+    assert error.kind is Kind.LOG_FULL
+    assert host.orders == []
+    full = False
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(host.orders) == 1, "it goes on by itself"
 
 
 def test_a_capture_that_would_leave_no_core_is_refused(tmp_path: Path) -> None:

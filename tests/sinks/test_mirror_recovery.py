@@ -19,6 +19,7 @@ from tailrace.changelog import runs
 from tailrace.changelog.reader import LogReader
 from tailrace.config import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
+from tailrace.join.options import KafkaJoinSection
 from tailrace.model import LogRange, ValueModes
 from tailrace.ranges import changes as range_changes
 from tailrace.ranges import plan
@@ -33,7 +34,6 @@ from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
 from tests.support.sinks.rig import (
     WIDTHS,
-    make,
     mirror_rows,
     opened,
     rekey,
@@ -260,13 +260,11 @@ def test_a_snapshot_becomes_the_table_and_changes_follow(tmp_path, log):
 
 
 def test_a_topic_that_has_rows_without_a_transaction_again_gives_each_key_one_row(tmp_path, log):
-    joined = replace(log.directory.identity, source=replace(log.directory.identity.source, type="kafka-join"))
     log.append(snapshot(1, (1, ACCOUNTS, ["1\tone\t1", "2\ttwo\t2", "1\tchanged\t10"])))
     log.append(snapshot(1, (1, ACCOUNTS, ["2\tchanged\t20", "3\tthree\t3"])))
     end = log.writer.sync().offset
     for lake, taken in (("at once", write_alone), ("in pieces", write)):
-        sink = make("mirror", tmp_path / lake)
-        sink.open(joined, "shop")
+        sink = opened("mirror", tmp_path / lake, log, reads_once=KafkaJoinSection.snapshot_has_keys_once)
         taken(sink, log, 0, end)
         assert table(tmp_path / lake) == [
             {"id": 1, "note": "changed", "n": 10},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -268,3 +269,16 @@ def test_what_is_wrong_with_its_section_is_said_at_its_place(tmp_path: Path) -> 
     assert "source.colour" in said
     file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n", shards=["a", "nowhere"])
     assert "the shard 'nowhere' is not there" in _tailrace("check", file, status=None)
+
+
+def test_what_the_page_says_of_writing_a_log_is_done_as_it_stands(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own-sources.md").read_text()
+    ((code, *_),) = re.findall(r"```python\n((.|\n)*?)```", page)
+    given: dict[str, Any] = {"log": tmp_path / "log", "listener": None, "position": 5, "commit_time_us": 1}
+    exec(code, given)  # noqa: S102 - of our own page
+    given["writer"].close()
+    shown = subprocess.run(
+        [sys.executable, "-m", "tailrace", "log", "show", str(tmp_path / "log"), "--json"],
+        capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
+    ).stdout  # fmt: skip
+    assert json.loads(shown)["after"] == {"id": 1, "what": "a book"}

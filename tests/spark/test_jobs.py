@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.errors import Kind, TailraceError
 from tailrace.spark.processing import jobs as jobs_module
 from tailrace.spark.processing.jobs import Jobs, wire
 
@@ -65,3 +66,31 @@ def test_what_waits_when_the_threads_have_ended_is_cancelled(
         threads.kept.pop()()
         assert first.result(0) == "done"
         assert_over([second])
+
+
+def _there() -> None:
+    raise ModuleNotFoundError("no module named 'of_executors'")
+
+
+class OfExecutors:
+    """What can be unpickled on executors alone."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _there, ()
+
+
+def test_what_can_not_be_unpickled_here_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = Threads()
+    jobs = jobs_of(threads)
+    made: list[Any] = [OfExecutors(), "done"]
+    monkeypatch.setattr(jobs, "_job", lambda loads: [wire.dumps((True, made.pop(0))) for _ in loads])
+    futures = [jobs.submit(number) for number in (1, 2)]
+    threads.kept.pop()()
+    error = futures[0].exception(0)
+    assert isinstance(error, TailraceError)
+    assert (error.kind, "ModuleNotFoundError" in error.message) == (Kind.TASK_FAILED, True)
+    assert futures[1].result(0) == "done"
+    made.append("again")
+    third = jobs.submit(3)
+    threads.kept.pop()()
+    assert third.result(0) == "again", "the next job is begun"

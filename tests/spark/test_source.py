@@ -44,6 +44,7 @@ from tests.support.spark.wire import (
     update,
 )
 
+MONEY, INTERVAL, BYTEA = 790, 1186, 17
 ORDERS = relation(1, "public.orders", {"id": INT8, "price": numeric(12, 2), "note": TEXT})
 ITEMS = relation(2, "public.items", {"id": INT4})
 
@@ -257,6 +258,30 @@ def test_a_first_batch_whose_start_retention_has_removed_is_refused(spark: Any, 
             Stream(spark, log, checkpoint).run()
 
 
+def test_a_checkpoint_of_a_query_of_another_table_is_refused(
+    spark: Any, log: HandmadeLog, tmp_path: Path
+) -> None:
+    """What this one had before the checkpoint would never come."""
+    fill(log, 2)
+    Stream(spark, log, tmp_path / "checkpoint", table="public.orders").run()
+    middle = log.writer.durable.offset
+    fill(log, 1, first=2)
+    for options in ({"table": "public.items"}, {}):
+        with pytest.raises(Exception, match="log_foreign") as caught:
+            Stream(spark, log, tmp_path / "checkpoint", **options).run()
+        assert f"startingOffset {middle}" in translated(caught.value).hint
+    items = {"table": "public.items", "startingOffset": middle}
+    assert len(Stream(spark, log, tmp_path / "another", **items).run().rows) == 1
+
+
+def test_a_checkpoint_of_a_version_that_did_not_keep_the_table_is_gone_on_from(log: HandmadeLog) -> None:
+    fill(log, 1)
+    query = as_planned(log, table="public.orders")
+    kept = query.initialOffset()
+    del kept["table"]
+    assert query.latestOffset(kept, ReadAllAvailable())["offset"] == log.writer.durable.offset
+
+
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
@@ -465,3 +490,18 @@ def test_what_a_job_failed_of_is_in_the_words_of_its_cause(spark: Any) -> None:
     assert "KeyError: 'there'" in words
     assert "in look" in words
     assert set(on_every_core(spark, partial(look, "here"))) == {True}
+
+
+def test_values_that_are_text_have_the_form_of_the_handling_modes(spark: Any, log: HandmadeLog) -> None:
+    """Also where the column was of another type before, whose values are PostgreSQL's text."""
+    columns: dict[str, Any] = {"id": INT8, "price": MONEY, "every": INTERVAL, "data": BYTEA}
+    log.commit(relation(1, "public.t", {**columns, "data": BOOL}), insert(1, "1", "$1,234.56", "1 day", "t"))
+    log.commit(relation(1, "public.t", columns), insert(1, "2", "$2.00", "02:00:00", "\\xfb"))
+    modes = {"decimalHandlingMode": "string", "intervalHandlingMode": "string"}
+    frame = read(spark, log, table="public.t", binaryHandlingMode="base64", **modes)
+    rows = frame.orderBy("id").collect()
+    assert [(row.price, row.every) for row in rows] == [
+        ("1234.56", "P0Y0M1DT0H0M0S"),
+        ("2.00", "P0Y0M0DT2H0M0S"),
+    ]
+    assert [row.data for row in rows] == ["t", "+w=="]

@@ -72,10 +72,6 @@ class DamageError(ValueError):
     """Bytes that are not what they should be; the text says what was found."""
 
 
-class CutShortError(DamageError):
-    """Bytes that are missing at the end of a file; those before are as they should be."""
-
-
 class SegmentHeader(NamedTuple):
     """The head of a segment: where in log and source it starts."""
 
@@ -243,7 +239,7 @@ def decode_segment_header(data: bytes, seed: int, log_id: bytes) -> SegmentHeade
     :raises TailraceError: `LOG_FORMAT_UNKNOWN`, if a later version wrote it.
     """
     if len(data) < SEGMENT_HEADER_SIZE:
-        raise CutShortError("the segment's header is cut short")
+        raise DamageError("the segment's header is cut short")
     magic, version, reserved, found_id, *rest = _SEGMENT.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _SEGMENT.size)
     if magic != _SEGMENT_MAGIC:
@@ -291,7 +287,7 @@ def decode_block_header(data: bytes | memoryview, at: int, seed: int) -> BlockHe
     :raises DamageError: if no whole and unchanged header of this log is there.
     """
     if len(data) - at < BLOCK_HEADER_SIZE_MIN:
-        raise CutShortError("a block's header is cut short")
+        raise DamageError("a block's header is cut short")
     magic, length, flags, codec, *fields = _BLOCK.unpack_from(data, at)
     table_count, payload_crc = fields[-2:]
     if magic != BLOCK_MAGIC:
@@ -299,7 +295,7 @@ def decode_block_header(data: bytes | memoryview, at: int, seed: int) -> BlockHe
     if table_count > TABLES_LISTED_MAX or length != BLOCK_HEADER_SIZE_MIN + 4 * table_count:
         raise DamageError("a block's header has an impossible length")
     if length > len(data) - at:
-        raise CutShortError("a block's header is cut short")
+        raise DamageError("a block's header is cut short")
     crc_at = at + length - _CRC.size
     (crc,) = _CRC.unpack_from(data, crc_at)
     if crc32c.crc32c(data[at:crc_at], seed) != crc:

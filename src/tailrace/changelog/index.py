@@ -18,7 +18,7 @@ import numpy as np
 from tailrace.changelog import format as codec
 from tailrace.changelog import runs
 from tailrace.changelog.durable import read_fully
-from tailrace.changelog.format import BlockHeader, BlockRef, CutShortError, DamageError, SegmentHeader
+from tailrace.changelog.format import BlockHeader, BlockRef, DamageError, SegmentHeader
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes
 from tailrace.protocol.metadata_frames import schema_frames
@@ -107,7 +107,7 @@ def payload_of(stored: codec.Payload, header: BlockHeader, seed: int) -> Bytes:
     :raises DamageError: if they are not what the header says.
     """
     if len(stored) < header.stored_size:
-        raise CutShortError("a block's frames are cut short")
+        raise DamageError("a block's frames are cut short")
     if codec.checksum(stored, seed) != header.payload_crc:
         raise DamageError("a block's frames do not match their checksum")
     return codec.decompress(stored, header)
@@ -148,7 +148,7 @@ def walk_blocks(
         _check_follows(header, walk, file.header.epoch)
         block = Block(walk.file_at, header)
         if block.file_at + header.size_on_disk > size:
-            raise CutShortError("a block's frames are cut short")
+            raise DamageError("a block's frames are cut short")
         if payloads:
             file.payload(block)
         walk.file_at += header.size_on_disk
@@ -187,15 +187,6 @@ def footer_remains(file: SegmentFile, at: int) -> bool:
     return os.pread(file.fd, len(runs.FOOTER_MAGIC), at) == runs.FOOTER_MAGIC or (
         len(trailer) == runs.TRAILER_SIZE and size - runs.footer_size(trailer) == at
     )
-
-
-def has_zeros_alone(file: SegmentFile, at: int) -> bool:
-    """Return whether a file has but zeros from a byte on: what was not on disk when the power went."""
-    while data := read_fully(file.fd, _SEARCH_READ, at):
-        if data.count(0) != len(data):
-            return False
-        at += len(data)
-    return True
 
 
 def read_footer(file: SegmentFile) -> tuple[list[BlockRef], int, int]:

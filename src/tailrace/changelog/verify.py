@@ -15,7 +15,7 @@ from tailrace.changelog import durable, endmark, index
 from tailrace.changelog import format as codec
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.endmark import MARK_NAME
-from tailrace.changelog.format import BlockHeader, CutShortError, DamageError, SegmentHeader
+from tailrace.changelog.format import BlockHeader, DamageError, SegmentHeader
 from tailrace.changelog.index import Block, SegmentFile, Walk
 from tailrace.changelog.retention.readers import READERS
 from tailrace.changelog.runs import RunBuilder
@@ -166,7 +166,7 @@ class _TaskCheck:
         """Check the blocks from where the walk stands; return whether a footer may follow."""
         while (error := self._check_blocks(file, walk, until, builder)) is not None:
             resume = index.find_block(file, walk.file_at + 1)
-            if until is None and resume is None and self._is_torn(file, walk, error):
+            if until is None and resume is None and self._is_torn(file, walk):
                 self._report.notes.append(
                     f"{file.path.name} ends in an unfinished block at byte {walk.file_at}, which was "
                     "never acknowledged; the next writer cuts it off"
@@ -179,19 +179,16 @@ class _TaskCheck:
                 _go_on_at(file, walk, resume)
         return True
 
-    def _is_torn(self, file: SegmentFile, walk: Walk, error: DamageError) -> bool:
-        """Return whether a block was just being written, rather than damaged."""
-        return (
-            (isinstance(error, CutShortError) or index.has_zeros_alone(file, walk.file_at))
-            and walk.offset >= self._durable_to
-            and not index.footer_remains(file, walk.file_at)
-        )
+    def _is_torn(self, file: SegmentFile, walk: Walk) -> bool:
+        """Return whether a block was just being written, or was not whole on disk when the power went."""
+        return walk.offset >= self._durable_to and not index.footer_remains(file, walk.file_at)
 
     def _check_blocks(
         self, file: SegmentFile, walk: Walk, until: int | None, builder: RunBuilder
     ) -> DamageError | None:
         try:
-            for block in index.walk_blocks(file, walk, until):
+            # Only at the end of the log a block may be torn, with a whole header, too.
+            for block in index.walk_blocks(file, walk, until, payloads=until is None):
                 self._check_block(file, block)
                 if not block.header.preamble:
                     builder.add(*block)
@@ -202,7 +199,7 @@ class _TaskCheck:
     def _grew(self, file: SegmentFile, walk: Walk) -> bool:
         """Return whether the writer has meanwhile completed the block that the walk stands at."""
         try:
-            next(index.walk_blocks(file, replace(walk), None))
+            next(index.walk_blocks(file, replace(walk), None, payloads=True))
         except (DamageError, StopIteration):
             return False
         return True

@@ -162,9 +162,12 @@ def keyed_transactions(
 
 
 def _fields(messages: pa.RecordBatch, key: str, numbers: Sequence[str]) -> list[pa.Array]:
-    # The key as text, and the numbers, null where a name is empty.
-    found = _at_paths(messages, [(key, pa.string()), *((name, pa.int64()) for name in numbers if name)])
-    return [found[key], *(found[name] if name else pa.nulls(len(messages), pa.int64()) for name in numbers)]
+    # The key as text, and the numbers, null where a name is empty; the key's field may be one of them.
+    others = [(name, pa.int64()) for name in numbers if name and name != key]
+    found = _at_paths(messages, [(key, pa.string()), *others])
+    own = _read_paths(messages, [(key, pa.int64())]) if key in numbers else {}
+    as_numbers = {"": pa.nulls(len(messages), pa.int64()), **found, **own}
+    return [found[key], *map(as_numbers.__getitem__, numbers)]
 
 
 def _at_paths(messages: pa.RecordBatch, paths: Sequence[tuple[str, pa.DataType]]) -> dict[str, pa.Array]:
@@ -173,7 +176,15 @@ def _at_paths(messages: pa.RecordBatch, paths: Sequence[tuple[str, pa.DataType]]
     except TailraceError:
         # Keys that are numbers: a column has one type.
         first, *others = paths
-        found = _read_paths(messages, [(first[0], pa.int64()), *others])
+        try:
+            found = _read_paths(messages, [(first[0], pa.int64()), *others])
+        except TailraceError:
+            if len(messages) == 1:
+                raise
+            # Keys of both kinds, or a message that is wrong: which one, the parts show.
+            half = len(messages) // 2
+            parts = [_at_paths(part, paths) for part in (messages.slice(0, half), messages.slice(half))]
+            return {name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]}
         return found | {first[0]: found[first[0]].cast(pa.string())}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -22,14 +23,24 @@ _Path = Annotated[str, Field(min_length=1, max_length=1000)]
 _OptionalPath = Annotated[str, Field(max_length=1000)]
 
 
-class DataFields(Section):
+class _Fields(Section):
+    @model_validator(mode="after")
+    def _lie_apart(self) -> Self:
+        paths = {path for path in self.model_dump().values() if path}
+        for outer, inner in itertools.permutations(sorted(paths), 2):
+            if inner.startswith(f"{outer}."):
+                raise ValueError(f"{inner}: is a field of {outer}, which is one, too: name one of the two")
+        return self
+
+
+class DataFields(_Fields):
     """Fields of data messages; `a.b` is a field of a field."""
 
     key: _Path = Field(description="Names what the message is one of: a text or a whole number.")
     order: _OptionalPath = Field(default="", description="Its place among those, rising.")
 
 
-class TransactionFields(Section):
+class TransactionFields(_Fields):
     """Fields of the messages on the side that has one for each key."""
 
     key: _Path = Field(description="The key, no other message's; messages without it are passed over.")
@@ -135,6 +146,8 @@ class JoinedTopics(Section):
     def _are_two_sides(self) -> Self:
         if self.transactions in self.data:
             raise ValueError("data: the topic of transactions can't be one of the data topics")
+        if len(set(self.data)) < len(self.data):
+            raise ValueError("data: a topic is named twice")
         return self
 
     def joined_topic(self, topic: str) -> str:

@@ -58,12 +58,14 @@ class Background:
 def _is_of_spark(error: BaseException) -> bool:
     """Return whether Spark's Python raised it, or fell over a context that was stopped or died under it.
 
-    It forgets such a context's parts: who works with it afterwards gets an AttributeError from there.
+    It forgets such a context's parts: who works with it afterwards gets an AttributeError from there. Who
+    asks a Java process that has died gets what the connection to it met.
     """
     place = type(error).__module__
-    if isinstance(error, AttributeError):
+    if isinstance(error, AttributeError | ConnectionError):
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            place = str(frame.f_globals.get("__name__", ""))  # the innermost in the end
+            name = str(frame.f_globals.get("__name__", ""))
+            place = place if name == "socket" else name  # the innermost in the end
     return place.partition(".")[0] in ("pyspark", "py4j")
 
 

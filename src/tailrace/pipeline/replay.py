@@ -142,12 +142,12 @@ class Replay:
         self._end = tail.offset
         spark = SparkHost(self._pipeline)
         name, source = self._pipeline.name, self._pipeline.source
-        rules, modes = source.disclosure, source.value_modes
+        rules, modes, reads_once = source.disclosure, source.value_modes, source.snapshot_has_keys_once
         self._feed = SinkWorker(
             self._sink,
             name,
             directory.path,
-            lambda: build(self._sink, rules, modes, directory.path),
+            lambda: build(self._sink, rules, modes, directory.path, reads_once=reads_once),
             spark,
             begin_at=begin,
             source=self._pipeline.source_name,

@@ -42,9 +42,11 @@ class SparkHost:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin to start Spark, if nobody has yet, or it failed, and it was not stopped; returns at once."""
+        """Begin to start Spark, if nobody has yet, it failed or has died, and it was not stopped; returns at
+        once.
+        """
         with self._lock:
-            if self._stopped.is_set() or (self._started and self._start.error is None):
+            if self._stopped.is_set() or (self._started and not self._is_gone()):
                 return
             if self._started:
                 self._start = Background("spark", self._begin)
@@ -69,7 +71,6 @@ class SparkHost:
         :raises TailraceError: `ENVIRONMENT_UNFIT` or `SPARK_FAILED` if it does not start.
         """
         self.start()
-        self._revive()
         start, waited_s = self._start, 0.0
         while not start.join(_POLL_S):
             waited_s += _POLL_S
@@ -132,15 +133,16 @@ class SparkHost:
         if not stopping.join(deadline_s - time.monotonic()):
             log.warning("Spark did not stop in time; the process ends without it")
 
-    def _revive(self) -> None:
-        # A JVM that died fails every job after it; the sinks' next attempts need a new one.
-        from tailrace.spark.session import is_alive, restarted
+    def _is_gone(self) -> bool:
+        # Under the lock. A JVM that died fails every job after it; the sinks' next attempts need a new one.
+        from tailrace.spark.session import is_alive
 
-        with self._lock:
-            if self._session is None or self._stopped.is_set() or is_alive(self._session):
-                return
+        if not self._start.ended:
+            return False
+        if self._start.error is None and self._session is not None and not is_alive(self._session):
             log.warning("Spark's JVM is gone; starting it again")
-            self._take(restarted(self._config.spark, f"tailrace {self._config.name}"), is_own=True)
+            return True
+        return self._start.error is not None
 
     def _begin(self) -> None:
         from tailrace.spark.session import changing, session_or_new, warm

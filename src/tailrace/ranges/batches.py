@@ -104,7 +104,7 @@ def batches_of(
             upto - first,
             LogOffsets(log_id, offsets[first:upto]),
             offset_of(log_id, end),
-            ends[first:upto],
+            None if ends is None else ends[first:upto],
         )
 
 
@@ -113,14 +113,17 @@ def _between(changes: Sequence[TableChanges], start: int, end: int) -> list[Tabl
     return [part for part in parts if part.count]
 
 
-def _transaction_ends(stretch: DecodedBatch, order: Numbers) -> npt.NDArray[np.bool_]:
-    if not len(order):
-        return np.empty(0, np.bool_)
-    ordinals = np.concatenate([of_table.ordinal for of_table in stretch.changes])[order]
-    unit = stretch.open_at_end
+def _transaction_ends(stretch: DecodedBatch, order: Numbers) -> npt.NDArray[np.bool_] | None:
+    changes, unit = stretch.changes, stretch.open_at_end
     # A unit that is open without changes began after the last of these.
-    is_end = unit is None or unit.ordinal == 0
-    return np.append(ordinals[1:] == 0, is_end)
+    is_open = unit is not None and unit.ordinal > 0
+    if not len(order):
+        return np.empty(0, np.bool_) if is_open else None
+    # Of a transaction's changes the first, which has the number 0, may be of a table that is left out.
+    ordinals = np.concatenate([of_table.ordinal for of_table in changes])[order]
+    positions = np.concatenate([of_table.commit_lsn for of_table in changes])[order]
+    ends = (ordinals[1:] == 0) | (np.diff(positions) != 0)
+    return np.append(ends, not (is_open and unit is not None and unit.commit_lsn == positions[-1]))
 
 
 def _group(

@@ -47,7 +47,8 @@ class Batch(Sequence[Record]):
     :param groups: the records by topic and shape, each with its place in `[0, polled)`.
     :param offsets: `offsets[place]` for each place in `[0, polled)`.
     :param end: the offset once the whole batch is done; None: that of the last record.
-    :param transaction_ends: for each place, whether no transaction is open after it; None: after each.
+    :param transaction_ends: for each place, whether no transaction is open after it; None: after each. A
+        batch without records says with None that none is open, with an empty array that it is as before.
     :param number: tells the batch from others of this process; what becomes of its records keeps it.
     """
 

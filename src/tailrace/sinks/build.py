@@ -30,15 +30,18 @@ if TYPE_CHECKING:
     from tailrace.changelog.directory import LogDirectory
 
 
-def build(config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: Path) -> Sink:
+def build(
+    config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: Path, *, reads_once: bool = False
+) -> Sink:
     """Return the sink that `config` describes, not yet opened.
 
     :param log_path: of the log that it is fed from.
     :param rules: which columns are delivered, and how they are masked.
     :param modes: how the source wants values to be given.
+    :param reads_once: the source's snapshots have each key once (`SourceSection.snapshot_has_keys_once`).
     """
     if isinstance(config, FolderSink):
-        return _of_tables(config, rules, modes)
+        return _of_tables(config, rules, modes, reads_once=reads_once)
     if isinstance(config, PythonConfig):
         # Only now: it brings the engine's processing.
         from tailrace.sinks.python import PythonSink
@@ -49,7 +52,7 @@ def build(config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: 
     raise _unknown(config)
 
 
-def _of_tables(config: FolderSink, rules: ColumnPolicy, modes: ValueModes) -> Sink:
+def _of_tables(config: FolderSink, rules: ColumnPolicy, modes: ValueModes, *, reads_once: bool) -> Sink:
     given = SinkInput(config.tables, rules, modes, chain_of(config))
     if isinstance(config, ParquetConfig):
         return FileSink(config.name, config.path, parquet_format(config.compression), given)
@@ -58,7 +61,7 @@ def _of_tables(config: FolderSink, rules: ColumnPolicy, modes: ValueModes) -> Si
     if isinstance(config, DeltaConfig):
         mode: DeltaMode = DeltaAppend(config.on_type_change)
         if config.mode == "mirror":
-            mode = DeltaMirror(config.keyless, config.on_type_change)
+            mode = DeltaMirror(config.keyless, config.on_type_change, reads_once=reads_once)
         return DeltaSink(config.name, config.path, mode, given)
     raise _unknown(config)
 

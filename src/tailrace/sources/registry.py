@@ -8,7 +8,10 @@ from tailrace import extensions
 from tailrace.sources.contract import Source
 
 #: Methods that a class announced as a source must have.
-METHODS = ("settings", "capture", "end", "look", "check", "findings_together", "with_recovery", "snapshots")
+METHODS = (
+    "settings", "capture", "end", "look", "snapshots", "check", "findings_together", "with_recovery",
+    "leftover_repair",
+)  # fmt: skip
 
 
 @functools.cache

@@ -66,7 +66,8 @@ class TailraceDataSource(DataSource):
         options = self._options()
         reader = position.opened(options.path, options.task)
         end = position.resolve(reader, options.ending)
-        starting = {"earliest": str(reader.start), "latest": str(end)}.get(options.starting.lower())
+        first = reader.start
+        starting = {"earliest": str(first), "latest": str(end)}.get(options.starting.lower())
         self._pinned = options.model_copy(
             update={"starting": starting or options.starting, "ending": str(end)}
         )
@@ -74,13 +75,9 @@ class TailraceDataSource(DataSource):
             return schema.to_spark(ENVELOPE)
         table_policy = position.table_policy(options.path, options.task, raw=options.raw)
         table_policy = with_renames(table_policy, reader)
-        blocks = reader.blocks(reader.start, end)
-        known = schema.relations(
-            reader.all_schema_frames(reader.start, end),
-            len(reader.schema_before(blocks[0])) if blocks else 0,
-            options.value_modes,
-            table_policy,
-        )
+        blocks, frames = reader.blocks(first, end), reader.all_schema_frames(first, end)
+        in_force = len(reader.schema_before(blocks[0])) if blocks else len(frames)
+        known = schema.relations(frames, in_force, options.value_modes, table_policy)
         return schema.to_spark(schema.table_schema(known, options.table))
 
     def reader(self, schema: StructType) -> BatchReader:
@@ -241,7 +238,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _kept(self) -> LogPosition:
         from tailrace.spark.position import LogPosition
 
-        return LogPosition(self._options.path, self._options.task)
+        return LogPosition(self._options.path, self._options.task, self._options.table)
 
 
 def _partitions(reader: LogReader, task: str, start: int, end: int) -> list[InputPartition]:

@@ -103,11 +103,15 @@ def checked(reader: LogReader, offset: int) -> int:
 
 
 class LogPosition:
-    """Spark's offset dictionaries for one task of one log."""
+    """Spark's offset dictionaries for one task of one log.
 
-    def __init__(self, path: str, task: str) -> None:
+    :param table: that is read; None: envelopes of all.
+    """
+
+    def __init__(self, path: str, task: str, table: str | None) -> None:
         self._log_id = LogDirectory.open(path).identity.log_id
         self._task = task
+        self._table = table
 
     def encode(self, offset: int, begin: int | None = None) -> dict[str, Any]:
         """Return the dictionary of a log offset.
@@ -115,12 +119,13 @@ class LogPosition:
         :param begin: of the batch that ends there; None: none does, a query begins there.
         """
         batch = {} if begin is None else {"begin": begin}
-        return {"log_id": self._log_id, "task": self._task, "offset": offset, **batch}
+        of = {"log_id": self._log_id, "task": self._task, "table": self._table}
+        return {**of, "offset": offset, **batch}
 
     def decode(self, kept: dict[str, Any]) -> int:
         """Return the log offset of a dictionary that `encode` made.
 
-        :raises TailraceError: `LOG_FOREIGN` if it belongs to another log or task.
+        :raises TailraceError: `LOG_FOREIGN` if it belongs to another log, task or table.
         """
         if kept.get("log_id") != self._log_id or kept.get("task") != self._task:
             raise TailraceError(
@@ -130,7 +135,19 @@ class LogPosition:
                 "point the option path at the log that the checkpoint was made with, or start with a "
                 "new checkpoint and a new target",
             )
-        return int(kept["offset"])
+        offset = int(kept["offset"])
+        # Checkpoints of earlier versions do not say what was read.
+        if (table := kept.get("table", self._table)) != self._table:
+            before, now = (repr(name) if name else "envelopes of all tables" for name in (table, self._table))
+            raise TailraceError(
+                Kind.LOG_FOREIGN,
+                f"go on from a checkpoint: it belongs to a query of {before}, this is one of {now}, which "
+                "would lack all changes up to there",
+                "start with a new checkpoint and a new target; to have later changes alone, as of a table "
+                f"that was renamed, with startingOffset {offset}",
+                {"offset": offset},
+            )
+        return offset
 
     def batch(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[int, int]:
         """Return where the batch from `start` to `end` begins and ends.

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import redact
 from tailrace.spark.java import cores_of, launch_jvm, require_java
 from tailrace.spark.jobs import on_every_core
 from tailrace.warm import load_kernels
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from tailrace.config import SparkConfig
@@ -29,6 +33,11 @@ JARS_BELOW_PREFIX = Path("share", "tailrace", "jars")
 
 #: Tasks that warm workers start together on a machine that is not overloaded.
 _WARM_TASK_S = 0.3
+
+#: Of what Java says when Spark did not start.
+_WORDS_CHARS_MAX = 300
+#: A process whose connection broke is gone within so many seconds, or lives.
+_DEATH_S = 0.5
 
 #: Held while Spark is started, or stopped: by one thread at a time.
 changing = threading.RLock()
@@ -70,42 +79,51 @@ def session(config: SparkConfig | None = None, app_name: str = "tailrace") -> Sp
 def session_or_new(config: SparkConfig | None, app_name: str) -> tuple[SparkSession, bool]:
     """Return what `session` does, and whether it was started for this. Any thread.
 
+    One whose Java process has died, or that was stopped under us, is not there: another one is started.
     :raises TailraceError: as `session`.
     """
     from pyspark import SparkContext
 
     with changing:
+        _forget_dead()
         is_new = SparkContext._active_spark_context is None  # noqa: SLF001 — PySpark has no public way to ask
         return _session(config, app_name), is_new
 
 
 def is_alive(session: SparkSession) -> bool:
     """Return whether a session can still run jobs."""
+    return _runs(session.sparkContext)
+
+
+def _runs(context: SparkContext) -> bool:
+    return _answers(lambda: not context._jsc.sc().isStopped())  # noqa: SLF001 - no public question
+
+
+def _answers(question: Callable[[], bool]) -> bool:
     from py4j.protocol import Py4JError
 
     try:
-        return not session.sparkContext._jsc.sc().isStopped()  # noqa: SLF001 - no public question
+        return question()
     except (Py4JError, OSError, AttributeError):
         return False
 
 
-def restarted(config: SparkConfig | None, app_name: str) -> SparkSession:
-    """Start a session in the place of one that is not alive, unless somebody has.
-
-    :raises TailraceError: as `session`.
-    """
+def _forget_dead() -> None:
+    # PySpark keeps gateway and context in class attributes, also of a Java process that is gone, would give
+    # them to the next session, and has no public way to drop them.
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    with changing:
-        known = SparkSession._instantiatedSession  # noqa: SLF001
-        if known is None or not is_alive(known):
-            # PySpark keeps the dead gateway in class attributes and has no public way to drop it.
-            SparkContext._active_spark_context = None  # noqa: SLF001
-            SparkContext._gateway = None  # noqa: SLF001
-            SparkContext._jvm = None  # noqa: SLF001
-            SparkSession._instantiatedSession = None  # noqa: SLF001
-        return _session(config, app_name)
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway  # noqa: SLF001
+    if context is not None:
+        is_dead = not _runs(context)
+    else:
+        is_dead = gateway is not None and not _answers(lambda: gateway.jvm.java.lang.System.nanoTime() > 0)
+    if is_dead:
+        SparkContext._active_spark_context = None  # noqa: SLF001
+        SparkContext._gateway = None  # noqa: SLF001
+        SparkContext._jvm = None  # noqa: SLF001
+        SparkSession._instantiatedSession = None  # noqa: SLF001
 
 
 def _session(config: SparkConfig | None, app_name: str) -> SparkSession:
@@ -113,19 +131,45 @@ def _session(config: SparkConfig | None, app_name: str) -> SparkSession:
     # Workers are started by name; without these they would be whatever `python3` is on PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     if (running := SparkSession.getActiveSession()) is not None:
         return running
     settings = settings_of(config, app_name)
     with _interrupt_handler_kept():
-        if SparkContext._active_spark_context is None:  # noqa: SLF001 — PySpark has no public way to ask
-            gateway = SparkContext._gateway or launch_jvm(settings)  # noqa: SLF001
-            conf = SparkConf(loadDefaults=False, _jvm=gateway.jvm)
-            conf.setAll(list(settings.items()))
-            SparkContext(conf=conf, gateway=gateway)
-        return SparkSession.builder.getOrCreate()
+        gateway = SparkContext._gateway or launch_jvm(settings)  # noqa: SLF001
+        try:
+            if SparkContext._active_spark_context is None:  # noqa: SLF001
+                conf = SparkConf(loadDefaults=False, _jvm=gateway.jvm)
+                conf.setAll(list(settings.items()))
+                SparkContext(conf=conf, gateway=gateway)
+            return SparkSession.builder.getOrCreate()
+        except (Py4JError, PySparkException, OSError) as error:
+            raise _not_started(error, getattr(gateway, "proc", None)) from error
+
+
+def _not_started(error: Exception, java: subprocess.Popen[bytes] | None) -> TailraceError:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if java is not None:
+            status = java.wait(_DEATH_S)
+            return TailraceError(
+                Kind.SPARK_FAILED,
+                f"start Spark: its Java process has ended, with status {status}",
+                "Java wrote why to standard error, or the system has ended it, as for lack of memory; it is "
+                "started again when Spark is needed next",
+            )
+    # Java's own words follow a line of py4j's, which says nothing.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    of_java = (line.removeprefix(":").strip() for line in lines if line.startswith(":"))
+    words = next(of_java, lines[0] if lines else type(error).__name__)
+    return TailraceError(
+        Kind.SPARK_FAILED,
+        f"start Spark: {redact(words)[:_WORDS_CHARS_MAX]}",
+        "correct spark.master or spark.conf, if it speaks of them; Java's own lines are on standard error",
+    )
 
 
 def settings_of(config: SparkConfig | None, app_name: str) -> dict[str, str]:

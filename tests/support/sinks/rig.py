@@ -75,6 +75,8 @@ def make(
     keyless: str = "refuse",
     steps: Sequence[dict[str, Any]] = (),
     predicates: dict[str, Any] | None = None,
+    *,
+    reads_once: bool = True,
 ) -> Sink:
     chain = NO_STEPS
     if steps:
@@ -84,7 +86,7 @@ def make(
     taken = SinkInput(tables, chain=chain)
     if kind in ("parquet", "jsonl"):
         return FileSink("lake", path, JSONL if kind == "jsonl" else parquet_format(), taken)
-    mode = DeltaAppend() if kind == "append" else DeltaMirror(keyless)
+    mode = DeltaAppend() if kind == "append" else DeltaMirror(keyless, reads_once=reads_once)
     return DeltaSink("lake", path, mode, taken)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
@@ -151,6 +151,8 @@ class SlotWatchConfig(Section):
 
 class PostgresSource(SourceSection, LibpqOptions):
     """A PostgreSQL database whose changes are captured."""
+
+    snapshot_has_keys_once: ClassVar[bool] = True
 
     type: Literal["postgresql"] = Field(default="postgresql", description="Kind of the source.")
     dsn: Dsn | None = Field(

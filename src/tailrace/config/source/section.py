@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,10 @@ class SourceSection(ValueHandling, ColumnPolicy):
     A subclass gives `type` its only value. It is validated before anything is connected to, and goes
     to executors as JSON: references to secrets stay references until they are used.
     """
+
+    #: Whether a snapshot in the log has each key of a table once: mirrors then take its rows as they are.
+    #: Where it may have a key several times, the last counts.
+    snapshot_has_keys_once: ClassVar[bool] = False
 
     type: str = Field(description="Kind of the source.")
     reconnect_delay_s: float = Field(

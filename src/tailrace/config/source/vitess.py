@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -32,6 +32,8 @@ def _keyspace(value: str) -> str:
 
 class VitessSource(SourceSection):
     """A keyspace of a Vitess cluster, all shards of it."""
+
+    snapshot_has_keys_once: ClassVar[bool] = True
 
     type: Literal["vitess"] = Field(default="vitess", description="Kind of the source.")
     hosts: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(

@@ -26,6 +26,9 @@ BATCHES_MAX = 10_000
 
 _DONE = 1
 
+#: Whether a transaction is open after a batch without records: as before it.
+_NOT_SAID = np.empty(0, np.bool_)
+
 
 class BatchOffsets(Protocol):
     """The offset of each place of a batch."""
@@ -163,8 +166,9 @@ class Tracker:
         self._order.append(number)
         self._records += polled
         self._batches += 1
-        if polled:
-            self._is_within = transaction_ends is not None and not transaction_ends[-1]
+        if polled or ends is None:
+            self._is_within = ends is not None and ends[-1:] != [polled]
+        self._open[number].is_within = not polled and self._is_within
 
     def note(self, number: int, offset: Offset) -> None:
         """Take note of an offset behind everything that was begun: of a batch without records, as it were.
@@ -175,7 +179,7 @@ class Tracker:
         """
         newest = self._open[self._order[-1]] if self._order else None
         if newest is None or newest.polled or not newest.is_done:
-            self.begin(number, 0, (), offset)
+            self.begin(number, 0, (), offset, _NOT_SAID)
             newest = self._open[number]
             newest.is_done = True
         newest.end = offset

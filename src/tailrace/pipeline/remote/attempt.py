@@ -105,7 +105,7 @@ class Attempt:
         self._channel = Channel(pipeline.log.path)
         self._process = f"pid {os.getpid()} on {socket.gethostname()}"
         self._parent = os.getppid()
-        self._beat = -1
+        self._beat_ns = 0
         self._beat_s = time.monotonic()
         self._reported_s = 0.0
         self._position = self._caught_up = 0
@@ -138,9 +138,9 @@ class Attempt:
                 self._supersede("the driver has begun another job")
             elif wanted.stop:
                 self.must_end = True
-            if wanted.beat != self._beat:
-                self._beat, self._beat_s = wanted.beat, now_s
             self._position = wanted.position
+        if (beat_ns := self._channel.beat_ns) != self._beat_ns:
+            self._beat_ns, self._beat_s = beat_ns, now_s
         if now_s - self._beat_s > SILENCE_S:
             self._supersede("the driver was silent for too long")
         if os.getppid() != self._parent:

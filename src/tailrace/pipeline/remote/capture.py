@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tailrace.changelog.durable import write_failure
 from tailrace.changelog.writer import Tail
 from tailrace.config import PipelineConfig
 from tailrace.errors import Kind, TailraceError
@@ -115,6 +116,7 @@ class RemoteCapture:
 
     def _run_one(self) -> None:
         """Run one job to its end; what another one may do better is raised, else kept in `_failure`."""
+        self._begin_round()
         try:
             error = self._run_job()
         except TailraceError as failure:
@@ -134,7 +136,6 @@ class RemoteCapture:
             return None
         self._require_cores(session)
         self._spark.require_shared({"log.path": self._pipeline.log.path})
-        self._ask(round=self._wanted.round + 1)
         order = Order(self._pipeline.model_dump_json(exclude_unset=True), self._run_id, self._wanted.round)
         group = JobGroup(f"tailrace-{self._run_id}-{order.round}", f"{self._pipeline.name}: capture")
         job = Background("capture-job", lambda: _capture(session, order, group))
@@ -144,7 +145,7 @@ class RemoteCapture:
             now_s = time.monotonic()
             if now_s - beat_s >= _BEAT_S:
                 beat_s = now_s
-                self._ask(beat=self._wanted.beat + 1)
+                self._beat()
             if (report := self._last_report()) is not None and report.attempt[0] == order.round:
                 self._jobs.error = None
             if self._stopping.is_set():
@@ -163,6 +164,22 @@ class RemoteCapture:
                 return
             if time.monotonic() > until_s:
                 raise error
+
+    def _begin_round(self) -> None:
+        # A task that is not told that its round has begun would take itself for one of an earlier job.
+        with self._lock:
+            self._wanted = self._wanted.model_copy(update={"round": self._wanted.round + 1})
+            try:
+                self._channel.ask(self._wanted)
+            except OSError as error:
+                path = self._pipeline.log.path
+                raise write_failure(error, "have the log captured on an executor", path) from error
+
+    def _beat(self) -> None:
+        try:
+            self._channel.beat()
+        except OSError as error:
+            log.warning("the capturing task can't be shown that the driver lives", error=error.strerror)
 
     def _ask(self, **changes: object) -> None:
         with self._lock:

@@ -1,9 +1,9 @@
 """The messages between driver and capturing task: two small files beside the log, each with one writer.
 
-`wanted.json` is the driver's: which of its jobs counts, how far it has counted, whether to stop.
-`report.json` is the task's: what it does and how far it is. Both are replaced as a whole and have a
-checksum; neither is fsynced, and no data depends on them: what keeps two writers from one log is its
-lock and its epoch.
+`wanted.json` is the driver's: which of its jobs counts, whether to stop; its time says that the driver
+lives, which needs no room on a full disk. `report.json` is the task's: what it does and how far it is. Both
+are replaced as a whole and have a checksum; neither is fsynced, and no data depends on them: what keeps two
+writers from one log is its lock and its epoch.
 """
 
 from __future__ import annotations
@@ -47,14 +47,12 @@ class DesiredState(_Message):
 
     :param run_id: of the driver's capture; a task of another one is to end.
     :param round: which of its jobs.
-    :param beat: rises as long as the driver lives.
     :param stop: make durable and acknowledge what was received, and end.
     :param position: report when everything committed before this LSN is in the log; 0: nobody waits.
     """
 
     run_id: str
     round: int
-    beat: int = 0
     stop: bool = False
     position: int = 0
 
@@ -138,6 +136,21 @@ class Channel:
         :raises OSError: there is no room, or no folder.
         """
         _write(self._wanted, wanted)
+
+    def beat(self) -> None:
+        """Show that the driver lives.
+
+        :raises OSError: nothing was asked for.
+        """
+        os.utime(self._wanted)
+
+    @property
+    def beat_ns(self) -> int:
+        """When the driver showed last that it lives, by its own clock; 0: that can't be read now."""
+        # Of the opened file: a network file system may show an older time of a path.
+        with contextlib.suppress(OSError), self._wanted.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+        return 0
 
     def wanted(self) -> DesiredState | None:
         """Return what is wanted; None if it can't be read now."""

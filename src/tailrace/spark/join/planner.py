@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 import structlog
 
@@ -85,7 +84,7 @@ class JoinPlanner:
         wanted = {place: ends.written for place, ends in state.data.items()}
         transactions, ending = state.transactions.committed, self._options.ending
         if isinstance(ending, GivenOffsets):
-            _require_known(ending.places, state, "endingOffsets")
+            _require_known(ending, state, self._options.transactions, "endingOffsets")
             wanted |= ending.places
             transactions = transactions if ending.transactions is None else ending.transactions
         data = {
@@ -120,7 +119,7 @@ class JoinPlanner:
         positions = {place: ends.first for place, ends in state.data.items()}
         transactions = state.transactions.first
         if isinstance(starting, GivenOffsets):
-            _require_known(starting.places, state, "startingOffsets")
+            _require_known(starting, state, self._options.transactions, "startingOffsets")
             positions |= starting.places
             transactions = transactions if starting.transactions is None else starting.transactions
         return first_plan(group, state, positions, transactions)
@@ -137,23 +136,28 @@ class JoinPlanner:
         return found
 
 
-def _require_known(given: Mapping[Place, int], state: ClusterState, option: str) -> None:
-    for (topic, number), offset in given.items():
-        ends = state.data.get((topic, number))
-        context = {"topic": topic, "partition": number, "offset": offset}
-        if ends is None:
+def _require_known(given: GivenOffsets, state: ClusterState, transactions: str, option: str) -> None:
+    for (topic, number), offset in given.places.items():
+        if (ends := state.data.get((topic, number))) is None:
             raise TailraceError(
                 Kind.CONFIG_INVALID,
                 f"join topics of Kafka in Spark: {option} names partition {number} of topic {topic!r}, "
                 "which is not read",
                 "name partitions of the topics in the option data",
-                context,
+                {"topic": topic, "partition": number, "offset": offset},
             )
-        if not ends.first <= offset <= ends.written:
-            raise TailraceError(
-                Kind.LOG_RANGE_GONE if offset < ends.first else Kind.LOG_RANGE_INVALID,
-                f"read topic {topic} from {option}: partition {number} has offsets {ends.first} to "
-                f"{ends.written}",
-                "name an offset that is there",
-                context,
-            )
+        _require_there(option, (topic, number), offset, ends)
+    if given.transactions is not None:
+        _require_there(option, (transactions, 0), given.transactions, state.transactions)
+
+
+def _require_there(option: str, place: Place, offset: int, ends: Ends) -> None:
+    topic, number = place
+    if not ends.first <= offset <= ends.written:
+        raise TailraceError(
+            Kind.LOG_RANGE_GONE if offset < ends.first else Kind.LOG_RANGE_INVALID,
+            f"read topic {topic} from {option}: partition {number} has offsets {ends.first} to "
+            f"{ends.written}",
+            "name an offset that is there",
+            {"topic": topic, "partition": number, "offset": offset},
+        )

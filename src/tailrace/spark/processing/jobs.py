@@ -209,7 +209,7 @@ class Jobs(Generic[Load, Done]):
                 future.set_exception(failure)
             return
         for (_, future), outcome in zip(taken, outcomes, strict=True):
-            is_done, found = wire.loads(outcome)
+            is_done, found = _unpickled(outcome)
             if is_done:
                 future.set_result(found)
             else:
@@ -219,6 +219,20 @@ class Jobs(Generic[Load, Done]):
         session = self._session()
         tasks = min(len(loads), 2 * session.sparkContext.defaultParallelism)
         return collect(session, self._call, loads, tasks, self._group)
+
+
+def _unpickled(outcome: bytes) -> tuple[bool, Any]:
+    # Whether the function returned, and what or why not.
+    try:
+        is_done, found = wire.loads(outcome)
+    except Exception as error:  # noqa: BLE001 - whatever its unpickling does
+        return False, TailraceError(
+            Kind.TASK_FAILED,
+            f"take over what an executor made: unpickling it raised {type(error).__name__}",
+            "let what handlers and transformations return or raise be of classes that can be imported on the "
+            "driver as on executors",
+        )
+    return is_done, found
 
 
 def _drop(future: Future[Any]) -> None:

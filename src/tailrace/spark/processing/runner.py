@@ -24,7 +24,7 @@ from tailrace.engine.processing.thread_executor import ThreadExecutor
 from tailrace.records.group import Group
 from tailrace.spark.processing.executor import SparkExecutor, TaskFunction
 from tailrace.spark.processing.jobs import Jobs, pickled
-from tailrace.spark.session import is_alive, restarted, session_or_new
+from tailrace.spark.session import is_alive, session_or_new
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,11 +67,8 @@ class SparkRunner:
         :raises TailraceError: `ENVIRONMENT_UNFIT`, `SPARK_FAILED`.
         """
         with self._lock:
-            if self._session is None:
+            if self._session is None or not is_alive(self._session):
                 self._session, self._is_own = session_or_new(self._config, f"tailrace {self._name}")
-            elif not is_alive(self._session):
-                self._session = restarted(self._config, f"tailrace {self._name}")
-                self._is_own = True
             return self._session
 
     def close(self) -> None:

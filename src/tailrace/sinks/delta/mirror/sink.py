@@ -67,10 +67,6 @@ if TYPE_CHECKING:
 BUCKET_ROWS, BUCKET_BYTES = 2_000_000, 512 << 20
 
 
-#: Sources whose snapshots may have a key several times: a topic's changes without a transaction are in them.
-_READING_AGAIN = frozenset({"kafka-join"})
-
-
 class DeltaMirror:
     """Implements `delta_sink.DeltaMode`."""
 
@@ -78,19 +74,19 @@ class DeltaMirror:
     commits_at_once = 3
     follows_names = True
 
-    def __init__(self, keyless: str = "refuse", on_type_change: str = "stop") -> None:
+    def __init__(
+        self, keyless: str = "refuse", on_type_change: str = "stop", *, reads_once: bool = False
+    ) -> None:
         """Make a mirror's way of writing.
 
         :param keyless: `refuse` tables without a key, or mirror them by `full_row`.
         :param on_type_change: `stop`, or `follow`: what rows have after a change that can't be
             followed exactly is what their old values give, or NULL.
+        :param reads_once: the source's snapshots have each key once.
         """
         opener = open_by_key_or_row if keyless == "full_row" else open_net
-        self.format = FileFormat(
-            "parquet",
-            as_mirror,
-            lambda origin, _task: partial(opener, reads_once=origin.connector not in _READING_AGAIN),
-        )
+        opened = partial(opener, reads_once=reads_once)
+        self.format = FileFormat("parquet", as_mirror, lambda _origin, _task: opened)
         self._follow = on_type_change == "follow"
 
     def commit(self, spark: SparkSession | None, work: TableWork) -> None:

@@ -143,17 +143,10 @@ class Merge:
 
     :param position: where it goes on.
     :param names: of topics and partitions, for errors.
-    :param passed_max: keys of passed transactions that are remembered.
     """
 
-    def __init__(
-        self,
-        position: Position,
-        names: Mapping[str, str | int] | None = None,
-        passed_max: int = PASSED_MAX,
-    ) -> None:
+    def __init__(self, position: Position, names: Mapping[str, str | int] | None = None) -> None:
         self._names = dict(names or {})
-        self._passed_max = passed_max
         self._position = position
         self._data: deque[_Runs] = deque()
         self._window: TransactionRows | None = None
@@ -432,7 +425,7 @@ class Merge:
         assert self._window is not None
         passed = self._window.keys[:count]
         known = passed if self._passed is None else pa.concat_arrays([self._passed, passed])
-        self._passed = known[max(0, len(known) - self._passed_max) :]
+        self._passed = known[max(0, len(known) - PASSED_MAX) :]
         self._window = self._window.part(count, len(self._window.offsets))
 
 

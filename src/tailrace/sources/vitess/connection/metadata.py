@@ -36,7 +36,6 @@ class Tablet:
     shard: str
     type: str
     state: str
-    alias: str
 
 
 def serving_shards(vtgate: Vtgate, source: VitessSource) -> tuple[str, ...]:
@@ -78,11 +77,7 @@ def shards_in(rows: Sequence[Row], source: VitessSource) -> tuple[str, ...]:
 def tablets(vtgate: Vtgate, source: VitessSource) -> list[Tablet]:
     """Return the tablets of the keyspace."""
     rows = vtgate.query("show vitess_tablets", "list the tablets", "@primary")
-    return [
-        Tablet(str(row[2]), str(row[3]), str(row[4]), str(row[5]))
-        for row in rows
-        if row[1] == source.keyspace
-    ]
+    return [Tablet(*map(str, row[2:5])) for row in rows if row[1] == source.keyspace]
 
 
 def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str) -> Future[list[Row]]:

@@ -50,7 +50,7 @@ def test_plain_text_is_for_this_machine_alone_unless_it_is_asked_for() -> None:
 
 def test_tables_are_named_with_their_keyspace() -> None:
     source = _source(tables=["shop.order*", "/shop\\.a|shop\\.b/"], tables_exclude=["shop.orders_old"])
-    captured = [name for name in ("orders", "orders_old", "a", "c") if source.captures(name)]
+    captured = [name for name in ("orders", "orders_old", "a", "c") if source.captures(source.keyspace, name)]
     assert captured == ["orders", "a"]
 
 

@@ -27,7 +27,6 @@ def taken(rows: Rows, first: int) -> JoinedRows:
     joined = Joined(
         len(rows),
         np.where(own < 0, -1, 0),
-        0,
         offsets,
         numbers + 1,
         numbers,

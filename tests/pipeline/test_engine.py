@@ -95,7 +95,7 @@ def test_a_dead_sink_holds_neither_the_source_nor_its_neighbour(stage):
     wait_until(lambda: stage.sinks["two"] == [end], 60, "the neighbour")
     later = stage.capture.log.insert(2)
     wait_until(lambda: stage.sinks["two"][-1] == later, 60, "the neighbour again")
-    one, two = engine.view().sinks
+    one, two = engine.view().sources[0].sinks
     assert (one.state, two.state) == (SinkState.FAILED, SinkState.RUNNING)
     assert not run.ended
     engine.stop()
@@ -187,7 +187,7 @@ def test_until_caught_up_ends_at_the_logs_end_with_every_sink_there(stage, monke
     end = stage.capture.log.insert(3)
     assert run.join(10)
     assert run.error is None
-    assert [sink.position for sink in engine.view().sinks] == [end, end]
+    assert [sink.position for sink in engine.view().sources[0].sinks] == [end, end]
 
 
 def test_until_caught_up_fails_if_one_sink_has(stage, monkeypatch):

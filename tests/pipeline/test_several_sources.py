@@ -237,7 +237,7 @@ def test_a_sink_that_failed_for_one_source_goes_on_for_the_others(stage):
     ends = {name: capture.log.insert(1) for name, capture in stage.captures.items()}
     wait_until(lambda: stage.got.get(("one", "b")) == [ends["b"]], 60, "the other source")
     wait_until(lambda: stage.got.get(("two", "a")) == [ends["a"]], 60, "the other sink")
-    wait_until(lambda: engine.view().sinks[0].state is SinkState.FAILED, 60, "the failure")
+    wait_until(lambda: engine.view().sources[0].sinks[0].state is SinkState.FAILED, 60, "the failure")
     assert not run.ended
     engine.stop()
     assert run.join(10)

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
+from tailrace.records.batch import Batch
 from tailrace.records.group import Group
+from tailrace.records.making import SourceRecord
 from tests.support.decode.wire import UNCHANGED, Cell, delete, insert, json_of, update
 from tests.support.transforms.groups import COMMIT_US, applied, messages, only, orders, plain, rows
 
@@ -220,6 +222,13 @@ def test_fields_are_added_to_rows() -> None:
     assert found[2]["unchanged"] == []
     keyless = applied(orders(insert("1", "a", "2"), key=()), {**added, "apply_to": "key"})
     assert rows(keyless)[0]["key"]["region"] == "it's"
+
+
+def test_where_records_come_from_is_null_if_their_connector_does_not_say_it() -> None:
+    batch = Batch.of_records([SourceRecord(topic="t", offset={}, op="c", after={"id": 1})])
+    names = ("connector", "name", "db", "version")
+    added = {"type": "add_fields", "metadata": {name: name for name in names}}
+    assert rows(applied(batch.groups[0], added))[0]["after"] == {"id": 1, **dict.fromkeys(names)}
 
 
 def test_a_cast_keeps_what_is_noted_and_tells_no_value() -> None:

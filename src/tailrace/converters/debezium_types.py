@@ -233,9 +233,9 @@ def like(arrow: pa.DataType) -> ValueType | None:
     return None
 
 
-def named_field(name: str, arrow: pa.DataType, schema: str, version: int) -> pa.Field:
-    """Return a field without nulls whose values have a schema with a name and a version."""
-    named = {_NAME: schema.encode(), _VERSION: str(version).encode()}
+def named_field(name: str, arrow: pa.DataType, schema: str) -> pa.Field:
+    """Return a field without nulls whose values have a schema of this name, in its first version."""
+    named = {_NAME: schema.encode(), _VERSION: b"1"}
     return pa.field(name, arrow, nullable=False, metadata=named)
 
 

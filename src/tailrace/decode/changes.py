@@ -52,7 +52,6 @@ class TableChanges:
         self,
         relation: Relation | None,
         raw: Bytes,
-        log_offset: int,
         fields: Numbers,
         views: tuple[View, ...] = (),
         shards: BlockShards | ShardPositions | None = None,
@@ -63,7 +62,6 @@ class TableChanges:
         self._held = relation
         self._views = views
         self._raw = raw
-        self._block_offset = log_offset
         self._fields = fields
         self._shards = shards
         self._found: Tuples | None = None
@@ -85,7 +83,7 @@ class TableChanges:
         if shards is not None:
             places = shards.places(np.unique(self.commit_lsn))
             shards = shards.take(places[places >= 0])
-        return TableChanges, (self._held, raw, self._block_offset, fields, self._views, shards)
+        return TableChanges, (self._held, raw, fields, self._views, shards)
 
     @property
     def relation(self) -> Relation | None:
@@ -149,7 +147,7 @@ class TableChanges:
         views = tuple(
             view.part(first, last) if isinstance(view, ComputedColumns) else view for view in self._views
         )
-        return TableChanges(self._held, self._raw, self._block_offset, part, views, self._shards)
+        return TableChanges(self._held, self._raw, part, views, self._shards)
 
     def take(self, places: Numbers) -> TableChanges:
         """Return the changes at `places` (rising)."""
@@ -157,7 +155,7 @@ class TableChanges:
         views = tuple(
             view.take(places) if isinstance(view, ComputedColumns) else view for view in self._views
         )
-        return TableChanges(self._held, self._raw, self._block_offset, part, views, self._shards)
+        return TableChanges(self._held, self._raw, part, views, self._shards)
 
     def named(self, relation: Relation) -> TableChanges:
         """Return the changes as those of `relation`: this table, as it is let out, its columns under
@@ -177,7 +175,7 @@ class TableChanges:
 
     def _viewed(self, view: View) -> TableChanges:
         views = (*self._views, view)
-        return TableChanges(self._held, self._raw, self._block_offset, self._fields, views, self._shards)
+        return TableChanges(self._held, self._raw, self._fields, views, self._shards)
 
     def rows(self, as_text: Collection[str] = ()) -> pa.RecordBatch:
         """Return typed rows in `types.row_schema`; columns named in `as_text` as PostgreSQL's
@@ -283,7 +281,7 @@ class TableChanges:
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table.
         """
         if self._found is None:
-            found = find_tuples(self._held, self._raw, self._block_offset, self._fields, self.shards)
+            found = find_tuples(self._held, self._raw, self._fields, self.shards)
             if self._views:
                 found = in_utf8(found)  # masks read texts
             for view in self._views:
@@ -371,9 +369,7 @@ def decode_block(
     return [
         changes
         for relation, part in zip(relations, parts, strict=True)
-        for changes in _bounded(
-            TableChanges(relation, raw, log_offset, part, _views(relation, table_policy), shards)
-        )
+        for changes in _bounded(TableChanges(relation, raw, part, _views(relation, table_policy), shards))
     ]
 
 
@@ -383,7 +379,7 @@ def no_changes(relation: Relation, table_policy: TablePolicy = EVERYTHING) -> Ta
     :raises TailraceError: `CONFIG_INVALID` as `TablePolicy.shape`.
     """
     fields = np.empty((kernel.CHANGE_FIELDS, 0), np.int64)
-    return TableChanges(relation, np.empty(0, np.uint8), 0, fields, _views(relation, table_policy))
+    return TableChanges(relation, np.empty(0, np.uint8), fields, _views(relation, table_policy))
 
 
 def _views(relation: Relation | None, table_policy: TablePolicy) -> tuple[Shape, ...]:

@@ -26,6 +26,9 @@ _Made = TypeVar("_Made")
 #: Rows (rising), column name and texts of values that their typed column does not hold exactly.
 Specials = list[tuple[npt.NDArray[np.int64], str, pa.StringArray]]
 
+#: The same by name.
+HeldTexts = dict[str, tuple[npt.NDArray[np.int64], pa.StringArray]]
+
 
 def typed_rows(relation: Relation, tuples: Tuples, as_text: Collection[str]) -> pa.RecordBatch:
     """Return the changes in the schema `row_schema(relation)`; columns of `as_text` as strings.
@@ -186,3 +189,21 @@ def special_map(specials: Specials, count: int) -> pa.MapArray:
     offsets = np.concatenate(([0], np.cumsum(entries))).astype(np.int32)
     null = np.append(entries == 0, False)
     return pa.MapArray.from_arrays(pa.array(offsets, mask=null), names.take(order), texts.take(order))
+
+
+def specials(maps: pa.Array) -> HeldTexts:
+    """Return the rows (rising) and texts of values that columns don't hold, by `before.<column>` …"""
+    if maps.null_count == len(maps):
+        return {}
+    keys, items, parents = special_entries(maps)
+    names = keys.to_numpy(zero_copy_only=False)
+    places = {str(name): np.flatnonzero(names == name) for name in set(names)}
+    return {name: (parents[at], items.take(pa.array(at))) for name, at in places.items()}
+
+
+def special_entries(maps: pa.MapArray) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int64]]:
+    """Return the keys and items of all maps, and the place of the map of each."""
+    offsets = maps.offsets.fill_null(0).to_numpy() if maps.offsets.null_count else maps.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    parents = np.repeat(np.arange(len(maps)), np.diff(offsets))
+    return maps.keys.slice(first, last - first), maps.items.slice(first, last - first), parents

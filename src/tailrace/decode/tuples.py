@@ -66,8 +66,6 @@ class Tuples:
     relation: Relation | None
     fields: Numbers
     op: Bytes
-    raw: Bytes  # the block
-    log_offset: int  # of the block
     buffer: Bytes  # what the cells point into
     current: Spans
     old: Spans
@@ -109,7 +107,6 @@ class Tuples:
 def find_tuples(
     relation: Relation | None,
     raw: Bytes,
-    log_offset: int,
     fields: Numbers,
     shards: ShardPositions | None = None,
 ) -> Tuples:
@@ -147,7 +144,7 @@ def find_tuples(
             in_key[:] = True
             old.kind[(old.kind == kernel.NULL) & (old_mark != WHOLE_ROW)] = kernel.ABSENT
         kernel.take_from_old(op, old_mark, in_key, *current.arrays, *old.arrays)
-    return Tuples(relation, fields, op, raw, log_offset, buffer, current, old, old_mark, in_key, shards)
+    return Tuples(relation, fields, op, buffer, current, old, old_mark, in_key, shards)
 
 
 def _require_room(

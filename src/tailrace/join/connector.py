@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from pydantic import ValidationError
 
-from tailrace.config.converters import RegistryAddress, problems_of
+from tailrace.config.converters import problems_of
 from tailrace.config.kafka_clients import client_settings
 from tailrace.engine.contracts import ConnectorContext, Metrics, Settings, SourceTask, TaskContext
 from tailrace.errors import Kind, TailraceError
@@ -18,7 +18,7 @@ from tailrace.join.extraction import DebeziumJson, Extraction, JsonFields
 from tailrace.join.flow import FlowProgress, JoinFlow, data_partitions
 from tailrace.join.merge import Position
 from tailrace.join.messages import ANSWER_S, MessageReader, Place
-from tailrace.join.options import JoinedTopics, JoinExpressions, JoinFields, KafkaJoinOptions
+from tailrace.join.options import JoinedTopics, KafkaJoinOptions
 from tailrace.join.partition import offset_of, position_of
 from tailrace.kafka.client import settings as client_options
 from tailrace.kafka.client.requests import require_reachable
@@ -75,18 +75,7 @@ class KafkaJoin:
         """Let go of nothing: connections are the tasks'."""
 
 
-class MessageForm(Protocol):
-    """What is said of the messages' form; at most one of these, Debezium's JSON without any."""
-
-    @property
-    def registry(self) -> RegistryAddress | None: ...
-    @property
-    def fields(self) -> JoinFields | None: ...
-    @property
-    def expressions(self) -> JoinExpressions | None: ...
-
-
-def extraction_of(form: MessageForm) -> Extraction:
+def extraction_of(form: JoinedTopics) -> Extraction:
     """Return the extraction from Debezium's topics, in JSON or Avro, or from other JSON."""
     if form.registry is not None:
         return DebeziumAvro(form.registry)

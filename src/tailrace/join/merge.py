@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -106,7 +106,6 @@ class Joined:
 
     :param rows: how many.
     :param transactions: for each, the place of its transaction in their queue before the step; -1: none.
-    :param passed: how many transactions leave the front of their queue.
     :param offsets: for each row, that of its transaction; of a row without one, that of the one before.
     :param next_offsets: of the data, after each row.
     :param seen: for each, rows of its transaction in this partition up to it, inclusive.
@@ -116,7 +115,6 @@ class Joined:
 
     rows: int
     transactions: Integers
-    passed: int
     offsets: Integers
     next_offsets: Integers
     seen: Integers
@@ -143,17 +141,10 @@ class Merge:
 
     :param position: where it goes on.
     :param names: of topics and partitions, for errors.
-    :param passed_max: keys of passed transactions that are remembered.
     """
 
-    def __init__(
-        self,
-        position: Position,
-        names: Mapping[str, str | int] | None = None,
-        passed_max: int = PASSED_MAX,
-    ) -> None:
+    def __init__(self, position: Position, names: Mapping[str, str | int] | None = None) -> None:
         self._names = dict(names or {})
-        self._passed_max = passed_max
         self._position = position
         self._data: deque[_Runs] = deque()
         self._window: TransactionRows | None = None
@@ -246,7 +237,7 @@ class Merge:
             self._position, self._ended = joined.position(joined.rows - 1), bool(joined.ends[-1])
             self._drop_rows(joined.rows)
         self._pass(passed)
-        return replace(joined, passed=passed)
+        return joined
 
     def pass_transactions(self, offset: int, data: int) -> int:
         """Pass the transactions up to an offset, inclusive, as no row of them will come; return how many.
@@ -415,7 +406,7 @@ class Merge:
                 failure = self._out_of_place(int(rows.offsets[end]), int(own[bad[0]]))
         place, offsets, seen, orders = place[:end], offsets[:end], seen[:end], orders[:end]
         following = rows.offsets[:end] + 1
-        return Joined(end, place, 0, offsets, following, seen, orders, ends[:end]), failure
+        return Joined(end, place, offsets, following, seen, orders, ends[:end]), failure
 
     def _drop_rows(self, count: int) -> None:
         (runs,) = self._data
@@ -432,7 +423,7 @@ class Merge:
         assert self._window is not None
         passed = self._window.keys[:count]
         known = passed if self._passed is None else pa.concat_arrays([self._passed, passed])
-        self._passed = known[max(0, len(known) - self._passed_max) :]
+        self._passed = known[max(0, len(known) - PASSED_MAX) :]
         self._window = self._window.part(count, len(self._window.offsets))
 
 

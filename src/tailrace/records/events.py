@@ -294,22 +294,21 @@ _COLUMN_BYTES = 512
 _GROWTH = 8
 
 
-def made_in_parts(
-    make: Callable[[int, int], tuple[T, int]], records: int, columns: int, bytes_max: int = CONVERTED_BYTES
-) -> Iterator[T]:
+def made_in_parts(make: Callable[[int, int], tuple[T, int]], records: int, columns: int) -> Iterator[T]:
     """Yield what is made of so many records, part by part in their order.
+
+    A part has `CONVERTED_BYTES`, unless its records are much larger than those before, or it is one record.
 
     :param make: called with a part's first record and the one behind its last, counted from 0; it returns
         how many bytes it made, too.
     :param columns: the most that a record has.
-    :param bytes_max: of a part, unless its records are much larger than those before it, or it is one record.
     """
-    at, size = 0, max(1, bytes_max // (_COLUMN_BYTES * columns))
+    at, size = 0, max(1, CONVERTED_BYTES // (_COLUMN_BYTES * columns))
     while at < records:
         upto = min(at + size, records)
         made, made_bytes = make(at, upto)
         yield made
-        fitting = bytes_max * (upto - at) // max(1, made_bytes)
+        fitting = CONVERTED_BYTES * (upto - at) // max(1, made_bytes)
         at, size = upto, max(1, min(fitting, _GROWTH * size))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Self
 from urllib.parse import unquote, urlsplit
 
@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from tailrace.changelog.directory import encode_name
+from tailrace.config.fields import Section
 from tailrace.config.problems import from_pydantic
 from tailrace.config.values import HandlingModes
 from tailrace.errors import Kind, TailraceError
@@ -32,6 +33,35 @@ _READER_NAME_CHARS_MAX = 200
 
 def _invalid(found: str, hint: str) -> TailraceError:
     return TailraceError(Kind.CONFIG_INVALID, f"{_ATTEMPT}: {found}", hint)
+
+
+def by_spelling(
+    model: type[Section],
+    given: Mapping[str, str],
+    invalid: Callable[[str, str], TailraceError],
+    *,
+    also: str = "",
+    but: Collection[str] = (),
+) -> dict[str, str]:
+    """Return what is given by the options' own spelling: a field's alias, else its name in camel case.
+
+    Spark hands keys over in lower case, so case never matters.
+
+    :param invalid: makes the error of what was found and a hint.
+    :param also: what options there are beside the model's, for the hint.
+    :param but: fields of the model that are no options.
+    :raises TailraceError: for an unknown option, with the nearest known.
+    """
+    fields = ((name, field.alias) for name, field in model.model_fields.items() if name not in but)
+    spellings = {own.lower(): own for name, alias in fields if (own := alias or to_camel(name))}
+    found: dict[str, str] = {}
+    for key, value in given.items():
+        if (known := spellings.get(key.lower().replace("_", ""))) is None:
+            near = difflib.get_close_matches(key.lower(), spellings, n=1)
+            hint = f"did you mean {spellings[near[0]]}?" if near else ", ".join(spellings.values()) + also
+            raise invalid(f"{key!r} is not an option", hint if near else f"the options are {hint}")
+        found[known] = value
+    return found
 
 
 def local_path(text: str) -> str:
@@ -81,18 +111,11 @@ class ReadOptions(HandlingModes):
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> ReadOptions:
-        """Return the options of a `load()`. Spark hands keys over in lower case, so case never matters.
+        """Return the options of a `load()`.
 
         :raises TailraceError: `CONFIG_INVALID`, for an unknown option with the nearest known.
         """
-        spellings = {name.lower(): name for field in cls.model_fields.values() if (name := field.alias)}
-        found: dict[str, str] = {}
-        for key, value in given.items():
-            if (name := spellings.get(key.lower().replace("_", ""))) is None:
-                near = difflib.get_close_matches(key.lower(), spellings, n=1)
-                hint = f"did you mean {spellings[near[0]]}?" if near else ", ".join(spellings.values())
-                raise _invalid(f"{key!r} is not an option", hint if near else f"the options are {hint}")
-            found[name] = value
+        found = by_spelling(cls, given, _invalid)
         if not found.get("path"):
             raise _invalid(
                 "no path is given", 'name the log\'s directory: .option("path", "…") or .load("…")'

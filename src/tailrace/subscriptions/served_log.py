@@ -19,9 +19,7 @@ import numpy as np
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
-from tailrace.config import ColumnPolicy, EngineConfig, PostgresSource
-from tailrace.config.source.section import SourceSection
-from tailrace.config.source.vitess import VitessSource
+from tailrace.config import ColumnPolicy, EngineConfig
 from tailrace.decode.changes import no_changes
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.schemas import Catalog
@@ -51,15 +49,15 @@ _MARK_DIGITS = 8
 class LogPlace:
     """Where a log is, and in what form it is given.
 
-    `rules` None: as it is kept beside the log. `captures`: whether a table is captured, by schema and name;
-    None: nobody knows but the log.
+    `rules` None: as it is kept beside the log. `captures`: whether a table is captured, by schema and name,
+    as far as somebody knows beside the log.
     """
 
     name: str
     path: Path
     rules: ColumnPolicy | None = None
     modes: ValueModes = OWN_FORMS
-    captures: Callable[[str, str], bool] | None = None
+    captures: Callable[[str, str], bool] = lambda _schema, _table: False
 
 
 def places_of(config: EngineConfig) -> tuple[LogPlace, ...]:
@@ -70,18 +68,10 @@ def places_of(config: EngineConfig) -> tuple[LogPlace, ...]:
             each.log.path,
             each.source.disclosure,
             each.source.value_modes,
-            _captures(each.source),
+            each.source.captures,
         )
         for each in config.pipelines
     )
-
-
-def _captures(source: SourceSection) -> Callable[[str, str], bool] | None:
-    if isinstance(source, PostgresSource):
-        return source.captures
-    if isinstance(source, VitessSource):
-        return lambda schema, table: schema == source.keyspace and source.captures(table)
-    return None
 
 
 def places_in(directory: Path) -> tuple[LogPlace, ...]:
@@ -153,7 +143,7 @@ class ServedLog:
         known = self._relations()
         for table in tables:
             if table not in known:
-                if self.place.captures is not None and self.place.captures(*table.split(".", 1)):
+                if self.place.captures(*table.split(".", 1)):
                     continue
                 raise TailraceError(
                     Kind.TABLE_UNKNOWN,

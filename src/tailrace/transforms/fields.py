@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.rows import special_entries
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
 from tailrace.records.group import Group
 from tailrace.transforms.groups.rows import described
-from tailrace.transforms.groups.texts import entries
 from tailrace.transforms.groups.values import edited
 
 Fields = dict[str, pa.Array]
@@ -118,7 +118,7 @@ def _renamed_keys(maps: pa.MapArray, naming: Naming) -> pa.MapArray:
 
     if maps.null_count == len(maps):
         return maps
-    keys, items, parents = entries(maps)
+    keys, items, parents = special_entries(maps)
     names, kept = _renamed(keys, renamed)
     return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
 
@@ -139,7 +139,7 @@ def specials_of_values(maps: pa.Array, old: pa.Array) -> pa.Array:
     """Return the texts of rows that become values: those of the row before where `old`, else after."""
     if maps.null_count == len(maps):
         return maps
-    keys, items, parents = entries(maps)
+    keys, items, parents = special_entries(maps)
     kept = _is_own(keys, parents, old.to_numpy(zero_copy_only=False))
     names = pc.replace_substring_regex(keys.filter(pa.array(kept)), r"^(before|after)\.", "value.")
     return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
@@ -149,7 +149,7 @@ def own_specials(maps: pa.Array, old: _Flags, single: _Flags) -> pa.Array:
     """Return the texts of which those of `single` changes are of the row before where `old`, else after."""
     if maps.null_count == len(maps):
         return maps
-    keys, items, parents = entries(maps)
+    keys, items, parents = special_entries(maps)
     kept = pa.array(_is_own(keys, parents, old) | ~single[parents])
     left = parents[kept.to_numpy(zero_copy_only=False)]
     return _maps(left, len(maps), keys.filter(kept), items.filter(kept))

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.config.transformations import options
+from tailrace.decode.rows import specials
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure
-from tailrace.transforms.groups.texts import specials
 from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.selection import Operations
 

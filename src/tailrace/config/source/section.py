@@ -61,6 +61,10 @@ class SourceSection(ValueHandling, ColumnPolicy):
         """What an engine's offsets name this source by, beside the pipeline."""
         return {"source": self.type}
 
+    def captures(self, schema: str, table: str) -> bool:
+        """Return whether a table is captured, as far as the settings alone say it."""
+        return False
+
     def for_pipeline(self, _name: str) -> Self:
         """Return the section with the defaults that need the name of its pipeline."""
         return self

@@ -137,11 +137,10 @@ class VitessSource(SourceSection):
         given = self.tls_ca or self.tls_certificate or self.tls_server_name
         return bool(given) or not all(map(is_loopback, names))
 
-    def captures(self, table: str) -> bool:
+    def captures(self, schema: str, table: str) -> bool:
         """Return whether `tables` means this table of the keyspace and `tables_exclude` does not."""
-        return matches_any(self.tables, self.keyspace, table) and not matches_any(
-            self.tables_exclude, self.keyspace, table
-        )
+        is_meant = schema == self.keyspace and matches_any(self.tables, schema, table)
+        return is_meant and not matches_any(self.tables_exclude, schema, table)
 
     @property
     def connect_timeout_s(self) -> float:

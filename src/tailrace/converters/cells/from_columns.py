@@ -27,6 +27,7 @@ from tailrace.converters.connect_schemas import Schema
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
 from tailrace.decode import images, kernel
 from tailrace.decode.gather import text_buffers
+from tailrace.decode.rows import HeldTexts, specials
 from tailrace.decode.types import known_type, value_type
 from tailrace.decode.values import forms
 from tailrace.decode.values.forms import form_of
@@ -51,18 +52,18 @@ def of_columns(group: Group) -> ChangeTable:
     before, after = group.column("before"), group.column("after")
     names = _names(after, before)
     fields = [field_of(relation, name, _child_type(name, after, before), modes) for name in names]
-    specials = Specials(group.column("special"))
-    current = [field_values(relation, field, after, specials, "after.") for field in fields]
+    noted = specials(group.column("special"))
+    current = [field_values(relation, field, after, noted, "after.") for field in fields]
     old: list[ColumnValues] = []
     if not pa.types.is_null(before.type) and before.null_count < count:
-        old = [field_values(relation, field, before, specials, "before.") for field in fields]
+        old = [field_values(relation, field, before, noted, "before.") for field in fields]
     choice, wanted = _choices(group, relation, names, before, after)
     _mark_unchanged(group.column("unchanged"), names, current)
     if relation is not None and not any(column.in_identity for column in relation.columns):
         for column in old:  # NULLs of rows in part are values that were not sent
             column.kind[(choice[0] == 2) & (column.kind == kernel.NULL)] = kernel.ABSENT
     rows = dict(zip(names, zip(current, old, strict=True), strict=True)) if old else {}
-    key = _key(group, relation, specials, modes, rows)
+    key = _key(group, relation, noted, modes, rows)
     source, source_column = group.column("source"), None
     if _is_postgres(source.type):
         numbers, schema, table = _postgres_source(source, relation)
@@ -132,16 +133,16 @@ def field_of(relation: Relation | None, name: str, arrow: pa.DataType, modes: Va
 
 
 def field_values(
-    relation: Relation | None, field: Field, rows: pa.Array, specials: Specials, *prefixes: str
+    relation: Relation | None, field: Field, rows: pa.Array, noted: HeldTexts, *prefixes: str
 ) -> ColumnValues:
-    """Return a field of rows; values that it does not hold are in `specials` under a prefix + its name."""
+    """Return a field of rows; values that it does not hold are in `noted` under a prefix + its name."""
     count = len(rows)
     if not pa.types.is_struct(rows.type) or rows.type.get_field_index(field.name) < 0:
         return _nothing(count)
     array = rows.field(rows.type.get_field_index(field.name))
     values = of_array(array, field.how, is_rendered=_is_rendered(relation, field, array.type))
     for prefix in prefixes:
-        special = specials.of(prefix + field.name)
+        special = noted.get(prefix + field.name)
         if special is not None:
             values = _with_special(values, *special, field.how)
     return _column(values, array_mask(rows))
@@ -206,7 +207,7 @@ def _mark_unchanged(column: pa.Array, names: Sequence[str], columns: Sequence[Co
 def _key(
     group: Group,
     relation: Relation | None,
-    specials: Specials,
+    noted: HeldTexts,
     modes: ValueModes,
     rows: Mapping[str, tuple[ColumnValues, ColumnValues]],
 ) -> RowImage | None:
@@ -228,11 +229,11 @@ def _key(
     fields = [field_of(relation, name, key.type.field(name).type, modes) for name in names]
     # What a key's column does not hold is found where the row's does not: after, or before a delete.
     has_after = array_mask(group.column("after"))
-    specials = specials.of_keys(has_after)
+    noted = _of_keys(noted, has_after)
     # A name with a dot would be taken for the place of another column's value.
     columns = [
         field_values(
-            relation, field, key, specials, *([] if "." in field.name else [""]), "after.", "before."
+            relation, field, key, noted, *([] if "." in field.name else [""]), "after.", "before."
         )
         for field in fields
     ]
@@ -308,31 +309,13 @@ def plain_change_table_of(group: Group) -> tuple[ChangeTable, Mask]:
     return found, array_mask(value)
 
 
-class Specials:
-    """Texts of values that their typed columns don't hold, by column."""
-
-    def __init__(self, column: pa.Array) -> None:
-        self._rows: dict[str, tuple[Rows, pa.Array]] = {}
-        if pa.types.is_null(column.type) or column.null_count == len(column):
-            return
-        own = column.take(pa.array(np.arange(len(column))))
-        names = own.keys.to_numpy(zero_copy_only=False)
-        rows = np.repeat(np.arange(len(own)), np.diff(own.offsets.to_numpy()))
-        for name in set(names):
-            chosen = np.flatnonzero(names == name)
-            self._rows[str(name)] = (rows[chosen], own.items.take(pa.array(chosen)))
-
-    def of(self, name: str) -> tuple[Rows, pa.Array] | None:
-        """Return rows (rising) and texts of a column; None if all is held."""
-        return self._rows.get(name)
-
-    def of_keys(self, has_after: Mask) -> Specials:
-        """Return those that are of keys: of rows before a change only where there is none after."""
-        found = Specials(pa.nulls(0))
-        for name, (rows, texts) in self._rows.items():
-            use = ~has_after[rows] if name.startswith("before.") else np.ones(len(rows), np.bool_)
-            found._rows[name] = (rows[use], texts.filter(pa.array(use)))
-        return found
+def _of_keys(noted: HeldTexts, has_after: Mask) -> HeldTexts:
+    """Return those that are of keys: of rows before a change only where there is none after."""
+    found: HeldTexts = {}
+    for name, (rows, texts) in noted.items():
+        use = ~has_after[rows] if name.startswith("before.") else np.ones(len(rows), np.bool_)
+        found[name] = (rows[use], texts.filter(pa.array(use)))
+    return found
 
 
 # Sources.

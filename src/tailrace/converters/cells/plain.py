@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.cells.connect_values import of_array, of_parts
-from tailrace.converters.cells.from_columns import Specials, field_of, field_values
+from tailrace.converters.cells.from_columns import field_of, field_values
 from tailrace.converters.cells.json_values import Values, json_texts
 from tailrace.converters.connect_schemas import STRING, EventSchemas, Schema, struct
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, schema_name_of
 from tailrace.converters.headers import headers_of, with_other_keys
+from tailrace.decode.rows import specials
 from tailrace.decode.values import forms
 from tailrace.model import OWN_FORMS
 from tailrace.records.events import Converted
@@ -121,7 +122,7 @@ def _given(group: Group, array: pa.Array) -> tuple[TypeMapping, Values]:
         how = arrow_mapping(array.type, modes)
         return how, of_array(array, how)
     fields = [field_of(relation, field.name, field.type, modes) for field in array.type]
-    specials = Specials(group.column("special"))
-    parts = [field_values(relation, field, array, specials, "value.").values for field in fields]
+    noted = specials(group.column("special"))
+    parts = [field_values(relation, field, array, noted, "value.").values for field in fields]
     documents = [field.how.schema.document(optional=True, field=field.name) for field in fields]
     return TypeMapping(forms.RAW, struct(documents), "{}"), of_parts(array, parts)

@@ -40,6 +40,7 @@ from tailrace.decode.values.forms import (
     read_number,
     write_text,
 )
+from tailrace.decode.values.json_texts import number_end
 from tailrace.decode.values.literals import PLAIN, is_null_item, item_end, unquote_item
 from tailrace.decode.values.text_writers import (
     PLAIN_LETTERS,
@@ -114,32 +115,12 @@ def _is_whole(b, p, length):  # type: ignore[no-untyped-def]
 
 @compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean))
 def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
-    # The grammar of JSON: sign, digits without a leading zero, fraction, exponent.
-    end = p + length
-    if p < end and b[p] == 45:
-        p += 1
-    first = p
-    while p < end and 48 <= b[p] <= 57:
-        p += 1
-    if p == first or (b[first] == 48 and p - first > 1):
-        return False
-    if floating and p < end and b[p] == 46:
-        p += 1
-        first = p
-        while p < end and 48 <= b[p] <= 57:
-            p += 1
-        if p == first:
-            return False
-    if floating and p < end and (b[p] | 32) == 101:
-        p += 1
-        if p < end and (b[p] == 43 or b[p] == 45):
-            p += 1
-        first = p
-        while p < end and 48 <= b[p] <= 57:
-            p += 1
-        if p == first:
-            return False
-    return p == end
+    # As JSON has it; one that is not `floating` has no fraction and no exponent.
+    if not floating:
+        for k in range(p + 1, p + length):
+            if not 48 <= b[k] <= 57:
+                return False
+    return number_end(b, p, p + length) == p + length
 
 
 @compiled(_WRITER)

@@ -109,7 +109,8 @@ def _digits_end(b, p, end):  # type: ignore[no-untyped-def]
 
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64))
-def _number_end(b, p, end):  # type: ignore[no-untyped-def]
+def number_end(b, p, end):  # type: ignore[no-untyped-def]
+    """Return the place after the number at `p`, -1 if it is none."""
     if p < end and b[p] == _MINUS:
         p += 1
     if p < end and b[p] == _ZERO:
@@ -176,7 +177,7 @@ def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
         elif c == _QUOTE:
             p = string_end(b, p, end)
         elif c == _MINUS or _ZERO <= c <= _NINE:
-            p = _number_end(b, p, end)
+            p = number_end(b, p, end)
         else:
             p = _word_end(b, p, end)
         if p < 0:

@@ -94,12 +94,6 @@ class OffsetCommitter(Commits):
         """Whether a write is under way; one that hangs outlives `finish`."""
         return self._write is not None
 
-    @property
-    def open_batches(self) -> int:
-        """Batches that were begun and wait to be processed."""
-        with self._lock:
-            return self._partitions.open_batches
-
     def begin(self) -> OffsetReader:
         """Return what reads the offsets that were committed."""
         return self._store

@@ -84,11 +84,6 @@ class TrackedPartitions:
         self._advance()
         return sum(kept.tracker.processed for kept in self._all.values())
 
-    @property
-    def open_batches(self) -> int:
-        """Batches that were begun and wait to be processed."""
-        return sum(kept.tracker.open_batches for kept in self._all.values())
-
     def _claim_new(self, partition: Partition) -> None:
         if key_of(partition) not in self._all:
             self._claim(partition)

@@ -123,11 +123,6 @@ class Tracker:
         self._is_within = False  # whether a transaction is open after what was begun
 
     @property
-    def open_batches(self) -> int:
-        """Batches that were begun and are not processed as a whole, or that wait for one before them."""
-        return len(self._order)
-
-    @property
     def processed(self) -> int:
         """Records before which, and which, everything is processed."""
         return self._processed

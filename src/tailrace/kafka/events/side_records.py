@@ -48,7 +48,7 @@ _LSN_AT = 6
 _COMMON = "io.debezium.connector.common"
 
 _ID = pa.field("id", pa.string(), nullable=False)
-_TRANSACTION_KEY = named_field("key", pa.struct([_ID]), f"{_COMMON}.TransactionMetadataKey", 1)
+_TRANSACTION_KEY = named_field("key", pa.struct([_ID]), f"{_COMMON}.TransactionMetadataKey")
 _COLLECTION = pa.struct(
     [
         pa.field("data_collection", pa.string(), nullable=False),
@@ -62,21 +62,19 @@ _TRANSACTION_VALUE = named_field(
             pa.field("status", pa.string(), nullable=False),
             _ID,
             pa.field("event_count", pa.int64()),
-            pa.field("data_collections", pa.list_(named_field("item", _COLLECTION, "event.collection", 1))),
+            pa.field("data_collections", pa.list_(named_field("item", _COLLECTION, "event.collection"))),
             pa.field("ts_ms", pa.int64(), nullable=False),
         ]
     ),
     f"{_COMMON}.TransactionMetadataValue",
-    1,
 )
 _HEARTBEAT_KEY = named_field(
     "key",
     pa.struct([pa.field("serverName", pa.string(), nullable=False)]),
     f"{_COMMON}.ServerNameKey",
-    1,
 )
 _HEARTBEAT_VALUE = named_field(
-    "value", pa.struct([pa.field("ts_ms", pa.int64(), nullable=False)]), f"{_COMMON}.Heartbeat", 1
+    "value", pa.struct([pa.field("ts_ms", pa.int64(), nullable=False)]), f"{_COMMON}.Heartbeat"
 )
 
 
@@ -90,7 +88,6 @@ _SHAPE_KEY = named_field(
     "key",
     pa.struct([pa.field(name, **_NOT_NULL_TEXT) for name in ("databaseName", "schemaName", "tableName")]),
     "tailrace.SchemaChangeKey",
-    1,
 )
 _COLUMN = pa.struct(
     [
@@ -118,13 +115,12 @@ _SHAPE_VALUE = named_field(
             pa.field("keyColumnNames", pa.list_(pa.field("item", **_NOT_NULL_TEXT)), nullable=False),
             pa.field(
                 "columns",
-                pa.list_(named_field("item", _COLUMN, "tailrace.SchemaChangeColumn", 1)),
+                pa.list_(named_field("item", _COLUMN, "tailrace.SchemaChangeColumn")),
                 nullable=False,
             ),
         ]
     ),
     "tailrace.SchemaChange",
-    1,
 )
 
 

@@ -14,6 +14,7 @@ from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
 from tailrace.config import PipelineConfig
+from tailrace.engine.offsets.stores import key_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.log.consumer import partition_of, reader_name
 from tailrace.ranges.batches import log_offset_of
@@ -28,7 +29,7 @@ class LogOffsetStore:
 
     def __init__(self, name: str, pipelines: Sequence[PipelineConfig]) -> None:
         self._name = reader_name(name)
-        self._paths = {_key(partition_of(pipeline)): pipeline.log.path for pipeline in pipelines}
+        self._paths = {key_of(partition_of(pipeline)): pipeline.log.path for pipeline in pipelines}
         self._logs: dict[Path, LogReader] = {}
         self._lock = threading.Lock()
 
@@ -42,7 +43,7 @@ class LogOffsetStore:
         """
         found: dict[int, Offset] = {}
         for number, partition in enumerate(partitions):
-            path = self._paths.get(_key(partition))
+            path = self._paths.get(key_of(partition))
             kept = None if path is None else self._kept(path)
             if kept is not None:
                 found[number] = kept
@@ -56,7 +57,7 @@ class LogOffsetStore:
         """
         with self._lock:
             for partition, offset in offsets:
-                path = self._paths.get(_key(partition))
+                path = self._paths.get(key_of(partition))
                 if path is None:
                     raise TailraceError(
                         Kind.OFFSETS_UNWRITABLE,
@@ -91,7 +92,3 @@ class LogOffsetStore:
             if error.kind not in {Kind.LOG_FULL, Kind.LOG_WRITE_FAILED}:
                 raise
             raise TailraceError(Kind.OFFSETS_UNWRITABLE, error.message, error.hint, error.context) from error
-
-
-def _key(partition: Partition) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(partition.items()))

@@ -267,11 +267,6 @@ class PipelineView:
     error: TailraceError | None
     pid: int | None = None
 
-    @property
-    def sinks(self) -> tuple[SinkView, ...]:
-        """The sinks of all sources, source by source."""
-        return tuple(sink for source in self.sources for sink in source.sinks)
-
     def as_json(self) -> dict[str, Any]:
         """Return the view as `status --json` prints it.
 

@@ -90,7 +90,8 @@ class VitessCheck:
         if self._vtgate is None:
             return []
         names = table_names(self._vtgate)
-        return [(self._source.keyspace, name) for name in names if self._source.captures(name)]
+        found = ((self._source.keyspace, name) for name in names)
+        return [table for table in found if self._source.captures(*table)]
 
     def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
         return []

@@ -61,7 +61,7 @@ def admin_settings(options: JoinReadOptions) -> dict[str, Any]:
 
 
 def _common(options: JoinReadOptions) -> dict[str, Any]:
-    settings = client_settings(options.kafka)
+    settings = client_settings(options.options)
     return client_options.client(options.bootstrap_servers, settings, round(ANSWER_S * 1000))
 
 

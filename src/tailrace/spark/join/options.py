@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 from collections.abc import Mapping
@@ -16,19 +15,19 @@ from pydantic import (
     Field,
     PositiveInt,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
-from tailrace.config.converters import RegistryAddress
-from tailrace.config.fields import MIB, ByteCount, Name
-from tailrace.config.kafka_clients import ClientOptions, TopicName
+from tailrace.config.fields import Name
 from tailrace.config.problems import from_pydantic
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.connector import extraction_of
 from tailrace.join.extraction import Extraction
-from tailrace.join.options import JoinExpressions, JoinFields
+from tailrace.join.options import JoinedTopics
 from tailrace.join.planning import BatchLimits, Place
+from tailrace.spark.options import by_spelling
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -91,56 +90,42 @@ def _several(text: object) -> object:
     return [name.strip() for name in text.split(",")] if isinstance(text, str) else text
 
 
-class JoinReadOptions(BaseModel):
+class JoinReadOptions(JoinedTopics):
     """What a query was asked for. A field's alias, else its name in camel case, is the option's spelling.
 
-    `kafka` holds librdkafka's options: security, sockets; secrets as references, resolved where used.
+    `options` holds librdkafka's, which are spelled with `kafka.` before their names.
     """
 
-    model_config = ConfigDict(
-        alias_generator=to_camel, frozen=True, extra="forbid", hide_input_in_errors=True
-    )
+    model_config = ConfigDict(alias_generator=to_camel)
 
-    bootstrap_servers: str = Field(min_length=1)
-    data: Annotated[tuple[TopicName, ...], BeforeValidator(_several)] = Field(min_length=1)
-    transactions: TopicName
     starting: Offsets = Field(default=EARLIEST, alias="startingOffsets")
     ending: Offsets = Field(default=LATEST, alias="endingOffsets")
     offsets_max: PositiveInt | None = Field(default=None, alias="maxOffsetsPerTrigger")
     transaction_offsets_max: PositiveInt | None = Field(default=None, alias="maxTransactionOffsetsPerTrigger")
     group_id_prefix: Name = "tailrace-join"
-    queue_records_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
-    queue_bytes_max: ByteCount = 16 * MIB
-    registry: Annotated[RegistryAddress | None, BeforeValidator(_registry)] = None
-    fields: Annotated[JoinFields | None, BeforeValidator(_document)] = None
-    expressions: Annotated[JoinExpressions | None, BeforeValidator(_document)] = None
     extraction: Annotated[str | None, AfterValidator(lambda name: name or None)] = None
-    kafka: ClientOptions = {}
+
+    _names = field_validator("data", mode="before")(_several)
+    _address = field_validator("registry", mode="before")(_registry)
+    _parts = field_validator("fields", "expressions", mode="before")(_document)
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options of a `load()`. Spark hands keys over in lower case, so case never matters.
+        """Return the options of a `load()`.
 
         :raises TailraceError: `CONFIG_INVALID`, for an unknown option with the nearest known.
         """
-        own = [field.alias or "" for name, field in cls.model_fields.items() if name != "kafka"]
-        spellings = {name.lower(): name for name in own}
-        found: dict[str, Any] = {"kafka": {}}
-        for key, value in given.items():
-            if key.lower().startswith(_CLIENT):
-                found["kafka"][key.lower().removeprefix(_CLIENT)] = value
-            elif (name := spellings.get(key.lower().replace("_", ""))) is not None:
-                found[name] = value
-            else:
-                near = difflib.get_close_matches(key.lower(), spellings, n=1)
-                hint = f"did you mean {spellings[near[0]]}?" if near else (
-                    f"the options are {', '.join(own)}, and librdkafka's, with {_CLIENT} before their names"
-                )  # fmt: skip
-                raise _invalid(f"{key!r} is not an option", hint)
+        of_client = {key for key in given if key.lower().startswith(_CLIENT)}
+        own = {key: value for key, value in given.items() if key not in of_client}
+        also = f", and librdkafka's, with {_CLIENT} before their names"
+        found: dict[str, Any] = {
+            **by_spelling(cls, own, _invalid, also=also, but={"options"}),
+            "options": {key.lower().removeprefix(_CLIENT): given[key] for key in of_client},
+        }
         try:
             return cls.model_validate(found)
         except ValidationError as error:
-            problems = from_pydantic(error, cls, ())  # type: ignore[arg-type]
+            problems = from_pydantic(error, cls, ())
             raise _invalid(
                 "; ".join(
                     f"the option {one.place}: {one.message}" if one.path else one.message for one in problems
@@ -149,11 +134,8 @@ class JoinReadOptions(BaseModel):
             ) from None
 
     @model_validator(mode="after")
-    def _do_not_feed_themselves(self) -> Self:
-        if self.transactions in self.data:
-            raise ValueError("data: the topic of transactions can't be one of the data topics")
-        given = (self.registry, self.fields, self.expressions, self.extraction)
-        if sum(each is not None for each in given) > 1:
+    def _fit_together(self) -> Self:
+        if self.extraction is not None and any((self.registry, self.fields, self.expressions)):
             raise ValueError("registry, fields, expressions, extraction: give one of them")
         if len(set(self.data)) < len(self.data):
             raise ValueError("data: a topic is named twice")

@@ -19,6 +19,7 @@ from tailrace.config.source.column_policy import ColumnMask
 from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import ROOTS
 from tailrace.decode.column_policy import Salt, fixed_text, reshaped
+from tailrace.decode.rows import specials
 from tailrace.decode.types import as_text, cast_as_sent
 from tailrace.decode.values.masks import HASH_LENGTH, hashed_texts
 from tailrace.errors import Kind, TailraceError
@@ -41,7 +42,7 @@ from tailrace.transforms.fields import (
     with_values,
 )
 from tailrace.transforms.groups.rows import GroupRows, fitting_expression, metadata_column
-from tailrace.transforms.groups.texts import column_texts, specials
+from tailrace.transforms.groups.texts import column_texts
 from tailrace.transforms.groups.values import TEXT, cast, edited, struct_of
 
 

@@ -172,14 +172,9 @@ def metadata_column(group: Group, name: str) -> pa.Array:
         return group.column(name)
     if name in ("ts_ms", "ts_us", "ts_ns", "commit_time"):
         return _time(rows.column(("source", "commit_ts")), name)
-    if name in ("name", "db", "version"):
-        origin = group.origin
-        known = (
-            {} if origin is None else {"name": origin.name, "db": origin.database, "version": origin.version}
-        )
-        return pa.repeat(pa.scalar(known.get(name), pa.string()), count)
-    if name == "connector":
-        return pa.repeat(pa.scalar("postgresql" if group.origin is None else group.origin.connector), count)
+    if name in ("name", "db", "version", "connector"):
+        known = getattr(group.origin, {"db": "database"}.get(name, name), None)
+        return pa.repeat(pa.scalar(known, pa.string()), count)
     if name == "xmin":
         return pa.nulls(count, pa.int64())
     if name == "snapshot":

@@ -7,11 +7,11 @@ values, and of `special`, which has the text of a value that its column can't ho
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.decode.postgres_types import item_of
+from tailrace.decode.rows import specials
 from tailrace.decode.types import cast_as_sent, known_type
 from tailrace.decode.values.texts import texts_of
 from tailrace.model import Relation
@@ -47,21 +47,3 @@ def _delimiter(relation: Relation | None, name: str) -> str:
     columns = () if relation is None else relation.columns
     found = next((item_of(known_type(column)) for column in columns if column.name == name), None)
     return "," if found is None else found[1]
-
-
-def specials(maps: pa.Array) -> dict[str, tuple[npt.NDArray[np.int64], pa.StringArray]]:
-    """Return the rows (rising) and texts of values that columns don't hold, by `before.<column>` …"""
-    if maps.null_count == len(maps):
-        return {}
-    keys, items, parents = entries(maps)
-    names = keys.to_numpy(zero_copy_only=False)
-    places = {str(name): np.flatnonzero(names == name) for name in set(names)}
-    return {name: (parents[at], items.take(pa.array(at))) for name, at in places.items()}
-
-
-def entries(maps: pa.MapArray) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int64]]:
-    """Return the keys and items of all maps, and the place of the map of each."""
-    offsets = maps.offsets.fill_null(0).to_numpy() if maps.offsets.null_count else maps.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
-    parents = np.repeat(np.arange(len(maps)), np.diff(offsets))
-    return maps.keys.slice(first, last - first), maps.items.slice(first, last - first), parents

@@ -171,12 +171,12 @@ def of_condition(error: TailraceError, attempted: str) -> TailraceError:
     return TailraceError(found.kind, found.message, found.hint, {"sqlstate": state})
 
 
-def unforeseen(error: Exception, attempted: str) -> TailraceError:
-    """Return the error for one that nobody foresaw: its type and place alone, its words may quote a row."""
+def unforeseen(error: Exception) -> TailraceError:
+    """Return a snapshot's error for one that nobody foresaw: its type and place: its words may quote rows."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return TailraceError(
         Kind.INTERNAL,
-        f"{attempted}: {type(error).__name__} in {frame.name}, {os.path.basename(frame.filename)} line "
+        f"take a snapshot: {type(error).__name__} in {frame.name}, {os.path.basename(frame.filename)} line "
         f"{frame.lineno}",
         REPORT,
     )

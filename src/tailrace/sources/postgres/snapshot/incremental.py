@@ -142,7 +142,7 @@ class IncrementalSnapshots:
                     raise
                 except Exception as error:
                     log.debug("a snapshot ended by an error", exc_info=True)
-                    self._handle_failure(unforeseen(error, "take a snapshot"))
+                    self._handle_failure(unforeseen(error))
         except (Stopped, StreamEnded):
             pass
         except Exception as error:  # noqa: BLE001 - the receiver raises it on its own thread

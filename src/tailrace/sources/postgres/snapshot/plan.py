@@ -22,7 +22,6 @@ class Origin(enum.StrEnum):
     """Why a snapshot is taken."""
 
     INITIAL = "initial"
-    ADDED = "added"  # a table came later
     REQUESTED = "requested"
     NEEDED = "needed"  # changes were lost, and `snapshot: when_needed`
 

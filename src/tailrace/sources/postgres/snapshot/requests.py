@@ -100,7 +100,7 @@ class Requests:
                 self._refuse(request, error)
             except Exception as error:
                 log.debug("a request for a snapshot ended by an error", exc_info=True)
-                self._refuse(request, unforeseen(error, "take a snapshot"))
+                self._refuse(request, unforeseen(error))
         return True
 
     def _begin(self, request: Request, session: Session) -> None:

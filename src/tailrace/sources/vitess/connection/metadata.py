@@ -36,7 +36,6 @@ class Tablet:
     shard: str
     type: str
     state: str
-    alias: str
 
 
 def serving_shards(vtgate: Vtgate, source: VitessSource) -> tuple[str, ...]:
@@ -78,19 +77,12 @@ def shards_in(rows: Sequence[Row], source: VitessSource) -> tuple[str, ...]:
 def tablets(vtgate: Vtgate, source: VitessSource) -> list[Tablet]:
     """Return the tablets of the keyspace."""
     rows = vtgate.query("show vitess_tablets", "list the tablets", "@primary")
-    return [
-        Tablet(str(row[2]), str(row[3]), str(row[4]), str(row[5]))
-        for row in rows
-        if row[1] == source.keyspace
-    ]
+    return [Tablet(*map(str, row[2:5])) for row in rows if row[1] == source.keyspace]
 
 
-def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str, tablet_type: str = "") -> Future[list[Row]]:
-    """Ask for the transactions that a shard has executed and those whose binlogs it has purged: one row.
-
-    :param tablet_type: of the tablet that is asked; empty: the one that is read from.
-    """
-    target = f"{source.keyspace}:{shard}@{tablet_type or source.tablet_type}"
+def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str) -> Future[list[Row]]:
+    """Ask for the transactions that a shard has executed and those whose binlogs it has purged: one row."""
+    target = f"{source.keyspace}:{shard}@{source.tablet_type}"
     return vtgate.ask(_GTIDS, f"ask the shard {shard} what it has", target)
 
 
@@ -100,6 +92,8 @@ def ask_gtids_of_any(
     """As `ask_gtids`, also of a shard that does not serve: what it has purged is not told then.
 
     vtgate refuses queries to such a shard, and streams it all the same.
+
+    :param tablet_type: of the tablet that is asked; empty: the one that is read from.
     """
     return submit(_gtids_of_any(vtgate, source, shard, tablet_type or source.tablet_type))
 

@@ -163,7 +163,7 @@ class AskedSnapshots:
             tables = {
                 table: key
                 for table, key in primary_keys(self._vtgate, self._source, shard).items()
-                if self._source.captures(table) and not is_internal(table)
+                if self._source.captures(self._source.keyspace, table) and not is_internal(table)
             }
             if missing := wanted - tables.keys():
                 names = ", ".join(f"{self._source.keyspace}.{name}" for name in sorted(missing))

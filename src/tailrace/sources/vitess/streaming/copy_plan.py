@@ -35,7 +35,7 @@ def planned_chunks(
     keys = {
         table: key
         for table, key in integral_keys(vtgate, source, shard).items()
-        if source.captures(table) and not is_internal(table)
+        if source.captures(source.keyspace, table) and not is_internal(table)
     }
     begun = {chunk.table for chunk in before if chunk.is_begun}
     kept = (parts_of(chunk, is_there=chunk.table in keys) for chunk in before if chunk.table in begun)

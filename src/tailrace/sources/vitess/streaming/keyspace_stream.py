@@ -103,6 +103,10 @@ class _Task:
     held: list[tuple[str, ShardResponses]] = field(default_factory=list)
 
 
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
 class KeyspaceStream:
     """See the module. `run` once; `health`, `want` and `has_reached` from any thread.
 
@@ -116,13 +120,11 @@ class KeyspaceStream:
         appender: Appender,
         stopping: threading.Event,
         directory: LogDirectory,
-        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._source = source
         vtgate = self._vtgate = vtgates[0]
         self._appender = appender
         self._stopping = stopping
-        self._now_us = now_us
         kept = metadata_frames.shard_states(appender.schema_in_force)
         prefix = self._prefix = f"{source.keyspace}/"  # of a shard's name in the log
         states = {name.removeprefix(prefix): ShardState.from_json(state) for name, state in kept.items()}
@@ -151,7 +153,7 @@ class KeyspaceStream:
         self._open_stream: str | None = None  # whose transaction is open at the log's end
         self._open_position = 0
         self.shards: dict[str, ShardProgress] = {}
-        self._silent = SilentShards(source, vtgate, self.coordinator, self.shards, self._step, now_us)
+        self._silent = SilentShards(source, vtgate, self.coordinator, self.shards, self._step, _now_us)
         self._written = dict(states)
         self._idle: dict[str, ShardState] = {}  # states that no row came with, not written yet
         self._idle_since_s = 0.0
@@ -304,7 +306,7 @@ class KeyspaceStream:
         shard = self._shard_of(stream)
         responses = self._left_of(stream, received)
         transcoder = self._transcoders[stream]
-        now_us = self._now_us()
+        now_us = _now_us()
         if now_us - self._watermark_at_us > WATERMARK_INTERVAL_US:
             self._watermark_at_us = now_us
             self._watermark = watermark_us(self.coordinator.shards, self.shards)
@@ -401,7 +403,7 @@ class KeyspaceStream:
             shard,
             self._tables,
             _beside_position(self.coordinator.shards[shard].kept),
-            captures=self._source.captures,
+            captures=functools.partial(self._source.captures, self._source.keyspace),
             left_out=self._source.disclosure.left_out,
             is_view=self._is_view_of(shard),
         )
@@ -474,7 +476,7 @@ class KeyspaceStream:
 
     def _append(self, made: Bytes, position: int, states: Mapping[str, ShardState]) -> None:
         if states:
-            now_us = self._now_us()
+            now_us = _now_us()
             at = max(self._appender.tail.position, now_us, position)
             kept = {self._prefix + shard: state.as_json() for shard, state in states.items()}
             texts = [frames.shard_frame(name, state) for name, state in kept.items()]

@@ -62,7 +62,9 @@ def settings() -> int:
     while waiting:
         waiting += [each for each in waiting.pop().__subclasses__() if each not in seen]
         seen.update(waiting)
-    own = {(each.__qualname__, name) for each in seen for name in each.__annotations__ if name[0] != "_"}
+    own = {
+        (each.__qualname__, name) for each in seen for name in each.__annotations__.keys() & each.model_fields
+    }
     return len(own)
 
 

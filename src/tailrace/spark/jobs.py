@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import structlog
+
 from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = structlog.get_logger(__name__)
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -40,13 +44,14 @@ class JobGroup:
     name: str
     description: str
 
-    def cancel(self, session: SparkSession) -> None:
-        """Have Spark give up the group's jobs, and those that are about to begin.
-
-        :raises Exception: of PySpark or py4j, where Spark is gone.
-        """
-        # A job that is about to begin must not slip through, so the plain call won't do.
-        session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.name)  # noqa: SLF001
+    def cancel(self, session: Callable[[], SparkSession]) -> None:
+        """Have Spark give up the group's jobs, and those that are about to begin. Never raises."""
+        try:
+            # A job that is about to begin must not slip through, so the plain call won't do.
+            session().sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.name)  # noqa: SLF001
+        except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
+            what = self.description
+            log.warning("Spark's jobs could not be cancelled", what=what, error=type(error).__name__)
 
 
 def collect(

@@ -14,7 +14,7 @@ from tailrace.changelog.durable import write_failure
 from tailrace.changelog.writer import Tail
 from tailrace.config import PipelineConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.background import Background, as_failure
+from tailrace.pipeline.background import Background
 from tailrace.pipeline.remote.attempt import Order, carry_out
 from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
 from tailrace.pipeline.spark_host import SparkHost
@@ -152,7 +152,7 @@ class RemoteCapture:
                 stop_by_s = stop_by_s or now_s + STOP_S
                 if now_s > stop_by_s:
                     log.warning("the capturing task does not end: its job is cancelled", group=group.name)
-                    _cancel(session, group)
+                    group.cancel(lambda: session)
                     return None
         return job.error
 
@@ -221,10 +221,3 @@ def _capture(session: SparkSession, order: Order, group: JobGroup) -> None:
     [error] = collect(session, carry_out, [order], 1, group)
     if error is not None:
         raise error
-
-
-def _cancel(session: SparkSession, group: JobGroup) -> None:
-    try:
-        group.cancel(session)
-    except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
-        log.warning("Spark's job could not be cancelled", error=str(as_failure(error)))

@@ -20,7 +20,6 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import structlog
 from pyspark.serializers import CPickleSerializer
 
 from tailrace.engine.failures import GivenUpError, named, raised_elsewhere
@@ -29,8 +28,6 @@ from tailrace.spark.jobs import JobGroup, collect, translated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-log = structlog.get_logger(__name__)
 
 Load = TypeVar("Load")
 Done = TypeVar("Done")
@@ -119,7 +116,6 @@ class Jobs(Generic[Load, Done]):
         self._executor = executor
         self._at_once = at_once
         self._shut = shut
-        self._what = what
         self._group = JobGroup(f"tailrace-{uuid.uuid4()}", what)
         self._call = ExecutorCall(self._group.name, function)
         self._lock = threading.Lock()
@@ -158,12 +154,8 @@ class Jobs(Generic[Load, Done]):
             self._waiting.clear()
         for _, future in waiting:
             _drop(future)
-        if not running:
-            return
-        try:
-            self._group.cancel(self._session())
-        except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
-            log.warning("Spark's jobs could not be cancelled", what=self._what, error=type(error).__name__)
+        if running:
+            self._group.cancel(self._session)
 
     def _work(self) -> None:
         # On the pool: one job, then others have the thread.

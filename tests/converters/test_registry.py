@@ -18,11 +18,10 @@ import pyarrow as pa
 import pytest
 
 from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
-from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.config.source.postgres import PostgresSource
 from tailrace.converters.contract import Converter
 from tailrace.converters.with_registry import AvroConverter, JsonSchemaConverter
 from tailrace.errors import Kind, Policy, TailraceError
-from tailrace.model import OWN_FORMS
 from tailrace.pipeline.preflight.kafka import converter_findings
 from tailrace.records.group import Group
 from tailrace.sinks.build import build
@@ -427,7 +426,7 @@ def test_who_makes_a_converter_closes_it(tmp_path: Path, monkeypatch: pytest.Mon
         )
         assert list(converter_findings(config)) == []
         assert len(closed) == 1
-        sink = build(config, ColumnPolicy(), OWN_FORMS, tmp_path)
+        sink = build(config, PostgresSource(), tmp_path)
         assert len(closed) == 1
         sink.close()
         assert len(closed) == 2

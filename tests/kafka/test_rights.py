@@ -14,10 +14,10 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tailrace.changelog.reader import LogReader
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets.store import KafkaOffsetStore
-from tailrace.model import OWN_FORMS, LogRange
+from tailrace.model import LogRange
 from tailrace.pipeline.preflight.kafka import cluster_findings, storage_findings, topic_findings
 from tailrace.ranges import plan
 from tailrace.sinks.build import build
@@ -48,7 +48,7 @@ def orders_by(
 
 def write(orders: Orders) -> None:
     """Open the sink anew and have it write the whole log."""
-    sink = build(orders.config.sinks[0], ColumnPolicy(), OWN_FORMS, orders.directory / "log")
+    sink = build(orders.config.sinks[0], PostgresSource(), orders.directory / "log")
     with LogReader.open(orders.directory / "log", "0") as reader:
         pieces = plan.pieces("0", reader.blocks(0, orders.ends[-1]), 0, orders.ends[-1])
     try:

@@ -12,13 +12,14 @@ from pydantic import ValidationError
 from tailrace.changelog import runs
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
-from tailrace.config import ColumnPolicy, EngineConfig
+from tailrace.config import EngineConfig
 from tailrace.config.sections import PythonSinkConfig as PythonConfig
+from tailrace.config.source.postgres import PostgresSource
 from tailrace.converters.contract import Converter
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.processing import ordered_executor
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import OWN_FORMS, LogRange
+from tailrace.model import LogRange
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import SinkState
@@ -67,7 +68,7 @@ def fed(config: PythonConfig, log: LogOfOrders, upto: int) -> SinkWorker:
         config,
         "shop",
         path,
-        lambda: build(config, ColumnPolicy(), OWN_FORMS, path),
+        lambda: build(config, PostgresSource(), path),
         SparkHost(None),  # type: ignore[arg-type]
     )
     feed.finish_at(upto)
@@ -132,7 +133,7 @@ def test_its_place_within_a_transaction_never_goes_back(log, called, monkeypatch
     called.faults = Always({6: ValueError("always")})
     path = log.directory.path
     Readers(log.directory).register("mine", {"0": 0})
-    sink = build(config_of("record", batch=False), ColumnPolicy(), OWN_FORMS, path)
+    sink = build(config_of("record", batch=False), PostgresSource(), path)
     sink.open(log.directory.identity, "shop")
     with LogReader.open(path, "0") as reader:
         pieces = plan.pieces("0", reader.blocks(0, end), 0, end)
@@ -192,7 +193,7 @@ def test_an_async_function_runs_on_one_loop_range_after_range(log, called) -> No
     ends = [0, log.insert(1), log.insert(2)]
     path = log.directory.path
     Readers(log.directory).register("mine", {"0": 0})
-    sink = build(config_of("on_a_loop"), ColumnPolicy(), OWN_FORMS, path)
+    sink = build(config_of("on_a_loop"), PostgresSource(), path)
     sink.open(log.directory.identity, "shop")
     with LogReader.open(path, "0") as reader:
         for begin, end in itertools.pairwise(ends):
@@ -214,7 +215,7 @@ def test_one_that_marks_by_itself_is_refused_as_nobody_would_wait_for_its_marks(
 def test_two_processes_never_call_it_for_one_sink(log, called) -> None:
     log.insert(1)
     path = log.directory.path
-    first, second = (build(config_of("batch"), ColumnPolicy(), OWN_FORMS, path) for _ in range(2))
+    first, second = (build(config_of("batch"), PostgresSource(), path) for _ in range(2))
     first.open(log.directory.identity, "shop")
     with pytest.raises(TailraceError) as raised:
         second.open(log.directory.identity, "shop")
@@ -231,7 +232,7 @@ def test_two_processes_never_call_it_for_one_sink(log, called) -> None:
 def test_a_function_that_is_not_there_is_said(log, called, handler) -> None:
     config = config_of("batch").model_copy(update={"handler": handler})
     with pytest.raises(TailraceError) as raised:
-        build(config, ColumnPolicy(), OWN_FORMS, log.directory.path).open(log.directory.identity, "shop")
+        build(config, PostgresSource(), log.directory.path).open(log.directory.identity, "shop")
     assert raised.value.kind is Kind.CONFIG_INVALID
     assert handler in raised.value.message
 

@@ -25,8 +25,8 @@ import structlog
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.config.source.column_policy import ColumnPolicy
-from tailrace.model import LogRange, ValueModes
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.model import LogRange
 from tailrace.ranges import plan
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.build import build
@@ -195,7 +195,7 @@ class _Runs:
     def _sink(self, *, atomic: bool) -> Iterator[Write]:
         name = f"pass-{next(self._names)}"
         config = KafkaSinkConfig.model_validate(topics.sink(self._bootstrap, name, atomic=atomic))
-        sink = build(config, ColumnPolicy(), ValueModes(), self._path)
+        sink = build(config, PostgresSource(), self._path)
 
         def write(span: LogRange, pieces: Sequence[Piece]) -> SinkRun:
             done: list[SinkCommit] = []

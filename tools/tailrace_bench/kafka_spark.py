@@ -24,9 +24,9 @@ from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import SparkConfig
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import LogRange, ValueModes
+from tailrace.model import LogRange
 from tailrace.ranges import plan
 from tailrace.sinks.build import build
 from tailrace.spark.session import session, warm
@@ -141,7 +141,7 @@ class _Runs:
         """Write the log exactly once, as a pipeline with a backlog does; opening the sink is not counted."""
         name = f"ours-{next(self._names):03}"
         config = self._config(name)
-        sink = build(config, ColumnPolicy(), ValueModes(), self._path)
+        sink = build(config, PostgresSource(), self._path)
         sink.open(LogDirectory.open(self._path).identity, name)
         try:
             return self._timed(name, lambda: self._write(sink, config))

@@ -20,9 +20,8 @@ from tailrace.changelog.directory import TASK
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import ValueModes
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.sinks.build import build
@@ -125,7 +124,7 @@ class _Passes:
             config,
             name,
             self._path,
-            lambda: build(config, ColumnPolicy(), ValueModes(), self._path),
+            lambda: build(config, PostgresSource(), self._path),
             # No Spark: it is never asked for.
             SparkHost(None),  # type: ignore[arg-type]
         )

@@ -142,12 +142,11 @@ class Replay:
         self._end = tail.offset
         spark = SparkHost(self._pipeline)
         name, source = self._pipeline.name, self._pipeline.source
-        rules, modes, reads_once = source.disclosure, source.value_modes, source.snapshot_has_keys_once
         self._feed = SinkWorker(
             self._sink,
             name,
             directory.path,
-            lambda: build(self._sink, rules, modes, directory.path, reads_once=reads_once),
+            lambda: build(self._sink, source, directory.path),
             spark,
             begin_at=begin,
             source=self._pipeline.source_name,

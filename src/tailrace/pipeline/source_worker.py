@@ -321,13 +321,12 @@ class SourceWorker:
 
     def _feed(self, config: SinkConfig, semaphore: FairSemaphore) -> SinkWorker:
         pipeline = self.pipeline
-        rules, modes = pipeline.source.disclosure, pipeline.source.value_modes
-        reads_once = pipeline.source.snapshot_has_keys_once
+        rules = pipeline.source.disclosure
         return SinkWorker(
             config,
             pipeline.name,
             pipeline.log.path,
-            lambda: build(config, rules, modes, pipeline.log.path, reads_once=reads_once),
+            lambda: build(config, pipeline.source, pipeline.log.path),
             self._spark,
             semaphore=semaphore,
             source=self.name,

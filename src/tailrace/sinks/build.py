@@ -28,20 +28,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tailrace.changelog.directory import LogDirectory
+    from tailrace.config.source.section import SourceSection
 
 
-def build(
-    config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: Path, *, reads_once: bool = False
-) -> Sink:
+def build(config: SinkConfig, source: SourceSection, log_path: Path) -> Sink:
     """Return the sink that `config` describes, not yet opened.
 
+    :param source: of the log: its masks, handling modes and snapshots.
     :param log_path: of the log that it is fed from.
-    :param rules: which columns are delivered, and how they are masked.
-    :param modes: how the source wants values to be given.
-    :param reads_once: the source's snapshots have each key once (`SourceSection.snapshot_has_keys_once`).
     """
+    rules, modes = source.disclosure, source.value_modes
     if isinstance(config, FolderSink):
-        return _of_tables(config, rules, modes, reads_once=reads_once)
+        given = SinkInput(config.tables, rules, modes, chain_of(config))
+        return _of_tables(config, given, reads_once=source.snapshot_has_keys_once)
     if isinstance(config, PythonConfig):
         # Only now: it brings the engine's processing.
         from tailrace.sinks.python import PythonSink
@@ -52,8 +51,7 @@ def build(
     raise _unknown(config)
 
 
-def _of_tables(config: FolderSink, rules: ColumnPolicy, modes: ValueModes, *, reads_once: bool) -> Sink:
-    given = SinkInput(config.tables, rules, modes, chain_of(config))
+def _of_tables(config: FolderSink, given: SinkInput, *, reads_once: bool) -> Sink:
     if isinstance(config, ParquetConfig):
         return FileSink(config.name, config.path, parquet_format(config.compression), given)
     if isinstance(config, JsonlConfig):

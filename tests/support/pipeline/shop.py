@@ -90,7 +90,7 @@ class Shop:
         with LogReader.open(config.log.path, "0") as reader:
             end = reader.end().offset
         (given,) = config.sinks
-        sink = build(given, config.source.disclosure, config.source.value_modes, config.log.path)
+        sink = build(given, config.source, config.log.path)
         write(sink, config.log.path, end, Nearby(self._spark))
 
     def run(self) -> None:

@@ -222,6 +222,11 @@ def error_json(error: TailraceError | None) -> dict[str, Any] | None:
     return None if error is None else error.as_json()
 
 
+def printable(text: str) -> str:
+    """Return `text` with control characters escaped: names come from others, terminals obey."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class StopEngine(Exception):  # noqa: N818 - a request, not an error
     """Ends the engine in good order. Raised by a handler, the record or batch counts as processed.
 

@@ -15,15 +15,16 @@ from contextlib import closing
 from datetime import datetime, timedelta, timezone
 
 import pytest
+import structlog
 import typer.testing
 
 from tailrace import __version__, failpoints
 from tailrace.changelog.retention.readers import Readers
-from tailrace.cli.conversation import block, printable
+from tailrace.cli.conversation import block, configure_logs
 from tailrace.cli.main import app
 from tailrace.config import ColumnPolicy
 from tailrace.decode.column_policy import TablePolicy
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, TailraceError, printable
 from tailrace.pipeline.log.inspection import Selection, follow
 from tailrace.protocol import frames
 from tests.support.orders_log import OID, LogOfOrders, begin, commit
@@ -229,10 +230,13 @@ def test_check_against_a_server_that_is_not_there_ends_with_1(tmp_path):
     assert "repair: " in done.stdout
 
 
-def test_names_of_others_can_not_steer_the_terminal():
+def test_names_of_others_can_not_steer_the_terminal(capsys):
     assert printable("a\x1b[2Jb\r\u2028c") == "a\\x1b[2Jb\\r\\u2028c"
     text = block(TailraceError(Kind.TABLE_MISSING, "x\x1b]0;", "y\x07", {"table": "\x9b"}))
     assert text.replace("\n", "").isprintable()
+    configure_logs("warning")
+    structlog.get_logger("any").warning('the table "x\n\x1b[2J" was taken out', table="y\n")
+    assert capsys.readouterr().err.removesuffix("\n").isprintable()
 
 
 @pytest.fixture

@@ -24,10 +24,13 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets.store import KafkaOffsetStore
 from tailrace.kafka.producer.writer import AtomicWriter
 from tailrace.pipeline.log.consumer import partition_of
+from tailrace.pipeline.run import Run
 from tailrace.ranges.batches import offset_of
 from tailrace_servers.kafka import EmbeddedKafka, find_jars
 from tests.support.kafka.orders import Orders, run
 from tests.support.orders_log import LogOfOrders
+from tests.support.pipeline.staged import running
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -286,3 +289,26 @@ def test_a_broker_may_make_topics_by_itself(topic_name: str, tmp_path: Path) -> 
         admin.create_topics([offsets])[offsets.topic].result(60)
         orders = Orders(tmp_path, kafka, topic_name, create_topics=False)
         assert orders.replay() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_sink_that_an_engine_feeds_is_not_replayed_and_goes_on(orders: Orders) -> None:
+    engine = Run(orders.config)
+    life = running(engine)
+
+    def is_at(offset: int) -> bool:
+        return [sink.position for sink in engine.view().sinks] == [offset]
+
+    wait_until(lambda: is_at(orders.ends[-1]), 60, "the sink")
+    wait_until(lambda: '"running"' in run("status", orders.file, "--json"), 60, "the status")
+    told = run("replay", orders.file, "--sink", "out", status=1)
+    assert "sink_locked" in told
+    assert "the pipeline is running, and writes it" in told
+    log = LogOfOrders(orders.directory / "log")
+    log.number = len(orders.ends)
+    end = log.insert(8)
+    log.close()
+    wait_until(lambda: is_at(end), 60, "the next change")
+    engine.stop()
+    assert life.join(20)
+    assert life.error is None
+    assert orders.replay() == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -350,9 +350,7 @@ def test_consumers_see_each_key_in_order_whoever_writes(
     chain = transformations.build(split["transformations"], split["predicates"])
     routes = [{"tables": ["public.t_*"], "topic": "{prefix}.t"}]
     sink = opened(
-        sink_of(
-            kafka, topic_name, producers, chain=chain, routes=routes, atomic_source_offset_commit=atomic
-        ),
+        sink_of(kafka, topic_name, producers, chain=chain, routes=routes, atomic_source_offset_commit=atomic),
         log,
     )
     write(sink, log, end)

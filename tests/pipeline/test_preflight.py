@@ -100,6 +100,7 @@ def test_a_slot_that_nobody_here_made_is_not_taken(pg, tmp_path):
 def test_directories_that_a_run_would_refuse_are_said_before(pg, tmp_path):
     pg.execute("create table orders (id int primary key)")
     sinks = "{type: delta, path: ./lake}, {type: parquet, path: ./files}, {type: jsonl, path: ./lines}"
+    sinks += ", {type: delta, path: ./la%ke}"
     file = pipeline_file(tmp_path, pg.server, pg.name, sinks=sinks)
     for name in ("lake/_tailrace/identity.json", "files/public.orders/a.parquet", "log/letter.txt"):
         (tmp_path / name).parent.mkdir(parents=True)
@@ -108,7 +109,8 @@ def test_directories_that_a_run_would_refuse_are_said_before(pg, tmp_path):
     told = sorted(finding.message for finding in errors(file) if finding.kind is Kind.SINK_FOREIGN)
     assert [message.partition(":")[0] for message in told] == ["sink 'delta-lake'", "sink 'parquet-files'"]
     assert "'letter.txt'" in problems[Kind.LOG_FOREIGN]
-    assert set(problems) == {Kind.SINK_FOREIGN, Kind.LOG_FOREIGN}
+    assert "percent sign" in problems[Kind.CONFIG_INVALID]
+    assert set(problems) == {Kind.SINK_FOREIGN, Kind.LOG_FOREIGN, Kind.CONFIG_INVALID}
 
 
 def test_a_publication_that_does_not_fit_is_named_with_its_sql(pg, tmp_path):

@@ -58,6 +58,8 @@ def test_what_is_left_is_shown_table_by_table() -> None:
     shown = line(view.state, view.sources[0], Pace())
     assert "snapshot of public.orders: 25 %, chunk 2 of 10, ETA 30 s" in shown
     assert shown.index("public.orders") < shown.index("public.waiting"), "those under way come first"
+    forged = replace(task, snapshot=(replace(ORDERS, name="public.x\n12:00:00 \x1b[2J"),))
+    assert line(view.state, SourceView("", 0, forged, ()), Pace()).isprintable()
 
 
 def test_without_an_engine_the_agenda_tells_what_is_left(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace import config
-from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, print_json, printable
-from tailrace.errors import TailraceError
+from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, print_json
+from tailrace.errors import TailraceError, printable
 from tailrace.pipeline.preflight.preflight import Finding, Severity, preflight
 from tailrace.sources.findings import from_failure
 

@@ -22,7 +22,7 @@ from typing import Any
 import typer
 
 from tailrace.cli.parameters import Debug, Verbose
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, TailraceError, printable
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
 
@@ -138,11 +138,6 @@ def error_lines(error: dict[str, Any], indent: str) -> list[str]:
     return lines
 
 
-def printable(text: str) -> str:
-    """Return `text` with control characters escaped: names come from others, terminals obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document and a newline to standard output."""
     sys.stdout.write(json.dumps(document, ensure_ascii=False, default=str) + "\n")
@@ -152,8 +147,8 @@ def print_json(document: dict[str, Any]) -> None:
 def configure_logs(level: str) -> None:
     """Send log lines of `level` (debug, info, warning) and above to standard error.
 
-    A line has the time, the level, the event, and names with values by `repr`: so a table's name can't forge
-    a line or steer a terminal. Secrets that this process has resolved are cut out.
+    A line has the time, the level, the event, escaped, and names with values by `repr`: so a table's name
+    can't forge a line or steer a terminal. Secrets that this process has resolved are cut out.
     """
     import structlog
 
@@ -184,7 +179,7 @@ class _StandardError:
 def _line(_logger: object, name: str, event: MutableMapping[str, Any]) -> str:
     time = dt.datetime.now(dt.UTC).strftime("%H:%M:%S.%f")[:-3]
     trace = event.pop("exception", "")
-    words = [time, f"{event.pop('level', name):<7}", str(event.pop("event", ""))]
+    words = [time, f"{event.pop('level', name):<7}", printable(str(event.pop("event", "")))]
     words += [f"{key}={value!r}" for key, value in event.items()]
     from tailrace.secrets import redact
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
-from tailrace.cli.conversation import print_json, printable
+from tailrace.cli.conversation import print_json
 from tailrace.config import ColumnPolicy
 from tailrace.decode.column_policy import TablePolicy
+from tailrace.errors import printable
 from tailrace.model import format_lsn
 from tailrace.pipeline.log.inspection import Selection, follow, json_lines
 from tailrace.pipeline.log.schemas import SchemaVersion, versions

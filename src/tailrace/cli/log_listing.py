@@ -13,8 +13,8 @@ from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.prune import segment_facts
 from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.verify import VerifyReport, verify
-from tailrace.cli.conversation import print_json, printable
-from tailrace.errors import Kind, TailraceError
+from tailrace.cli.conversation import print_json
+from tailrace.errors import Kind, TailraceError, printable
 from tailrace.model import format_lsn
 from tailrace.pipeline.log.inspection import unreadable
 from tailrace.pipeline.log.root import log_folders, logs_in

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.conversation import error_lines, print_json, printable, speaking
+from tailrace.cli.conversation import error_lines, print_json, speaking
 from tailrace.cli.parameters import AsJson, ConfigFile, SourceName, group
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, TailraceError, printable
 
 if TYPE_CHECKING:
     from tailrace.config import EngineConfig, PipelineConfig

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tailrace.cli.conversation import print_json, printable, speaking
+from tailrace.cli.conversation import print_json, speaking
 from tailrace.cli.parameters import AsJson, ConfigFile, SourceName, group
+from tailrace.errors import printable
 
 realtime_app = group("Feed handlers and sinks from memory while they keep up; see docs/realtime.md.")
 

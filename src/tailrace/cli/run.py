@@ -18,7 +18,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.config import EngineConfig
 from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.replay import Replay, choose_sink
+from tailrace.pipeline.replay import Replay, choose_sink, require_not_fed
 from tailrace.pipeline.run import Run
 from tailrace.pipeline.status.display import ProgressDisplay
 from tailrace.ranges.positions import parse_point
@@ -42,12 +42,14 @@ def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, in
 
     :raises TailraceError: `CONFIG_INVALID` for a sink or place that is none; what the replay met.
     """
-    pipeline = config.load(file, source)
+    loaded = config.load_engine(file)
+    pipeline = loaded.pipeline(source)
     try:
         point = None if begin is None else parse_point(begin)
     except ValueError as error:
         raise TailraceError(Kind.CONFIG_INVALID, f"read --from: {error}") from None
     chosen = choose_sink(pipeline, sink)
+    require_not_fed(loaded, pipeline, chosen)
     target = None if into is None else into.expanduser().absolute()
     with ProgressDisplay() as progress:
         replay = Replay(pipeline, chosen, begin=point, into=target, observe=progress.turn)

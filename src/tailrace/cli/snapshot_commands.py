@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace import config
-from tailrace.cli.conversation import error_lines, print_json, printable
-from tailrace.errors import Kind, TailraceError
+from tailrace.cli.conversation import error_lines, print_json
+from tailrace.errors import Kind, TailraceError, printable
 
 if TYPE_CHECKING:
     from tailrace.sources.contract import Snapshots

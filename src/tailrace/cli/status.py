@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import config
-from tailrace.cli.conversation import error_lines, print_json, printable
+from tailrace.cli.conversation import error_lines, print_json
+from tailrace.errors import printable
 
 #: Tables of an unfinished snapshot; `--json` has them all.
 _TABLES_SHOWN = 10

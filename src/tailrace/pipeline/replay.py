@@ -17,14 +17,17 @@ from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
-from tailrace.config import ColumnPolicy, FolderSink, PipelineConfig, SinkConfig
+from tailrace.config import ColumnPolicy, EngineConfig, FolderSink, PipelineConfig, SinkConfig
+from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.patterns import one_column
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
+from tailrace.pipeline.log.root import is_running
 from tailrace.pipeline.log.schemas import versions
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.pipeline.status.views import CaptureView, PipelineState, PipelineView, SourceView
+from tailrace.pipeline.status.document import document
+from tailrace.pipeline.status.views import CaptureView, PipelineState, PipelineView, SinkState, SourceView
 from tailrace.protocol.renames import Renames
 from tailrace.ranges.positions import LogPoint, locate
 from tailrace.sinks.build import build
@@ -50,6 +53,30 @@ def choose_sink(pipeline: PipelineConfig, which: str) -> SinkConfig:
         f"choose sink {which!r}: the configuration has {known or 'no sinks'}",
         "name one of them with --sink",
     )
+
+
+def require_not_fed(config: EngineConfig, pipeline: PipelineConfig, sink: SinkConfig) -> None:
+    """Check that no engine feeds a sink of Kafka: a replay would take its task, and it would stop.
+
+    Others lock their targets.
+
+    :raises TailraceError: `SINK_LOCKED`.
+    """
+    if not isinstance(sink, KafkaSinkConfig) or not is_running(config):
+        return
+    ended = (SinkState.FAILED, SinkState.STOPPED)
+    fed = {
+        (each.get("source", ""), each["name"])
+        for each in document(config)["sinks"]
+        if each["state"] not in ended
+    }
+    if (pipeline.source_name, sink.name) in fed:
+        raise TailraceError(
+            Kind.SINK_LOCKED,
+            f"replay sink {sink.name!r}: the pipeline is running, and writes it",
+            "it needs no replay while it is written; else stop the pipeline first",
+            {"sink": sink.name},
+        )
 
 
 def _require_columns(directory: LogDirectory, rules: ColumnPolicy, renames: Renames) -> None:

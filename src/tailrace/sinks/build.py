@@ -16,7 +16,7 @@ from tailrace.model import ValueModes
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta.append import DeltaAppend
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
-from tailrace.sinks.delta.sink import DeltaMode, DeltaSink, recorded_delta_position
+from tailrace.sinks.delta.sink import DeltaMode, DeltaSink, recorded_delta_position, require_path
 from tailrace.sinks.files.jsonl import JSONL
 from tailrace.sinks.files.parquet import parquet_format
 from tailrace.sinks.files.sink import FileSink, recorded_files_position
@@ -101,8 +101,10 @@ def check_target(config: FolderSink, pipeline: str, log: LogDirectory | None, ta
     """Check that the sink may write into its directory: that it is its own, or nobody's. Reads only.
 
     :param log: None: there is none yet.
-    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
+    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`; `CONFIG_INVALID` for a path that can't be.
     """
+    if isinstance(config, DeltaConfig):
+        require_path(config.name, config.path)
     kind = f"delta {config.mode}" if isinstance(config, DeltaConfig) else getattr(config, "type", "")
     identity = None if log is None else log.identity
     require_ours_or_unused(config.name, config.path, kind, identity, pipeline)

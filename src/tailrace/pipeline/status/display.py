@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.errors import printable
 from tailrace.pipeline.status.views import (
     CaptureView,
     PipelineState,
@@ -147,7 +148,7 @@ def line(state: PipelineState, source: SourceView, pace: Pace) -> str:
         f"{size(pace.bytes_per_s)}/s",
         f"behind source {lag(task.source_lag_bytes, task.source_lag_s(now_us))}",
     ]
-    parts += [f"snapshot of {table.name}: {table_progress(table)}" for table in being_read(task)]
+    parts += [f"snapshot of {printable(table.name)}: {table_progress(table)}" for table in being_read(task)]
     if task.concerns:
         parts.append(f"slot: {slot(task)}")
     for number, sink in enumerate(source.sinks):
@@ -182,7 +183,7 @@ def _add_rows(shown: Table, source: SourceView, pace: Pace) -> None:
         "",
     )
     for each in being_read(task):
-        shown.add_row(Text(f"snapshot of {each.name}"), Text(table_progress(each)))
+        shown.add_row(Text(f"snapshot of {printable(each.name)}"), Text(table_progress(each)))
     if task.concerns:
         shown.add_row(f"{source.name} slot".strip(), Text(slot(task)))
     for number, sink in enumerate(source.sinks):
@@ -240,7 +241,7 @@ def _counts(source: SourceView) -> tuple[object, ...]:
 def slot(task: CaptureView) -> str:
     """Return the slot's state in few words, for when something is wrong with it."""
     if task.slot is None:
-        return task.concerns[0].key
+        return printable(task.concerns[0].key)
     held = task.slot.retained_bytes
     words = [task.slot.state] if held is None else [task.slot.state, f"{size(held)} held"]
     # The first says most; the log line has it with what repairs it.

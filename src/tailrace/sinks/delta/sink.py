@@ -130,13 +130,7 @@ class DeltaSink:
 
     def open(self, log: LogIdentity, pipeline: str) -> None:
         """As `contract.Sink.open`."""
-        if "%" in str(self._path):
-            raise TailraceError(
-                Kind.CONFIG_INVALID,
-                "open the sink: its path has a percent sign, which delta-rs can't write to",
-                "choose another path",
-                {"sink": self.name, "path": str(self._path)},
-            )
+        require_path(self.name, self._path)
         self.close()
         self._target = Target.open(self.name, self._path, f"delta {self._mode.kind}", log, pipeline)
         self._origin = SourceInfo.of(pipeline, log.source)
@@ -527,6 +521,20 @@ def _tables_file(task: str) -> str:
 
 def _columns_file(task: str) -> str:
     return f"columns-{names.task_name(task)}.json"
+
+
+def require_path(sink: str, path: Path) -> None:
+    """Check that delta-rs can write below a path.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    if "%" in str(path):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            "open the sink: its path has a percent sign, which delta-rs can't write to",
+            "choose another path",
+            {"sink": sink, "path": str(path)},
+        )
 
 
 def recorded_delta_position(

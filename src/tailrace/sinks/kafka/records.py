@@ -277,9 +277,7 @@ class Records:
             mine = np.flatnonzero(np.isin(group.index, group.index[mine]))
         return group.take(mine)
 
-    def _of_topic(
-        self, portions: Sequence[Portion], sent: Sent, share: Share | None
-    ) -> Iterator[Outgoing]:
+    def _of_topic(self, portions: Sequence[Portion], sent: Sent, share: Share | None) -> Iterator[Outgoing]:
         for group, changes in portions:
             self._require(group, changes)
         cut = cutting(portions)

@@ -226,6 +226,18 @@ def test_what_a_handler_only_promises_does_not_count_as_processed(
     assert run.store.last == 0
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("promise", PROMISES, ids=["coroutine", "generator", "future"])
+def test_a_manual_handler_may_return_work_that_is_under_way_alone(promise: Callable[[Any], Any]) -> None:
+    with running(on_batch(manual(lambda batch, _: promise(batch)))) as run:
+        if promise is PROMISES[-1]:
+            run.work_off(stream(5))
+            return
+        with pytest.raises(TailraceError, match="the handler returned a") as raised:
+            run.work_off(stream(5))
+    assert raised.value.kind is Kind.CONFIG_INVALID
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_else_a_handler_returns_is_of_no_interest(order: Order) -> None:
     with running(on_record(number_of), order) as run:

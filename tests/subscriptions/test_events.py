@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import TailraceError
-from tailrace.subscriptions.events import EventLines, in_order
+from tailrace.pipeline.log import inspection
+from tailrace.subscriptions import filters
+from tailrace.subscriptions.events import DecodedRange, EventLines, in_order
 from tailrace.subscriptions.filters import ChangeFilter, parsed
+from tests.support.decode.wire import decode, insert, relation, transaction
 from tests.support.examples import examples
 
 
@@ -57,6 +62,32 @@ def test_cut_at_any_place_into_parts_they_are_the_same(places, since, bytes_max,
     ]
     together = in_order([(each.offsets, each.lines) for each in by_table])
     assert texts(together) == texts(events)
+
+
+def test_an_expression_that_takes_long_holds_up_nobody_else(monkeypatch):
+    begun, ends = threading.Event(), threading.Event()
+
+    def truths(changes, where):
+        if "1000" in where.text:
+            begun.set()
+            ends.wait(60)
+        return inspection.truths(changes, where)
+
+    monkeypatch.setattr(filters, "truths", truths)
+    found = decode(transaction(relation(), insert("1", "a", "1.00"), insert("2", "b", "2.00")))
+    range_ = DecodedRange(0, 1 << 30, found, "0", SourceInfo("shop", "shop", "0"))
+    slow, quick = ChangeFilter(where="after.id < 1000"), ChangeFilter(where="after.id = 2")
+    thread = threading.Thread(target=range_.look, args=[slow])
+    thread.start()
+    assert begun.wait(60)
+    quickly = threading.Thread(target=range_.look, args=[quick])
+    quickly.start()
+    quickly.join(60)
+    assert range_.has_looked(quick)
+    assert not range_.has_looked(slow)
+    ends.set()
+    thread.join(60)
+    assert [len(range_.events(wanted)) for wanted in (slow, quick)] == [2, 1]
 
 
 def test_filters_that_are_written_otherwise_and_mean_the_same_are_one():

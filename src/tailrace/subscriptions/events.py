@@ -144,11 +144,14 @@ class DecodedRange:
         if (known := self._rows.get(wanted)) is not None:
             return bool(known)
         with self._lock:
-            chosen_rows = {
-                number: rows
-                for number, changes in enumerate(self._found)
-                if len(rows := wanted.rows(changes))
-            }
+            for changes in self._found:
+                if wanted.means(changes):
+                    changes.tuples()  # kept with the changes, which others look at meanwhile
+        # An expression may take long: others are not to wait for it.
+        chosen_rows = {
+            number: rows for number, changes in enumerate(self._found) if len(rows := wanted.rows(changes))
+        }
+        with self._lock:
             for number in chosen_rows:
                 if number not in self._lines:
                     self._lines[number] = self._found[number].json_lines(self._task, self._origin)

@@ -112,7 +112,10 @@ class Manual:
     call: Callable[[Batch, Committer], Any] | Callable[[Events, Committer], Any]
 
     def __call__(self, batch: Any, committer: Committer) -> None:
-        self.call(batch, committer)
+        returned = self.call(batch, committer)
+        # A future's work is under way, and may mark when it is done. That of these has not begun.
+        if inspect.iscoroutine(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+            check_done(returned)
 
 
 def manual(call: Callable[[Batch, Committer], Any] | Callable[[Events, Committer], Any]) -> Manual:

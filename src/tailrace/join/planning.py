@@ -243,8 +243,9 @@ def require_same_topics(before: BatchPlan, state: ClusterState) -> None:
     :raises TailraceError: `LOG_RANGE_GONE`.
     """
     for topic, identifier in before.topics.items():
-        if state.topics.get(topic, identifier) != identifier:
-            raise _gone(f"topic {topic} was created again since", {"topic": topic})
+        if (found := state.topics.get(topic)) != identifier:
+            what = "is not one of the query's any more" if found is None else "was created again since"
+            raise _gone(f"topic {topic} {what}", {"topic": topic})
     if before.end > state.transactions.committed:
         raise _gone("the transaction topic has fewer records than it had", {"offset": before.end})
     for (topic, number), each in before.partitions.items():

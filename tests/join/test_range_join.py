@@ -258,11 +258,7 @@ def plan_of(end: int, topics: dict[str, str] | None = None) -> BatchPlan:
     ("before", "now", "said"),
     [
         (plan_of(10, {"t": "0"}), state(9, 0, 20, 20), "created again"),
-        (
-            plan_of(10, {"t": "1", "transactions": "2"}),
-            state(9, 0, 20, 20),
-            "not one of the query's any more",
-        ),
+        (plan_of(10, {"t": "1", "other": "2"}), state(9, 0, 20, 20), "not one of the query's any more"),
         (plan_of(10), state(9, 11, 20, 20), "were removed"),
         (plan_of(10), state(9, 0, 9, 9), "fewer records"),
         (plan_of(10), state(1, 0, 20, 20), "transaction topic has fewer"),

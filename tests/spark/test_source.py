@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from decimal import Decimal
@@ -23,10 +24,13 @@ from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.writer import LogOptions
 from tailrace.errors import Kind, TailraceError
-from tailrace.spark import register
-from tailrace.spark.datasource import StreamReader
+from tailrace.protocol import frames
+from tailrace.protocol.facts import ColumnFacts, Facts
+from tailrace.spark import datasource, register
+from tailrace.spark.datasource import BatchReader, StreamReader
 from tailrace.spark.jobs import on_every_core, translated
 from tailrace.spark.options import ReadOptions
+from tailrace.spark.schema import relations, table_schema, to_spark
 from tests.support.spark.wire import (
     BOOL,
     INT4,
@@ -505,3 +509,41 @@ def test_values_that_are_text_have_the_form_of_the_handling_modes(spark: Any, lo
         ("2.00", "P0Y0M0DT2H0M0S"),
     ]
     assert [row.data for row in rows] == ["t", "+w=="]
+
+
+def items_pending(pending: int) -> bytes:
+    columns = (ColumnFacts("id", 1, type_oid=INT8, base_oid=INT8),)
+    found = Facts(2, "public", "items", ("id",), columns, version=1, pending=pending)
+    return frames.control_frame(frames.FACTS, 1, 0, found.as_json())
+
+
+def items_of(log: HandmadeLog) -> Iterator[Any]:
+    """Yield the batches of `public.items`, as a task reads them."""
+    options = ReadOptions.parse({"path": str(log.path), "task": "0", "table": "public.items"})
+    reader = BatchReader(options, to_spark(table_schema(relations([ITEMS]), "public.items")))
+    (partition,) = reader.partitions()
+    return reader.read(partition)
+
+
+def test_rows_of_an_altered_table_are_waited_for_until_the_catalogue_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasource, "_AGAIN_S", 0.1)
+    with HandmadeLog(tmp_path / "log", options=LogOptions(segment_bytes=1)) as log:
+        fill(log, 2)
+        log.commit(items_pending(7), ITEMS, insert(2, "7"))
+        settling = threading.Timer(1.0, lambda: log.commit(items_pending(0)))
+        settling.start()
+        batches = [batch["id"].to_pylist() for batch in items_of(log)]
+        settling.join()
+    assert [number for batch in batches for number in batch] == [0, 1, 7]
+
+
+def test_a_table_that_stays_unknown_is_an_error_in_the_end(
+    log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.commit(items_pending(7), ITEMS, insert(2, "7"))
+    monkeypatch.setattr(datasource, "_PENDING_S", 0.0)
+    with pytest.raises(TailraceError) as caught:
+        list(items_of(log))
+    assert caught.value.kind is Kind.SCHEMA_PENDING

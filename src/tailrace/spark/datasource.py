@@ -9,7 +9,9 @@ Without the option `table` a row is an envelope; with it, a row of that table.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -26,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tailrace.errors import Kind, TailraceError
 from tailrace.ranges.plan import Piece, pieces
 from tailrace.spark.options import ReadOptions
 
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from tailrace.changelog.reader import LogReader
+    from tailrace.decode.changes import TableChanges
     from tailrace.spark.position import LogPosition
 
 
+#: So long a task waits for what became of an altered table. Spark shows what it waits for when it is over.
+_PENDING_S, _AGAIN_S = 120.0, 1.0
 #: More than any log holds, and still a 64-bit number when a log offset is added.
 _UNLIMITED = 1 << 61
 
@@ -118,22 +124,39 @@ class _Rows:
         self._table_policy = position.table_policy(options.path, options.task, raw=options.raw)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from tailrace.ranges.changes import changes_of
         from tailrace.spark.schema import Conformer, to_arrow
 
         piece = partition.value
         if piece is None:
             return
         conformer = Conformer(to_arrow(self._schema))
-        table = self._options.table
-        wanted = None if table is None else {table}
-        for stretch in changes_of(
-            self._options.path, piece, wanted, self._options.value_modes, self._table_policy
-        ):
-            if table is not None:
+        for stretch in self._stretches(piece):
+            if self._options.table is not None:
                 yield from map(conformer.rows, stretch)
             elif stretch:
                 yield conformer.envelopes(stretch, piece.task)
+
+    def _stretches(self, piece: Piece) -> Iterator[list[TableChanges]]:
+        """Yield the changes of a piece; those of a table that was altered once the log knows as what."""
+        from tailrace.ranges.changes import stretches_of
+
+        options = self._options
+        wanted = None if options.table is None else {options.table}
+        until_s = time.monotonic() + _PENDING_S
+        while True:
+            try:
+                for stretch in stretches_of(
+                    options.path, piece, wanted, options.value_modes, self._table_policy
+                ):
+                    yield stretch.changes
+                    rest = tuple(block for block in piece.blocks if block.header.end > stretch.end)
+                    piece = replace(piece, start=max(piece.start, stretch.end), blocks=rest)
+            except TailraceError as error:
+                if error.kind is not Kind.SCHEMA_PENDING or time.monotonic() >= until_s:
+                    raise
+                time.sleep(_AGAIN_S)
+            else:
+                return
 
 
 class BatchReader(DataSourceReader):

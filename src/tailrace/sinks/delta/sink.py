@@ -30,6 +30,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange
 from tailrace.protocol import frames
 from tailrace.protocol.facts import Facts
+from tailrace.protocol.renames import Renames
 from tailrace.ranges import plan
 from tailrace.ranges.changes import with_renames
 from tailrace.sinks import names
@@ -315,8 +316,14 @@ class DeltaSink:
 
         :raises TailraceError: `SINK_SCHEMA_REFUSED`.
         """
-        name, begin = _tables_file(span.task), LogRange(span.task, span.start, span.start)
-        awaited = returned(self._opened(), name, self._given, span.start, lambda: facts_within(log, begin))
+        name = _tables_file(span.task)
+
+        def known() -> tuple[list[Facts], Renames]:
+            with LogReader.open(log, span.task) as reader:
+                renames = reader.renames()
+            return facts_within(log, LogRange(span.task, span.start, span.start)), renames
+
+        awaited = returned(self._opened(), name, self._given, span.start, known)
         # Only those of which there are rows: the log has facts of others, such as partitions of a root.
         there = {file.source.oid for file in staged} | {holder.relation for holder in holders.values()}
         due = {oid: each for oid, each in awaited.items() if oid in there}

@@ -14,31 +14,37 @@ from typing import Any
 
 from tailrace.config.source.column_policy import ColumnPolicy, ColumnRoles
 from tailrace.protocol.facts import Facts
+from tailrace.protocol.renames import Renames
 from tailrace.sinks.delta.table_identity import Displaced
 from tailrace.sinks.target import Target
 from tailrace.sinks.write_job import SinkInput
 
 
 def returned(
-    target: Target, file: str, given: SinkInput, have: int, facts: Callable[[], Iterable[Facts]]
+    target: Target,
+    file: str,
+    given: SinkInput,
+    have: int,
+    known: Callable[[], tuple[Iterable[Facts], Renames]],
 ) -> dict[int, Displaced]:
     """Return the relations that came back and were not read again yet, by oid; keep the patterns of now.
 
     A target that keeps none, as earlier versions left it, counts as written under those of now.
 
     :param have: the log offset up to which the mirror has everything.
-    :param facts: those in force there.
+    :param known: returns the facts in force there, and other names of columns.
     """
     now, kept = _patterns(given), target.read(file)
     if kept is None or kept["patterns"] != now:
         awaited = {} if kept is None else dict(kept["awaited"])
         if kept is not None:
             before = _given(kept["patterns"])
-            latest = {each.relation: each for each in facts()}
+            facts, renames = known()
+            latest = {each.relation: each for each in facts}
             awaited |= {
                 str(oid): [each.qualified_name, have]
                 for oid, each in latest.items()
-                if _columns(each, given) - _columns(each, before)
+                if _columns(each, given, renames) - _columns(each, before, renames)
             }
         kept = {"patterns": now, "awaited": awaited}
         target.write(file, kept)
@@ -69,10 +75,11 @@ def _given(patterns: dict[str, Any]) -> SinkInput:
     return SinkInput(None if tables is None else tuple(tables), rules)
 
 
-def _columns(facts: Facts, given: SinkInput) -> set[str]:
+def _columns(facts: Facts, given: SinkInput, renames: Renames) -> set[str]:
     """Return the columns of a table that a mirror gets under these settings; none, if not the table."""
     if not given.wants(facts.schema, facts.table):
         return set()
     names = tuple(column.name for column in facts.columns)
-    roles = ColumnRoles(names, frozenset(facts.primary_key), False, frozenset(facts.primary_key))
+    key = frozenset(facts.primary_key)
+    roles = ColumnRoles(names, key, False, key, renames.of(facts.relation, facts.columns))
     return set(names) - given.rules.left_out(facts.schema, facts.table, roles)

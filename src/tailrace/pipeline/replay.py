@@ -147,7 +147,7 @@ class Replay:
             self._sink,
             name,
             directory.path,
-            lambda: build(self._sink, rules, modes, directory.path, reads_once=reads_once),
+            lambda: build(self._sink, rules, modes, directory.path, reads_once),
             spark,
             begin_at=begin,
             source=self._pipeline.source_name,

@@ -327,7 +327,7 @@ class SourceWorker:
             config,
             pipeline.name,
             pipeline.log.path,
-            lambda: build(config, rules, modes, pipeline.log.path, reads_once=reads_once),
+            lambda: build(config, rules, modes, pipeline.log.path, reads_once),
             self._spark,
             semaphore=semaphore,
             source=self.name,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def build(
-    config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: Path, *, reads_once: bool = False
+    config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: Path, reads_once: bool = False
 ) -> Sink:
     """Return the sink that `config` describes, not yet opened.
 

@@ -296,7 +296,8 @@ def test_a_sink_that_an_engine_feeds_is_not_replayed_and_goes_on(orders: Orders)
     life = running(engine)
 
     def is_at(offset: int) -> bool:
-        return [sink.position for sink in engine.view().sinks] == [offset]
+        sinks = [sink for source in engine.view().sources for sink in source.sinks]
+        return [sink.position for sink in sinks] == [offset]
 
     wait_until(lambda: is_at(orders.ends[-1]), 60, "the sink")
     wait_until(lambda: '"running"' in run("status", orders.file, "--json"), 60, "the status")

@@ -547,3 +547,11 @@ def test_a_table_that_stays_unknown_is_an_error_in_the_end(
     with pytest.raises(TailraceError) as caught:
         list(items_of(log))
     assert caught.value.kind is Kind.SCHEMA_PENDING
+
+
+def test_a_schema_that_spark_was_given_is_to_be_left_out(spark: Any, log: HandmadeLog) -> None:
+    fill(log, 1)
+    given = spark.read.format("tailrace").schema("id bigint, _op string").option("table", "public.orders")
+    with pytest.raises(Exception, match="schema_changed") as caught:
+        given.load(str(log.path)).collect()
+    assert "If Spark was given a schema, leave it out" in translated(caught.value).hint

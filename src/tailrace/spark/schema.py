@@ -180,7 +180,7 @@ class Conformer:
                     Kind.SCHEMA_CHANGED,
                     f"read rows in the schema of the query: column {field.name!r} is {now}",
                     "start the query again, with the same checkpoint: it then takes the new schema and goes "
-                    "on where it stopped",
+                    "on where it stopped. If Spark was given a schema, leave it out: the log has it",
                     {"table": relation.qualified_name},
                 )
             # What is text in this version anyway is as the handling modes have it.

@@ -1,8 +1,8 @@
 """One engine takes a pipeline over from another that stands still, and wakes up later.
 
-On one machine the log's lock keeps a second engine out for as long as the first one lives. Where its
-machine stands still, the lock of a shared file system expires, and so does the server's patience with
-its connection: both are brought about here. What must hold then is the epoch of the log and that of the
+On one machine the locks of the log and of its directory keep a second engine out for as long as the first
+one lives. Where its machine stands still, the locks of a shared file system expire, and so does the server's
+patience with its connection: both are brought about here. What must hold then is the epoch of the log and that of the
 producer.
 """
 
@@ -62,8 +62,9 @@ class Relay:
         return self.round.topics.offset()
 
     def _expire(self) -> None:
-        (lock,) = self.round.log.glob("tasks/*/lock")
-        lock.unlink()
+        (of_log,) = self.round.log.glob("tasks/*/lock")
+        for lock in (self.round.log / "lock", of_log):
+            lock.unlink()
         with psycopg.connect(self.round.database.dsn, autocommit=True) as connection:
             gone = "select count(*) = 0 from pg_replication_slots where active"
             connection.execute(

@@ -1,9 +1,9 @@
 """One engine takes a pipeline over from another that stands still, and wakes up later.
 
-On one machine the locks of the log and of its directory keep a second engine out for as long as the first
-one lives. Where its machine stands still, the locks of a shared file system expire, and so does the server's
-patience with its connection: both are brought about here. What must hold then is the epoch of the log and that of the
-producer.
+On one machine the locks of the log and of its directory keep a second engine out for as long as the first one
+lives. Where its machine stands still, the locks of a shared file system expire, and so does the server's
+patience with its connection: both are brought about here. What must hold then is the epoch of the log and
+that of the producer.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from tailrace.changelog.writer import LogOptions
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
+from tailrace.ranges import changes as changes_module
 from tailrace.spark import datasource, register
 from tailrace.spark.datasource import BatchReader, StreamReader
 from tailrace.spark.jobs import on_every_core, translated
@@ -528,7 +529,7 @@ def items_of(log: HandmadeLog) -> Iterator[Any]:
 def test_rows_of_an_altered_table_are_waited_for_until_the_catalogue_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasource, "_AGAIN_S", 0.1)
+    monkeypatch.setattr(changes_module, "PENDING_S", 0.1)
     with HandmadeLog(tmp_path / "log", options=LogOptions(segment_bytes=1)) as log:
         fill(log, 2)
         log.commit(items_pending(7), ITEMS, insert(2, "7"))
@@ -543,7 +544,7 @@ def test_a_table_that_stays_unknown_is_an_error_in_the_end(
     log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.commit(items_pending(7), ITEMS, insert(2, "7"))
-    monkeypatch.setattr(datasource, "_PENDING_S", 0.0)
+    monkeypatch.setattr(datasource, "_PENDING_S_MAX", 0.0)
     with pytest.raises(TailraceError) as caught:
         list(items_of(log))
     assert caught.value.kind is Kind.SCHEMA_PENDING

@@ -15,6 +15,7 @@ from pathlib import Path
 from tailrace.changelog.directory import encode_name
 from tailrace.changelog.durable import FILE_MODE
 from tailrace.errors import Kind, TailraceError
+from tailrace.waits import wait_until
 
 LOCK_NAME = "lock"
 #: `tailrace status` probes the lock with a shared one, for microseconds.
@@ -87,9 +88,7 @@ def is_locked(path: Path) -> bool:
 
 def wait_until_unwritten(log_path: Path, task: str, timeout_s: float, stop: threading.Event) -> None:
     """Wait until no process writes this task of the log, at most so long, or until `stop` is set."""
-    until_s = time.monotonic() + timeout_s
-    while is_written(log_path, task) and time.monotonic() < until_s and not stop.wait(_LOOK_S):
-        pass
+    wait_until(lambda: not is_written(log_path, task), timeout_s, _LOOK_S, stop)
 
 
 def refuse_if_written(log_path: Path, task: str) -> None:

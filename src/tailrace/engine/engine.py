@@ -42,10 +42,11 @@ from tailrace.engine.offsets.partitions import ConnectorOffsets
 from tailrace.engine.processing.in_flight import TaskCounts
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.tasks import LifecycleEvents, TaskEnvironment, TaskThread
-from tailrace.engine.threads import BoundedCall, CallbackDispatcher, Pool, adopt, join_all, owner, wait_for
+from tailrace.engine.threads import BoundedCall, CallbackDispatcher, Pool, adopt, owner, wait_for
 from tailrace.engine.views import EngineView, TaskView
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import masked
+from tailrace.waits import join_all, wait_until
 
 log = structlog.get_logger(__name__)
 
@@ -282,12 +283,9 @@ class Engine:
         except BaseException:
             # Ctrl-C, just now: if the thread has begun, it ends at once; nobody would close the engine.
             self._report_event(EngineEvent.CLOSE_CALLED, None)
-            begun_by_s = time.monotonic() + GRACE_S
-            while self._thread is not None and time.monotonic() < begun_by_s:
-                if self._thread.ident is not None:
-                    self._wait_stopped(None)
-                    break
-                time.sleep(0.01)
+            thread = self._thread
+            if thread is not None and wait_until(lambda: thread.ident is not None, GRACE_S, 0.01):
+                self._wait_stopped(None)
             raise
 
     def _live(self) -> None:

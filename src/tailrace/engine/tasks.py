@@ -42,6 +42,7 @@ from tailrace.engine.threads import adopt
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch
 from tailrace.records.group import Group
+from tailrace.waits import wait_until
 
 log = structlog.get_logger(__name__)
 
@@ -212,20 +213,15 @@ class _Attempt:
         self.doing = "process"
         until_s = time.monotonic() + timeout_s
         try:
-            if not (processor.drain(timeout_s) and self._all_marked(until_s)):
+            # Handlers that mark by themselves may still be about it, on threads of their own.
+            if not processor.drain(timeout_s) or not wait_until(
+                lambda: self.commits.processed >= self.taken, until_s - time.monotonic(), LOOK_S
+            ):
                 log.warning(
                     "records under way are given up: they come again", task=self.number, after_s=timeout_s
                 )
         finally:
             processor.close()
-
-    def _all_marked(self, until_s: float) -> bool:
-        # Handlers that mark by themselves may still be about it, on threads of their own.
-        while self.commits.processed < self.taken:
-            if time.monotonic() >= until_s:
-                return False
-            time.sleep(LOOK_S)
-        return True
 
     def stop(self) -> bool:
         """Commit what can be committed and stop the task; return whether it is this call that did.
@@ -348,15 +344,13 @@ class TaskThread:
             self._environment.latches.ending,
             self._environment.options.task_management_timeout_ms / 1000,
         )
-        until_s = time.monotonic() + limit_s
         if left := self._left_under_way():
             log.warning("a task is restarted once what is under way has ended", task=self.number, what=left)
-        while left := self._left_under_way():
-            if time.monotonic() >= until_s:
-                raise timed_out(f"restart a task whose {left}", [self.number], limit_s)
-            if ending.wait(LOOK_S):
-                return False
-        return True
+        if wait_until(lambda: not self._left_under_way(), limit_s, LOOK_S, ending):
+            return True
+        if ending.is_set():
+            return False
+        raise timed_out(f"restart a task whose {self._left_under_way() or left}", [self.number], limit_s)
 
     def _left_under_way(self) -> str:
         if self.counts.counts_of_task.calls:

@@ -19,6 +19,7 @@ import structlog
 
 from tailrace.engine.contracts import Callbacks
 from tailrace.engine.failures import named
+from tailrace.waits import join_all
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -136,15 +137,6 @@ class Pool(Executor):
         while (work := self._work.get()) is not None:
             work()
             del work  # what it holds is not kept while waiting
-
-
-def join_all(threads: list[threading.Thread], timeout_s: float | None) -> bool:
-    """Wait for the end of all `threads`, at most `timeout_s` together; return whether it came."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-    return not any(thread.is_alive() for thread in threads)
 
 
 class BoundedCall:

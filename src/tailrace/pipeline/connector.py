@@ -27,10 +27,10 @@ from tailrace.pipeline import realtime
 from tailrace.pipeline.log.consumer import LogConsumer, partition_of
 from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.pipeline.run import PipelineResources, SourceGroup, failure_of, spread
-from tailrace.pipeline.sink_worker import PENDING_S
 from tailrace.pipeline.source_worker import SourceWorker
 from tailrace.pipeline.status.source_metrics import SourceMetrics
 from tailrace.pipeline.status.views import SourceView
+from tailrace.ranges.changes import PENDING_S
 from tailrace.records.batch import Batch, Offset, Partition
 
 log = structlog.get_logger(__name__)

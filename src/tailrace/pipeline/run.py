@@ -34,6 +34,7 @@ from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.publisher import StatusPublisher
 from tailrace.pipeline.status.source_metrics import SourceMetrics
 from tailrace.pipeline.status.views import PipelineView, SourceView
+from tailrace.waits import wait_until
 
 log = structlog.get_logger(__name__)
 
@@ -199,11 +200,11 @@ class SourceGroup:
         workers = self.workers
         for worker in workers:
             worker.stop()
-        if not _wait_until(lambda: all(worker.sinks_ended() for worker in workers), DRAIN_DEADLINE_S):
+        if not wait_until(lambda: all(worker.sinks_ended() for worker in workers), DRAIN_DEADLINE_S, TURN_S):
             log.warning("a sink did not finish its batch in time; it is given up and written again next time")
             self._spark.cancel_jobs(tag for worker in workers for tag in worker.job_tags)
             # Nothing but a job can be cancelled: what waits for a cluster in this process ends with it.
-            _wait_until(lambda: all(worker.spark_ended() for worker in workers), GIVE_UP_DEADLINE_S)
+            wait_until(lambda: all(worker.spark_ended() for worker in workers), GIVE_UP_DEADLINE_S, TURN_S)
         deadline = time.monotonic() + CAPTURE_STOP_DEADLINE_S
         for worker in workers:
             if not worker.capture_ended(max(0.0, deadline - time.monotonic())):
@@ -407,12 +408,3 @@ def _of_sinks(error: TailraceError) -> TailraceError:
     found = TailraceError(Kind.TASK_FAILED, f"{error.kind}: {error.message}", error.hint, error.context)
     found.__cause__ = error
     return found
-
-
-def _wait_until(is_so: Callable[[], bool], deadline_s: float) -> bool:
-    until = time.monotonic() + deadline_s
-    while not is_so():
-        if time.monotonic() >= until:
-            return False
-        time.sleep(TURN_S)
-    return True

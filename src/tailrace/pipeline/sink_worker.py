@@ -39,6 +39,7 @@ from tailrace.pipeline.batch_size import BatchGoal
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import SinkState, SinkView
 from tailrace.ranges import plan
+from tailrace.ranges.changes import PENDING_S
 from tailrace.realtime.path import RealtimePath
 from tailrace.sinks.contract import Beats, Sink, SparkNeededError, require_within_log
 
@@ -55,8 +56,6 @@ log = structlog.get_logger(__name__)
 ATTEMPTS_AT_END_MAX = 8
 #: How often an idle sink looks for new changes that `look` does not announce.
 POLL_S = 0.05
-#: How often it is looked again for what capture has yet to learn of a table.
-PENDING_S = 1.0
 #: The log's list of readers learns a sink's position only so often: that takes two fsyncs, and what counts is
 #: the sink's own record.
 REGISTER_S = 1.0

@@ -6,11 +6,13 @@ changes to all of them. Nothing is kept between calls: a piece carries what is n
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import structlog
 
 from tailrace.changelog.format import BlockRef, HeldBlock
 from tailrace.changelog.reader import LogReader
@@ -18,15 +20,40 @@ from tailrace.decode.changes import TableChanges, decode_block
 from tailrace.decode.column_policy import EVERYTHING, TablePolicy
 from tailrace.decode.schemas import Catalog, pending_version
 from tailrace.decode.shards import ShardPositions, find_shards
+from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import Bytes, OpenUnit, control_json
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.ranges.plan import MIB, Piece
 
+log = structlog.get_logger(__name__)
+
 #: Blocks are decoded together up to this size: capture writes small ones when little happens,
 #: and a decoding call has a fixed cost. It bounds an executor's memory, too.
 STRETCH_BYTES_MAX = 4 * MIB
+
+#: How often it is looked again for what capture has yet to learn of a table.
+PENDING_S = 1.0
+
+
+class PendingWaits:
+    """A reader's waits before rows of an altered table, until capture has learnt what it is now."""
+
+    def __init__(self) -> None:
+        self._reported_at = -1
+
+    def wait(self, error: TailraceError, at: int, stop: threading.Event) -> None:
+        """Wait a moment, or until `stop` is set, as `error` says that facts are pending; else raise it.
+
+        :param at: the log offset up to which was read; the wait there is reported once.
+        """
+        if error.kind is not Kind.SCHEMA_PENDING:
+            raise error
+        if at != self._reported_at:
+            log.warning("waiting until capture has learnt of a table", error=error.message)
+        self._reported_at = at
+        stop.wait(PENDING_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 #: So long a task waits for what became of an altered table. Spark shows what it waits for when it is over.
-_PENDING_S, _AGAIN_S = 120.0, 1.0
+_PENDING_S_MAX = 120.0
 #: More than any log holds, and still a 64-bit number when a log offset is added.
 _UNLIMITED = 1 << 61
 
@@ -138,11 +138,11 @@ class _Rows:
 
     def _stretches(self, piece: Piece) -> Iterator[list[TableChanges]]:
         """Yield the changes of a piece; those of a table that was altered once the log knows as what."""
-        from tailrace.ranges.changes import stretches_of
+        from tailrace.ranges.changes import PENDING_S, stretches_of
 
         options = self._options
         wanted = None if options.table is None else {options.table}
-        until_s = time.monotonic() + _PENDING_S
+        until_s = time.monotonic() + _PENDING_S_MAX
         while True:
             try:
                 for stretch in stretches_of(
@@ -154,7 +154,7 @@ class _Rows:
             except TailraceError as error:
                 if error.kind is not Kind.SCHEMA_PENDING or time.monotonic() >= until_s:
                     raise
-                time.sleep(_AGAIN_S)
+                time.sleep(PENDING_S)
             else:
                 return
 

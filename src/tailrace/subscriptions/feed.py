@@ -7,16 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-import structlog
-
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import TailraceError
 from tailrace.pipeline.background import as_failure
-from tailrace.pipeline.sink_worker import PENDING_S
+from tailrace.ranges.changes import PendingWaits
 from tailrace.subscriptions.events import DecodedRange
 from tailrace.subscriptions.filters import ChangeFilter
 from tailrace.subscriptions.served_log import ServedLog
-
-log = structlog.get_logger(__name__)
 
 #: Between looks at the log's end, while something comes and once nothing has come for `BUSY_S`.
 LOOK_S = 0.001
@@ -61,17 +57,12 @@ class Feed:
             self._fail(as_failure(error))
 
     def _follow(self) -> None:
-        came_s, warned_at = 0.0, -1
+        came_s, pending = 0.0, PendingWaits()
         while not self._stop.is_set():
             try:
                 came = self._take()
             except TailraceError as error:
-                if error.kind is not Kind.SCHEMA_PENDING:
-                    raise
-                if self._at != warned_at:
-                    log.warning("waiting until capture has learnt of a table", error=error.message)
-                warned_at = self._at
-                self._stop.wait(PENDING_S)
+                pending.wait(error, self._at, self._stop)
                 continue
             now_s = time.monotonic()
             if came:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import as_failure
-from tailrace.pipeline.sink_worker import PENDING_S
+from tailrace.ranges.changes import PENDING_S
 from tailrace.ranges.plan import MIB
 from tailrace.subscriptions.events import DecodedRange, EventLines
 from tailrace.subscriptions.feed import Feed

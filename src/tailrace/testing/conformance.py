@@ -36,6 +36,7 @@ from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.testing.contexts import Written, connector_context, require, task_context
 from tailrace.testing.source import LinesSource, lines
 from tailrace.testing.source_types import check_source as check_source  # noqa: PLC0414 - a check like the others
+from tailrace.waits import wait_until
 
 #: How long a check waits for what a contract promises to come soon.
 SOON_S = 30.0
@@ -508,11 +509,7 @@ def _initialised(
 
 
 def _drained(processor: RecordProcessor) -> bool:
-    deadline_s = time.monotonic() + SOON_S
-    while not processor.drain(0.1):
-        if time.monotonic() > deadline_s:
-            return False
-    return True
+    return wait_until(lambda: processor.drain(0.1), SOON_S, 0.0)
 
 
 def _raised(processor: RecordProcessor, batches: Sequence[Batch]) -> BaseException | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes
 from tailrace.sources.contract import Capture, Source
 from tailrace.testing.contexts import require
+from tailrace.waits import wait_until
 
 #: How long a check waits for what the contract promises.
 WAIT_S = 60.0
@@ -131,7 +131,4 @@ def _rows(log: Path) -> int:
 
 
 def _wait(is_so: Callable[[], bool], rule: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while not is_so():
-        require(time.monotonic() < until, f"{rule} ({WAIT_S:.0f} s)")
-        time.sleep(_LOOK_S)
+    require(wait_until(is_so, WAIT_S, _LOOK_S), f"{rule} ({WAIT_S:.0f} s)")

@@ -17,6 +17,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import error_of, failure_of
 from tailrace.kafka.client.requests import AdminClients, topic_creation, topic_settings
 from tailrace.kafka.client.rights import TO_WRITE, denied, is_denial, require_rights
+from tailrace.waits import wait_until
 
 log = structlog.get_logger(__name__)
 
@@ -195,20 +196,16 @@ class Topics:
 
     def _described(self, name: str, attempted: str, patience_s: float) -> Any:
         """Return what brokers know of a topic; None if they know none within so many seconds."""
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                known = self._clients.ask(
-                    self._timeout_s, lambda admin, left_s: admin.list_topics(name, left_s)
-                )
-            except KafkaException as error:
-                raise failure_of(error_of(error), attempted, topic=name) from error
+
+        def look() -> Any:
+            known = self._clients.ask(self._timeout_s, lambda admin, left_s: admin.list_topics(name, left_s))
             found = known.topics.get(name)
-            if found is not None and found.error is None and found.partitions:
-                return found
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(_POLL_S)
+            return found if found is not None and found.error is None and found.partitions else None
+
+        try:
+            return wait_until(look, patience_s, _POLL_S)
+        except KafkaException as error:
+            raise failure_of(error_of(error), attempted, topic=name) from error
 
     def _limit(self, name: str) -> int | None:
         try:

@@ -37,6 +37,7 @@ from tailrace.kafka.client.rights import TO_KEEP_OFFSETS, TO_WRITE, denied, is_d
 from tailrace.kafka.offsets import compaction
 from tailrace.kafka.offsets.compacted_read import ByPartition, CompactedRead, newer, newest_of
 from tailrace.kafka.producer.partitioner import partition_of
+from tailrace.waits import wait_until
 
 log = structlog.get_logger(__name__)
 
@@ -402,17 +403,15 @@ class OffsetsTopic:
 
     def _wait_for_partitions(self) -> int:
         # One that was made a moment ago is not known everywhere yet. Unknown is not empty.
-        deadline = time.monotonic() + self._timeout_s
-        while not (replicas := self._replicas()):
-            if time.monotonic() >= deadline:
-                raise TailraceError(
-                    Kind.SINK_WRITE_FAILED,
-                    f"look at the offsets topic {self.name!r}: its partitions were not known within "
-                    f"{self._timeout_s:.0f} s",
-                    "see whether all brokers are up",
-                    {"topic": self.name},
-                )
-            time.sleep(0.05)
+        replicas = wait_until(self._replicas, self._timeout_s, 0.05)
+        if not replicas:
+            raise TailraceError(
+                Kind.SINK_WRITE_FAILED,
+                f"look at the offsets topic {self.name!r}: its partitions were not known within "
+                f"{self._timeout_s:.0f} s",
+                "see whether all brokers are up",
+                {"topic": self.name},
+            )
         return len(replicas)
 
     def _create(self, brokers: int, *, only_check: bool = False) -> None:

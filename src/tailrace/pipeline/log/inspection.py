@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.format import BlockRef
@@ -28,18 +27,15 @@ from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.pipeline.log.consumer import next_piece
-from tailrace.pipeline.sink_worker import PENDING_S
 from tailrace.ranges import plan
 from tailrace.ranges.batches import MESSAGES_TOPIC
-from tailrace.ranges.changes import changes_of, stretches_of
+from tailrace.ranges.changes import PendingWaits, changes_of, stretches_of
 from tailrace.ranges.plan import Piece, pieces
 from tailrace.ranges.positions import LogPoint, locate
 from tailrace.records.group import Group
 
 if TYPE_CHECKING:
     from tailrace.expressions.computing import Expression
-
-log = structlog.get_logger(__name__)
 
 Mask = npt.NDArray[np.bool_]
 
@@ -105,7 +101,7 @@ def follow(
     :param stop: ends it.
     :raises TailraceError: as `json_lines`.
     """
-    left, waits_at = wanted.limit, -1
+    left, pending = wanted.limit, PendingWaits()
     with LogReader.open(directory, task) as reader:
         at = reader.end().offset if wanted.begin is None else locate(reader, wanted.begin)
         yield Followed((), at)
@@ -124,12 +120,7 @@ def follow(
                         return
                 at = piece.end
             except TailraceError as error:
-                if error.kind is not Kind.SCHEMA_PENDING:
-                    raise
-                if at != waits_at:
-                    log.warning("waiting until capture has learnt of a table", error=error.message)
-                waits_at = at
-                stop.wait(PENDING_S)
+                pending.wait(error, at, stop)
 
 
 def _lines(

@@ -36,6 +36,7 @@ from tailrace.kafka.producer.partitioner import Share
 from tailrace.kafka.producer.writer import Writer
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.kafka.records import Form, Records
+from tailrace.waits import wait_until
 
 log = structlog.get_logger(__name__)
 
@@ -175,13 +176,8 @@ class _Attempt:
 
 
 def _is_done_within(job: ShareJob, number: int, offsets: OffsetsTopic, patience_s: float) -> bool:
-    deadline = time.monotonic() + patience_s
     key = job.account.member_key(number)
-    while time.monotonic() < deadline:
-        if job.head.reached(offsets.read(key)) >= job.end:
-            return True
-        time.sleep(_LOOK_S)
-    return False
+    return wait_until(lambda: job.head.reached(offsets.read(key)) >= job.end, patience_s, _LOOK_S)
 
 
 def _taken_by_another(job: ShareJob, number: int) -> TailraceError:

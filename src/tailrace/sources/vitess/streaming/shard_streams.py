@@ -21,6 +21,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, SILENT, Status
 from tailrace.sources.vitess.connection.vtgate import ResponseStream, Vtgate, status_of
+from tailrace.waits import join_all
 
 #: Received and not taken yet: bytes and responses of one shard, and bytes of all shards of all tasks.
 SHARD_BYTES_MAX = 8 << 20
@@ -170,9 +171,7 @@ class ShardStreams:
             self._room.notify_all()
         for stream in streams:
             stream.end()
-        until_s = time.monotonic() + _STOP_S
-        for thread in threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
+        join_all(threads, _STOP_S)
 
     def _end_silent(self, now_s: float) -> None:
         if now_s < self._checked_s + _SILENCE_CHECK_S:

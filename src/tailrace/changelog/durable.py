@@ -100,7 +100,12 @@ def make_directory(path: Path) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make the creations, renames and removals in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    sync_file(path, os.O_DIRECTORY)
+
+
+def sync_file(path: str | Path, flags: int = 0) -> None:
+    """Make a file's content durable, whoever wrote it."""
+    fd = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(fd)
     finally:
@@ -138,6 +143,18 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise write_failure(error, f"write {path.name}", path) from error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file that nothing depends on. Readers see its old or its new content; a crash may lose both.
+
+    :raises OSError: the old content is then in place.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    temporary.replace(path)
 
 
 def remove_temporaries(directory: Path) -> None:

@@ -9,7 +9,6 @@ import fcntl
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 
 from tailrace.changelog.directory import encode_name
@@ -31,36 +30,50 @@ def take_lock(task_path: Path) -> int:
     :raises TailraceError: `LOG_LOCKED`, within a second, if another writer holds it.
     """
     path = task_path / LOCK_NAME
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
     try:
-        _lock(fd, time.monotonic() + _PATIENCE_S)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(fd, 300, 0).decode(errors="replace").strip()
-        os.close(fd)
+        return lock_file(path, f"pid {os.getpid()} on {socket.gethostname()}\n", patience_s=_PATIENCE_S)
+    except FileLockedError as error:
         raise TailraceError(
             Kind.LOG_LOCKED,
-            f"open the change log for writing: {holder or 'another process'} is writing it",
+            f"open the change log for writing: {error.holder or 'another process'} is writing it",
             "stop the other pipeline, or give this one a log of its own",
             {"file": str(path)},
         ) from None
+
+
+class FileLockedError(Exception):
+    """Another process has the lock; `holder`: what the file says of it, perhaps nothing."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
+
+
+def lock_file(path: Path, holder: str, *, mode: int = FILE_MODE, patience_s: float = 0.0) -> int:
+    """Lock a file, made if it is missing, and return the descriptor that holds the lock until it is closed.
+
+    :param holder: what the file then says.
+    :raises FileLockedError: another process has had it for as long as `patience_s`.
+    :raises OSError: the file can't be opened or written.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        if not wait_until(lambda: _lock(fd), patience_s, _RETRY_S):
+            raise FileLockedError(os.pread(fd, 300, 0).decode(errors="replace").strip())
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, holder.encode(), 0)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _lock(fd: int, deadline_s: float) -> None:
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                raise
-            time.sleep(_RETRY_S)
-        else:
-            return
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_written(log_path: Path, task: str) -> bool:

@@ -100,11 +100,7 @@ def durable_end(task_path: Path, log_id: str, task: str) -> Tail:
     cut = _find_cut(task_path, _segments(task_path), seed, bytes.fromhex(log_id), UNKNOWN)
     if cut is None:
         return Tail(0, 0, 0)
-    fd = os.open(task_path / codec.segment_name(cut.segment), os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    durable.sync_file(task_path / codec.segment_name(cut.segment))
     last = cut.blocks[-1].header
     return Tail(last.end, last.position, last.position_time_us)
 

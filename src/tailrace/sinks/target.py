@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.changelog import durable
+from tailrace.changelog.lock import FileLockedError, lock_file
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks import names
 
@@ -167,22 +167,16 @@ def locked(file: Path, sink: str, path: Path) -> int:
 
     :raises TailraceError: `SINK_LOCKED`, `SINK_WRITE_FAILED`.
     """
-    with writing(sink, f"open {file}"):
-        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(lock)
+        with writing(sink, f"open {file}"):
+            return lock_file(file, f"{os.getpid()}\n", mode=0o666)
+    except FileLockedError as error:
         raise TailraceError(
             Kind.SINK_LOCKED,
-            f"open the sink: another engine writes to it (process {holder})",
+            f"open the sink: another engine writes to it (process {error.holder or 'unknown'})",
             "stop that engine, or give this sink a name and a path of its own",
             {"sink": sink, "path": str(path)},
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return lock
 
 
 def require_ours(sink: str, path: Path, kind: str, log: LogIdentity, pipeline: str) -> bool:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import pyarrow as pa
 
 from tailrace import failpoints
+from tailrace.changelog import durable
 from tailrace.config.patterns import matches_any
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.decode.changes import TableChanges
@@ -248,7 +249,7 @@ class _Writing:
 
     def finish(self) -> StagedFile:
         facts = self._writer.close()
-        sync_file(self._temporary)
+        durable.sync_file(self._temporary)
         size = os.stat(self._temporary).st_size
         os.replace(self._temporary, self._path)
         schema = facts.pop("schema", b"")
@@ -256,15 +257,6 @@ class _Writing:
             self._held, self._source, self._first, self._directory, self._name,
             self._writer.rows, size, schema, facts,
         )  # fmt: skip
-
-
-def sync_file(path: str | Path) -> None:
-    """Put a file's content on disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def write_files(

@@ -6,7 +6,6 @@ object (`contracts.OffsetStore`).
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 import structlog
 
 from tailrace.changelog import durable
+from tailrace.changelog.lock import FileLockedError, lock_file
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.engine.contracts import OffsetStore
 from tailrace.errors import Kind, TailraceError
@@ -112,9 +112,8 @@ class FileOffsetStore:
         self._is_stopped = False
         try:
             durable.make_directory(self._path.parent)
-            self._held = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, durable.FILE_MODE)
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._held = lock_file(self._path.with_name(self._path.name + LOCK_SUFFIX), "")
+        except FileLockedError:
             raise TailraceError(
                 Kind.OFFSETS_LOCKED,
                 "take the file of offsets: another process uses it",
@@ -202,10 +201,6 @@ class FileOffsetStore:
         if self._held >= 0:
             os.close(self._held)
             self._held = -1
-
-    @property
-    def _lock_path(self) -> Path:
-        return self._path.with_name(self._path.name + LOCK_SUFFIX)
 
     def _load(self) -> None:
         try:

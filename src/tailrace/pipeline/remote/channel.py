@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from tailrace.changelog.durable import decode_state, encode_state, make_directory
+from tailrace.changelog.durable import decode_state, encode_state, make_directory, write_whole
 from tailrace.changelog.writer import Tail
 from tailrace.errors import TailraceError
 from tailrace.sources.progress import (
@@ -135,7 +135,7 @@ class Channel:
 
         :raises OSError: there is no room, or no folder.
         """
-        _write(self._wanted, wanted)
+        write_whole(self._wanted, encode_state(wanted.model_dump(mode="json")))
 
     def beat(self) -> None:
         """Show that the driver lives.
@@ -161,19 +161,11 @@ class Channel:
 
         :raises OSError: there is no room, or no folder.
         """
-        _write(self._report, report)
+        write_whole(self._report, encode_state(report.model_dump(mode="json")))
 
     def report(self) -> Report | None:
         """Return what was reported last; None if it can't be read now."""
         return _read(self._report, Report)
-
-
-def _write(path: Path, message: BaseModel) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(encode_state(message.model_dump(mode="json")))
-    temporary.replace(path)
 
 
 def _read(path: Path, kind: type[M]) -> M | None:

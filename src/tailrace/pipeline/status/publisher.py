@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from tailrace.changelog.durable import write_whole
 from tailrace.config import EngineConfig
 from tailrace.errors import TailraceError
 from tailrace.pipeline.background import Background
@@ -56,12 +57,8 @@ class StatusFile:
         Only for the engine that holds the log.
         """
         path = self._log_path / FILE_NAME
-        temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}")
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump(view.as_json(), file)
-            temporary.replace(path)
+            write_whole(path, json.dumps(view.as_json()).encode())
         except OSError as error:
             if not self._complained:
                 log.warning("could not write the status file", file=str(path), reason=error.strerror)

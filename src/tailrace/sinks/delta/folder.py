@@ -30,10 +30,10 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from tailrace.backoff import Backoff
 from tailrace.changelog import durable
+from tailrace.changelog.durable import sync_file
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.delta.evolution import held_columns
 from tailrace.sinks.delta.key_bounds import NOTHING
-from tailrace.sinks.write_job import sync_file
 
 #: What a table may have of Delta without its files being more, or less, than its rows.
 _PLAIN_FEATURES = frozenset({"timestampNtz"})

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tailrace.changelog import durable
 from tailrace.model import Relation
 from tailrace.sinks.contract import required
 from tailrace.sinks.delta.evolution import refuse_value
 from tailrace.sinks.delta.folder import AddedFile
 from tailrace.sinks.delta.shapes import ShapeStep, Unfit, reshaped
 from tailrace.sinks.files.parquet import ParquetWriter
-from tailrace.sinks.write_job import StagedFile, run, sync_file
+from tailrace.sinks.write_job import StagedFile, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +77,7 @@ def conform(work: RewriteTask) -> dict[str, Any]:
         there = {name: kind for name, kind in kept.items() if _has(work.paths, name)}
         writer.write_table(_nothing(work.steps, there))
     facts = writer.close()
-    sync_file(work.out)
+    durable.sync_file(work.out)
     return {**facts, "rows": writer.rows, "bytes": os.stat(work.out).st_size}
 
 

@@ -42,7 +42,7 @@ def test_jobs_of_a_spark_that_is_gone_need_no_cancelling() -> None:
     host = SparkHost(config)
     host.cancel_jobs(["one"])
     gone = code_in("pyspark.core.context")
-    host._session = SimpleNamespace(  # type: ignore[assignment]
+    host._spark.found = SimpleNamespace(  # type: ignore[assignment]
         sparkContext=SimpleNamespace(cancelJobsWithTag=lambda _: gone())
     )
     host.cancel_jobs(["one"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.spark.java import cores_of
+from tailrace.spark.session import EngineSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,8 +34,7 @@ class SparkHost:
 
     def __init__(self, config: EngineConfig | PipelineConfig) -> None:
         self._config = config
-        self._session: SparkSession | None = None
-        self._is_own = False
+        self._spark = EngineSession()
         self._lock = threading.Lock()
         self._start = Background("spark", self._begin)
         self._started = False
@@ -85,9 +84,10 @@ class SparkHost:
                 )
         if start.error is not None:
             raise start.error
-        if tag and self._session is not None:
-            self._session.sparkContext.addJobTag(tag)
-        return self._session
+        session = self._spark.found
+        if tag and session is not None:
+            session.sparkContext.addJobTag(tag)
+        return session
 
     def require_shared(self, folders: Mapping[str, Path]) -> None:
         """Check that executors see these folders as this process does; `session` has returned one.
@@ -96,8 +96,8 @@ class SparkHost:
         """
         from tailrace.spark.folders import require_shared
 
-        assert self._session is not None
-        require_shared(self._session, folders)
+        assert self._spark.found is not None
+        require_shared(self._spark.found, folders)
 
     def cancel_jobs(self, tags: Iterable[str]) -> None:
         """Have Spark give up the jobs that bear one of `tags`, and no others.
@@ -105,7 +105,7 @@ class SparkHost:
         Other tasks may be at work in the session, captures on executors, and jobs of its owner. Sinks
         see an error, which is safe at any point.
         """
-        session = self._session
+        session = self._spark.found
         if session is None:
             return
         try:
@@ -119,50 +119,23 @@ class SparkHost:
 
         One that is still starting is stopped when it is there.
         """
-        deadline_s = time.monotonic() + STOP_DEADLINE_S
         self._stopped.set()
-        if not self._lock.acquire(timeout=STOP_DEADLINE_S):  # held while a new JVM starts
-            log.warning("Spark is still starting; it is stopped when it is there")
-            return
-        session = self._session if self._is_own else None
-        self._lock.release()
-        if session is None:
-            return
-        stopping = Background("spark-stop", lambda: _stop(session))
+        stopping = Background("spark-stop", self._spark.stop)
         stopping.start()
-        if not stopping.join(deadline_s - time.monotonic()):
+        if not stopping.join(STOP_DEADLINE_S):
             log.warning("Spark did not stop in time; the process ends without it")
 
     def _is_gone(self) -> bool:
         # Under the lock. A JVM that died fails every job after it; the sinks' next attempts need a new one.
-        from tailrace.spark.session import is_alive
-
-        if not self._start.ended:
-            return False
-        if self._start.error is None and self._session is not None and not is_alive(self._session):
+        if not self._start.ended or self._start.error is not None:
+            return self._start.ended
+        if is_gone := self._spark.is_gone:
             log.warning("Spark's JVM is gone; starting it again")
-            return True
-        return self._start.error is not None
+        return is_gone
 
     def _begin(self) -> None:
-        from tailrace.spark.session import changing, session_or_new, warm
+        from tailrace.spark.session import warm
 
-        with changing:  # nobody else is given a session that is stopped at once
-            found, is_own = session_or_new(self._config.spark, f"tailrace {self._config.name}")
-            with self._lock:
-                self._take(found, is_own=is_own)
+        found = self._spark.get(self._config.spark, self._config.name)
         if not self._stopped.is_set():
             warm(found)
-
-    def _take(self, session: SparkSession, *, is_own: bool) -> None:
-        # Under the lock. Who stopped the host meanwhile found no session to stop.
-        self._session, self._is_own = session, is_own
-        if is_own and self._stopped.is_set():
-            session.stop()
-
-
-def _stop(session: SparkSession) -> None:
-    from tailrace.spark.session import changing
-
-    with changing:  # who asks for a session meanwhile gets a new one
-        session.stop()

@@ -90,6 +90,44 @@ def session_or_new(config: SparkConfig | None, app_name: str) -> tuple[SparkSess
         return _session(config, app_name), is_new
 
 
+class EngineSession:
+    """The session that one engine works with: one that runs already, or one that is started for it.
+
+    Any thread.
+    """
+
+    def __init__(self) -> None:
+        #: What `get` returned last; it may have died since.
+        self.found: SparkSession | None = None
+        self._is_own = False
+        self._is_over = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there was a session, and it can't run jobs any more."""
+        return self.found is not None and not is_alive(self.found)
+
+    def get(self, config: SparkConfig | None, engine: str) -> SparkSession:
+        """Return the session; started if there is none, and again if its JVM has died.
+
+        :raises TailraceError: as `session`.
+        """
+        with changing:  # nobody else is given a session that is stopped at once
+            if self.found is None or self.is_gone:
+                self.found, self._is_own = session_or_new(config, f"tailrace {engine}")
+                if self._is_over and self._is_own:
+                    self.found.stop()
+            return self.found
+
+    def stop(self) -> None:
+        """Stop the session if it was started for the engine; one that is still starting, when it is there."""
+        self._is_over = True
+        if self.found is not None and self._is_own:
+            with changing:  # who asks for a session meanwhile gets a new one
+                if not self.is_gone:
+                    self.found.stop()
+
+
 def is_alive(session: SparkSession) -> bool:
     """Return whether a session can still run jobs."""
     return _runs(session.sparkContext)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from tailrace.engine.processing.thread_executor import ThreadExecutor
 from tailrace.records.group import Group
 from tailrace.spark.processing.executor import SparkExecutor, TaskFunction
 from tailrace.spark.processing.jobs import Jobs, pickled
-from tailrace.spark.session import is_alive, session_or_new
+from tailrace.spark.session import EngineSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,9 +41,7 @@ class SparkRunner:
     def __init__(self, name: str, spark: SparkConfig | None) -> None:
         self._name = name
         self._config = spark
-        self._lock = threading.Lock()
-        self._session: SparkSession | None = None
-        self._is_own = False
+        self._spark = EngineSession()
 
     def check(
         self, handler: Handler, order: Order, transform: Transform | None, convert: Convert | None
@@ -66,17 +63,11 @@ class SparkRunner:
 
         :raises TailraceError: `ENVIRONMENT_UNFIT`, `SPARK_FAILED`.
         """
-        with self._lock:
-            if self._session is None or not is_alive(self._session):
-                self._session, self._is_own = session_or_new(self._config, f"tailrace {self._name}")
-            return self._session
+        return self._spark.get(self._config, self._name)
 
     def close(self) -> None:
         """Stop the session if it is the runner's own."""
-        with self._lock:
-            if self._session is not None and self._is_own and is_alive(self._session):
-                self._session.stop()
-            self._session = None
+        self._spark.stop()
 
     def _dispatcher(self, terms: ProcessingConfig, means: ProcessingContext) -> Dispatcher[Any]:
         width = self.session().sparkContext.defaultParallelism

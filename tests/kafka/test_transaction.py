@@ -94,4 +94,5 @@ def test_a_move_that_the_table_lacks_tells_the_story_and_pickles() -> None:
 def test_every_state_is_reached_and_every_end_is_final() -> None:
     reached = {after for after, _ in transaction.TRANSITIONS.values()} | {ProducerState.NEW}
     assert reached == set(ProducerState)
-    assert not [state for state, _ in transaction.TRANSITIONS if state in transaction.FINAL]
+    final = {ProducerState.CLOSED, ProducerState.FAILED, ProducerState.IN_DOUBT, ProducerState.PREEMPTED}
+    assert not [state for state, _ in transaction.TRANSITIONS if state in final]

@@ -122,17 +122,17 @@ def test_a_full_disk_ends_neither_the_task_nor_its_beginning_silently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver shows that it lives without room, and a task that can't be told its round says why."""
-    channel, write = Channel(tmp_path / "log"), channel_module._write
+    channel, write = Channel(tmp_path / "log"), channel_module.write_whole
     channel.prepare()
     channel.ask(DesiredState(run_id="run", round=1))
     full = True
 
-    def write_if_there_is_room(path: Path, message: Any) -> None:
+    def write_if_there_is_room(path: Path, data: bytes) -> None:
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, message)
+        write(path, data)
 
-    monkeypatch.setattr(channel_module, "_write", write_if_there_is_room)
+    monkeypatch.setattr(channel_module, "write_whole", write_if_there_is_room)
     monkeypatch.setattr(attempt_module, "SILENCE_S", 0.2)
     attempt = Attempt(pipeline(tmp_path), "run", (1, 0))
     until_s = time.monotonic() + 1

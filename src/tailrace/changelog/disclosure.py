@@ -10,12 +10,15 @@ too: durably, before the log has a row under the new name.
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from tailrace.changelog.directory import LogDirectory, encode_name
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.renames import Renames
+
+_Kept = TypeVar("_Kept")
 
 
 def keep_disclosure(log: LogDirectory, task: str, rules: ColumnPolicy) -> None:
@@ -33,18 +36,8 @@ def kept_disclosure(log: LogDirectory, task: str) -> ColumnPolicy:
 
     :raises TailraceError: `LOG_CORRUPT`; `LOG_FORMAT_UNKNOWN` if a later version wrote it.
     """
-    content = log.state_read(_name(task))
-    if content is None:
-        return ColumnPolicy()
-    try:
-        return ColumnPolicy.model_validate(content)
-    except ValidationError:
-        raise TailraceError(
-            Kind.LOG_FORMAT_UNKNOWN,
-            "read the column policy of the log: it has settings that this version does not know",
-            "read the log with the version of tailrace that captures into it",
-            {"path": str(log.path)},
-        ) from None
+    unknown = "read the column policy of the log: it has settings that this version does not know"
+    return _kept(log, _name(task), ColumnPolicy.model_validate, unknown) or ColumnPolicy()
 
 
 def disclosure_is_kept(log: LogDirectory, task: str, rules: ColumnPolicy) -> bool:
@@ -73,15 +66,20 @@ def kept_renames(log: LogDirectory, task: str) -> Renames | None:
 
     :raises TailraceError: `LOG_CORRUPT`; `LOG_FORMAT_UNKNOWN` if a later version wrote it.
     """
-    content = log.state_read(_renames_name(task))
-    if content is None:
-        return None
+    unknown = "read the former names of columns: this version does not know how they are written"
+    return _kept(log, _renames_name(task), Renames.from_json, unknown)
+
+
+def _kept(
+    log: LogDirectory, name: str, read: Callable[[dict[str, Any]], _Kept], unknown: str
+) -> _Kept | None:
+    content = log.state_read(name)
     try:
-        return Renames.from_json(content)
+        return None if content is None else read(content)
     except ValueError:
         raise TailraceError(
             Kind.LOG_FORMAT_UNKNOWN,
-            "read the former names of columns: this version does not know how they are written",
+            unknown,
             "read the log with the version of tailrace that captures into it",
             {"path": str(log.path)},
         ) from None

@@ -126,14 +126,13 @@ class LogWriter:
         directory: LogDirectory,
         task: str,
         options: LogOptions,
-        wall_clock_us: Callable[[], int],
         mark: EndMarkFile,
         lock_fd: int,
         listener: LogListener | None,
     ) -> None:
         """Not for callers: `open` makes writers."""
         self._listener = listener
-        self._task, self._options, self._wall_clock_us = task, options, wall_clock_us
+        self._task, self._options = task, options
         self._log_id = directory.identity.log_id
         self._path = directory.task_path(task)
         self._mark, self._lock_fd = mark, lock_fd
@@ -156,7 +155,6 @@ class LogWriter:
         task: str,
         *,
         options: LogOptions | None = None,
-        wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         listener: LogListener | None = None,
     ) -> LogWriter:
         """Take the lock, fence off any writer before, recover the log, and be ready to append.
@@ -179,7 +177,7 @@ class LogWriter:
                 before = EndMark(0, epoch or 0, 0 if epoch is None else UNKNOWN, 0, 0)
             mark = EndMarkFile(path / MARK_NAME, seed, before._replace(epoch=before.epoch + 1))
             undo.callback(mark.close)
-            writer = cls(directory, task, options or LogOptions(), wall_clock_us, mark, lock_fd, listener)
+            writer = cls(directory, task, options or LogOptions(), mark, lock_fd, listener)
             writer._recover(before.offset)
             undo.pop_all()
         if listener is not None:
@@ -413,7 +411,7 @@ class LogWriter:
     def _begin_segment(self) -> _Segment:
         """Put a new segment in place, its header and preamble durable before its name is."""
         path = self._path / codec.segment_name(self._place.offset)
-        parts, place = self._encoder.head(self._schema, self._place, self._wall_clock_us())
+        parts, place = self._encoder.head(self._schema, self._place, time.time_ns() // 1000)
         temporary = durable.write_temporary(path, parts)
         self.check_fence()
         with self._ending("begin a segment of the change log", path):

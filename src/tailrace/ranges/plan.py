@@ -48,10 +48,6 @@ class Piece:
     blocks: tuple[BlockRef | HeldBlock, ...]
 
     @property
-    def bytes(self) -> int:
-        return self.end - self.start
-
-    @property
     def rows(self) -> int:
         return sum(block.header.rows for block in self.blocks)
 

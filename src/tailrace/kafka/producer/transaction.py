@@ -71,10 +71,6 @@ class Command(enum.StrEnum):
     CLOSE = "close"
 
 
-FINAL = frozenset(
-    {ProducerState.CLOSED, ProducerState.FAILED, ProducerState.IN_DOUBT, ProducerState.PREEMPTED}
-)
-
 _S, _E, _C = ProducerState, ProducerEvent, Command
 
 #: A move that is not here is not allowed.

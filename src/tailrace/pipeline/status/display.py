@@ -91,8 +91,8 @@ class Pace:
 class ProgressDisplay:
     """Shows an engine's views while the context is open. `turn` is quick and never raises."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+    def __init__(self) -> None:
+        self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._paces: dict[str, Pace] = defaultdict(Pace)  # by source
         self._shown_s = 0.0

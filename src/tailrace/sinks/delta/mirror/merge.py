@@ -130,7 +130,7 @@ def merge(spark: SparkSession | None, folder: DeltaFolder, source: NetSource, ve
         found = statement(source, _SPARK, updated, inserted)
         (
             target.alias("t")
-            .merge(changes.alias("s"), same_key("t", "s", source))
+            .merge(changes.alias("s"), same_key(source))
             .whenMatchedDelete(found.delete_if)
             .whenMatchedUpdate(found.update_if, _by_quoted(found.updates))
             .whenNotMatchedInsert(found.insert_if, _by_quoted(found.inserts))
@@ -196,10 +196,10 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def same_key(first: str, second: str, source: NetSource) -> str:
-    """Return the condition that two rows have the same key; NULL and NaN equal themselves."""
-    terms = [f"{first}.{quoted(name)} <=> {second}.{quoted(name)}" for name in source.key]
-    terms += [f"{_text(first, name)} <=> {_text(second, name)}" for name in source.texts]
+def same_key(source: NetSource) -> str:
+    """Return the condition that a row and a change have the same key; NULL and NaN equal themselves."""
+    terms = [f"t.{quoted(name)} <=> s.{quoted(name)}" for name in source.key]
+    terms += [f"{_text('t', name)} <=> {_text('s', name)}" for name in source.texts]
     return " and ".join(terms)
 
 
@@ -230,8 +230,8 @@ def _read(session: SparkSession, source: NetSource) -> DataFrame:
     )
 
 
-def _left(side: str, name: str) -> str:
-    return f"array_contains({side}._unchanged, {_literal(name)})"
+def _left(name: str) -> str:
+    return f"array_contains(s._unchanged, {_literal(name)})"
 
 
 def _texts(side: str) -> str:
@@ -260,7 +260,7 @@ def _position(special: str) -> str:
     )
 
 
-_SPARK = Dialect(quoted, lambda side: f"{side}._position.log_offset", lambda name: _left("s", name))
+_SPARK = Dialect(quoted, lambda side: f"{side}._position.log_offset", _left)
 
 
 def _brought_along(
@@ -283,7 +283,7 @@ def _brought_along(
     moved = "s._origin is not null"
     columns = [
         expr(
-            f"case when {moved} and {_left('s', name)} then o.{quoted(name)} else s.{quoted(name)} end"
+            f"case when {moved} and {_left(name)} then o.{quoted(name)} else s.{quoted(name)} end"
             if name in source.open
             else f"s.{quoted(name)}"
         ).alias(name)

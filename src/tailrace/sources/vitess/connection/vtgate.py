@@ -79,15 +79,15 @@ class Vtgate:
         self._metadata = user.metadata
 
     @classmethod
-    def connect(cls, source: VitessSource, first: int = 0) -> Vtgate:
-        """Connect to the first vtgate that answers, beginning with number `first` of the hosts.
+    def connect(cls, source: VitessSource) -> Vtgate:
+        """Connect to the first vtgate of the hosts that answers.
 
         :raises TailraceError: `SOURCE_UNREACHABLE` if none does within the time for one each;
             `SECRET_MISSING`; `CONFIG_INVALID` if a file of TLS can't be read.
         """
         credentials = _credentials(source)
         timeout_s = source.connect_timeout * len(source.hosts)
-        return _wait(_connected(source, first, credentials), timeout_s)
+        return _wait(_connected(source, 0, credentials), timeout_s)
 
     @classmethod
     def connect_each(cls, source: VitessSource, count: int, first: int = 0) -> tuple[Vtgate, ...]:

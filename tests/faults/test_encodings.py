@@ -19,7 +19,7 @@ from tailrace.decode.changes import TableChanges
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import control_json
-from tailrace.ranges.changes import changes_of
+from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import pieces
 from tailrace.records.group import Group
 from tailrace.records.record import Record
@@ -52,7 +52,7 @@ def changes_in(path: Path) -> list[TableChanges]:
     with LogReader.open(path, "0") as reader:
         start, end = reader.start, reader.end().offset
         parts = pieces("0", reader.blocks(start, end), start, end)
-    return [changes for piece in parts for some in changes_of(path, piece) for changes in some]
+    return [changes for piece in parts for some in stretches_of(path, piece) for changes in some.changes]
 
 
 def rows_of(changes: list[TableChanges]) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.changelog import durable
 from tailrace.changelog.writer import Tail
 from tailrace.config import PipelineConfig
 from tailrace.config.load import from_mapping
@@ -122,7 +123,7 @@ def test_a_full_disk_ends_neither_the_task_nor_its_beginning_silently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver shows that it lives without room, and a task that can't be told its round says why."""
-    channel, write = Channel(tmp_path / "log"), channel_module.write_whole
+    channel, write = Channel(tmp_path / "log"), durable.write_whole
     channel.prepare()
     channel.ask(DesiredState(run_id="run", round=1))
     full = True

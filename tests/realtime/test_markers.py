@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.writer import LogWriter
 from tailrace.protocol import frames
-from tailrace.ranges.changes import changes_of
+from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import Piece
 from tailrace.realtime.switching import Marker, MarkerKind
 from tests.support.changelog.frames_of import Source, append, new_log, relation_frame
@@ -52,7 +52,7 @@ def test_who_knows_nothing_of_markers_reads_the_changes_around_them(tmp_path: Pa
         end = writer.sync().offset
         with LogReader.open(log, "0") as reader:
             piece = Piece("0", 0, 0, end, tuple(reader.blocks(0, end)))
-            assert sum(changes.count for found in changes_of(reader, piece) for changes in found) == 5
+            assert sum(each.count for found in stretches_of(reader, piece) for each in found.changes) == 5
             assert len(reader.boundaries(0, end)) == 7
             found = [marker for ref in reader.blocks(0, end) for _, marker in markers_in(reader.read(ref))]
     assert [marker.kind for marker in found] == list(MarkerKind)

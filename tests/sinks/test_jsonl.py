@@ -11,7 +11,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.ranges.batches import VALUES_MAX
-from tailrace.ranges.changes import changes_of
+from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import pieces
 from tailrace.sinks.files.jsonl import JsonlWriter
 from tests.support.sinks.rig import relation
@@ -35,8 +35,8 @@ def test_lines_of_a_wide_table_are_made_in_parts(tmp_path: Path, monkeypatch: py
         found = pieces("0", reader.blocks(0, end), 0, end)
     writer = JsonlWriter(str(tmp_path / "lines"), "0", SourceInfo("shop", "shop", "1"))
     for piece in found:
-        for stretch in changes_of(log.path, piece):
-            for changes in stretch:
+        for stretch in stretches_of(log.path, piece):
+            for changes in stretch.changes:
                 writer.write(changes)
     writer.close()
     assert writer.rows == rows

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.changelog import runs
 from tailrace.changelog.reader import LogReader
-from tailrace.ranges.changes import changes_of
+from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import Piece
 from tailrace.sources.vitess.streaming import keyspace_stream, shard_streams, silent_shards
 from tests.support.vitess import fake_vtgate
@@ -117,8 +117,8 @@ def test_rows_have_a_watermark_that_keeps_its_word(tmp_path: Path, monkeypatch: 
         piece = Piece("0", 0, start, end, tuple(reader.blocks(start, end)))
         sources = [
             source
-            for decoded in changes_of(reader, piece)
-            for changes in decoded
+            for decoded in stretches_of(reader, piece)
+            for changes in decoded.changes
             for source in changes.source().to_pylist()
         ]
     assert len(sources) == 24

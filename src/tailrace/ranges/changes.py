@@ -1,6 +1,6 @@
 """From a piece of the log to its changes: read its blocks, decode them, yield what is in them.
 
-The data source, every sink and the engine read the log through `changes_of`, so a piece gives the same
+The data source, every sink and the engine read the log through `stretches_of`, so a piece gives the same
 changes to all of them. Nothing is kept between calls: a piece carries what is needed.
 """
 
@@ -68,21 +68,6 @@ class DecodedBatch:
     changes: list[TableChanges]
     end: int
     open_at_end: OpenUnit | None
-
-
-def changes_of(
-    log: LogReader | Path | str,
-    piece: Piece,
-    tables: Collection[str] | None = None,
-    modes: ValueModes = OWN_FORMS,
-    table_policy: TablePolicy = EVERYTHING,
-) -> Iterator[list[TableChanges]]:
-    """Yield the changes of `piece`, stretch by stretch, in log order: those of `stretches_of`.
-
-    :raises TailraceError: as `stretches_of`.
-    """
-    for stretch in stretches_of(log, piece, tables, modes, table_policy):
-        yield stretch.changes
 
 
 def stretches_of(

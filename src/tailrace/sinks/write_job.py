@@ -36,7 +36,7 @@ from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, LogRange, Relation, ValueModes
-from tailrace.ranges.changes import changes_of
+from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import Piece
 from tailrace.sinks import names
 from tailrace.sinks.target import Target, remove_folder, writing
@@ -165,8 +165,8 @@ def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[St
     """Write the changes of one piece, and return the files; all of them are on disk then."""
     failpoints.hit("sink.in_task")
     files = _Files(job, open_writer, piece.index)
-    wanted = changes_of(job.log, piece, modes=job.given.modes, table_policy=job.table_policy)
-    for changes in itertools.chain.from_iterable(wanted):
+    stretches = stretches_of(job.log, piece, modes=job.given.modes, table_policy=job.table_policy)
+    for changes in itertools.chain.from_iterable(stretch.changes for stretch in stretches):
         relation = changes.relation
         # A logical message belongs to no table.
         if relation is None or not job.given.wants(relation.schema, relation.table):

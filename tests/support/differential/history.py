@@ -11,7 +11,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges
 from tailrace.protocol import frames
 from tailrace.ranges import plan
-from tailrace.ranges.changes import changes_of
+from tailrace.ranges.changes import stretches_of
 
 Row = dict[str, str | None]
 
@@ -50,8 +50,8 @@ def read_log(path: Path, *, start: int | None = None, end: int | None = None) ->
     found = [
         change
         for piece in pieces
-        for stretch in changes_of(path, piece)
-        for changes in stretch
+        for stretch in stretches_of(path, piece)
+        for changes in stretch.changes
         for change in _changes(changes)
     ]
     return sorted(found, key=lambda change: change.log_offset)

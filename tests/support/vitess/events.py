@@ -13,7 +13,7 @@ import numpy as np
 from tailrace.changelog.reader import LogReader
 from tailrace.converters.debezium import JsonConverter
 from tailrace.decode.json.debezium import SourceInfo
-from tailrace.ranges.changes import changes_of
+from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import Piece
 from tailrace.records.group import Group
 
@@ -31,8 +31,8 @@ def events_in(reader: LogReader, pieces: Sequence[Piece]) -> list[Any]:
     """Return the events of pieces, each piece read alone."""
     found: list[tuple[int, Any]] = []
     for piece in pieces:
-        for decoded in changes_of(reader, piece):
-            for changes in decoded:
+        for decoded in stretches_of(reader, piece):
+            for changes in decoded.changes:
                 group = Group.of_changes("t", np.arange(changes.count), changes, ORIGIN)
                 converter = JsonConverter(provide_transaction_metadata=True, tombstones_on_delete=False)
                 events = map(json.loads, converter.convert(group).values.to_pylist())

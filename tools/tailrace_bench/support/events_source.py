@@ -58,11 +58,12 @@ class EventsReader(DataSourceReader):
         from tailrace import __version__
         from tailrace.converters.debezium import JsonConverter
         from tailrace.decode.json.debezium import SourceInfo
-        from tailrace.ranges.changes import changes_of
+        from tailrace.ranges.changes import stretches_of
         from tailrace.records.group import Group
 
         converter, origin = JsonConverter(schemas_enable=False), SourceInfo(self._name, "bench", __version__)
-        for changes in chain.from_iterable(changes_of(self._path, partition.value)):
+        stretches = stretches_of(self._path, partition.value)
+        for changes in chain.from_iterable(stretch.changes for stretch in stretches):
             group = Group.of_changes(self._name, np.arange(changes.count, dtype=np.int64), changes, origin)
             events = converter.convert(group)
             columns = [pa.array(column).cast(pa.binary()) for column in (events.keys, events.values)]

@@ -106,11 +106,6 @@ class AtomicWriter:
         self._sender = Sender(self._producer, task.settings, task.timeout_s)
 
     @property
-    def state(self) -> ProducerState:
-        """Where the transaction is."""
-        return self._transaction.state
-
-    @property
     def progress(self) -> SendProgress:
         """As `Writer.progress`."""
         return self._sender.progress

@@ -29,7 +29,7 @@ from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.pipeline.log.consumer import next_piece
 from tailrace.ranges import plan
 from tailrace.ranges.batches import MESSAGES_TOPIC
-from tailrace.ranges.changes import PendingWaits, changes_of, stretches_of
+from tailrace.ranges.changes import DecodedBatch, PendingWaits, stretches_of
 from tailrace.ranges.plan import Piece, pieces
 from tailrace.ranges.positions import LogPoint, locate
 from tailrace.records.group import Group
@@ -81,7 +81,7 @@ def json_lines(
     """
     left = wanted.limit
     for stretch in _stretches(directory, task, wanted, table_policy):
-        lines, _ = _lines(directory, task, stretch, replace(wanted, limit=left))
+        lines, _ = _lines(directory, task, stretch.changes, replace(wanted, limit=left))
         yield from lines
         if left is not None:
             left -= len(lines)
@@ -153,7 +153,7 @@ def _exact(wanted: Selection) -> tuple[str, ...] | None:
 
 def _stretches(
     directory: LogDirectory, task: str, wanted: Selection, table_policy: TablePolicy
-) -> Iterator[list[TableChanges]]:
+) -> Iterator[DecodedBatch]:
     with LogReader.open(directory, task) as reader:
         start, end = reader.start, reader.end().offset
         blocks = reader.blocks(start, end)
@@ -161,7 +161,7 @@ def _stretches(
         begin = start if wanted.begin is None else locate(reader, wanted.begin)
         until = end if wanted.end is None else min(end, locate(reader, wanted.end))
     for piece in plan.pieces(task, blocks, begin, until):
-        yield from changes_of(directory.path, piece, _exact(wanted), wanted.modes, table_policy)
+        yield from stretches_of(directory.path, piece, _exact(wanted), wanted.modes, table_policy)
 
 
 def _mask(changes: TableChanges, task: str, wanted: Selection) -> Mask:

@@ -41,7 +41,7 @@ from tailrace.kafka.producer.sender import Partitions
 from tailrace.kafka.producer.writer import Writer
 from tailrace.model import Op, ValueModes
 from tailrace.protocol.frames import Numbers
-from tailrace.ranges.changes import changes_of
+from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import Piece
 from tailrace.records.events import Converted, bytes_of, made_in_parts, width
 from tailrace.records.group import Group
@@ -167,9 +167,9 @@ class Records:
         for piece in pieces:
             if piece.end <= start:
                 continue
-            for stretch in changes_of(reader, piece, None, self._form.modes, self._form.table_policy):
+            for stretch in stretches_of(reader, piece, None, self._form.modes, self._form.table_policy):
                 by_topic: dict[str, list[Portion]] = {}
-                for changes in stretch:
+                for changes in stretch.changes:
                     for portion in self._portions(changes.slice(start, end), sent, share):
                         by_topic.setdefault(portion[0].topic, []).append(portion)
                 while by_topic:  # what is sent is let go of

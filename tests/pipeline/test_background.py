@@ -81,6 +81,25 @@ def test_a_session_that_appears_after_the_stop_is_stopped_if_it_is_its_own(
     assert (session.stopped, warmed) == (int(is_own), [])
 
 
+def test_a_session_whose_first_job_failed_is_stopped_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: PipelineConfig = SimpleNamespace(name="shop", spark=None)  # type: ignore[assignment]
+    host, session = SparkHost(config), _Session()
+    starts, failures = iter([(session, True), (session, False)]), iter([OSError("no room")])
+
+    def warm(_: object) -> None:
+        for failure in failures:
+            raise failure
+
+    monkeypatch.setattr("tailrace.spark.session.session_or_new", lambda *_: next(starts))
+    monkeypatch.setattr("tailrace.spark.session.is_alive", lambda _: True)
+    monkeypatch.setattr("tailrace.spark.session.warm", warm)
+    host.start()
+    wait_until(lambda: host.is_ready, SOON_S, "the end of the first start")
+    assert host.session(threading.Event()) is session
+    host.stop()
+    assert session.stopped == 1
+
+
 def test_a_host_that_was_stopped_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     config: PipelineConfig = SimpleNamespace(name="shop", spark=None)  # type: ignore[assignment]
     host, started = SparkHost(config), []

@@ -131,13 +131,18 @@ def write_temporary(path: Path, parts: Sequence[Any]) -> Path:
     return temporary
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, keeps_previous: bool = False) -> None:
     """Replace a file: after a crash at any point it has its old content or the new one.
 
+    :param keeps_previous: whether it is a state file, whose generation before stays beside it.
     :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the old content is then in place.
     """
     temporary = write_temporary(path, [data])
     try:
+        # A damaged current generation must not push out the sound one before it. Between the
+        # two renames only `.previous` is there, and is what `read_state` returns.
+        if keeps_previous and path.exists() and decode_state(path.read_bytes()) is not None:
+            path.replace(previous_of(path))
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
@@ -215,17 +220,7 @@ def write_state(path: Path, content: dict[str, Any]) -> None:
 
     :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the generation before it stands.
     """
-    temporary = write_temporary(path, [encode_state(content)])
-    try:
-        # A damaged current generation must not push out the sound one before it. Between the
-        # two renames only `.previous` is there, and is what `read_state` returns.
-        if path.exists() and decode_state(path.read_bytes()) is not None:
-            path.replace(previous_of(path))
-        temporary.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise write_failure(error, f"write {path.name}", path) from error
+    write_atomically(path, encode_state(content), keeps_previous=True)
 
 
 def previous_of(path: Path) -> Path:

@@ -5,6 +5,7 @@ Whether there is a writer is asked of the lock itself, which no crash leaves beh
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 
 from tailrace.changelog.directory import encode_name
-from tailrace.changelog.durable import FILE_MODE
+from tailrace.changelog.durable import FILE_MODE, write_failure
 from tailrace.errors import Kind, TailraceError
 
 LOCK_NAME = "lock"
@@ -25,16 +26,16 @@ _LOOK_S = 0.2
 def take_lock(task_path: Path) -> int:
     """Lock a task for writing and return the descriptor that holds it; closing it lets go.
 
-    The file names its holder for people; it is the lock that counts, not what the file says.
-
-    :raises TailraceError: `LOG_LOCKED`, within a second, if another writer holds it.
+    :raises TailraceError: `LOG_LOCKED`, within a second, if another writer holds it; `LOG_FULL` or
+        `LOG_WRITE_FAILED` if the file can't be made.
     """
     path = task_path / LOCK_NAME
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+    except OSError as error:
+        raise write_failure(error, "lock the change log", path) from error
     try:
         _lock(fd, time.monotonic() + _PATIENCE_S)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     except BlockingIOError:
         holder = os.pread(fd, 300, 0).decode(errors="replace").strip()
         os.close(fd)
@@ -47,7 +48,15 @@ def take_lock(task_path: Path) -> int:
     except BaseException:
         os.close(fd)
         raise
+    name_holder(fd, f"pid {os.getpid()} on {socket.gethostname()}")
     return fd
+
+
+def name_holder(fd: int, holder: str) -> None:
+    """Write into a lock's file who holds it, for people: on a full disk nobody is named."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{holder}\n".encode(), 0)
 
 
 def _lock(fd: int, deadline_s: float) -> None:

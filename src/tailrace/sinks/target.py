@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.changelog import durable
+from tailrace.changelog.lock import name_holder
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks import names
 
@@ -47,7 +48,7 @@ class Target:
         :raises TailraceError: `SINK_LOCKED`, `SINK_FOREIGN`, `SINK_WRITE_FAILED`.
         """
         with writing(sink, f"open {path}"):
-            (path / names.STATE).mkdir(parents=True, exist_ok=True)
+            durable.make_directory(path / names.STATE, durable.SHARED_DIRECTORY_MODE)
         lock = locked(path / names.STATE / "lock", sink, path)
         try:
             if not require_ours(sink, path, kind, log, pipeline):
@@ -180,8 +181,7 @@ def locked(file: Path, sink: str, path: Path) -> int:
             "stop that engine, or give this sink a name and a path of its own",
             {"sink": sink, "path": str(path)},
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    name_holder(lock, str(os.getpid()))
     return lock
 
 

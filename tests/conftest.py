@@ -15,6 +15,7 @@ from tests.support.examples import FAST, USUAL
 
 pytest_plugins = [
     "tests.support.forked",
+    "tests.support.in_memory",
     "tests.support.kafka_cluster",
     "tests.support.kafka_proxy",
     "tests.support.postgres",

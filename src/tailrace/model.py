@@ -99,7 +99,7 @@ class Column:
 
     `in_identity` is the message's flag: part of the replica identity, hence true for every
     column under `ReplicaIdentity.FULL`. `number` is `pg_attribute.attnum`, 0 if it is not known:
-    it stays when the column is renamed. `missing` and `unknown`: see `protocol.facts`.
+    it stays when the column is renamed. `missing`, `unknown` and `may_be_key`: see `protocol.facts`.
     `value_type` says what the log knows beyond the message of a type that is not built in.
     `not_null` is the catalogue's, which may be of a later time than a change.
     """
@@ -113,6 +113,7 @@ class Column:
     unknown: bool = False
     value_type: ValueType | None = None
     not_null: bool = False
+    may_be_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,6 +232,49 @@ def test_what_is_asked_while_the_database_is_ahead_is_right_for_each_place(pg: D
     ]
 
 
+def test_a_key_that_came_before_a_transactions_rows_or_after_them_is_told_with_the_former(
+    pg: Database, tmp_path: Path
+):
+    """A subtransaction has a later xid than its transaction, and so has one that ended within it."""
+    tables, log = ("own", "sub", "older", "later"), tmp_path / "log"
+    for table in tables:
+        pg.execute(f"create table {table}(id int primary key, region text not null)")
+        pg.execute(f"alter table {table} replica identity full")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+
+    def told() -> dict[str, tuple[list[str], list[str]]]:
+        return {
+            facts["table"]: (
+                facts["primary_key"], [each["name"] for each in facts["columns"] if each.get("may_be_key")]
+            )
+            for facts in read_log(log).facts
+        }  # fmt: skip
+
+    alter = "alter table {0} drop constraint {0}_pkey, add primary key (id, region)"
+    with pg.connect(autocommit=False) as session, pg.connect(autocommit=True) as other:
+        session.execute(alter.format("own"))
+        session.execute("insert into own values (1, 'a')")
+        session.execute("savepoint s")
+        session.execute(alter.format("sub"))
+        session.execute("release s")
+        session.execute("insert into sub values (1, 'a')")
+        other.execute(alter.format("older"))
+        session.execute("insert into older values (1, 'a')")
+        session.execute("insert into later values (1, 'a')")
+        session.commit()
+        other.execute(alter.format("later"))
+    with capturing(pg.dsn, log) as running:
+        running.catch_up(pg.query)
+        assert told() == {"own": (["id", "region"], [])} | {
+            table: (["id"], ["region"]) for table in ("sub", "older", "later")
+        }
+        for table in tables:
+            pg.execute(f"insert into {table} values (1, 'b')")
+        running.catch_up(pg.query)
+    assert told() == dict.fromkeys(tables, (["id", "region"], []))
+
+
 def test_the_session_that_looks_up_may_be_ended(pg: Database, tmp_path: Path):
     pg.execute("create table items(id int primary key)")
     with capturing(pg.dsn, tmp_path / "log") as running:

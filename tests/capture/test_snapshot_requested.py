@@ -13,6 +13,7 @@ import structlog
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources import snapshot_requests
 from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema import catalog
@@ -108,25 +109,46 @@ def test_a_table_that_was_added_while_nothing_ran_comes_once_and_whole(pg: Datab
     assert later.values == sorted(tuple(row) for row in rows)
 
 
-def test_a_plan_for_which_the_disk_has_no_room_is_made_again(
-    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("file", "table", "outcome"),
+    [
+        ("/snapshot-", "public.items", SnapshotOutcome.DONE),
+        ("/snapshot.state", "public.items", SnapshotOutcome.DONE),
+        ("/snapshot.state", "public.nothing", SnapshotOutcome.FAILED),
+    ],
+)
+def test_what_there_is_no_room_for_is_kept_later_and_the_request_stays_until_then(
+    file: str,
+    table: str,
+    outcome: SnapshotOutcome,
+    pg: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     until_whole(pg, log)
-    write, refused = LogDirectory.state_write, []
+    write, refused, removed = LogDirectory.state_write, [], []
 
     def short_of_room(directory: LogDirectory, name: str, content: dict[str, Any]) -> None:
-        if "/snapshot-" in name and len(refused) < 2:
+        if file in name and asked in str((name, content)) and len(refused) < 2:
             refused.append(name)
             raise TailraceError(Kind.LOG_FULL, f"write {name}: No space left on device")
         write(directory, name, content)
 
+    def remove(files: list[Path]) -> None:
+        removed.extend(found(log, path.stem) is not None for path in files)
+        snapshot_requests.remove(files)
+
+    asked = request(log, table)
     monkeypatch.setattr(LogDirectory, "state_write", short_of_room)
-    asked = request(log, *KEYED)
+    monkeypatch.setattr(requests, "remove", remove)
     with capturing(pg.dsn, log, **SMALL) as running:
-        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+        assert await_end(running, log, asked).outcome is outcome
+    # A process that is killed behind the removal knows of the snapshot by its plans.
+    assert removed == [True]
     assert len(refused) == 2
+    assert list((log / "tasks" / "0").glob("snapshot-*")) == []
     judge(pg, log)
 
 

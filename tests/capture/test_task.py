@@ -32,6 +32,7 @@ from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import CREATE_ITEMS, SLOT, capturing, read_log, run_to_end
 from tests.support.postgres import Database, require_since
 from tests.support.proxy import Proxy
+from tests.support.torture import disk
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.each_postgres("slots, publications and the replication protocol")
@@ -315,6 +316,25 @@ def test_a_full_disk_is_waited_for(pg: Database, tmp_path: Path) -> None:
         assert running.task.progress().phase == "streaming"
         assert running.task.progress().reconnects == 0
     assert read_log(tmp_path / "log").inserts == list(range(1, 2001))
+
+
+@pytest.mark.one_postgres
+@pytest.mark.skipif(not disk.can_mount(), reason="mounts a small disk, which needs root")
+def test_a_start_on_a_full_disk_waits_for_room(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    with disk.small_disk(tmp_path / "disk", 8) as small:
+        with capturing(pg.dsn, small / "log") as running:
+            running.wait_for("streaming")
+        ballast = disk.fill(small)
+        with capturing(pg.dsn, small / "log") as running:
+            wait_until(lambda: running.task.progress().reconnects > 0, 60)
+            error = running.task.progress().error
+            assert error is not None
+            assert error.kind is Kind.LOG_FULL
+            ballast.unlink()
+            pg.execute(INSERT, [1, 10])
+            running.catch_up(pg.query)
+        assert read_log(small / "log").inserts == list(range(1, 11))
 
 
 @pytest.mark.one_postgres

@@ -20,15 +20,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.converters.debezium import JsonConverter
 from tailrace.engine.commit_policies import Periodic
 from tailrace.engine.contracts import Committer, RetriableError, StopEngine
 from tailrace.engine.processing import Order, manual, on_batch, on_record, stage
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch
-from tailrace.records.events import Converted, Event, Events
+from tailrace.records.events import OLD_KEY, Converted, Event, Events
 from tailrace.records.group import Group
 from tailrace.records.making import SourceRecord
 from tailrace.records.record import Record
+from tailrace.transforms.factory import build
+from tests.support.decode.wire import insert, update
 from tests.support.engine.flowing import (
     PARTITION,
     SOON_S,
@@ -40,6 +43,7 @@ from tests.support.engine.flowing import (
     stream,
     to_text,
 )
+from tests.support.transforms.groups import orders
 from tests.support.wait import wait_until
 
 ORDERS: list[Order] = ["ordered", "unordered", "key"]
@@ -100,6 +104,42 @@ def test_every_flow_gives_what_a_serial_loop_gives(
     assert got == wanted, seed
     assert run.store.last == len(numbers(stream(seed))), seed
     assert [dict(offset) for offset in run.told] == [dict(w[0][1]) for w in run.store.writes]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_who_dies_between_the_two_records_of_a_changed_key_gets_both_again(order: Order) -> None:
+    """What is committed while the second is handled is what a process that is killed there leaves."""
+    changed = orders(
+        insert("1", "a", None), update("2", "b", "1.00", key=("1", None, None)), insert("3", "c", None)
+    )
+    first, then = (
+        Batch(PARTITION, (changed,), 3, [{"at": begin + n} for n in (1, 2, 3)], {"at": begin + 3})
+        for begin in (0, 3)
+    )
+    at_second, is_over = threading.Event(), threading.Event()
+
+    def one(event: Event) -> None:
+        if OLD_KEY in event.headers:
+            at_second.set()
+            assert is_over.wait(SOON_S)
+
+    step = build([{"type": "extract_field", "field": "id", "apply_to": "key"}], splits_updates=True)
+    with running(
+        on_record(one), order, transform=step.apply, convert=JsonConverter().convert, batches_max=1
+    ) as run:
+        run.put([first])
+        assert at_second.wait(SOON_S)
+        waiting = threading.Thread(target=run.put, args=([then],))  # for room, and marks what is done
+        waiting.start()
+        until_s = time.monotonic() + 0.3
+        while time.monotonic() < until_s:
+            run.committer.tick()
+        assert run.store.last <= 1
+        is_over.set()
+        waiting.join()
+        assert run.processor.drain(SOON_S)
+        assert run.committer.finish(SOON_S)
+    assert run.store.last == 6
 
 
 @pytest.mark.parametrize("order", ["unordered", "key"])

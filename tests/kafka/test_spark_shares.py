@@ -6,9 +6,11 @@ Tasks run where they stand here; on Spark they do in `test_spark_sink`.
 from __future__ import annotations
 
 import pickle
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,13 @@ from tests.support.kafka.shares_rig import (
     alone,
     content,
     fill,
+    open_until_killed,
     opened,
     pieces_of,
     places,
     sink_of,
     unordered,
+    with_two,
     write,
 )
 from tests.support.sinks.rig import InProcess
@@ -179,19 +183,31 @@ def test_an_offset_set_from_outside_counts_for_all_producers_and_stops_what_stil
     again.close()
 
 
-@pytest.mark.parametrize("takes", ["the next engine", "an offset that is set"])
+@pytest.mark.parametrize(
+    ("point", "takes"),
+    [
+        ("kafka.after_head", "the next engine"),
+        ("kafka.after_head", "an offset that is set"),
+        ("kafka.after_fence", "the next engine"),
+    ],
+)
 def test_what_a_member_had_begun_before_a_head_is_ended_by_who_takes_the_task_next(
-    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, takes: str
+    kafka: EmbeddedKafka,
+    topic_name: str,
+    log: HandmadeLog,
+    processes: type[BaseProcess],
+    point: str,
+    takes: str,
 ) -> None:
     """A driver that was killed between its head and the members leaves a head that nobody can read yet."""
     ends = fill(log, 3)
     make_offsets_topic(kafka, topic_name)
     write_with_two(kafka, topic_name, log, ends[0]).close()
     member = left_open(kafka, topic_name, 1)
-    failpoints.arm("kafka.after_head=error")
-    with pytest.raises(failpoints.FailpointError):
-        opened(with_two(kafka, topic_name), log)
-    failpoints.arm("")
+    driver = processes(target=open_until_killed, args=(kafka.bootstrap, topic_name, log.path, point))
+    driver.start()
+    driver.join(60)
+    assert driver.exitcode == -signal.SIGKILL
     reached = ends[0]
     if takes == "an offset that is set":
         reached = ends[1]
@@ -228,11 +244,6 @@ def make_offsets_topic(kafka: EmbeddedKafka, name: str) -> None:
     topic = NewTopic(f"{name}-offsets", 1, 1, config={"cleanup.policy": "compact"})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.create_topics([topic])[topic.topic].result(60)
-
-
-def with_two(kafka: EmbeddedKafka, name: str) -> KafkaSink:
-    """Return a sink of two producers that waits a short time."""
-    return sink_of(kafka, name, 2, offset_flush_timeout_ms=8_000)
 
 
 def write_with_two(

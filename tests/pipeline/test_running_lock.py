@@ -60,7 +60,7 @@ def test_one_that_can_not_reach_its_source_is_known_to_run(tmp_path: Path, begun
 def test_a_file_in_the_place_of_the_log_is_said_to_be_the_logs(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("")
     content = {"name": "shop", "source": {"host": "127.0.0.1", "port": 1}, "log": {"path": "log"}}
-    with pytest.raises(TailraceError, match=r"hold log\.path") as refused:
+    with pytest.raises(TailraceError, match="lock the change log") as refused:
         Run(from_mapping(content, tmp_path)).run()
     assert refused.value.kind is Kind.LOG_WRITE_FAILED
 

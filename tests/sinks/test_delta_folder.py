@@ -54,7 +54,12 @@ def test_properties_are_not_set_over_another_commit(tmp_path: Path) -> None:
 
 def test_commits_of_others_that_delta_keeps_no_longer_are_no_matter(tmp_path: Path, monkeypatch) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(delta_folder, "sync_file", lambda path: synced.append(Path(path).name))
+
+    def sync_file(path: Path) -> None:
+        path.stat()
+        synced.append(path.name)
+
+    monkeypatch.setattr(delta_folder, "sync_file", sync_file)
     path = tmp_path / "t"
     folder = DeltaFolder(path, "lake", "public.t", "app")
     folder.create(table(("id", pa.int64())), [], 1)
@@ -67,7 +72,9 @@ def test_commits_of_others_that_delta_keeps_no_longer_are_no_matter(tmp_path: Pa
         (path / "_delta_log" / f"{version:020d}.json").unlink()
     synced.clear()
     folder.make_durable(1)
-    assert synced == [f"{4:020d}.json"]
+    # The checkpoint, too, of which older versions are removed now.
+    assert synced == [f"{4:020d}.checkpoint.parquet", "_last_checkpoint", f"{4:020d}.json"]
+    synced.clear()
     folder.append([], 3)
     folder.make_durable(2)
-    assert synced == [f"{4:020d}.json", f"{5:020d}.json"]
+    assert synced == [f"{5:020d}.json"]

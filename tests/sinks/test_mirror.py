@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from tailrace.protocol import frames
+from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.sinks.contract import SparkNeededError
 from tailrace.sinks.delta.mirror.merge import quoted
 from tailrace.sinks.names import table_directory
 from tests.support.sinks.rig import (
     delete_whole,
+    mirror_rows,
     opened,
     rekey,
     relation,
@@ -233,3 +236,34 @@ def test_mirrors_are_what_the_source_is(spark, log, tmp_path):
             found = rows_of(spark, lake, story.name)
             assert found == sorted((shown(row) for row in story.expected), key=str), story.name
     assert rows_of(spark, lake, odd.name, "note") == [("a2",), ("b",), ("c",)]
+
+
+@pytest.mark.parametrize("cuts", [(), (0, 1, 2, 3)], ids=["in one range", "in a range each"])
+def test_rows_of_which_one_of_two_keys_was_in_force_are_told_by_both(spark, log, tmp_path, cuts):
+    def described(version: int, key: str, may_be_key: str = "") -> bytes:
+        columns = tuple(
+            ColumnFacts(name, number, type_oid=kind, base_oid=kind, may_be_key=name == may_be_key)
+            for number, (name, kind) in enumerate(NOTED.items(), 1)
+        )
+        facts = Facts(1, "public", "accounts", (key,), columns, version=version)
+        told = frames.control_frame(frames.FACTS, 0, 0, facts.as_json())
+        return told + relation(1, "public.accounts", NOTED, identity="f")
+
+    ends = [
+        log.commit(described(1, "id"), insert(1, 1, "a", None), insert(1, 2, "b", 20)),
+        # The key may be `n` from here on: there are rows of one `id`, and rows without `n`.
+        log.commit(described(2, "id", "n"), insert(1, 3, "c", None), insert(1, 2, "d", 21)),
+        log.commit(
+            update_whole(1, (1, "a", None), (1, "a", 10)), update_whole(1, (2, "b", 20), (2, "e", 22))
+        ),
+        log.commit(update_whole(1, (3, "c", None), (3, "c", 30)), delete_whole(1, 2, "d", 21)),
+        log.commit(
+            described(3, "n"), insert(1, 1, "f", 11), update_whole(1, (2, "e", 22), (1, "e", 22))
+        ),
+    ]  # fmt: skip
+    sink, start = opened("mirror", tmp_path / "lake", log), 0
+    for end in (*(ends[cut] for cut in cuts), ends[-1]):
+        write(sink, log, start, end, spark)
+        start = end
+    found = [(row["n"], row["id"], row["note"]) for row in mirror_rows(tmp_path / "lake" / "public.accounts")]
+    assert sorted(found) == [(10, 1, "a"), (11, 1, "f"), (22, 1, "e"), (30, 3, "c")]

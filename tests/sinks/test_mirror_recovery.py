@@ -228,6 +228,32 @@ def test_a_lost_position_file_of_a_sink_that_began_with_the_log_is_no_loss(tmp_p
     assert table(tmp_path / "lake") == story[-1][1]
 
 
+@pytest.mark.parametrize("kept", [0, 60], ids=["nothing of it", "a part of it"])
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_a_commit_that_was_torn_by_a_loss_of_power_is_written_again(kind, kept, tmp_path, log):
+    ends = [log.commit(*changes) for changes in ([ACCOUNTS, insert(1, 1, "a", 1)], [insert(1, 2, "b", 2)])]
+    state, commits = (tmp_path / "lake" / name for name in ("_tailrace", "public.accounts/_delta_log"))
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, ends[0])
+    position = (state / "position-0.json").read_bytes()
+    write(sink, log, ends[0], ends[1])
+    sink.close()
+    # The sink's position is written when a commit is on disk, so this one was not.
+    (state / "position-0.json").write_bytes(position)
+    last = max(commits.glob("*.json"))
+    last.write_bytes(last.read_bytes()[:kept])
+    sink = opened(kind, tmp_path / "lake", log)
+    if kept:
+        with pytest.raises(TailraceError) as refused:
+            write(sink, log, ends[0], ends[1])
+        assert "remove the files _delta_log/<version>.json" in refused.value.hint
+        last.unlink()
+    write(sink, log, ends[0], ends[1])
+    sink.close()
+    found = DeltaTable(str(tmp_path / "lake" / "public.accounts")).to_pyarrow_table(columns=["id"])
+    assert sorted(found["id"].to_pylist()) == [1, 2]
+
+
 def test_rows_beyond_all_keys_are_appended_and_others_are_merged(tmp_path, log):
     sink = opened("mirror", tmp_path / "lake", log)
     start, operations = 0, []

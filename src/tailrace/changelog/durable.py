@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
+#: Of directories that others read, too: what the umask leaves of it.
+SHARED_DIRECTORY_MODE = 0o777
 PREVIOUS_SUFFIX = ".previous"
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -88,14 +90,20 @@ def read_fully(fd: int, size: int, at: int) -> bytes:
     return b"".join(parts)
 
 
-def make_directory(path: Path) -> None:
-    """Create a directory, and those above it that are missing, each durably and for us alone."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=DIRECTORY_MODE)
-    sync_directory(path.parent)
+def make_directory(path: Path, mode: int = DIRECTORY_MODE) -> None:
+    """Create a directory, and those above it that are missing, each durably; by default for us alone.
+
+    :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`.
+    """
+    try:
+        if path.is_dir():
+            return
+        make_directory(path.parent, mode)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=mode)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise write_failure(error, f"make the directory {path.name}", path) from error
 
 
 def sync_directory(path: Path) -> None:

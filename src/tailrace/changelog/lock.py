@@ -5,6 +5,7 @@ Whether there is a writer is asked of the lock itself, which no crash leaves beh
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -12,7 +13,7 @@ import threading
 from pathlib import Path
 
 from tailrace.changelog.directory import encode_name
-from tailrace.changelog.durable import FILE_MODE
+from tailrace.changelog.durable import FILE_MODE, write_failure
 from tailrace.errors import Kind, TailraceError
 from tailrace.waits import wait_until
 
@@ -25,9 +26,8 @@ _LOOK_S = 0.2
 def take_lock(task_path: Path) -> int:
     """Lock a task for writing and return the descriptor that holds it; closing it lets go.
 
-    The file names its holder for people; it is the lock that counts, not what the file says.
-
-    :raises TailraceError: `LOG_LOCKED`, within a second, if another writer holds it.
+    :raises TailraceError: `LOG_LOCKED`, within a second, if another writer holds it; `LOG_FULL` or
+        `LOG_WRITE_FAILED` if the file can't be made.
     """
     path = task_path / LOCK_NAME
     try:
@@ -39,6 +39,8 @@ def take_lock(task_path: Path) -> int:
             "stop the other pipeline, or give this one a log of its own",
             {"file": str(path)},
         ) from None
+    except OSError as error:
+        raise write_failure(error, "lock the change log", path) from error
 
 
 class FileLockedError(Exception):
@@ -52,19 +54,20 @@ class FileLockedError(Exception):
 def lock_file(path: Path, holder: str, *, mode: int = FILE_MODE, patience_s: float = 0.0) -> int:
     """Lock a file, made if it is missing, and return the descriptor that holds the lock until it is closed.
 
-    :param holder: what the file then says.
+    :param holder: what the file then says, for people.
     :raises FileLockedError: another process has had it for as long as `patience_s`.
-    :raises OSError: the file can't be opened or written.
+    :raises OSError: the file can't be made or opened.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     try:
         if not wait_until(lambda: _lock(fd), patience_s, _RETRY_S):
             raise FileLockedError(os.pread(fd, 300, 0).decode(errors="replace").strip())
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, holder.encode(), 0)
     except BaseException:
         os.close(fd)
         raise
+    with contextlib.suppress(OSError):  # on a full disk nobody is named
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, holder.encode(), 0)
     return fd
 
 

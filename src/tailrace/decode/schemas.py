@@ -143,6 +143,7 @@ def _with_facts(relation: Relation, facts: Facts) -> Relation:
             missing=known.missing,
             unknown=known.unknown,
             not_null=known.not_null,
+            may_be_key=known.may_be_key,
         )
         for column, known in zip(relation.columns, facts.columns, strict=True)
     )

@@ -22,10 +22,11 @@ class ColumnFacts:
     `missing`: the text that rows from before the column have in it, where PostgreSQL added it with
     a default and wrote no row. `unknown`: those rows were written with values that nobody sent
     (a default such as `random()`, a sequence), or may have those of another column, because it is not known
-    which one this was. `types` says, by oid, what is under the column's type if it is not built in: of a
-    domain its `base` and `modifier`, of an array its `item` and `delimiter`, and so on down; of every one its
-    `name`; of all others their `kind` (`pg_type.typtype`) and `parts` (of an enumeration its labels by oid,
-    of a composite its attributes' types by number).
+    which one this was. `may_be_key`: it is of a primary key of which it is not known whether it came after
+    the rows that follow, or before. `types` says, by oid, what is under the column's type if it is not built
+    in: of a domain its `base` and `modifier`, of an array its `item` and `delimiter`, and so on down; of
+    every one its `name`; of all others their `kind` (`pg_type.typtype`) and `parts` (of an enumeration its
+    labels by oid, of a composite its attributes' types by number).
     """
 
     name: str
@@ -38,6 +39,7 @@ class ColumnFacts:
     not_null: bool = False
     missing: str | None = None
     unknown: bool = False
+    may_be_key: bool = False
     types: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 

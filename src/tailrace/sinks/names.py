@@ -36,7 +36,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 
 from tailrace.decode.types import METADATA, OLD_KEY
-from tailrace.model import Relation
+from tailrace.model import Relation, ReplicaIdentity
 
 STATE = "_tailrace"
 #: File systems allow 255 bytes; staging adds a file's name to a folder's.
@@ -111,8 +111,15 @@ def as_history(relation: Relation) -> Relation:
 
 @functools.lru_cache(maxsize=1024)
 def as_mirror(relation: Relation) -> Relation:
-    """Return the table as a Delta table with its current rows holds it."""
-    return _renamed(relation, delta_names([column.name for column in relation.columns], MIRROR))
+    """Return the table as a Delta table with its current rows holds it.
+
+    Where one of two keys was in force, what is of either identifies a row: whole old rows are sent.
+    """
+    held = _renamed(relation, delta_names([column.name for column in relation.columns], MIRROR))
+    if held.identity is ReplicaIdentity.FULL and held.primary_key and not held.chosen_key:
+        may_be = (column.name for column in held.columns if column.may_be_key)
+        held = dataclasses.replace(held, primary_key=(*held.primary_key, *may_be))
+    return held
 
 
 def as_it_is(relation: Relation) -> Relation:

@@ -45,7 +45,7 @@ from tailrace.ranges.batches import LOG_OFFSET, batches_of, log_offset_of
 from tailrace.ranges.changes import DecodedBatch, stretches_of
 from tailrace.records.batch import Batch, Offset
 from tailrace.sinks.contract import SinkCommit, first_missing, function_failure
-from tailrace.sinks.target import locked
+from tailrace.sinks.target import locked, writing
 from tailrace.transforms import factory as transformations
 from tailrace.transforms.chain import Chain
 
@@ -100,7 +100,8 @@ class PythonSink:
         )
         if self._config.converter is not None:
             self._converter = build(self._config.converter.type, self._config.converter.options)
-        durable.make_directory(self._log_path / READERS)
+        with writing(self.name, "make the folder of readers"):
+            durable.make_directory(self._log_path / READERS)
         file = self._log_path / READERS / f".{encode_name(self.name)}.lock"
         self._lock = locked(file, self.name, self._log_path)
         self._origin = SourceInfo.of(pipeline, log.source)

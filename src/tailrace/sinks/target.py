@@ -47,7 +47,7 @@ class Target:
         :raises TailraceError: `SINK_LOCKED`, `SINK_FOREIGN`, `SINK_WRITE_FAILED`.
         """
         with writing(sink, f"open {path}"):
-            (path / names.STATE).mkdir(parents=True, exist_ok=True)
+            durable.make_directory(path / names.STATE, durable.SHARED_DIRECTORY_MODE)
         lock = locked(path / names.STATE / "lock", sink, path)
         try:
             if not require_ours(sink, path, kind, log, pipeline):

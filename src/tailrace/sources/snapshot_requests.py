@@ -98,10 +98,11 @@ def file_name(request: Request) -> str:
 
 
 def remove(files: Sequence[Path]) -> None:
-    """Remove the files of requests that are taken."""
+    """Remove the files of requests that are taken, durably: one that came back would be taken twice."""
     for path in files:
         path.unlink(missing_ok=True)
-        durable.previous_of(path).unlink(missing_ok=True)
+    for folder in {path.parent for path in files}:
+        durable.sync_directory(folder)
 
 
 def _read(path: Path) -> Request | None:
@@ -110,7 +111,7 @@ def _read(path: Path) -> Request | None:
         if content is None:
             return None
         return Request(**{**content, "tables": tuple(content["tables"])})
-    except (TailraceError, TypeError, KeyError) as error:
+    except (TailraceError, PermissionError, TypeError, KeyError) as error:
         log.warning("a request for a snapshot can't be read: passed over", file=str(path), reason=str(error))
         return None
 

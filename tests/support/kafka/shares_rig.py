@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from tailrace import failpoints
+from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
 from tailrace.config.source.column_policy import ColumnPolicy
@@ -73,6 +76,17 @@ def sink_of(
     converter = converter or JsonConverter(schemas_enable=False)
     config = KafkaConfig.model_validate(given)
     return KafkaSink(config, converter, chain or Chain(), ColumnPolicy(), OWN_FORMS)
+
+
+def with_two(kafka: Any, name: str) -> KafkaSink:
+    """Return a sink of two producers that waits a short time."""
+    return sink_of(kafka, name, 2, offset_flush_timeout_ms=8_000)
+
+
+def open_until_killed(bootstrap: str, name: str, log: Path, point: str) -> None:
+    """Open the sink in a process of its own, which is killed at a failpoint."""
+    failpoints.arm(f"{point}=kill")
+    with_two(SimpleNamespace(bootstrap=bootstrap), name).open(LogDirectory.open(log).identity, "shop")
 
 
 def opened(sink: KafkaSink, log: HandmadeLog) -> KafkaSink:

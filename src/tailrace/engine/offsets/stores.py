@@ -120,7 +120,7 @@ class FileOffsetStore:
                 "stop the other engine, or give this one a file of its own",
                 {"file": str(self._path)},
             ) from None
-        except OSError as error:
+        except (OSError, TailraceError) as error:
             raise self._denied(error) from error
         self.load()
 
@@ -235,9 +235,10 @@ class FileOffsetStore:
             "beginning"
         )
 
-    def _denied(self, error: OSError) -> TailraceError:
+    def _denied(self, error: OSError | TailraceError) -> TailraceError:
+        found = error.message if isinstance(error, TailraceError) else error.strerror
         return self._unreadable(
-            error.strerror or type(error).__name__,
+            found or type(error).__name__,
             "let this user read and write the file, those beside it that begin with its name, and their "
             "folder",
         )

@@ -32,11 +32,8 @@ def take_root(config: EngineConfig) -> int:
     :raises TailraceError: `LOG_LOCKED`; as `check_roots`; `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
     check_roots(config)
-    try:
-        durable.make_directory(config.log.path)
-        return take_lock(config.log.path)
-    except OSError as error:
-        raise durable.write_failure(error, "hold log.path", config.log.path) from error
+    durable.make_directory(config.log.path)
+    return take_lock(config.log.path)
 
 
 def check_roots(config: EngineConfig) -> None:

@@ -43,6 +43,12 @@ _STATISTICS_PROPERTIES = ("delta.dataSkippingStatsColumns", "delta.dataSkippingN
 COMMIT_ATTEMPTS_MAX = 8
 #: As many columns have statistics as in any Delta table.
 _STATISTICS_COLUMNS_MAX = 32
+_UNWRITABLE = "check the table's folder; what was committed is known and will not be written again"
+_UNREADABLE = (
+    "check the table's folder. After a loss of power its last commits may be half-written: remove the files "
+    "_delta_log/<version>.json that can't be read, from the highest version down; what they held is written "
+    "again"
+)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -265,6 +271,9 @@ class DeltaFolder:
             return
         for version in range(delta.version(), self._durable, -1):
             commit = log / f"{version:020d}.json"
+            with contextlib.suppress(FileNotFoundError):  # few versions have one; it takes older ones' place
+                sync_file(log / f"{version:020d}.checkpoint.parquet")
+                sync_file(log / "_last_checkpoint")
             try:
                 # Not `splitlines`: a table's statistics may hold U+2028, which JSON does not escape.
                 actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
@@ -358,16 +367,16 @@ class DeltaFolder:
             self._delta = None
         except (DeltaError, OSError) as error:
             self._delta = None
-            raise self._refused("read a Delta table", error) from error
+            raise self._refused("read a Delta table", error, _UNREADABLE) from error
         return self._delta
 
-    def _refused(self, attempted: str, error: Exception) -> TailraceError:
+    def _refused(self, attempted: str, error: Exception, hint: str = _UNWRITABLE) -> TailraceError:
         # delta-rs's messages speak of files, columns and versions, never of rows.
         found = str(error).splitlines()[0] if str(error) else type(error).__name__
         return TailraceError(
             Kind.SINK_WRITE_FAILED,
             f"{attempted}: {found}",
-            "check the table's folder; what was committed is known and will not be written again",
+            hint,
             self.context,
         )
 

@@ -90,7 +90,7 @@ class Manifests:
         """
         path = self._directory / f"{manifest.start:016x}.json"
         with writing(self._sink, "commit a range"):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(self._directory, durable.SHARED_DIRECTORY_MODE)
             self._mark(manifest).touch()
             temporary = durable.write_temporary(path, [durable.encode_state(asdict(manifest))])
             try:
@@ -111,8 +111,9 @@ class Manifests:
         return not self._mark(manifest).exists()
 
     def note_published(self, manifest: Manifest) -> None:
-        """Record that a commit's files are in their folders, where they are durable."""
+        """Record, durably, that a commit's files are in their folders, where they are durable."""
         self._mark(manifest).unlink(missing_ok=True)
+        durable.sync_directory(self._directory)
 
     def take_back(self, manifest: Manifest) -> None:
         """Remove the last commit, of whose files there is none: its range is to be written again.
@@ -121,7 +122,7 @@ class Manifests:
         """
         with writing(self._sink, "take back a range"):
             (self._directory / f"{manifest.start:016x}.json").unlink()
-            durable.sync_directory(self._directory)
+            durable.sync_directory(self._directory)  # first: without the mark, the files would count as moved
             self.note_published(manifest)
 
     def _mark(self, manifest: Manifest) -> Path:
@@ -133,7 +134,7 @@ class Manifests:
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """
         with writing(self._sink, "record the position"):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(self._directory, durable.SHARED_DIRECTORY_MODE)
             durable.write_atomically(self._directory / _IDLE, durable.encode_state({"position": position}))
 
 

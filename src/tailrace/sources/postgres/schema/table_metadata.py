@@ -222,10 +222,14 @@ def facts_of(
         columns = _doubted(columns, before)
     key = _key(table, columns)
     if before is not None and before.primary_key and table.later(table.key_xid, xid):
-        # The key that the catalogue has came later: until then it was what was known.
+        # The key that the catalogue has came later: until then it was what was known. Or it came before: a
+        # subtransaction has a later xid than its transaction, and so has one that began and ended within it.
         held = {column.number: column.name for column in columns}
         kept = tuple(held.get(known.get(column, 0), "") for column in before.primary_key)
-        key = kept if all(kept) and xid != table.key_xid else key
+        if all(kept) and xid != table.key_xid:
+            may_be = set(key).difference(kept)
+            columns = tuple(replace(column, may_be_key=column.name in may_be) for column in columns)
+            key = kept
     # A file that later transactions made is not this version's: were it taken for that, the next
     # version would not be seen to have been rewritten.
     ahead = before is not None and before.filenode and table.later(table.xid, xid)

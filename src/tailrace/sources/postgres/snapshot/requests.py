@@ -120,7 +120,9 @@ class Requests:
         keyless = [name for name in names if self._is_keyless(session, *published[name])]
         with self.settling():
             if self._state.plans.find(request.id) is not None:
-                return  # the engine was killed before it could remove the file
+                # The engine was killed before it could remove the file, or there was no room for the plans.
+                self._state.write()
+                return
             # Nothing of a table that the log does not know yet is in it: changes wait for the rows, all of
             # which must then be read. One that another snapshot is to read first is in the log by then.
             known = self._tables_in_log()
@@ -169,6 +171,7 @@ class Requests:
             if snapshot is None:
                 snapshot = _not_taken(request)
             elif snapshot.outcome is not SnapshotOutcome.OPEN:
+                self._state.write()  # there may have been no room for it
                 return
         log.error("a snapshot can't be taken", snapshot=request.id, error=str(refusal))
         self._state.finish(snapshot, SnapshotOutcome.FAILED, refusal.as_json())

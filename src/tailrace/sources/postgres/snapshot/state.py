@@ -74,17 +74,17 @@ class SnapshotState:
         content = self._directory.state_read(plans_name(self._task))
         with self.lock:
             self.plans = SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
+            self._drop_others()
             if self.plans.open:
                 self._search_log()
 
     def replace(self, plans: SnapshotPlans) -> None:
         """Begin with other plans, durably; what an earlier one planned is forgotten."""
         with self.lock:
-            for snapshot in self.plans.open:
-                self.drop_plans(snapshot)
             self.plans = plans
             self._pending.clear()
             self.write()
+            self._drop_others()
 
     def write(self) -> None:
         """Keep the plans, durably; of the units that were closed, those that are durable."""
@@ -164,7 +164,7 @@ class SnapshotState:
         with self.lock:
             self.plans.finish(snapshot, outcome, time.time_ns() // 1000, error)
             self.write()
-        self.drop_plans(snapshot)
+            self._drop_others()
 
     def abandon(
         self, snapshot: SnapshotPlan, outcome: SnapshotOutcome, error: dict[str, object] | None = None
@@ -210,11 +210,12 @@ class SnapshotState:
             )
         return tuple(ChunkedRelation.from_json(each) for each in content["stretches"])
 
-    def drop_plans(self, snapshot: SnapshotPlan) -> None:
-        """Remove the plans of a snapshot that is over."""
-        folder = self._directory.task_path(self._task)
-        for path in folder.glob(f"snapshot-{snapshot.id}-*"):
-            path.unlink(missing_ok=True)
+    def _drop_others(self) -> None:
+        """Remove where tables were cut by snapshots that are not open, also those of a process that died."""
+        kept = tuple(f"snapshot-{snapshot.id}-" for snapshot in self.plans.open)
+        for path in self._directory.task_path(self._task).glob("snapshot-*"):
+            if not path.name.startswith(kept):
+                path.unlink(missing_ok=True)
 
     def _search_log(self) -> None:
         """Take in the units that came into the log after the plans were written."""

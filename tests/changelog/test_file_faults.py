@@ -1,0 +1,129 @@
+"""The log's small files: at each operation on one a process dies, or the disk is full; a loss of power."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tailrace.changelog import durable
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.lock import take_lock
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
+from tailrace.changelog.retention.readers import Readers
+from tailrace.changelog.verify import verify
+from tailrace.changelog.writer import LogOptions, LogWriter
+from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.target import locked
+from tailrace.sources.snapshot_requests import ask, read_requests, remove, request_files
+from tests.support.changelog.frames_of import SOURCE, Source, append, new_log
+from tests.support.file_faults import deaths, full_disks, not_durable
+from tests.support.torture import disk
+
+TASK = "0"
+
+
+def _live(path: Path) -> None:
+    """Do all that an engine, its sinks and a command do in a log's directory."""
+    log = new_log(path)
+    readers = Readers(log)
+    with LogWriter.open(log, TASK, options=LogOptions(segment_bytes=300)) as writer:
+        source = Source(lsn=max(writer.tail.position, 0x1000))
+        readers.begin("sink", TASK, writer.tail.offset)
+        for number in range(3):
+            append(writer, source.transaction(2))
+            end = writer.sync().offset
+            log.state_write(f"tasks/{TASK}/some.state", {"number": number})
+            readers.commit("sink", TASK, end, kept={"log_offset": end})
+        ask(log, TASK, tables=["public.t"])
+        files = request_files(log, TASK)
+        assert len(read_requests(files)) == len(files)
+        remove(files)
+        apply(log, TASK, RetentionRules(size_bytes=600))
+        readers.begin("other", TASK, writer.tail.offset)
+        readers.begin("sink", TASK, 0)
+        readers.remove("other")
+
+
+def _require_sound(path: Path) -> None:
+    report = verify(path)
+    assert report.sound, report.problems
+    with LogReader.open(path, TASK) as reader:
+        assert reader.blocks(reader.start, reader.end().offset)
+    offsets = Readers.open(path).require("sink").offsets
+    assert offsets == {TASK: 0}
+    assert request_files(LogDirectory.open(path), TASK) == []
+
+
+@pytest.mark.slow
+def test_who_dies_at_any_file_of_a_log_is_followed_by_one_that_goes_on(memory_path: Path) -> None:
+    path = memory_path / "log"
+    died = []
+    for operation in deaths(path, lambda: _live(path)):
+        died.append(operation)
+        _live(path)
+        _require_sound(path)
+        # At most the one file that was being written stays, under a name that nobody reads.
+        left = [each.name for each in path.rglob(".*")]
+        assert len(left) <= 1, operation
+        assert all(name.endswith(".tmp") for name in left), operation
+        shutil.rmtree(path)
+    assert len(died) > 50
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_any_file_of_a_log_is_named(memory_path: Path) -> None:
+    path = memory_path / "log"
+    for operation, raised in full_disks(path, lambda: _live(path)):
+        if raised is not None:
+            assert isinstance(raised, TailraceError), operation
+            assert raised.kind in {Kind.LOG_FULL, Kind.LOG_WRITE_FAILED}, operation
+        _live(path)
+        _require_sound(path)
+        shutil.rmtree(path)
+
+
+@pytest.mark.skipif(not disk.can_mount(), reason="mounts a small disk, which needs root")
+def test_on_a_full_disk_a_lock_is_had_without_a_holders_name(tmp_path: Path) -> None:
+    with disk.small_disk(tmp_path / "disk", 1) as small:
+        for folder in ("a", "b"):
+            (small / folder).mkdir()
+            os.close(take_lock(small / folder))
+            (small / folder / "lock").write_bytes(b"")
+        ballast = disk.fill(small)
+        held = take_lock(small / "a")
+        with pytest.raises(TailraceError, match="another process is writing it"):
+            take_lock(small / "a")
+        os.close(held)
+        os.close(locked(small / "b" / "lock", "lake", small))
+        with pytest.raises(TailraceError) as refused:
+            LogDirectory.create_or_open(small / "log", SOURCE)
+        assert refused.value.kind is Kind.LOG_FULL
+        ballast.unlink()
+
+
+def test_a_request_of_another_user_that_can_not_be_read_is_passed_over(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = new_log(memory_path / "log")
+    ask(log, TASK, tables=["public.t"])
+
+    def refused(_: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(durable, "read_state", refused)
+    assert read_requests(request_files(log, TASK)) == []
+
+
+def test_all_files_of_a_log_outlive_a_loss_of_power(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = memory_path / "log"
+    with not_durable(path, monkeypatch) as lost:
+        _live(path)
+    assert lost == set()

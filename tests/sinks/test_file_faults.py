@@ -1,0 +1,134 @@
+"""Sinks of folders: at each operation on a file a process dies, or the disk is full; a loss of power."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+from tailrace.protocol.facts import ColumnFacts, Facts
+from tests.support.file_faults import deaths, full_disks, not_durable
+from tests.support.sinks.rig import make, mirror_rows, offsets, rekey, relation, write
+from tests.support.spark.wire import INT4, INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, update
+
+KINDS = ("parquet", "jsonl", "append", "mirror")
+COLUMNS = {"id": INT8, "note": TEXT}
+#: Rows that the mirror ends with, by table.
+ACCOUNTS = [
+    {"id": 1, "note": "one", "n": None, "more": None},
+    {"id": 3, "note": "three", "n": 30, "more": 31},
+    {"id": 9, "note": "two", "n": None, "more": None},
+]
+#: The small files of a mirror.
+KEPT = {"identity", "position-0", "columns-0", "tables-0", "settings", "read-0"}
+OTHERS = [{"id": 7, "note": "again"}]
+
+
+class Story(NamedTuple):
+    log: HandmadeLog
+    first: int  # the sink begins with some of the tables
+    second: int  # and gets all of them
+    end: int
+
+
+def _facts(oid: int, table: str, names: dict[str, int], version: int, read_from: int = 0) -> bytes:
+    columns = tuple(
+        ColumnFacts(name, number, type_oid=kind, base_oid=kind)
+        for number, (name, kind) in enumerate(names.items(), 1)
+    )
+    found = Facts(oid, "public", table, ("id",), columns, version=version, read_from=read_from)
+    return frames.control_frame(frames.FACTS, 0, 0, found.as_json())
+
+
+@pytest.fixture
+def story(memory_path: Path) -> Iterator[Story]:
+    wider, widest = COLUMNS | {"n": INT4}, COLUMNS | {"n": INT4, "more": INT4}
+    with HandmadeLog(memory_path / "log") as log:
+        first = log.commit(
+            _facts(1, "accounts", COLUMNS, 1), relation(1, "public.accounts", COLUMNS),
+            insert(1, 1, "one"), insert(1, 2, "two"),
+            _facts(2, "others", COLUMNS, 1), relation(2, "public.others", COLUMNS), insert(2, 5, "unseen"),
+        )  # fmt: skip
+        log.commit(rekey(1, (2, None), (9, "two")))
+        second = log.commit(
+            _facts(1, "accounts", wider, 2), relation(1, "public.accounts", wider), insert(1, 3, "three", 3)
+        )
+        again = _facts(2, "others", COLUMNS, 1, read_from=second)
+        log.commit(again, insert(2, 7, "again"), delete(2, 5, None))
+        end = log.commit(
+            _facts(1, "accounts", widest, 3), relation(1, "public.accounts", widest),
+            insert(1, 4, "four", 4, 4), update(1, 3, UNCHANGED, 30, 31), delete(1, 4, None, None, None),
+        )  # fmt: skip
+        yield Story(log, first, second, end)
+
+
+def _live(kind: str, lake: Path, story: Story) -> None:
+    """Do all that a sink does in its folder; in the second range with a column and a table more."""
+    log = story.log
+    for tables, end in ((("public.accounts",), story.second), (None, story.end)):
+        sink = make(kind, lake, tables)
+        try:
+            sink.open(log.directory.identity, "shop")
+            if (position := sink.position("0")) is None or position < end:
+                write(sink, log, position or 0, end)
+        finally:
+            sink.close()
+
+
+def _require_whole(kind: str, lake: Path, whole: Path, operation: str) -> None:
+    if kind == "mirror":
+        assert mirror_rows(lake / "public.accounts") == ACCOUNTS, operation
+        assert mirror_rows(lake / "public.others") == OTHERS, operation
+        return
+    for table in ("public.accounts", "public.others"):
+        assert offsets(kind, lake / table) == offsets(kind, whole / table), operation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_dies_at_any_file_of_a_sink_is_followed_by_one_that_goes_on(
+    kind: str, memory_path: Path, story: Story
+) -> None:
+    lake, whole = memory_path / "lake", memory_path / "whole"
+    _live(kind, whole, story)
+    _require_whole(kind, whole, whole, "")
+    died = set()
+    for operation in deaths(lake, lambda: _live(kind, lake, story)):
+        died |= {each for each in KEPT if each in operation}
+        _live(kind, lake, story)
+        _require_whole(kind, lake, whole, operation)
+        left = [path.name for path in (lake / "_tailrace").rglob("*.tmp")]
+        assert len(left) <= 1, operation
+        shutil.rmtree(lake)
+    assert kind != "mirror" or died == KEPT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_disk_that_is_full_at_any_file_of_a_sink_is_waited_for(
+    kind: str, memory_path: Path, story: Story
+) -> None:
+    lake, whole = memory_path / "lake", memory_path / "whole"
+    _live(kind, whole, story)
+    for operation, raised in full_disks(lake, lambda: _live(kind, lake, story)):
+        assert raised is None or (
+            isinstance(raised, TailraceError) and raised.kind is Kind.SINK_WRITE_FAILED
+        ), operation
+        _live(kind, lake, story)
+        _require_whole(kind, lake, whole, operation)
+        shutil.rmtree(lake)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_sink_has_written_outlives_a_loss_of_power(
+    kind: str, memory_path: Path, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = memory_path / "lake"
+    with not_durable(lake, monkeypatch) as lost:
+        _live(kind, lake, story)
+    assert {path for path in lost if "/staging" not in path} == set()

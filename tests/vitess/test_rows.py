@@ -401,6 +401,31 @@ def test_another_primary_key_is_that_of_the_shard_that_was_altered() -> None:
     assert describe(OTHER, both, restarted) == ("id", "what")
 
 
+@pytest.mark.parametrize(
+    ("now", "described", "is_refused"),
+    [
+        ("id what other more", "id what other", False),  # the last column was added behind all others
+        ("id more what other", "id more what", True),
+        ("id more what", "id more what", False),  # the last column was dropped
+    ],
+)
+def test_rows_from_before_a_column_was_added_between_others_are_refused(
+    now: str, described: str, is_refused: bool
+) -> None:
+    def columns(names: str) -> list[ms.ColumnGiven]:
+        return [ms.ID, *((name, *ms.WHAT[1:]) for name in names.split()[1:])]
+
+    transcoder = _transcoder(LogTables({}, lambda _, __, name: (None, "") if name in now.split() else None))
+    transcoder.transcode([ms.transaction(ms.described("t", columns("id what other")))], 1)
+    again = ms.transaction(ms.described("t", columns(described)))
+    if not is_refused:
+        transcoder.transcode([again], 2)
+        return
+    with pytest.raises(TailraceError, match=r"shop\.t on the shard '-80': its columns") as refused:
+        transcoder.transcode([again], 2)
+    assert refused.value.kind is Kind.SCHEMA_CHANGED
+
+
 def test_without_anybody_to_ask_an_added_column_says_that_nobody_knows() -> None:
     tables = LogTables({})
     for columns in (COLUMNS[:1], COLUMNS):

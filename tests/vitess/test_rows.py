@@ -438,6 +438,13 @@ def test_without_anybody_to_ask_an_added_column_says_that_nobody_knows() -> None
     [
         (("c", 6165, "varchar(9)", 0, 28), "中a".encode("gbk"), "中a"),
         (("c", 6165, "varchar(9)", 0, 13), "日本".encode("shift_jis"), "日本"),
+        # Where MySQL's character set is not Python's: what MySQL 8.0 answers.
+        (("c", 6165, "varchar(9)", 0, 36), b"\xfc\xfd", "ⁿ²"),
+        (("c", 6165, "varchar(9)", 0, 22), b"\x95", "•"),
+        (("c", 6165, "varchar(9)", 0, 25), b"\xa1\xa2\xe2", "\u02bd\u02bcβ"),
+        (("c", 6165, "varchar(9)", 0, 16), b"\xaf", "‾"),
+        (("c", 6165, "varchar(9)", 0, 13), b"\x81\x5f\x81\x60", "\\〜"),
+        (("c", 6165, "varchar(9)", 0, 1), b"\xf9\xd6\xf9\xdc\xa4\x40", "碁嫺一"),
         (("c", 6165, "varchar(9)", 0, 60), "🦩".encode("utf-32-be"), "🦩"),
         (("c", 6165, "varchar(9)", 0, 56), "🦩Ñ".encode("utf-16-le"), "🦩Ñ"),
         (("c", 6165, "varchar(9)", 0, 54), b"\xd8\x00", "\\xd800"),  # half a letter

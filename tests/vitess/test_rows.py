@@ -536,6 +536,7 @@ def _of(number: int, declared: str, charset: int = 63, name: str = "c", *, label
         (Kind.DECODE_FAILED, "collation, number 2000,", [_of(6163, "text", 2000)]),
         (Kind.DECODE_FAILED, "numbers of its labels", [_of(2074, "enum('a')", 255, labels=False)]),
         (Kind.DECODE_FAILED, "not ASCII", [_of(2074, "enum('ä')", 8)]),
+        (Kind.DECODE_FAILED, "not ASCII", [_of(2075, "set('a')", 54)]),
         (Kind.SCHEMA_CHANGED, "does not know its name", [_of(265, "", name="@1")]),
         (Kind.DECODE_FAILED, "limits", [_of(2073, "bit(65)")]),
         (Kind.DECODE_FAILED, "one name", [ms.described("t", [ms.ID, ms.ID])]),

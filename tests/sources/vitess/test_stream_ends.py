@@ -50,6 +50,8 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
         (Status("CANCELLED", "failed to find a RDONLY tablet for VStream"), EndReason.INTERRUPTED, ()),
         (Status("UNAVAILABLE", "vstream failed liveness checks"), EndReason.INTERRUPTED, ()),
         (Status("NOT_FOUND", DOWN), EndReason.INTERRUPTED, ()),
+        (Status("UNKNOWN", "table h_zz is not present in the database"), EndReason.INTERRUPTED, ()),
+        (Status("NOT_FOUND", "Table 'vt_shop.h_zz' doesn't exist (errno 1146)"), EndReason.INTERRUPTED, ()),
     ],
 )
 def test_what_the_next_stream_is_opened_for(

@@ -343,10 +343,23 @@ def test_of_types_that_differ_between_shards_the_wider_one_stands(one: str, othe
         ((6165, "varchar(9)", 0, 8), ("ä", ""), "ä", False),
         ((6165, "varchar(9)", 1 | 4096, 255), (None, ""), "", False),
         ((2074, "enum('a')", 1 | 4096, 255), (None, ""), None, True),
+        # What InnoDB remembers of older rows counts, whatever has become of the default.
+        ((263, "int", 1 | 4096, 63), (None, "", "1", "80000005"), "5", False),
+        ((263, "int", 0, 63), ("9", "", "1", None), None, False),
+        ((257, "tinyint", 0, 63), ("9", "", "1", "7f"), "-1", False),
+        ((778, "bigint unsigned", 0, 63), (None, "", "1", "8000000000000007"), str(2**63 + 7), False),
+        ((6165, "varchar(9)", 1 | 4096, 255), (None, "", "1", "68c3a920"), "hé ", False),
+        ((6167, "char(4)", 1 | 4096, 255), (None, "", "1", "61622020"), "ab", False),
+        ((18, "decimal(10,2)", 0, 63), ("-1.50", "", "1", "7ffffffecd"), "-1.50", False),
+        ((18, "decimal(10,2)", 1 | 4096, 63), (None, "", "1", "7ffffffecd"), None, True),
+        ((18, "decimal(10,2)", 1 | 4096, 63), (None, "", "1", "8000000000"), "0.00", False),
+        ((18, "decimal(10,2)", 0, 63), (None, "", "1", "8000000000"), None, True),
+        ((265, "bigint", 0, 63), ("5", "", "0", None), "5", False),
+        ((265, "bigint", 0, 63), ("5", "", None, None), "5", False),
     ],
 )
 def test_a_column_that_is_added_has_what_older_rows_have_or_says_that_nobody_knows(
-    column: tuple[int, str, int, int], told: tuple[str | None, str] | None, missing: str | None, unknown: bool
+    column: tuple[int, str, int, int], told: tuple[str | None, ...] | None, missing: str | None, unknown: bool
 ) -> None:
     number, declared, flags, charset = column
     asked = []
@@ -376,6 +389,15 @@ def test_a_column_that_the_asked_replica_lacks_has_its_default_from_the_primary(
         transcoder.transcode([ms.transaction(ms.described("t", columns))], 1)
     found = tables.shape(ms.KEYSPACE, "t").columns[2]
     assert (found.missing, found.unknown) == ("5", False)
+
+
+def test_without_the_privilege_to_ask_innodb_a_column_has_the_default_that_it_has_now() -> None:
+    def query(sql: str, attempted: str, target: str) -> list[tuple[str | None, ...]]:
+        if "innodb" in sql:
+            raise TailraceError(Kind.SOURCE_AUTH_FAILED, "Access denied")
+        return [("5", "")]
+
+    assert asked_by(query, ms.KEYSPACE, "primary")(ms.SHARD, "t", "more") == ("5", "")
 
 
 def test_another_primary_key_is_that_of_the_shard_that_was_altered() -> None:

@@ -215,8 +215,9 @@ def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVi
         "alter table {name} drop column at",
         "alter table {name} modify counter bigint not null default 0",
         "drop table {name}",
+        "alter table {name} add column seen timestamp(6) null after counter",  # takes the values of `at`
     ],
-    ids=["column dropped", "type changed", "table dropped"],
+    ids=["column dropped", "type changed", "table dropped", "column added between"],
 )
 def test_a_table_that_was_altered_while_nobody_read_is_copied_anew(
     tmp_path: Path, vitess: EmbeddedVitess, orders: str, change: str

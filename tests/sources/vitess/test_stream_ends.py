@@ -84,6 +84,17 @@ def test_what_no_next_stream_would_cure_ends_the_run_and_names_the_shard(status:
     assert refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        ("CLIENT: Received message larger than max (9 vs. 4)", "source.message_bytes_max"),
+        ("trying to send message larger than max (9 vs. 4)", "--grpc-max-message-size"),
+    ],
+)
+def test_who_refused_a_large_message_has_the_setting_to_raise(words: str, setting: str) -> None:
+    assert setting in from_status(Status("RESOURCE_EXHAUSTED", words), "stream a shard").hint
+
+
 @pytest.mark.parametrize("code", [*(code.name for code in grpc.StatusCode), CLUSTER_EVENT])
 def test_every_code_has_a_kind(code: str) -> None:
     found = from_status(Status(code, "words of a later version"), "stream a shard", "-80")

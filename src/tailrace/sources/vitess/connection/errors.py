@@ -42,6 +42,11 @@ _TLS = "check source.tls_ca, tls_certificate and tls_key, and that vtgate serves
 _WORDS: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
     (re.compile(words, re.IGNORECASE), kind, hint)
     for words, kind, hint in (
+        (
+            r"trying to send message larger than max",
+            Kind.FRAME_TOO_LARGE,
+            "start vtgate and the tablets with a larger --grpc-max-message-size",
+        ),
         (r"larger than max", Kind.FRAME_TOO_LARGE, "raise source.message_bytes_max"),
         # Dropped since it was listed: no setting has a table asked for by its name.
         (r"unknown table|table \S+ is not present|table \S+ doesn't exist", Kind.SOURCE_UNREACHABLE, _AGAIN),

@@ -12,7 +12,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.metadata_frames import kept_frames
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.rows.copy_keys import before_all, common_key, key_text
+from tailrace.sources.vitess.rows.copy_keys import before_all, common_key, key_text, some_key
 from tailrace.sources.vitess.snapshots import VitessSnapshots
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.fake_vtgate import TABLE, FakeVtgate
@@ -182,3 +182,13 @@ def test_where_the_order_of_keys_is_not_known_all_rows_come_again_and_no_change_
 
 def test_a_type_without_a_least_value_has_no_key_before_all_rows() -> None:
     assert before_all([pb.Field(type=2073)]) is None
+
+
+def test_columns_behind_the_first_one_have_values_that_mysql_compares_with_theirs() -> None:
+    kinds = (265, 2062, 2063, 2064, 2061, 18, 6165)
+    found = before_all([pb.Field(type=kind) for kind in kinds])
+    assert found is not None
+    texts = ["-9223372036854775808", "2000-01-01", "00:00:00", "2000-01-01", "2000-01-01", "0", ""]
+    assert found.rows[0].lengths == list(map(len, texts))
+    assert found.rows[0].values.decode() == "".join(texts)
+    assert some_key([pb.Field(type=2062)]).rows[0].values == b"2000-01-01"

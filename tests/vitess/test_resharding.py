@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
+from tailrace.changelog.format import Tail
+from tailrace.cli.status import words
+from tailrace.pipeline.status.views import CaptureView, PipelineState, PipelineView, SourceView
 from tailrace.protocol.metadata_frames import kept_frames
+from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.streaming import silent_shards
 from tests.support.vitess.capturing import Capturing, capturing
@@ -170,6 +175,7 @@ def test_status_tells_the_lineage_of_shards_and_up_to_when_all_are_here(
         shards = health.details["shards"]
         assert (shards["0"]["to"], shards["80-"]["from"]) == (["-80", "80-"], ["0"])
         assert (shards["0"]["epoch"], shards["80-"]["epoch"]) == (0, 1)
+        assert "  shards          1 retired, 2 streaming" in _words_of(health)
         # Silent shards are asked: what they have not is not waited for.
         began = wait_until(watermark, 30)
         wait_until(lambda: watermark() > began, 30)
@@ -185,6 +191,19 @@ def test_status_tells_the_lineage_of_shards_and_up_to_when_all_are_here(
 
 
 @pytest.mark.slow
+def _words_of(health: SourceHealth) -> list[str]:
+    """Return what `tailrace status` prints of a source."""
+    task = replace(CaptureView.at_rest("0", Tail(1, 2, 3)), slot=health)
+    view = PipelineView("shop", PipelineState.STREAMING, (SourceView("", 0, task, ()),), None)
+    return words(view.as_json())
+
+
+def test_status_has_words_for_sources_without_a_slot_and_for_shards_whose_mode_is_not_known() -> None:
+    assert len(_words_of(SourceHealth("reading", None, {"data_lag": 0}))) == 2
+    at_rest = SourceHealth("serving", None, {"shards": {"-80": {"executed": ""}, "80-": {"executed": ""}}})
+    assert _words_of(at_rest)[-1] == "  shards          2 serving"
+
+
 def test_a_vtgate_that_restarts_costs_nothing(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")

@@ -202,15 +202,18 @@ def test_a_column_that_is_added_says_what_the_rows_from_before_have(vitess: Embe
         "-80",
         "insert into grown values (1)",
         "alter table grown add a int default 5, add b varchar(9) not null, add c datetime default now(), "
-        "add d bit(3) not null default b'11'",
-        "insert into grown (id, b) values (2000, 'x')",
+        "add d bit(3) not null default b'11', add e int not null default -7, add f varchar(9) default 'hé', "
+        "add g decimal(5,2) not null default 1.5",
+        "alter table grown alter e drop default, alter f set default 'other', alter g drop default",
+        "insert into grown (id, b, e, g) values (2000, 'x', 1, 1)",
     )
     came = responses(vitess, "-80", before, ["grown"], has_row(b"2000"))
     found = read(transcoder.transcode(came, 1).frames)
     assert [list(change.row.values())[:3] for change in found] == [["1"], ["2000", "5", "x"]]
     columns = tables.shape(vitess.keyspace, "grown").columns
     assert [(column.missing, column.unknown) for column in columns] == [
-        (None, False), ("5", False), ("", False), (None, True), ("011", False),
+        (None, False), ("5", False), ("", False), (None, True), ("011", False), ("-7", False),
+        ("hé", False), (None, True),
     ]  # fmt: skip
 
 

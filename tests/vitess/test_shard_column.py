@@ -15,8 +15,13 @@ COLUMNS = [ms.ID, ms.WHAT]
 OTHER = "80-"
 
 
+def _default_of(shard: str, table: str, column: str) -> tuple[str | None, ...] | None:
+    """Return what is told of the table once it was altered."""
+    return (None, "") if column in {"id", "more"} else None
+
+
 def _tables(in_force: dict[str, bytes] | None = None, column: str = "_shard") -> LogTables:
-    return LogTables(in_force or {}, lambda *_: (None, ""), column)
+    return LogTables(in_force or {}, _default_of, column)
 
 
 def test_each_row_has_its_shard_whether_read_inserted_or_updated() -> None:
@@ -59,7 +64,7 @@ def test_it_stays_over_a_restart_and_a_change_of_the_table() -> None:
     assert change.row == {"id": "2", "more": "7", "_shard": ms.SHARD}
     in_force.update(kept_frames(again.frames))
     # Without the setting it goes, as a column does that no shard has.
-    plain = LogTables(in_force, lambda *_: (None, ""))
+    plain = LogTables(in_force, _default_of)
     plain.keep_shards([ms.SHARD])
     last = Transcoder(ms.KEYSPACE, ms.SHARD, plain).transcode([altered], again.position)
     (change,) = read(last.frames, dict(in_force), again.position)

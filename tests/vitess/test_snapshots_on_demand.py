@@ -17,6 +17,7 @@ from tests.support.vitess.capturing import capturing
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 from tests.support.vitess.writer import STEP_S
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.vitess
 
@@ -75,6 +76,32 @@ def test_a_mirror_is_right_again_after_a_table_was_read_anew(
     for shard in ("-80", "80-"):
         there = {row[0] for row in vitess.execute(f"select id from {orders}", target=f"shop/{shard}")}
         assert {row["id"] for row in rows if row["_shard"] == shard} == there
+
+
+def test_a_table_is_read_anew_whose_key_has_times_beside_an_empty_one_whose_key_begins_with_a_date(
+    tmp_path: Path, vitess: EmbeddedVitess
+) -> None:
+    add_table(
+        vitess,
+        "moments",
+        "create table {name} (id bigint, d date, t time(3), at datetime, seen timestamp, "
+        "primary key (id, d, t, at, seen))",
+    )
+    add_table(vitess, "days", "create table {name} (d date primary key, id bigint)")
+    columns = "insert into moments (id, d, t, at, seen) values"
+    for key in range(6):
+        vitess.execute(f"{columns} ({key}, '2020-01-01', '-10:00:00', '2020-01-01', '2020-01-01')")
+    tables = ["shop.moments", "shop.days"]
+    with capturing(tmp_path, vitess.address, snapshot="initial", tables=tables) as found:
+        found.wait_for_rows(6, 60)
+        found.wait_for_shards("-80", "80-")
+        snapshots = VitessSnapshots(tmp_path / "log")
+        snapshots.request(["shop.moments"], "")
+        wait_until(lambda: snapshots.known()[-1]["state"] == "done", 60)
+        vitess.execute("insert into days (d, id) values ('1999-12-31', 1), ('2020-01-01', 2)")
+        found.wait_for_rows(14, 30)
+    read = Counter((change.table, change.op) for change in found.changes())
+    assert read == {("shop.moments", "r"): 12, ("shop.days", "c"): 2}
 
 
 def test_no_change_is_lost_while_a_table_is_read_anew(tmp_path: Path, cluster: EmbeddedVitess) -> None:
@@ -188,8 +215,9 @@ def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVi
         "alter table {name} drop column at",
         "alter table {name} modify counter bigint not null default 0",
         "drop table {name}",
+        "alter table {name} add column seen timestamp(6) null after counter",  # takes the values of `at`
     ],
-    ids=["column dropped", "type changed", "table dropped"],
+    ids=["column dropped", "type changed", "table dropped", "column added between"],
 )
 def test_a_table_that_was_altered_while_nobody_read_is_copied_anew(
     tmp_path: Path, vitess: EmbeddedVitess, orders: str, change: str

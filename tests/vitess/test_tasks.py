@@ -15,6 +15,7 @@ from tailrace.changelog.writer import LogWriter
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.metadata_frames import shard_states
+from tailrace.sources.findings import Severity
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.preflight import VitessCheck
 from tailrace.sources.vitess.resharding.transitions import ShardMode, mode_of
@@ -316,3 +317,17 @@ def test_check_names_tasks_that_have_nothing_to_read() -> None:
                 check.close()
             assert len(found) == count
             assert all("2 shards" in each.message for each in found)
+
+
+@pytest.mark.parametrize(("image", "severity"), [("MINIMAL", Severity.ERROR), ("NOBLOB", Severity.WARNING)])
+def test_check_refuses_row_images_that_vitess_does_not_stream(image: str, severity: Severity) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        vtgate.row_image = image
+        source = VitessSource.model_validate({"hosts": [vtgate.address], "keyspace": KEYSPACE})
+        check = VitessCheck(source)
+        try:
+            assert not [*check.connect()]
+            found = [each for each in check.findings() if image in each.message]
+        finally:
+            check.close()
+    assert [each.severity for each in found] == [severity] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def words(found: dict[str, Any]) -> list[str]:
         if task.get("name") and task.get("error"):
             lines += error_lines(task["error"], "    ")
         lines += _snapshot(task)
-        lines += _slot(task)
+        lines += _source_health(task)
     for sink in found["sinks"]:
         place = "nothing yet" if sink["position"] is None else f"at {sink['position']:,}"
         behind = _lag(sink["lag_bytes"], sink["lag_s"])
@@ -76,14 +77,19 @@ def _snapshot(task: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _slot(task: dict[str, Any]) -> list[str]:
+def _source_health(task: dict[str, Any]) -> list[str]:
     lines = []
-    if (slot := task.get("slot")) is not None:
+    slot = task.get("slot") or {}
+    if "wal_status" in slot:  # PostgreSQL's
         held, safe = slot["retained_bytes"], slot["safe_wal_size_bytes"]
         words = [slot["wal_status"] or "unknown"]
         words += [] if held is None else [f"{held:,} bytes of WAL held"]
         words += [] if safe is None else [f"{max(0, safe):,} more are safe"]
         lines.append(f"  slot            {', '.join(words)}")
+    if shards := slot.get("shards"):  # Vitess'; while no pipeline runs, they have no mode
+        modes = Counter(shard.get("state", "serving") for shard in shards.values())
+        words = [f"{count:,} {mode}" for mode, count in sorted(modes.items())]
+        lines.append(f"  shards          {', '.join(words)}")
     for warning in task.get("warnings") or ():
         lines.append(f"    warning: {printable(warning['message'])}")
         if warning["repair"]:

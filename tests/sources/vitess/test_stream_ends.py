@@ -50,6 +50,8 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
         (Status("CANCELLED", "failed to find a RDONLY tablet for VStream"), EndReason.INTERRUPTED, ()),
         (Status("UNAVAILABLE", "vstream failed liveness checks"), EndReason.INTERRUPTED, ()),
         (Status("NOT_FOUND", DOWN), EndReason.INTERRUPTED, ()),
+        (Status("UNKNOWN", "table h_zz is not present in the database"), EndReason.INTERRUPTED, ()),
+        (Status("NOT_FOUND", "Table 'vt_shop.h_zz' doesn't exist (errno 1146)"), EndReason.INTERRUPTED, ()),
     ],
 )
 def test_what_the_next_stream_is_opened_for(
@@ -80,6 +82,17 @@ def test_what_no_next_stream_would_cure_ends_the_run_and_names_the_shard(status:
     assert refused.value.kind is kind
     assert refused.value.context["shard"] == "80-"
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        ("CLIENT: Received message larger than max (9 vs. 4)", "source.message_bytes_max"),
+        ("trying to send message larger than max (9 vs. 4)", "--grpc-max-message-size"),
+    ],
+)
+def test_who_refused_a_large_message_has_the_setting_to_raise(words: str, setting: str) -> None:
+    assert setting in from_status(Status("RESOURCE_EXHAUSTED", words), "stream a shard").hint
 
 
 @pytest.mark.parametrize("code", [*(code.name for code in grpc.StatusCode), CLUSTER_EVENT])

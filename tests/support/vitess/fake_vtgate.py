@@ -104,6 +104,7 @@ class FakeVtgate:
         self.peers: set[str] = set()
         self.open_streams = 0
         self.release = 22
+        self.row_image = "FULL"
         self._servers = len(shards)
         self._credentials, self._user = credentials, user
         self._port = 0
@@ -234,7 +235,7 @@ class FakeVtgate:
             newest = len(shard.binlog) - (0 if of == "primary" else shard.lag)
             rows = [[shard.gtid(newest).partition("/")[2], purged]]
         elif "binlog_row_image" in sql:
-            rows = [["FULL", "ROW", "ON"]]
+            rows = [[self.row_image, "ROW", "ON"]]
         elif "version_comment" in sql:
             rows = [[f"Version: {self.release}.0.1 (Git revision branch '')"]]
         elif "min(`id`)" in sql:

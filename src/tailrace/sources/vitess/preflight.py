@@ -78,7 +78,13 @@ class VitessCheck:
                 f"the shard {shard} has binlog_format={row_format} and gtid_mode={gtid_mode}",
                 "have its MySQL servers run with binlog_format=ROW and gtid_mode=ON",
             )
-        if image.upper() != "FULL":
+        if image.upper() == "MINIMAL":
+            yield error(
+                Kind.SOURCE_MISCONFIGURED,
+                f"the shard {shard} has binlog_row_image=MINIMAL, which Vitess does not stream",
+                "SET PERSIST binlog_row_image = FULL; on its MySQL servers",
+            )
+        elif image.upper() != "FULL":
             yield warning(
                 Kind.SOURCE_MISCONFIGURED,
                 f"the shard {shard} has binlog_row_image={image}: columns that an update leaves as they are "

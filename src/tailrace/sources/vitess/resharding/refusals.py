@@ -39,6 +39,6 @@ REFUSALS = {
 NO_JOURNAL = "other shards serve its keys, and no journal of a reshard came: Vitess wrote none"
 STILL = (
     "its stream stood still, and the server had changes. If it stays so, its tablet may be throttled: "
-    "vtctldclient GetThrottlerStatus"
+    "vtctldclient GetThrottlerStatus; or a row is larger than its --grpc-max-message-size: see vtgate's log"
 )
 BEHIND = "the server lacks transactions that were read of it: a restored backup, or a failover that lost some"

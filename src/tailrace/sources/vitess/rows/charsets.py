@@ -81,6 +81,18 @@ _CODECS = {
     "euckr": "cp949",
     "sjis": "shift_jis",
 }
+#: Where MySQL has another character than Python's codec, or only MySQL has one.
+_DIFFERENT = {
+    "cp866": {b"\xfc": 0x207F, b"\xfd": 0xB2},
+    "koi8u": {b"\x95": 0x2022},
+    "greek": {b"\xa1": 0x2BD, b"\xa2": 0x2BC},
+    "hebrew": {b"\xaf": 0x203E},
+    "sjis": {b"\x81\x5f": 0x5C},
+    "big5": {
+        b"\xf9" + bytes([byte]): point
+        for byte, point in enumerate((0x7881, 0x92B9, 0x88CF, 0x58BB, 0x6052, 0x7CA7, 0x5AFA), 0xD6)
+    },
+}
 _WIDE = frozenset({"big5", "gbk", "gb2312", "euckr", "sjis", "cp932"})
 
 
@@ -103,12 +115,17 @@ def points(charset: str) -> Points:
     if charset == "latin1":
         lacking = first == NO_CHARACTER
         first[lacking] = np.arange(256, dtype=np.int32)[lacking]
+    different = _DIFFERENT.get(charset, {})
+    for character, point in different.items():
+        if len(character) == 1:
+            first[character[0]] = point
     if charset not in _WIDE:
         return first
     both = np.full((256, 256), NO_CHARACTER, np.int32)
     for lead in np.flatnonzero(first == NO_CHARACTER).tolist():
         for byte in range(0x30, 256):
-            both[lead, byte] = _point(bytes([lead, byte]), codec)
+            character = bytes([lead, byte])
+            both[lead, byte] = different.get(character) or _point(character, codec)
         if (both[lead] != NO_CHARACTER).any():
             first[lead] = TWO_BYTES
     return np.concatenate((first, both.ravel()))

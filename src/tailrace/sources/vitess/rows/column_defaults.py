@@ -1,10 +1,16 @@
 """What rows from before a column was added have in it: MySQL's default, which no event tells.
 
-Source: MySQL manual, "The INFORMATION_SCHEMA COLUMNS Table", "Data Type Default Values".
+The column may have another default by the time that it is asked for, or none: migrations add a column with
+one, and drop that at once. Where InnoDB added the column without writing rows (`ALGORITHM=INSTANT`), it
+remembers what older rows have.
+
+Source: MySQL manual, "The INFORMATION_SCHEMA COLUMNS Table", "The INFORMATION_SCHEMA INNODB_COLUMNS Table",
+"Data Type Default Values".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,15 +34,26 @@ UNKNOWN = ColumnDefault(is_known=False)
 
 _NO_POINTS = np.zeros(0, np.int32)
 
-#: Given a shard, a table and a column: `column_default` and `extra` of information_schema; None: it has no
-#: such column any more.
-DefaultOf = Callable[[str, str, str], tuple[str | None, str] | None]
+#: What is told of a column: `column_default` and `extra`; `has_default` and `default_value` of InnoDB, if it
+#: may be asked.
+Told = tuple[str | None, ...]
+#: Given a shard, a table and a column: what is told of it; None: it has no such column any more.
+DefaultOf = Callable[[str, str, str], Told | None]
 
 #: Given SQL, what is attempted, and a shard as a target: the rows.
 Query = Callable[[str, str, str], list[tuple[str | None, ...]]]
 
 
-_COLUMNS = "select column_default, extra from information_schema.columns"
+_COLUMNS = "select c.column_default, c.extra from information_schema.columns c"
+_WITH_STORED = (
+    "select c.column_default, c.extra, i.has_default, i.default_value from information_schema.columns c "
+    "left join (information_schema.innodb_tables t "
+    "join information_schema.innodb_columns i on i.table_id = t.table_id) "
+    "on t.name = concat(c.table_schema, '/', c.table_name) and i.name = c.column_name"
+)
+
+_INTEGER = re.compile(r"(?:tiny|small|medium|big)?int\b")
+_CHARACTERS = re.compile(r"(?:var)?char\b")
 
 
 def asked_by(
@@ -54,24 +71,29 @@ def asked_by(
     :param serving: returns the shards that serve the keys of a shard.
     """
 
-    def asked(shard: str, sql: str) -> list[tuple[str | None, ...]]:
+    def asked(shard: str, where: str) -> list[Told]:
         attempted = f"ask the shard {shard!r} for a column's default"
         for of in dict.fromkeys((tablet_type.lower(), "primary")):
-            if found := query(sql, attempted, f"{keyspace}:{shard}@{of}"):
+            target = f"{keyspace}:{shard}@{of}"
+            try:
+                found = query(f"{_WITH_STORED} {where}", attempted, target)
+            except TailraceError:  # perhaps for want of the privilege PROCESS
+                found = query(f"{_COLUMNS} {where}", attempted, target)
+            if found:
                 return found
         return []
 
-    def default_of(shard: str, table: str, column: str) -> tuple[str | None, str] | None:
-        names = f"table_name = {_quoted(table)} and column_name = {_quoted(column)}"
-        sql = f"{_COLUMNS} where table_schema = database() and {names}"
+    def default_of(shard: str, table: str, column: str) -> Told | None:
+        names = f"c.table_name = {_quoted(table)} and c.column_name = {_quoted(column)}"
+        where = f"where c.table_schema = database() and {names}"
         try:
-            found = asked(shard, sql)
+            found = asked(shard, where)
         except TailraceError as error:
             others = serving(shard) if error.policy is Policy.RETRY else ()
             if not others or shard in others:
                 raise
-            found = asked(others[0], sql)
-        return (found[0][0], found[0][1] or "") if found else None
+            found = asked(others[0], where)
+        return found[0] if found else None
 
     return default_of
 
@@ -80,13 +102,21 @@ def _quoted(name: str) -> str:
     return "'" + name.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def default_of_added(plan: ColumnPlan, told: tuple[str | None, str] | None) -> ColumnDefault:
+def default_of_added(plan: ColumnPlan, told: Told | None) -> ColumnDefault:
     """Return what rows from before a column have, of what information_schema says of it."""
     if told is None:
         return UNKNOWN
-    default, extra = told
-    if "generated" in extra.lower() or "auto_increment" in extra.lower():
+    default, extra, *stored = told
+    extra = (extra or "").lower()
+    if "generated" in extra or "auto_increment" in extra:
         return UNKNOWN  # an expression, CURRENT_TIMESTAMP among them, or a number of each row's own
+    if stored[:1] == ["1"]:
+        value = stored[1]
+        if (known := _stored(plan, value)) is not None:
+            return known
+        is_zero = plan.not_null and set((value or "").removeprefix("8")) <= {"0"}
+        if default is None and not is_zero:
+            return UNKNOWN  # it had one
     if default is not None:
         text = _written(plan, default)
         return UNKNOWN if text is None else ColumnDefault(text)
@@ -95,6 +125,19 @@ def default_of_added(plan: ColumnPlan, told: tuple[str | None, str] | None) -> C
     # MySQL gives a column that may not be NULL and has no default its type's zero.
     is_bare = plan.flags & NO_DEFAULT and plan.implicit is not None
     return ColumnDefault(plan.implicit) if is_bare else UNKNOWN
+
+
+def _stored(plan: ColumnPlan, value: str | None) -> ColumnDefault | None:
+    """Return what InnoDB has for older rows, of its bytes in hex; None if its type is not read here."""
+    if value is None:
+        return ColumnDefault(None)
+    if _INTEGER.match(plan.declared):
+        half = 0 if "unsigned" in plan.declared else 1 << 4 * len(value) - 1
+        return ColumnDefault(str(int(value, 16) - half))
+    if plan.code == layout.PLAIN and _CHARACTERS.match(plan.declared):
+        text = bytes.fromhex(value).decode()
+        return ColumnDefault(text.rstrip(" ") if plan.declared.startswith("char") else text)
+    return None
 
 
 def _written(plan: ColumnPlan, default: str) -> str | None:

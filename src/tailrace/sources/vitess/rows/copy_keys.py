@@ -18,6 +18,8 @@ from tailrace.sources.vitess.connection import vstream_pb2 as pb
 _INTEGRAL, _UNSIGNED, _QUOTED, _TEXT, _BINARY = 256, 512, 2048, 4096, 8192
 _INT64, _DECIMAL = 265, 18
 _LEAST_DECIMAL = "-1" + "0" * 65
+#: Values of types that MySQL compares with no other text, by number: timestamp, date, time, datetime.
+_MOMENTS = {2061: "2000-01-01", 2062: "2000-01-01", 2063: "00:00:00", 2064: "2000-01-01"}
 
 
 def key_text(table: str, key: pb.QueryResult) -> str:
@@ -47,7 +49,21 @@ def before_all(fields: Sequence[pb.Field]) -> pb.QueryResult | None:
     else:
         return None
     # Columns behind the first one only count in rows that are equal in it: there are none.
-    values = [least, *("" if field.type & _QUOTED else "0" for field in fields[1:])]
+    return _key(fields, [least, *map(_some_value, fields[1:])])
+
+
+def some_key(fields: Sequence[pb.Field]) -> pb.QueryResult:
+    """Return a key for a table without rows: those that come have changes up to it, and are copied behind
+    it.
+    """
+    return _key(fields, list(map(_some_value, fields)))
+
+
+def _some_value(field: pb.Field) -> str:
+    return _MOMENTS.get(field.type, "" if field.type & _QUOTED else "0")
+
+
+def _key(fields: Sequence[pb.Field], values: Sequence[str]) -> pb.QueryResult:
     row = pb.Row(lengths=[len(value) for value in values], values="".join(values).encode())
     return pb.QueryResult(fields=fields, rows=[row])
 

@@ -132,7 +132,8 @@ class LogTables:
         """Take a shard's description of a table; return the shape to be written to the log, if it changed.
 
         :param left_out: columns that the shard has besides, and the log is not to have.
-        :raises TailraceError: `DECODE_FAILED` if two columns have one name.
+        :raises TailraceError: `DECODE_FAILED` if two columns have one name; `SCHEMA_CHANGED` if the names are
+            not those that the columns had.
         """
         if len({column.name for column in columns}) != len(columns):
             raise TailraceError(
@@ -153,6 +154,8 @@ class LogTables:
             self._relations += 1
             known = _Table(TableShape(self._relations, keyspace, table, (), (), 0))
             self._tables[keyspace, table] = known
+        if known.shards.get(shard) != columns:
+            self._refuse_misnamed(known.shape, shard, {column.name for column in columns}, left_out)
         is_altered = known.shards.pop(shard, columns) != columns
         known.shards[shard] = columns  # the last one is the latest
         for gone in [name for name in known.shards if self._live and name not in self._live]:
@@ -174,6 +177,30 @@ class LogTables:
         known.shape = dataclasses.replace(shape, version=known.shape.version + 1)
         self.generation += 1
         return known.shape
+
+    def _refuse_misnamed(
+        self, before: TableShape, shard: str, names: Collection[str], left_out: Collection[str]
+    ) -> None:
+        """Refuse names that a table's columns have got since.
+
+        Vitess names the columns of older rows as those that the table has now, from left to right. If one was
+        added in between, the last ones seem to be gone: they are older than one that seems to be there, and
+        the table has them. Every shard is altered in the same order.
+        """
+        numbers = {column.name: column.number for column in before.columns}
+        latest = max((numbers.get(name, before.numbered + 1) for name in names), default=0)
+        for name in numbers.keys() - {*names, *left_out, self.shard_column}:
+            if numbers[name] > latest or self._default_of is None:
+                continue
+            if self._default_of(shard, before.table, name) is not None:
+                raise TailraceError(
+                    Kind.SCHEMA_CHANGED,
+                    f"describe the table {before.schema}.{before.table} on the shard {shard!r}: its columns "
+                    "have other names than these changes had, because it was altered after them",
+                    "start vttablet with --track_schema_versions, or take the table's rows with a new "
+                    "snapshot",
+                    {"table": f"{before.schema}.{before.table}", "shard": f"{before.schema}/{shard}"},
+                )
 
     def _merged(
         self, known: _Table, latest: tuple[ColumnPlan, ...], shard: str, *, is_altered: bool

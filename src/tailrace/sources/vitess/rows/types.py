@@ -225,6 +225,9 @@ def _text(field: pb.Field, base: str, _unsigned: bool, arguments: str) -> Column
     return _characters(field, "text", NO_MODIFIER)
 
 
+_UNITS = {"ucs2": UTF16, "utf16": UTF16, "utf16le": UTF16LE, "utf32": UTF32}
+
+
 def _characters(field: pb.Field, type_: str, modifier: int) -> ColumnPlan:
     charset = charsets.charset_of(field.charset)
     if charset is None:
@@ -234,18 +237,19 @@ def _characters(field: pb.Field, type_: str, modifier: int) -> ColumnPlan:
         )
     if charset in charsets.UTF8:
         return _column(field, type_, PLAIN, modifier, implicit="")
-    units = {"ucs2": UTF16, "utf16": UTF16, "utf16le": UTF16LE, "utf32": UTF32}
-    if charset in units:
-        return _column(field, type_, units[charset], modifier, implicit="")
+    if charset in _UNITS:
+        return _column(field, type_, _UNITS[charset], modifier, implicit="")
     code = SINGLE_BYTES if len(charsets.points(charset)) == 256 else DOUBLE_BYTES
     return _column(field, type_, code, modifier, charset=charset, implicit="")
 
 
 def _label(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
-    # Streams have labels in UTF-8. A copy has them as they are stored: those that are ASCII are the same.
-    if charsets.charset_of(field.charset) not in charsets.UTF8 and not field.column_type.isascii():
+    # Streams have labels in UTF-8. A copy has them as they are stored: those that are ASCII are the same, but
+    # where a letter has several bytes.
+    charset = charsets.charset_of(field.charset)
+    if charset in _UNITS or (charset not in charsets.UTF8 and not field.column_type.isascii()):
         raise Refused(
-            "its labels are not ASCII, and are stored in another character set than utf8mb4",
+            "its labels, as its character set has them, are not ASCII, and it is another one than utf8mb4",
             f"convert the column to utf8mb4, or {_LEAVE_OUT}",
         )
     return _column(field, "text", PLAIN)

@@ -27,7 +27,7 @@ from tailrace.sources.vitess.connection.vtgate import Vtgate, answer_of
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import Event, SnapshotRequested, TablesRequested
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange
-from tailrace.sources.vitess.rows.copy_keys import before_all, key_text
+from tailrace.sources.vitess.rows.copy_keys import before_all, key_text, some_key
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import is_internal
 from tailrace.sources.vitess.snapshots import AskedSnapshot, KeptSnapshots, Outcome
@@ -191,8 +191,10 @@ class AskedSnapshots:
         for table, answer in _some_at_a_time(asked()):
             attempted = f"ask the shard {shard} for the last key of {table}"
             found = answer_of(answer, 2 * self._source.connect_timeout, attempted)
-            # Of a table that is empty now, what comes meanwhile is sent, too.
-            key = found if found.rows and table not in wanted else before_all(found.fields)
+            if table in wanted:
+                key = before_all(found.fields)
+            else:  # of a table that is empty now, what comes meanwhile is sent, too
+                key = found if found.rows else some_key(found.fields)
             if key is None:
                 raise _RefusedError(
                     Kind.SNAPSHOT_FAILED,

@@ -236,6 +236,13 @@ def test_such_a_value_may_stand_elsewhere() -> None:
     assert documents(values)[1]["made"] == "infinity"
 
 
+def test_such_a_value_may_be_changed_in_a_record_that_is_no_change_any_more() -> None:
+    new = date(2024, 3, 1)
+    found = applied(stamped(), {"type": "flatten"}, Each(lambda r: r.replace(value={**r.value, "made": new})))
+    assert [each["made"] for each in documents(found)] == [19_783] * 3
+    assert Record(found[0], 1, {}).value["price"] == "NaN"
+
+
 ARRAYS = [("id", 23, -1), ("texts", 1009, -1), ("numbers", 1007, -1)]
 
 

@@ -56,8 +56,7 @@ class OddTexts:
                 if isinstance(was, dict) and was.get(field) == text:
                     kept.setdefault(field, []).append(place)
                 else:
-                    path = field if name == "key" else f"{name}.{field}"
-                    self.moved.setdefault(place, {})[path] = str(text)
+                    self.moved.setdefault(place, {})[f"{name}.{field}"] = str(text)
         found = column_of(self._group, name, given)
         for field, places in kept.items():
             found = self._restored(found, original, field, places)
@@ -274,8 +273,7 @@ def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:
     for name in names:
         column = texts.column(name, [record.replaced[name] for record in records])
         columns = _with(columns, name, column)
-    if {"before", "after"} & set(names) and part.is_change and "value" not in names:
-        columns = _with_notes(columns, names, records)
+    columns = _with_notes(columns, names, records)
     if texts.moved:
         columns = _with(columns, "special", texts.noted(columns))
     return part.with_columns(columns)
@@ -306,6 +304,6 @@ def _still_holds(entry: Any, record: Record, names: Sequence[str], is_special: b
     place, _, column = entry[0].partition(".") if is_special else ("after", "", entry)
     if place not in names:
         return True
-    now: Mapping[str, Any] = record.replaced[place] or {}
-    was: Mapping[str, Any] = getattr(Record(record.group, record.row, {}), place) or {}
-    return column in now and now[column] == was.get(column)
+    now, was = record.replaced[place], getattr(Record(record.group, record.row, {}), place)
+    both = isinstance(now, Mapping) and isinstance(was, Mapping)
+    return bool(both and column in now and now[column] == was.get(column))

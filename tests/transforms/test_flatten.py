@@ -14,6 +14,7 @@ from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
 from tailrace.records.record import Record
+from tests.support.converters.fitting import require_fit
 from tests.support.decode.wire import UNCHANGED, delete, insert, truncate, update
 from tests.support.transforms.groups import COMMIT_US, applied, messages, only, orders, places, rows
 
@@ -136,6 +137,15 @@ def test_a_value_that_was_not_sent_may_be_null() -> None:
     columns = [("id", 23, -1), ("n", 1700, ((12 << 16) | 2) + 4), ("b", 17, -1)]
     group = orders(update("1", UNCHANGED, UNCHANGED), columns=columns)
     assert values(applied(group, {"type": "flatten"})) == [{"id": 1, "n": None, "b": PLACEHOLDER.encode()}]
+
+
+def test_what_stands_for_numbers_and_bits_that_were_not_sent_fits_their_schema() -> None:
+    columns = [("id", 23, -1), ("n", 1700, -1), ("v", 1562, -1), ("t", 25, -1)]
+    group = orders(update("1", UNCHANGED, UNCHANGED, UNCHANGED), columns=columns)
+    flat = only(applied(group, {"type": "flatten"}))
+    found = json.loads(JsonConverter(schemas_enable=True).convert(flat).values[0].as_py())
+    assert found["payload"] == {"id": 1, "n": None, "v": None, "t": PLACEHOLDER}
+    require_fit(found["schema"], found["payload"])
 
 
 def test_truncates_have_no_row_and_messages_stay() -> None:

@@ -13,6 +13,7 @@ from tailrace.converters.connect_schemas import Schema
 from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.record import Record
+from tailrace.transforms.changed_keys import split
 from tests.support.decode.wire import UNCHANGED, delete, insert, truncate, update
 from tests.support.transforms.groups import applied, messages, only, orders, plain, rows
 
@@ -164,3 +165,36 @@ def test_no_key_is_deleted_that_no_record_has(step: dict[str, Any], keys: list[i
     found = JsonConverter().convert(only(applied(moved, {**step, "apply_to": "row"}))).keys
     assert found is not None
     assert [json.loads(key)["id"] for key in found.to_pylist()] == [*keys, 1]
+
+
+#: Steps that leave rows or keys alone, and the key that is then there.
+APART = (
+    ({"type": "rename", "fields": {"id": "k"}, "apply_to": "key"}, {"k": "NaN"}),
+    ({"type": "rename", "fields": {"id": "k"}, "apply_to": "row"}, {"id": "NaN"}),
+    ({"type": "drop_fields", "fields": ["id"]}, {"id": "NaN"}),
+    ({"type": "mask", "fields": ["id"], "method": "fixed", "apply_to": "row"}, {"id": "NaN"}),
+    ({"type": "mask", "fields": ["id"], "method": "truncate", "length": 1, "apply_to": "key"}, {"id": "N"}),
+    ({"type": "cast", "fields": {"id": "text"}, "apply_to": "key"}, {"id": "NaN"}),
+    ({"type": "value_to_key", "fields": ["price"]}, {"price": "NaN"}),
+)
+
+
+@pytest.mark.parametrize(("step", "key"), APART)
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_key_has_its_value_though_its_column_does_not_hold_it(
+    step: dict[str, Any], key: dict[str, Any], flat: bool
+) -> None:
+    numeric = ((12 << 16) | 2) + 4
+    columns = [("id", 1700, numeric), ("note", 25, -1), ("price", 1700, numeric)]
+    group = orders(insert("1.00", "a", "1.00"), insert("NaN", "b", "NaN"), columns=columns)
+    found = only(applied(group, step, *([{"type": "flatten"}] if flat else [])))
+    assert Record(found, 1, {}).key == key
+    assert json.loads(JsonConverter().convert(found).keys[1].as_py()) == key
+
+
+def test_both_keys_of_an_update_have_their_values() -> None:
+    columns = [("id", 1700, ((12 << 16) | 2) + 4), ("note", 25, -1)]
+    changes = [update("1.00", "a", key=("NaN", None)), update("NaN", "b", key=("1.00", None))]
+    found = applied(split(orders(*changes, columns=columns)), {"type": "flatten", "deletes": "tombstone"})
+    keys = [json.loads(key)["id"] for each in found for key in JsonConverter().convert(each).keys.to_pylist()]
+    assert keys == ["NaN", "ZA==", "ZA==", "NaN"]

@@ -236,6 +236,36 @@ def test_such_a_value_may_stand_elsewhere() -> None:
     assert documents(values)[1]["made"] == "infinity"
 
 
+def test_such_a_value_may_be_changed_in_a_record_that_is_no_change_any_more() -> None:
+    new = date(2024, 3, 1)
+    found = applied(stamped(), {"type": "flatten"}, Each(lambda r: r.replace(value={**r.value, "made": new})))
+    assert [each["made"] for each in documents(found)] == [19_783] * 3
+    assert Record(found[0], 1, {}).value["price"] == "NaN"
+
+
+ARRAYS = [("id", 23, -1), ("texts", 1009, -1), ("numbers", 1007, -1)]
+
+
+def arrays() -> Group:
+    return orders(insert("1", "{a,b}", "{1}"), insert("2", "{{a},{b}}", "{{1},{2}}"), columns=ARRAYS)
+
+
+def test_an_array_of_more_dimensions_comes_back_as_it_was_beside_others() -> None:
+    edited = applied(arrays(), Each(lambda r: r.replace(after={**(r.after or {})})))
+    assert [each["after"] for each in documents(edited)] == [each["after"] for each in documents([arrays()])]
+    assert documents(edited)[1]["after"] == {"id": 2, "texts": [["a"], ["b"]], "numbers": [[1], [2]]}
+
+
+def test_an_array_of_more_dimensions_is_a_text_elsewhere() -> None:
+    def moved(record: Record) -> Record:
+        after = record.after or {}
+        return record.replace(after={"t": after["texts"], "n": after["numbers"]})
+
+    found = documents(applied(arrays(), Each(moved)))
+    wanted = [{"t": ["a", "b"], "n": [1]}, {"t": "{{a},{b}}", "n": "{{1},{2}}"}]
+    assert [each["after"] for each in found] == wanted
+
+
 @pytest.mark.parametrize("to", ["string", "unix_ms", "time"])
 def test_an_infinity_that_has_no_such_form_is_its_text(to: str) -> None:
     columns = [("id", 23, -1), ("at", 1184, -1)]

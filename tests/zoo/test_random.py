@@ -8,13 +8,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from psycopg import sql
 
+from tailrace.converters.debezium import JsonConverter
 from tailrace.decode.changes import TableChanges
 from tailrace.model import OWN_FORMS
+from tailrace.records.group import Group
+from tailrace.records.record import Record
+from tailrace.transforms.factory import build
 from tests.support.capture.captured import capturing
 from tests.support.decode.wire import SOURCE
 from tests.support.postgres import Database, Servers, fresh_database
@@ -54,6 +59,8 @@ def test_any_value_is_what_select_says(
         for modes in (OWN_FORMS, MODES):
             copied, streamed = both_ways(log, modes)[table]
             assert json_values(copied) == json_values(streamed)
+            for changes in (copied, streamed):
+                require_same_events(changes)
     finally:
         database.execute(f"drop table {table}")
         database.execute("drop publication if exists tailrace_t")
@@ -87,6 +94,25 @@ def compare(changes: TableChanges, selected: Selected, expected: Expectation) ->
             assert special.get(column) == (selected.rows[row][column] if wanted is UNHELD else None), row
             if wanted is not UNHELD:
                 assert value == wanted, (column, row)
+
+
+class Same:
+    """Gives each record back with a copy of its row."""
+
+    def apply_record(self, record: Record) -> Record:
+        return record.replace(after=dict(record.after or {}))
+
+
+def require_same_events(changes: TableChanges) -> None:
+    """Check that events are the same from the wire, from columns, one by one, and flat."""
+    group = Group.of_changes("t", np.arange(changes.count), changes, SOURCE)
+    wire = JsonConverter().convert(group).values.to_pylist()
+    assert JsonConverter().convert(group.with_columns(group.columns)).values.to_pylist() == wire
+    [single] = build([Same()]).apply(group)
+    assert JsonConverter().convert(single).values.to_pylist() == wire
+    [flat] = build([{"type": "flatten"}]).apply(group)
+    for text, value in zip(wire, JsonConverter().convert(flat).values.to_pylist(), strict=True):
+        assert f'"after":{value},"source":' in text
 
 
 def json_values(changes: TableChanges) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from tailrace.config.converters import CloudEventsOptions
 from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable, row_schema
 from tailrace.converters.cells.from_columns import change_table_of, plain_change_table_of
-from tailrace.converters.cells.plain import convert_plain, plain_documents
+from tailrace.converters.cells.plain import convert_plain, plain_keys
 from tailrace.converters.cells.row_image import Field
 from tailrace.converters.connect_schemas import struct, written
 from tailrace.converters.event_plan import (
@@ -102,7 +102,7 @@ class CloudEventsConverter:
         table, there = plain_change_table_of(group)
         rows = np.arange(len(table), dtype=np.int64)
         op = np.where(there, table.op, 0).astype(np.uint8)
-        keys = plain_documents(group, group.column("key"))
+        keys = plain_keys(group)
         plan = Plan(rows, op, table.choice, table.wanted)
         return table, Planned(plan, None if keys.null_count == len(keys) else keys)
 

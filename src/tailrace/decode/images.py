@@ -54,8 +54,8 @@ SOURCE = pa.struct(
 )
 
 #: Names of the columns, in order. `partial` says that `before` holds the columns of the key alone;
-#: `special` maps `before.<column>` and `after.<column>` to the texts of values that their typed
-#: column does not hold exactly; `unchanged` names the columns of `after` that were not sent.
+#: `special` maps `key.<column>`, `before.<column>` and `after.<column>` to the texts of values that their
+#: typed column does not hold exactly; `unchanged` names the columns of `after` that were not sent.
 NAMES = ("op", "key", "before", "after", "source", "partial", "special", "unchanged")
 
 _MESSAGE = [pa.field("prefix", pa.string()), pa.field("content", pa.binary())]
@@ -70,8 +70,7 @@ def images(tuples: Tuples) -> pa.RecordBatch:
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     specials: Specials = []
-    columns = {name: _image(tuples, name, specials) for name in NAMES if name not in ("key", "special")}
-    columns["key"] = _image(tuples, "key", [])  # its values are among those of the rows
+    columns = {name: _image(tuples, name, specials) for name in NAMES if name != "special"}
     columns["special"] = special_map(specials, len(tuples))
     return pa.RecordBatch.from_arrays([columns[name] for name in NAMES], names=list(NAMES))
 

@@ -230,8 +230,7 @@ class Group:
         values = python_values(column.slice(first, count))
         if special is None:
             return values
-        after = None if self._is_on_the_wire else self.column("after").slice(first, count)
-        return with_specials(values, name, special.slice(first, count), after)
+        return with_specials(values, name, special.slice(first, count))
 
     def _image(self, name: str) -> tuple[pa.Array, pa.Array | None]:
         # A column, and what of `special` is about its values, if anything is.

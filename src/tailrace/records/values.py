@@ -152,28 +152,18 @@ _READERS: dict[int, Callable[[pa.Array], list[Any]]] = {
 }
 
 
-def with_specials(values: list[Any], name: str, special: pa.Array, after: pa.Array | None) -> list[Any]:
+def with_specials(values: list[Any], name: str, special: pa.Array) -> list[Any]:
     """Put the texts of values that their columns don't hold into the dicts of a column of records.
 
     :param values: of the column `name`: `key`, `before`, `after` or `value`.
-    :param special: the records' column `special`; of a key it names the row's column: that after the change,
-        or before a delete.
-    :param after: the records' column `after`; None where `special` is of this column alone.
+    :param special: the records' column `special`.
     """
     if not pa.types.is_map(special.type) or special.null_count == len(special):
         return values
     for row in np.flatnonzero(special.is_valid().to_numpy(zero_copy_only=False)).tolist():
         held = values[row]
         for path, text in special[row].as_py() if isinstance(held, dict) else ():
-            place, dot, column = path.partition(".")
-            meant = place == name or (
-                name == "key"
-                and (
-                    not dot
-                    or place == "after"
-                    or (place == "before" and after is not None and not after[row].is_valid)
-                )
-            )
-            if meant and (column or path) in held:
-                held[column or path] = text
+            place, _, column = path.partition(".")
+            if place == name and column in held:
+                held[column] = text
     return values

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from tailrace.model import Op
 from tailrace.records.group import Group, Places
 from tailrace.transforms.contract import Transformation
-from tailrace.transforms.fields import KEY, ROW, field_names, fitting, own_specials
+from tailrace.transforms.fields import KEY, ROW, field_names, fitting, own_specials, specials_of_keys
 from tailrace.transforms.flatten import Flatten
 from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
 from tailrace.transforms.groups.texts import column_texts
@@ -100,6 +100,8 @@ def split(group: Group) -> Group:
     is_old = np.append(is_new[1:], False)
     found = group.columns.take(pa.array(source))
     columns = dict(zip(found.schema.names, found.columns, strict=True))
+    names = [field.name for field in columns["key"].type]
+    special = specials_of_keys(group.column("special").take(pa.array(source)), names, is_old, is_old)
     op = pc.if_else(pa.array(is_new), _CREATE, columns["op"].cast(pa.string()))
     changed = {
         "op": pc.if_else(pa.array(is_old), _DELETE, op),
@@ -107,7 +109,7 @@ def split(group: Group) -> Group:
         "before": _without(columns["before"], is_new),
         "after": _without(columns["after"], is_old),
         "partial": pc.and_not(columns["partial"], pa.array(is_new)) if "partial" in columns else None,
-        "special": own_specials(group.column("special").take(pa.array(source)), is_old, is_old | is_new),
+        "special": own_specials(special, is_old, is_old | is_new),
         "unchanged": _without(columns.get("unchanged"), is_old),
     }
     columns |= {name: column for name, column in changed.items() if column is not None}

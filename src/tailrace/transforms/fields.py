@@ -7,7 +7,7 @@ more. `special` and `unchanged` name columns: they follow a column to its new na
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -73,13 +73,18 @@ def with_edited(
         at = columns.schema.get_field_index(name)
         if at >= 0:
             columns = columns.set_column(at, name, edited(columns.column(at), edit))
-    found = group.with_columns(columns)
-    return found if part == KEY else with_notes(found, naming, special)
+    return with_notes(group.with_columns(columns), part, naming, special)
 
 
-def with_notes(group: Group, naming: Naming = same_name, special: Naming | None = None) -> Group:
-    """Return records with what is noted of their columns; `naming` and `special` as for `with_edited`."""
-    return group.with_columns(_with_notes(group.columns, naming, special or naming))
+def with_notes(group: Group, part: str, naming: Naming = same_name, special: Naming | None = None) -> Group:
+    """Return records with what is noted of a part's columns; `naming` and `special` as for `with_edited`."""
+    special, found = special or naming, group
+    unchanged, texts = group.column("unchanged"), group.column("special")
+    if part != KEY and naming is not same_name and pa.types.is_list(unchanged.type):
+        found = found.with_column("unchanged", _renamed_items(unchanged, naming))
+    if special is not same_name and pa.types.is_map(texts.type):
+        found = found.with_column("special", _renamed_keys(texts, images_of(group, part), special))
+    return found
 
 
 def with_relation(group: Group, relation: Relation | None) -> Group:
@@ -93,16 +98,6 @@ def images_of(group: Group, part: str) -> tuple[str, ...]:
     return rows if part == ROW else ("key",) if part == KEY else (*rows, "key")
 
 
-def _with_notes(columns: pa.RecordBatch, naming: Naming, special: Naming) -> pa.RecordBatch:
-    at = columns.schema.get_field_index("unchanged")
-    if naming is not same_name and at >= 0 and pa.types.is_list(columns.schema.field(at).type):
-        columns = columns.set_column(at, "unchanged", _renamed_items(columns.column(at), naming))
-    at = columns.schema.get_field_index("special")
-    if special is not same_name and at >= 0 and pa.types.is_map(columns.schema.field(at).type):
-        columns = columns.set_column(at, "special", _renamed_keys(columns.column(at), special))
-    return columns
-
-
 def _renamed_items(lists: pa.ListArray, naming: Naming) -> pa.ListArray:
     names, kept = _renamed(lists.flatten(), naming)
     parents = pc.list_parent_indices(lists).to_numpy()[kept]
@@ -110,10 +105,10 @@ def _renamed_items(lists: pa.ListArray, naming: Naming) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, names)
 
 
-def _renamed_keys(maps: pa.MapArray, naming: Naming) -> pa.MapArray:
+def _renamed_keys(maps: pa.MapArray, images: Collection[str], naming: Naming) -> pa.MapArray:
     def renamed(key: str) -> str | None:
         place, dot, column = key.partition(".")
-        name = naming(column)
+        name = naming(column) if place in images else column
         return None if name is None else place + dot + name
 
     if maps.null_count == len(maps):
@@ -124,7 +119,7 @@ def _renamed_keys(maps: pa.MapArray, naming: Naming) -> pa.MapArray:
 
 
 def with_values(group: Group, image: str, name: str, rows: npt.NDArray[np.int64], values: pa.Array) -> Group:
-    """Return records with other values in some rows (rising) of one field of `before`, `after` or `value`."""
+    """Return records with other values in some rows (rising) of one field of a row or key."""
     chosen = np.zeros(len(group), np.bool_)
     chosen[rows] = True
 
@@ -136,23 +131,48 @@ def with_values(group: Group, image: str, name: str, rows: npt.NDArray[np.int64]
 
 
 def specials_of_values(maps: pa.Array, old: pa.Array) -> pa.Array:
-    """Return the texts of rows that become values: those of the row before where `old`, else after."""
+    """Return the texts of keys, and of rows that become values: before where `old`, else after."""
     if maps.null_count == len(maps):
         return maps
     keys, items, parents = special_entries(maps)
-    kept = _is_own(keys, parents, old.to_numpy(zero_copy_only=False))
+    kept = _is_own(keys, parents, old.to_numpy(zero_copy_only=False)) | _is_of_key(keys)
     names = pc.replace_substring_regex(keys.filter(pa.array(kept)), r"^(before|after)\.", "value.")
     return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
 
 
 def own_specials(maps: pa.Array, old: _Flags, single: _Flags) -> pa.Array:
-    """Return the texts of which those of `single` changes are of the row before where `old`, else after."""
+    """Return the texts; of `single` changes those of keys, and of the row before where `old`, else after."""
     if maps.null_count == len(maps):
         return maps
     keys, items, parents = special_entries(maps)
-    kept = pa.array(_is_own(keys, parents, old) | ~single[parents])
+    kept = pa.array(_is_own(keys, parents, old) | _is_of_key(keys) | ~single[parents])
     left = parents[kept.to_numpy(zero_copy_only=False)]
     return _maps(left, len(maps), keys.filter(kept), items.filter(kept))
+
+
+def specials_of_keys(maps: pa.Array, names: Iterable[str], rows: _Flags, old: _Flags) -> pa.Array:
+    """Return the texts, those of keys made again in some rows.
+
+    :param names: the key's columns.
+    :param old: where they are of the row before, and not of that after, or of the value.
+    """
+    if maps.null_count == len(maps):
+        return maps
+    keys, items, parents = special_entries(maps)
+    named = pc.replace_substring_regex(keys, r"^(before|after|value)\.", "key.")
+    is_named = pc.is_in(named, value_set=pa.array([f"key.{name}" for name in names], pa.string()))
+    of_key, is_made = _is_of_key(keys), rows[parents]
+    made = is_made & ~of_key & _is_own(keys, parents, old) & is_named.to_numpy(zero_copy_only=False)
+    at = np.concatenate((np.flatnonzero(~(of_key & is_made)), np.flatnonzero(made)))
+    found = pa.concat_arrays([keys.filter(pa.array(~(of_key & is_made))), named.filter(pa.array(made))])
+    order = np.argsort(parents[at], kind="stable")
+    places = pa.array(at[order])
+    return _maps(parents[at][order], len(maps), found.take(pa.array(order)), items.take(places))
+
+
+def _is_of_key(keys: pa.Array) -> _Flags:
+    found: _Flags = pc.starts_with(keys, "key.").to_numpy(zero_copy_only=False)
+    return found
 
 
 def _is_own(keys: pa.Array, parents: npt.NDArray[np.int64], old: _Flags) -> _Flags:

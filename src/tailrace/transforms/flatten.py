@@ -14,7 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config.transformations import options
-from tailrace.model import OWN_FORMS
+from tailrace.decode.postgres_types import OIDS
+from tailrace.decode.types import known_type
+from tailrace.model import OWN_FORMS, Relation
 from tailrace.records.group import Group
 from tailrace.transforms.fields import failure, specials_of_values
 from tailrace.transforms.groups.rows import metadata_column
@@ -23,6 +25,9 @@ from tailrace.transforms.headers import with_headers
 from tailrace.transforms.selection import Chosen, Operations
 
 _DELETES, _TRUNCATES, _MESSAGES = Operations("d"), Operations("t"), Operations("m")
+
+#: Types whose values can be large, and are no texts in events.
+_OTHERS = frozenset({OIDS["numeric"], OIDS["bit"], OIDS["varbit"]})
 
 #: Added by `rewrite`: whether the row was deleted, as Debezium's text.
 DELETED = "__deleted"
@@ -119,6 +124,14 @@ def _either(group: Group, is_deleted: Chosen, after: pa.Array) -> pa.Array:
         ) from None
 
 
+def _holds_text(relation: Relation | None, name: str, arrow: pa.DataType) -> bool:
+    if not pa.types.is_string(arrow) or relation is None:
+        return bool(pa.types.is_string(arrow) or pa.types.is_binary(arrow))
+    # Numbers and bits may be texts here, but not in events: their schemas say what they are.
+    others = _OTHERS if relation.modes.decimal != "string" else _OTHERS - {OIDS["numeric"]}
+    return not any(c.name == name and known_type(c).oid in others for c in relation.columns)
+
+
 def _with_placeholders(group: Group, found: dict[str, pa.Array]) -> dict[str, pa.Array]:
     # As in Debezium's JSON: a value that was not sent is shown by a text, where the column can hold one.
     unchanged = group.column("unchanged")
@@ -129,7 +142,7 @@ def _with_placeholders(group: Group, found: dict[str, pa.Array]) -> dict[str, pa
     names = unchanged.flatten().to_numpy(zero_copy_only=False)
     for name in set(names):
         values = found.get(name)
-        if values is None or not (pa.types.is_string(values.type) or pa.types.is_binary(values.type)):
+        if values is None or not _holds_text(group.relation, name, values.type):
             continue
         unsent = np.zeros(len(group), np.bool_)
         unsent[parents[names == name]] = True

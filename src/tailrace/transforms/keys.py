@@ -11,11 +11,12 @@ import pyarrow as pa
 from tailrace.config.transformations import options
 from tailrace.decode.rows import specials
 from tailrace.records.group import Group
-from tailrace.transforms.fields import KEY, failure
+from tailrace.transforms.fields import KEY, failure, specials_of_keys
 from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.selection import Operations
 
 _DELETES = Operations("d")
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class ValueToKey:
         """
         self._require_no_unchanged(group)
         if not group.is_change:
-            return [group.with_column("key", self._key(group, group.column("value")))]
+            return [self._with_key(group, self._key(group, group.column("value")), None)]
         if group.relation is None:
             return [group]
         deleted = _DELETES.matches(group)
@@ -44,7 +45,16 @@ class ValueToKey:
         if deleted.any():
             self._require_sent(group, deleted)
             key = either(deleted, self._key(group, group.column("before")), key)
-        return [group.with_column("key", key)]
+        return [self._with_key(group, key, deleted)]
+
+    def _with_key(self, group: Group, key: pa.Array, deleted: np.ndarray | None) -> Group:
+        # What is noted of the row's columns is so of the key's.
+        every = np.ones(len(group), np.bool_)
+        old = ~every if deleted is None else deleted
+        found = group.with_column("key", key)
+        if "special" not in found.columns.schema.names:
+            return found
+        return found.with_column("special", specials_of_keys(found.column("special"), self.names, every, old))
 
     def _key(self, group: Group, rows: pa.Array) -> pa.Array:
         found = members(rows) if pa.types.is_struct(rows.type) else {}
@@ -117,20 +127,15 @@ class ExtractField:
 def _require_held(group: Group, column: str, names: Sequence[str]) -> None:
     # What `special` notes of a field stays behind, and its null would be taken for a value.
     noted = specials(group.column("special"))
-    has_row = group.column("after").is_valid().to_numpy(zero_copy_only=False)
-    for name in names if noted else ():
-        of_key = (f"before.{name}", f"after.{name}", name)
-        is_null = members(group.column(column))[name].is_null().to_numpy(zero_copy_only=False)
-        for place in noted.keys() & (of_key if column == "key" else {f"value.{name}"}):
-            rows, _ = noted[place]
-            # The key of a delete is of the row before.
-            if is_null[rows[~has_row[rows]] if place.startswith("before.") else rows].any():
-                raise failure(
-                    group,
-                    f"change what the {column} is: its field {name!r} has a value that its type does not "
-                    "hold, such as NaN or infinity, and would become null",
-                    f"cast it to text before: {{type: cast, fields: {{{name}: text}}}}",
-                )
+    for name in names:
+        rows, _ = noted.get(f"{column}.{name}", (_NO_ROWS, None))
+        if len(rows) and members(group.column(column))[name].take(pa.array(rows)).null_count:
+            raise failure(
+                group,
+                f"change what the {column} is: its field {name!r} has a value that its type does not "
+                "hold, such as NaN or infinity, and would become null",
+                f"cast it to text before: {{type: cast, fields: {{{name}: text}}}}",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def _column_type(how: TypeMapping) -> ColumnType:
     # How cells become values.
     style, form = how.style, forms.form_of(how.style)
     if form == forms.RAW:
-        return ColumnType(pa.string(), _all_odd, style)
+        return ColumnType(pa.null(), _all_odd, style)
     if how.schema.type == "array":
         return columns.array_of(_column_type(how.in_parts[0]), chr(style >> 8 & 255))
     if form == forms.VARIABLE_SCALE:
@@ -121,8 +121,8 @@ def _column_type(how: TypeMapping) -> ColumnType:
 
 
 def _all_odd(cells: Cells) -> Typed:
-    texts = gather(cells)
-    return Typed(texts, np.flatnonzero(array_mask(texts)))
+    # Of a type that no text of PostgreSQL's is read in.
+    return Typed(pa.nulls(len(cells)), np.flatnonzero(cells.kind == TEXT))
 
 
 def _read_bits(cells: Cells) -> Typed:

@@ -133,18 +133,17 @@ def field_of(relation: Relation | None, name: str, arrow: pa.DataType, modes: Va
 
 
 def field_values(
-    relation: Relation | None, field: Field, rows: pa.Array, noted: HeldTexts, *prefixes: str
+    relation: Relation | None, field: Field, rows: pa.Array, noted: HeldTexts, prefix: str
 ) -> ColumnValues:
-    """Return a field of rows; values that it does not hold are in `noted` under a prefix + its name."""
+    """Return a field of rows; values that it does not hold are in `noted` under the prefix + its name."""
     count = len(rows)
     if not pa.types.is_struct(rows.type) or rows.type.get_field_index(field.name) < 0:
         return _nothing(count)
     array = rows.field(rows.type.get_field_index(field.name))
     values = of_array(array, field.how, is_rendered=_is_rendered(relation, field, array.type))
-    for prefix in prefixes:
-        special = noted.get(prefix + field.name)
-        if special is not None:
-            values = _with_special(values, *special, field.how)
+    special = noted.get(prefix + field.name)
+    if special is not None:
+        values = _with_special(values, *special, field.how)
     return _column(values, array_mask(rows))
 
 
@@ -227,16 +226,8 @@ def _key(
     ordered = key_names(relation) if relation is not None else ()
     names = list(ordered) if set(ordered) == set(names) else names
     fields = [field_of(relation, name, key.type.field(name).type, modes) for name in names]
-    # What a key's column does not hold is found where the row's does not: after, or before a delete.
+    columns = [field_values(relation, field, key, noted, "key.") for field in fields]
     has_after = array_mask(group.column("after"))
-    noted = _of_keys(noted, has_after)
-    # A name with a dot would be taken for the place of another column's value.
-    columns = [
-        field_values(
-            relation, field, key, noted, *([] if "." in field.name else [""]), "after.", "before."
-        )
-        for field in fields
-    ]
     before = [
         _before(rows.get(name), column, has_after) or _nothing(count)
         for name, column in zip(names if rows else (), columns, strict=False)
@@ -307,15 +298,6 @@ def plain_change_table_of(group: Group) -> tuple[ChangeTable, Mask]:
         is_plain=True,
     )
     return found, array_mask(value)
-
-
-def _of_keys(noted: HeldTexts, has_after: Mask) -> HeldTexts:
-    """Return those that are of keys: of rows before a change only where there is none after."""
-    found: HeldTexts = {}
-    for name, (rows, texts) in noted.items():
-        use = ~has_after[rows] if name.startswith("before.") else np.ones(len(rows), np.bool_)
-        found[name] = (rows[use], texts.filter(pa.array(use)))
-    return found
 
 
 # Sources.

@@ -79,14 +79,14 @@ def plain_values(group: Group, prefix: str, *, has_schema: bool = True) -> Plain
     )
 
 
-def plain_documents(group: Group, array: pa.Array) -> pa.Array:
-    """Return values as JSON; null stays null."""
-    return json_texts(_given(group, array)[1])
+def plain_keys(group: Group) -> pa.Array:
+    """Return keys as JSON; null stays null."""
+    return json_texts(_given(group, "key", group.column("key"))[1])
 
 
 def _described(group: Group, column: str, name: str, has_schema: bool) -> tuple[Values, Schema]:
     array = group.column(column)
-    how, values = _given(group, _as_text(array) if has_schema else array)
+    how, values = _given(group, column, _as_text(array) if has_schema else array)
     schema = how.schema
     if schema.type == "struct":
         found = group.columns.schema.field(column) if column in group.columns.schema.names else None
@@ -113,7 +113,7 @@ def _as_text(array: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null()) if parts else array
 
 
-def _given(group: Group, array: pa.Array) -> tuple[TypeMapping, Values]:
+def _given(group: Group, column: str, array: pa.Array) -> tuple[TypeMapping, Values]:
     relation = group.relation
     if pa.types.is_null(array.type):
         return _NOTHING, Values(array)
@@ -123,6 +123,6 @@ def _given(group: Group, array: pa.Array) -> tuple[TypeMapping, Values]:
         return how, of_array(array, how)
     fields = [field_of(relation, field.name, field.type, modes) for field in array.type]
     noted = specials(group.column("special"))
-    parts = [field_values(relation, field, array, noted, "value.").values for field in fields]
+    parts = [field_values(relation, field, array, noted, f"{column}.").values for field in fields]
     documents = [field.how.schema.document(optional=True, field=field.name) for field in fields]
     return TypeMapping(forms.RAW, struct(documents), "{}"), of_parts(array, parts)

@@ -18,6 +18,7 @@ from tailrace.decode.values.floats import write_bits
 from tailrace.decode.values.hstore import write_object
 from tailrace.decode.values.literals import (
     DATE,
+    OUT_OF_RANGE,
     PLAIN,
     SPECIAL_KEPT,
     SPECIAL_NULL,
@@ -139,7 +140,7 @@ def read_number(b, p, length, form):  # type: ignore[no-untyped-def]
     nothing = np.int64(0), np.int64(SPECIAL_NULL)
     if form == STAMP_MS or form == STAMP_US or form == STAMP_NS:
         value, became = read_temporal(b, p, length, TIMESTAMP)
-        if became == SPECIAL_NULL:
+        if became >= SPECIAL_NULL:
             return nothing
         if became == SPECIAL_KEPT and form == STAMP_NS:
             return value, np.int64(PLAIN)
@@ -200,7 +201,8 @@ def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     form = form_in(style)
     if form == ISO_DATE or form == ISO_STAMP or form == ISO_UTC:
         flavour = DATE if form == ISO_DATE else TIMESTAMP if form == ISO_STAMP else TIMESTAMPTZ
-        if read_temporal(b, p, length, flavour)[1] == PLAIN:
+        became = read_temporal(b, p, length, flavour)[1]
+        if became == PLAIN or became == OUT_OF_RANGE:
             end = write_iso(b, p, length, flavour, out, to)
             return _filled(out, to, end, parameter_in(style) - 1)
     elif form == ISO_TIME or form == ISO_TIME_UTC:

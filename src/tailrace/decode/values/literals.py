@@ -20,8 +20,8 @@ from tailrace.decode.values.digits import eight
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, i64_at, u8_at, u16_at, u32_at
 
-# What became of a cell.
-PLAIN, SPECIAL_KEPT, SPECIAL_NULL = range(3)
+# What became of a cell; of a point in time alone, that it lies outside of what 64 bits hold.
+PLAIN, SPECIAL_KEPT, SPECIAL_NULL, OUT_OF_RANGE = range(4)
 
 DATE, TIMESTAMP, TIMESTAMPTZ = range(3)
 
@@ -89,8 +89,8 @@ def zone(b, p, end):  # type: ignore[no-untyped-def]
 def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     """Read a date (days since 1970) or timestamp (microseconds since 1970, UTC if it has a zone).
 
-    Returns the value and `PLAIN`, `SPECIAL_KEPT` (an infinity: the type's outermost value) or
-    `SPECIAL_NULL` (no such value, or outside the type's range).
+    Returns the value and `PLAIN`, `SPECIAL_KEPT` (an infinity: the type's outermost value),
+    `SPECIAL_NULL` (no such value) or `OUT_OF_RANGE`.
     """
     nothing = np.int64(0), np.int64(SPECIAL_NULL)
     end = p + length
@@ -138,9 +138,11 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
         if p >= end or (b[p] != 43 and b[p] != 45):
             return nothing
         ahead, p = zone(b, p, end)
-    # The bound lies some days inside what 64 bits hold (294247-01-10): an offset may add to it.
-    if p != end or days < -106751986 or days > 106751986:
+    if p != end:
         return nothing
+    # The bound lies some days inside what 64 bits hold (294247-01-10): an offset may add to it.
+    if days < -106751986 or days > 106751986:
+        return np.int64(0), np.int64(OUT_OF_RANGE)
     seconds = hour * 3600 + minute * 60 + second - ahead
     return days * US_A_DAY + seconds * 1_000_000 + fraction, np.int64(PLAIN)
 
@@ -208,7 +210,7 @@ def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # ty
                 values[r], bad = _usual_stamp(b, first, end)
             if bad != np.uint64(0):
                 values[r], became = read_temporal(buffer, first, size, flavour)
-                outcome[r] = became
+                outcome[r] = min(became, np.int64(SPECIAL_NULL))
                 specials += became != PLAIN
     return specials
 

@@ -217,7 +217,7 @@ def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_iso(b, p, length, flavour, out, to):  # type: ignore[no-untyped-def]
-    """Write a date or timestamp that `read_temporal` has accepted: `2024-01-01 00:00:00+00` as
+    """Write a date or timestamp that `read_temporal` can read: `2024-01-01 00:00:00+00` as
     `2024-01-01T00:00:00Z`; years before 1 and after 9999 as ISO's signed years.
     """
     end = p + length

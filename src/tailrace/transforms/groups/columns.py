@@ -170,7 +170,7 @@ class Mask:
             return {n: self._masked_if_sent(group, n, v) if n in meant else v for n, v in found.items()}
 
         found = with_edited(group, self.part, edit, special=lambda name: None if name in meant else name)
-        if self.part != KEY and self.mask.method != "null":
+        if self.mask.method != "null":
             found = self._with_specials(group, found, meant)
         return [found if shape is None or self.part == KEY else with_relation(found, shape.relation)]
 
@@ -178,7 +178,7 @@ class Mask:
         # A value that its column does not hold is masked as its text is, which goes: it would show it.
         for place, (rows, texts) in specials(group.column("special")).items():
             image, _, name = place.partition(".")
-            if name in meant:
+            if image in images_of(group, self.part) and name in meant:
                 kind = pc.struct_field(found.column(image), name).type
                 masked = self._masked(group, name, texts)
                 if self.mask.method == "fixed":
@@ -335,13 +335,8 @@ class Cast:
         for image in images_of(group, self.part):
             values = edited(group.column(image), partial(self._cast, group, image, set(meant)))
             found = found.with_column(image, values)
-        if self.part == KEY:
-            return [found]
-        # Texts hold every value. That of a key's is noted with the row's.
-        noted = set(self._texts(meant))
-        if self.part == ROW:
-            noted -= set(field_names(group, KEY))
-        found = with_notes(found, special=lambda name: None if name in noted else name)
+        noted = set(self._texts(meant))  # texts hold every value
+        found = with_notes(found, self.part, special=lambda name: None if name in noted else name)
         return [_with_texts(found, noted, self.part)]
 
     def _cast(self, group: Group, image: str, meant: Collection[str], found: Fields) -> Fields:

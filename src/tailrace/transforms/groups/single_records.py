@@ -34,13 +34,7 @@ class OddTexts:
         self._records = [Record(group, record.row, {}) for record in records]
         self._known: dict[int, list[Any]] = {}
         kinds = [(name, group.column(name).type) for name in _ROWS if group.is_change != (name == "value")]
-        self._not_texts = [
-            (name, field.name)
-            for name, kind in kinds
-            if pa.types.is_struct(kind)
-            for field in kind
-            if not _holds_texts(field.type)
-        ]
+        self._fields = [(name, field) for name, kind in kinds if pa.types.is_struct(kind) for field in kind]
         #: For each record the texts that are noted again, by what they are called in `special`.
         self.moved: dict[int, dict[str, str]] = {}
 
@@ -62,8 +56,7 @@ class OddTexts:
                 if isinstance(was, dict) and was.get(field) == text:
                     kept.setdefault(field, []).append(place)
                 else:
-                    path = field if name == "key" else f"{name}.{field}"
-                    self.moved.setdefault(place, {})[path] = str(text)
+                    self.moved.setdefault(place, {})[f"{name}.{field}"] = str(text)
         found = column_of(self._group, name, given)
         for field, places in kept.items():
             found = self._restored(found, original, field, places)
@@ -77,14 +70,13 @@ class OddTexts:
         return pa.array([list(each.items()) or None for each in entries], _SPECIAL)
 
     def _odd_in(self, values: Sequence[Any], kind: pa.DataType) -> dict[int, dict[str, Any]]:
-        # By record the fields that are odd, but for those that hold texts anyway.
-        known = kind if pa.types.is_struct(kind) else ()
-        texts = {field.name for field in known if _holds_texts(field.type)}
+        # By record the fields that are odd, but for those whose type makes such values anyway.
+        known = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
         found = {
             place: {
                 field: held
                 for field, held in value.items()
-                if field not in texts and self._is_odd(place, held)
+                if _is_odd(held, known.get(field)) and held in self._odd_of(place)
             }
             for place, value in enumerate(values)
             if isinstance(value, Mapping)
@@ -106,22 +98,17 @@ class OddTexts:
         there = (value.get(field) for value in values if isinstance(value, Mapping))
         return not known and all(held is None or isinstance(held, str) for held in there)
 
-    def _is_odd(self, place: int, value: Any) -> bool:
-        if not isinstance(value, str) and not (isinstance(value, list) and _has_text(value)):
-            return False
-        return value in self._odd_of(place)
-
     def _odd_of(self, place: int) -> list[Any]:
-        # The texts in a record that its columns' types do not make, and lists with such a text.
+        # The values in a record that its columns' types do not make.
         if place not in self._known:
             record = self._records[place]
-            rows = {name: getattr(record, name) for name, _ in self._not_texts}
-            held = [rows[name].get(field) for name, field in self._not_texts if isinstance(rows[name], dict)]
-            self._known[place] = [
-                value
-                for value in held
-                if isinstance(value, str) or (isinstance(value, list) and _has_text(value))
+            rows = {name: getattr(record, name) for name, _ in self._fields}
+            held = [
+                (rows[name].get(field.name), field.type)
+                for name, field in self._fields
+                if isinstance(rows[name], dict)
             ]
+            self._known[place] = [value for value, kind in held if _is_odd(value, kind)]
         return self._known[place]
 
     def _restored(self, column: pa.Array, original: pa.Array, field: str, places: list[int]) -> pa.Array:
@@ -153,14 +140,17 @@ def _replaced(values: pa.Array, mask: np.ndarray[Any, np.dtype[np.bool_]], other
     return pa.concat_arrays([values, others]).take(pa.array(places))
 
 
-def _has_text(values: list[Any]) -> bool:
-    return any(isinstance(value, str) for value in values)
+def _is_odd(value: Any, kind: pa.DataType | None) -> bool:
+    """Return whether a type does not make a value: a text, or a list that has one.
 
-
-def _holds_texts(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind):
-        return _holds_texts(kind.value_type)
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
+    :param kind: None: one that is not known, which makes none.
+    """
+    if isinstance(value, list):
+        kind = kind.value_type if kind is not None and pa.types.is_list(kind) else None
+        return any(_is_odd(item, kind) for item in value)
+    t = pa.types
+    holds_texts = kind is not None and (t.is_string(kind) or t.is_large_string(kind) or t.is_dictionary(kind))
+    return isinstance(value, str) and not holds_texts
 
 
 def column_of(group: Group, name: str, values: Sequence[Any]) -> pa.Array:
@@ -283,8 +273,7 @@ def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:
     for name in names:
         column = texts.column(name, [record.replaced[name] for record in records])
         columns = _with(columns, name, column)
-    if {"before", "after"} & set(names) and part.is_change and "value" not in names:
-        columns = _with_notes(columns, names, records)
+    columns = _with_notes(columns, names, records)
     if texts.moved:
         columns = _with(columns, "special", texts.noted(columns))
     return part.with_columns(columns)
@@ -315,6 +304,6 @@ def _still_holds(entry: Any, record: Record, names: Sequence[str], is_special: b
     place, _, column = entry[0].partition(".") if is_special else ("after", "", entry)
     if place not in names:
         return True
-    now: Mapping[str, Any] = record.replaced[place] or {}
-    was: Mapping[str, Any] = getattr(Record(record.group, record.row, {}), place) or {}
-    return column in now and now[column] == was.get(column)
+    now, was = record.replaced[place], getattr(Record(record.group, record.row, {}), place)
+    both = isinstance(now, Mapping) and isinstance(was, Mapping)
+    return bool(both and column in now and now[column] == was.get(column))

@@ -30,17 +30,12 @@ def column_texts(group: Group, image: str, name: str, values: pa.Array) -> pa.St
             return sent
     texts = texts_of(values, _delimiter(relation, name))
     noted = specials(group.column("special"))
-    # What is noted of a key's value is so of the row that it is of: that after, or before a delete.
-    places = [f"before.{name}", f"after.{name}", name] if image == "key" else [f"{image}.{name}"]
-    for place in (place for place in places if place in noted):
-        rows, held = noted[place]
-        chosen = np.zeros(len(texts), np.bool_)
-        chosen[rows] = True
-        if image == "key" and place.startswith("before."):
-            chosen &= group.column("after").is_null().to_numpy(zero_copy_only=False)
-            held = held.filter(pa.array(chosen[rows]))
-        texts = pc.replace_with_mask(texts, pa.array(chosen), held)
-    return texts
+    if (found := noted.get(f"{image}.{name}")) is None:
+        return texts
+    rows, held = found
+    chosen = np.zeros(len(texts), np.bool_)
+    chosen[rows] = True
+    return pc.replace_with_mask(texts, pa.array(chosen), held)
 
 
 def _delimiter(relation: Relation | None, name: str) -> str:

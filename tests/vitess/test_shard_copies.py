@@ -6,6 +6,7 @@ the coordinator are the real ones.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -45,8 +46,8 @@ from tailrace.sources.vitess.rows.change_filters import (
     AmbiguousError,
     RepeatedChangeFilter,
 )
-from tailrace.sources.vitess.rows.copy_keys import key_text
-from tailrace.sources.vitess.streaming import shard_copies
+from tailrace.sources.vitess.rows.copy_keys import common_key, key_text
+from tailrace.sources.vitess.streaming import copy_plan, shard_copies
 from tailrace.sources.vitess.streaming.copy_plan import parts_of, ranges
 from tailrace.sources.vitess.streaming.shard_copies import ROWLESS_S, ChunkStream, ShardCopies
 from tailrace.sources.vitess.streaming.shard_health import health_of
@@ -577,3 +578,75 @@ def test_a_copy_is_divided_by_primary_keys_alone() -> None:
     vtgate: Any = _InformationSchema()
     # A tablet copies `none` in the order of its cheapest unique key, which need not be the one called PRI.
     assert integral_keys(vtgate, source, SHARD) == {"whole": "c0", "two": "", "text": "", "none": ""}
+
+
+class _KilledError(Exception):
+    """Raised behind an append."""
+
+
+def _begun(
+    source: VitessSource, states: dict[str, Any], killed_at: int = -1
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Begin with a shard, or go on with it, as a stream of the keyspace does.
+
+    :param killed_at: the append behind which the process dies.
+    :return: what was appended; and the tables that are copied, or the position of the one stream.
+    """
+    appended, opened = list[dict[str, Any]](), list[str]()
+    kept = {name: ShardState.from_json(state) for name, state in states.items()}
+    coordinator = Coordinator(kept, common_key=common_key)
+
+    def carry_out(commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Keep):
+                appended.append({name: state.as_json() for name, state in command.states.items()})
+                if len(appended) == killed_at:
+                    raise _KilledError
+            elif isinstance(command, ListShards):
+                carry_out(coordinator.step(ShardsListed(command.number, (SHARD,))))
+            elif isinstance(command, OpenStream):
+                copies.end(command.shard)
+                if copies.takes(command):
+                    copies.open(command)
+                else:
+                    opened.append(command.positions[command.shard])
+
+    def step(event: Event) -> None:
+        carry_out(coordinator.step(event))
+
+    nobody: Any = None  # is asked: the answers are given
+    copies = ShardCopies(
+        source, nobody, coordinator, step, lambda stream: opened.append(stream.chunk.table),
+        lambda _: None, lambda _: None,
+    )  # fmt: skip
+    with contextlib.suppress(_KilledError):
+        carry_out(coordinator.start())
+        copies.turn(time.monotonic() + 60)
+    return appended, opened
+
+
+@pytest.mark.parametrize("later", [[], ["later"]], ids=["no table", "a table that came meanwhile"])
+def test_a_shard_without_a_table_that_was_killed_anywhere_at_its_beginning_is_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, later: list[str]
+) -> None:
+    source = VitessSource.model_validate({"hosts": ["127.0.0.1:1"], "keyspace": KEYSPACE})
+    tables: list[str] = []
+    monkeypatch.setattr(copy_plan, "integral_keys", lambda *_: dict.fromkeys(tables, ""))
+    monkeypatch.setattr(shard_copies, "ask_gtids", lambda *_: None)
+    monkeypatch.setattr(shard_copies, "answer_of", lambda *_: [[f"{UUID}:1-{7 + len(tables)}"]])
+    position = str(GtidSet.parse(f"{UUID}:1-7"))
+    whole, opened = _begun(source, {})
+    assert opened == [position]
+    assert len(whole) > 3
+    for killed_at in range(1, len(whole) + 1):
+        tables.clear()
+        appended, _ = _begun(source, {}, killed_at)
+        in_log = {name: state for states in appended for name, state in states.items()}
+        tables.extend(later)
+        after, opened = _begun(source, in_log)
+        in_log |= {name: state for states in after for name, state in states.items()}
+        state = ShardState.from_json(in_log[SHARD])
+        # A table that came behind the position is in the stream from there; else it is copied.
+        assert opened == ([position] if state.copy is None else later), killed_at
+        if state.copy is None:
+            assert state.gtid == position, killed_at

@@ -78,7 +78,7 @@ class CopyChunk:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> CopyChunk:
-        given = dict(content)
+        given = {"table": "", **content}  # a shard without tables has one chunk, of none
         return cls(is_done=given.pop("done", False), **given)
 
 

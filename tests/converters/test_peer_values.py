@@ -20,7 +20,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.converters.debezium import JsonConverter
 from tailrace.model import ValueModes
 from tailrace.ranges import plan
-from tailrace.ranges.changes import changes_of
+from tailrace.ranges.changes import stretches_of
 from tailrace.records.group import Group
 from tailrace_bench.support import debezium
 from tests.support.capture.captured import capturing
@@ -75,8 +75,8 @@ def events(log: Path, modes: ValueModes) -> list[str]:
         start, end = reader.start, reader.end().offset
         pieces = plan.pieces("0", reader.blocks(start, end), start, end)
     for piece in pieces:
-        for parts in changes_of(log, piece, ["public.t"], modes):
-            for changes in parts:
+        for stretch in stretches_of(log, piece, ["public.t"], modes):
+            for changes in stretch.changes:
                 group = Group.of_changes("public.t", np.arange(changes.count), changes)
                 found += JsonConverter().convert(group).values.to_pylist()
     return found

@@ -40,10 +40,10 @@ SINKS: dict[str, dict[str, Any]] = {
     "mirror": {"type": "delta", "mode": "mirror"},
 }
 
-#: The failpoints that a round can come to. Those of the embedded engine and of Kafka are in
-#: `tests/engine/test_kills.py` and `tests/kafka`.
+#: The failpoints that a round can come to. Those of the embedded engine, of Kafka and of real time are in
+#: `tests/engine/test_kills.py`, `tests/kafka` and `tests/realtime/test_kills.py`.
 #: `sink.before_remove` is passed where a table is read again: `tests/pipeline/test_repairs.py`.
-POINTS = {name for name in NAMES if not name.startswith(("engine.", "kafka.", "vitess."))}
+POINTS = {name for name in NAMES if not name.startswith(("engine.", "kafka.", "vitess.", "realtime."))}
 POINTS -= {"sink.before_remove"}
 
 #: A life that is not over by then hangs: that is a fault of its own.

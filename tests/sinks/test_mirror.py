@@ -239,7 +239,9 @@ def test_mirrors_are_what_the_source_is(spark, log, tmp_path):
 
 
 @pytest.mark.parametrize("cuts", [(), (0, 1, 2, 3)], ids=["in one range", "in a range each"])
-def test_rows_of_which_one_of_two_keys_was_in_force_are_told_by_both(spark, log, tmp_path, cuts):
+def test_rows_of_which_one_of_two_keys_was_in_force_are_told_by_both(spark, tmp_path, cuts):
+    log = HandmadeLog(tmp_path / "log")
+
     def described(version: int, key: str, may_be_key: str = "") -> bytes:
         columns = tuple(
             ColumnFacts(name, number, type_oid=kind, base_oid=kind, may_be_key=name == may_be_key)
@@ -265,5 +267,6 @@ def test_rows_of_which_one_of_two_keys_was_in_force_are_told_by_both(spark, log,
     for end in (*(ends[cut] for cut in cuts), ends[-1]):
         write(sink, log, start, end, spark)
         start = end
+    log.close()
     found = [(row["n"], row["id"], row["note"]) for row in mirror_rows(tmp_path / "lake" / "public.accounts")]
     assert sorted(found) == [(10, 1, "a"), (11, 1, "f"), (22, 1, "e"), (30, 3, "c")]

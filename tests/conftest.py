@@ -31,6 +31,8 @@ pytest_plugins = [
 gc.disable()
 # Nothing here multiplies matrices, and its threads wait at work for a while.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# As `tailrace.sources.vitess` does, which some tests import after gRPC: servers are started by forks, too.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Every failure prints what reproduces it. No deadline: the first call of a kernel may load it
 # from its cache, and two cores are shared.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
@@ -16,19 +15,16 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import grpc
+import grpc.aio
+import grpc.experimental
+
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, remember, resolved
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.errors import CLUSTER_EVENT, Status, from_status
 from tailrace.sources.vitess.connection.event_loop import submit
-
-# A process that starts Java forks. gRPC is not to follow into the child, which has no use for it.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
-import grpc
-import grpc.aio
-import grpc.experimental
 
 VSTREAM = "/vtgateservice.Vitess/VStream"
 EXECUTE = "/vtgateservice.Vitess/Execute"

@@ -34,11 +34,11 @@ UNKNOWN = ColumnDefault(is_known=False)
 
 _NO_POINTS = np.zeros(0, np.int32)
 
-#: What is told of a column: `column_default` and `extra`; `has_default` and `default_value` of InnoDB, if it
-#: may be asked.
-Told = tuple[str | None, ...]
-#: Given a shard, a table and a column: what is told of it; None: it has no such column any more.
-DefaultOf = Callable[[str, str, str], Told | None]
+#: What MySQL says of a column: `column_default` and `extra`; `has_default` and `default_value` of InnoDB, if
+#: it may be asked.
+DefaultRow = tuple[str | None, ...]
+#: Given a shard, a table and a column: what MySQL says of it; None: it has no such column any more.
+DefaultOf = Callable[[str, str, str], DefaultRow | None]
 
 #: Given SQL, what is attempted, and a shard as a target: the rows.
 Query = Callable[[str, str, str], list[tuple[str | None, ...]]]
@@ -71,7 +71,7 @@ def asked_by(
     :param serving: returns the shards that serve the keys of a shard.
     """
 
-    def asked(shard: str, where: str) -> list[Told]:
+    def asked(shard: str, where: str) -> list[DefaultRow]:
         attempted = f"ask the shard {shard!r} for a column's default"
         for of in dict.fromkeys((tablet_type.lower(), "primary")):
             target = f"{keyspace}:{shard}@{of}"
@@ -83,7 +83,7 @@ def asked_by(
                 return found
         return []
 
-    def default_of(shard: str, table: str, column: str) -> Told | None:
+    def default_of(shard: str, table: str, column: str) -> DefaultRow | None:
         names = f"c.table_name = {_quoted(table)} and c.column_name = {_quoted(column)}"
         where = f"where c.table_schema = database() and {names}"
         try:
@@ -102,11 +102,11 @@ def _quoted(name: str) -> str:
     return "'" + name.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def default_of_added(plan: ColumnPlan, told: Told | None) -> ColumnDefault:
+def default_of_added(plan: ColumnPlan, row: DefaultRow | None) -> ColumnDefault:
     """Return what rows from before a column have, of what information_schema says of it."""
-    if told is None:
+    if row is None:
         return UNKNOWN
-    default, extra, *stored = told
+    default, extra, *stored = row
     extra = (extra or "").lower()
     if "generated" in extra or "auto_increment" in extra:
         return UNKNOWN  # an expression, CURRENT_TIMESTAMP among them, or a number of each row's own

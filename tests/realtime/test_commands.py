@@ -13,7 +13,6 @@ from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.writer import LogWriter
 from tailrace.cli.main import app
 from tailrace.realtime import control
-from tailrace.realtime.switching import Kept
 from tests.support.changelog.frames_of import Source, append, new_log
 
 
@@ -58,7 +57,7 @@ def test_a_command_stands_until_the_next_one_and_comes_before_the_file(file: Pat
 
 def test_a_fall_back_is_shown_until_something_is_said(file: Path) -> None:
     directory = LogDirectory.open(file.parent / "log")
-    control.keep(directory, "lake", Kept(False, 9), None, fell_back=True)
+    control.keep(directory, "lake", control.KeptState(position=9, fell_back=True))
     waits = "lake: off (no engine runs; it fell back before, and waits for a command), wanted on, at 9"
     assert waits in _run("status", file)
     _run("on", file)

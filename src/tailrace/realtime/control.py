@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from tailrace.changelog.directory import LogDirectory, encode_name
-from tailrace.realtime.switching import Kept
 
 _FOLDER = "realtime"
 
@@ -22,7 +20,7 @@ class SwitchCommand:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """What a consumer has kept: `Kept`, and whether it is off because it could not keep up.
+    """What a consumer has kept: whether it may be on, where it was, and whether it is off as it fell back.
 
     :param command_us: when the command was given that it knew then; 0: there was none.
     """
@@ -54,18 +52,16 @@ def command(directory: LogDirectory, consumer: str) -> SwitchCommand | None:
     return None if found is None else SwitchCommand(bool(found["on"]), int(found["time_us"]))
 
 
-def keep(
-    directory: LogDirectory, consumer: str, kept: Kept, command: SwitchCommand | None, *, fell_back: bool
-) -> None:
+def keep(directory: LogDirectory, consumer: str, state: KeptState) -> None:
     """Keep a consumer's state, durably.
 
     :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
-    content: dict[str, Any] = {
-        "on": kept.is_on,
-        "log_offset": kept.position,
-        "fell_back": fell_back,
-        "command_us": 0 if command is None else command.time_us,
+    content = {
+        "on": state.is_on,
+        "log_offset": state.position,
+        "fell_back": state.fell_back,
+        "command_us": state.command_us,
     }
     directory.state_write(_name(consumer, "state"), content)
 

@@ -23,10 +23,9 @@ from tailrace.config.sections import RealtimeConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.realtime import control
 from tailrace.realtime.buffer import BlockBuffer
-from tailrace.realtime.control import SwitchCommand
+from tailrace.realtime.control import KeptState, SwitchCommand
 from tailrace.realtime.handover import Handover
 from tailrace.realtime.switching import (
-    LogCommand,
     LogEvent,
     LogMode,
     LogSide,
@@ -194,7 +193,7 @@ class RealtimePath:
             self._handled = max(self._handled, handled)
             self._look_for_command()
             if self._log.state is LogMode.ACTIVE:
-                self._log, _ = self._log.step(LogEvent.HANDLED, handled)
+                self._log = self._log.step(LogEvent.HANDLED, handled)
             elif self.works and self._marked is None and handled > self._side.position:
                 self._side, commands = self._side.step(_E.HANDLED, handled)
                 assert commands == (_C.MARK_HANDLED,)
@@ -208,7 +207,7 @@ class RealtimePath:
                 failpoints.hit("realtime.handled_durable")
                 with self._lock:
                     self._marked = None
-                    self._log, _ = self._log.step(LogEvent.REALTIME, marked[0])
+                    self._log = self._log.step(LogEvent.REALTIME, marked[0])
         self._count_segments()
         return self._log.position
 
@@ -274,7 +273,7 @@ class RealtimePath:
             else:
                 failpoints.hit("realtime.stop_durable")
         if event is _E.LOG_PASSIVE:
-            self._log, _ = self._log.step(LogEvent.TRY_START_REALTIME)
+            self._log = self._log.step(LogEvent.TRY_START_REALTIME)
             self._note_restored(rows)
         before = self._side
         self._side, commands = before.step(event, log_offset)
@@ -310,10 +309,11 @@ class RealtimePath:
     def _keep(self) -> bool:
         assert self._directory is not None
         failpoints.hit("realtime.before_keep")
-        kept = self._side.kept
+        is_on = self._side.is_kept_on
+        command_us = 0 if self._command is None else self._command.time_us
+        kept = KeptState(is_on, self._side.position, not is_on and self._fell_back, command_us)
         try:
-            fell_back = not kept.is_on and self._fell_back
-            control.keep(self._directory, self._consumer, kept, self._command, fell_back=fell_back)
+            control.keep(self._directory, self._consumer, kept)
         except TailraceError as error:
             if error.kind is not Kind.LOG_FULL:
                 raise
@@ -328,8 +328,7 @@ class RealtimePath:
             failpoints.hit("realtime.before_mark_start")
         if command is _C.MARK_STOP and self._log.state is LogMode.PASSIVE:
             # It need not wait until that is durable: a start after a crash says it again.
-            self._log, commands = self._log.step(LogEvent.STOP_REALTIME, self._side.position)
-            assert commands == (LogCommand.SEEK,)
+            self._log = self._log.step(LogEvent.STOP_REALTIME, self._side.position)
         insertion = self._insert(command)
         if insertion is None:
             return False

@@ -29,7 +29,7 @@ one. It stands between transactions.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tailrace.protocol import frames
 from tailrace.state_machine import StateMachine
@@ -87,7 +87,7 @@ class RealtimeEvent(enum.StrEnum):
 class RealtimeCommand(enum.StrEnum):
     """What the driver of the real-time side does, in the order given, before it takes the next event."""
 
-    KEEP = "keep"  # `RealtimeSide.kept`, durably
+    KEEP = "keep"  # `RealtimeSide.is_kept_on` and `position`, durably
     FILL = "fill"  # begin to fill the buffer
     DROP = "drop"  # the buffer
     MARK_START = "mark start"  # answered by START_DURABLE
@@ -117,14 +117,6 @@ TRANSITIONS: dict[tuple[RealtimeMode, RealtimeEvent], tuple[RealtimeMode, tuple[
 
 #: Events that bring the position.
 _MOVES = frozenset({_E.START_DURABLE, _E.HANDLED, _E.WORKER_ENDED})
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What the real-time side keeps through restarts: whether it may be on, and where it was then."""
-
-    is_on: bool = False
-    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +154,9 @@ class RealtimeSide(StateMachine[RealtimeMode, RealtimeEvent]):
         return self.moved(event, state, position=position), commands
 
     @property
-    def kept(self) -> Kept:
-        """What `KEEP` keeps."""
-        return Kept(self.state is not _S.OFF, self.position)
+    def is_kept_on(self) -> bool:
+        """Whether `KEEP` keeps that it may be on: a start then writes its stop first."""
+        return self.state is not _S.OFF
 
     def marker(self, command: RealtimeCommand, consumer: str) -> Marker:
         """Return the marker that a command of marking writes."""
@@ -190,20 +182,13 @@ class LogEvent(enum.StrEnum):
     STOP_REALTIME = "stop_realtime"
 
 
-class LogCommand(enum.StrEnum):
-    """What the driver of the log's side does."""
-
-    RELEASE = "release"  # what lies before `position` may be let go
-    SEEK = "seek"  # read on at `read_from`
-
-
 #: A move that is not here is not allowed.
-LOG_TRANSITIONS: dict[tuple[LogMode, LogEvent], tuple[LogMode, tuple[LogCommand, ...]]] = {
-    (LogMode.ACTIVE, LogEvent.HANDLED): (LogMode.ACTIVE, (LogCommand.RELEASE,)),
-    (LogMode.ACTIVE, LogEvent.TRY_START_REALTIME): (LogMode.PASSIVE, ()),
-    (LogMode.ACTIVE, LogEvent.REALTIME): (LogMode.ACTIVE, (LogCommand.RELEASE,)),  # written before the stop
-    (LogMode.PASSIVE, LogEvent.REALTIME): (LogMode.PASSIVE, (LogCommand.RELEASE,)),
-    (LogMode.PASSIVE, LogEvent.STOP_REALTIME): (LogMode.ACTIVE, (LogCommand.SEEK,)),
+LOG_TRANSITIONS: dict[tuple[LogMode, LogEvent], LogMode] = {
+    (LogMode.ACTIVE, LogEvent.HANDLED): LogMode.ACTIVE,
+    (LogMode.ACTIVE, LogEvent.TRY_START_REALTIME): LogMode.PASSIVE,
+    (LogMode.ACTIVE, LogEvent.REALTIME): LogMode.ACTIVE,  # written before the stop
+    (LogMode.PASSIVE, LogEvent.REALTIME): LogMode.PASSIVE,
+    (LogMode.PASSIVE, LogEvent.STOP_REALTIME): LogMode.ACTIVE,
 }
 
 
@@ -211,7 +196,7 @@ LOG_TRANSITIONS: dict[tuple[LogMode, LogEvent], tuple[LogMode, tuple[LogCommand,
 class LogSide(StateMachine[LogMode, LogEvent]):
     """The log's side of one consumer. A start finds it active, at what is handled.
 
-    :param position: everything before is handled, as far as this side knows.
+    :param position: everything before is handled, as far as this side knows, and may be let go.
     :param read_from: where it took over last.
     """
 
@@ -219,16 +204,13 @@ class LogSide(StateMachine[LogMode, LogEvent]):
     position: int = 0
     read_from: int = 0
 
-    def step(self, event: LogEvent, log_offset: int = -1) -> tuple[LogSide, tuple[LogCommand, ...]]:
-        """Return the side after `event`, and what is to be done.
+    def step(self, event: LogEvent, log_offset: int = -1) -> LogSide:
+        """Return the side after `event`.
 
         :param log_offset: of `STOP_REALTIME`, what was sent last; else what is handled.
         :raises IllegalTransition: for a move that the table does not have; always a bug.
         """
-        state, commands = self.found(LOG_TRANSITIONS, event)
-        found = self
-        if LogCommand.RELEASE in commands:
-            found = replace(self, position=max(self.position, log_offset))
-        if LogCommand.SEEK in commands:
-            found = replace(found, read_from=log_offset)
-        return found.moved(event, state), commands
+        mode = self.found(LOG_TRANSITIONS, event)
+        if event is LogEvent.STOP_REALTIME:
+            return self.moved(event, mode, read_from=log_offset)
+        return self.moved(event, mode, position=max(self.position, log_offset))

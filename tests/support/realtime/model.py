@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tailrace.realtime.switching import (
-    LogCommand,
     LogEvent,
     LogMode,
     LogSide,
@@ -68,8 +67,8 @@ class Process:
         return replace(self, side=replace(side, steps=()), todo=self.todo + commands)
 
     def log_after(self, event: LogEvent, log_offset: int = -1) -> Process:
-        log, commands = self.log.step(event, log_offset)
-        sent = log.read_from if LogCommand.SEEK in commands else self.sent
+        log = self.log.step(event, log_offset)
+        sent = log.read_from if event is LogEvent.STOP_REALTIME else self.sent
         return replace(self, log=replace(log, steps=()), sent=sent)
 
 
@@ -154,7 +153,7 @@ def _obeyed(world: World, process: Process, command: RealtimeCommand) -> World:
     if command in (_C.MARK_START, _C.MARK_HANDLED):
         return _appended(world, process, command)
     if command is _C.KEEP:
-        return replace(world, kept_on=process.side.kept.is_on, process=process)
+        return replace(world, kept_on=process.side.is_kept_on, process=process)
     if command is _C.END_WORK:
         ended = replace(process, cursor=None).after(_E.WORKER_ENDED, process.sent)
         return replace(world, process=ended)

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace import failpoints
+from tailrace.decode.postgres_types import OIDS
 from tailrace.errors import Kind, TailraceError
 from tests.support.sinks.rig import (
     InProcess,
@@ -320,6 +321,19 @@ def test_a_value_that_needs_one_that_was_not_sent_stops_a_mirror_and_is_marked_i
     write(history, log, ends[0], ends[2])
     found = rows("append", tmp_path / "history" / "public.orders")
     assert (found[0]["both"], found[2]["both"], found[2]["_unchanged"]) == ("secret3", None, ["note", "both"])
+
+
+@pytest.mark.parametrize("kind", HISTORIES)
+def test_computed_bytes_and_arrays_are_texts_of_postgresql(kind, tmp_path, log):
+    columns = {"id": INT8, "raw": (OIDS["bytea"], -1), "parts": (OIDS["_int4"], -1)}
+    table = relation(2, "public.files", columns)
+    start = log.writer.tail.offset
+    end = log.commit(table, insert(2, 1, "\\x01ff", "{1,NULL,2}"))
+    computed = {"bytes": "after.raw", "numbers": "after.parts"}
+    sink = opened(kind, tmp_path / "lake", log, steps=[{"type": "add_fields", "computed": computed}])
+    write(sink, log, start, end)
+    (found,) = rows(kind, tmp_path / "lake" / "public.files")
+    assert (found["bytes"], found["numbers"]) == ("\\x01ff", "{1,NULL,2}")
 
 
 def test_other_transformations_than_a_mirror_was_made_under_stop_it(spark, tmp_path, log, monkeypatch):

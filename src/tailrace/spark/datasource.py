@@ -172,13 +172,6 @@ class BatchReader(DataSourceReader):
         reader = position.opened(self._options.path, self._options.task)
         start = position.resolve(reader, self._options.starting)
         end = position.resolve(reader, self._options.ending)
-        if start > end:
-            raise TailraceError(
-                Kind.CONFIG_INVALID,
-                f"read a change log: startingOffset is the log offset {start}, behind endingOffset, {end}",
-                "give an endingOffset that comes later, or leave it out",
-                {"log": self._options.path},
-            )
         # Without partitions Spark would ask for one of its own making.
         return _partitions(reader, self._options.task, start, end) or [PiecePartition(None)]
 

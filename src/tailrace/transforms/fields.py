@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,11 @@ ROW, KEY, BOTH = "row", "key", "both"
 def same_name(name: str) -> str:
     """Return the name: what is noted of a column stays with it."""
     return name
+
+
+def without(names: Collection[str]) -> Naming:
+    """Return what becomes of columns when those of these names go."""
+    return lambda name: None if name in names else name
 
 
 def field_names(group: Group, part: str) -> tuple[str, ...]:
@@ -68,12 +74,33 @@ def with_edited(
     :param naming: what becomes of a column's name, for what is noted of columns of the row.
     :param special: the same for the texts of values that a column does not hold, if it differs.
     """
+    found = _with_images(group, part, lambda _, fields: edit(fields))
+    return with_notes(found, part, naming, special)
+
+
+def with_converted(
+    group: Group, part: str, names: Collection[str], convert: Callable[[str, str, pa.Array], pa.Array]
+) -> Group:
+    """Return records with other values in the columns of these names.
+
+    :param convert: returns them; called with `key`, `before`, `after` or `value`, the column's name and its
+        values.
+    """
+    meant = set(names)
+
+    def edit(image: str, found: Fields) -> Fields:
+        return {n: convert(image, n, v) if n in meant else v for n, v in found.items()}
+
+    return _with_images(group, part, edit)
+
+
+def _with_images(group: Group, part: str, edit: Callable[[str, Fields], Mapping[str, pa.Array]]) -> Group:
     columns = group.columns
-    for name in images_of(group, part):
-        at = columns.schema.get_field_index(name)
+    for image in images_of(group, part):
+        at = columns.schema.get_field_index(image)
         if at >= 0:
-            columns = columns.set_column(at, name, edited(columns.column(at), edit))
-    return with_notes(group.with_columns(columns), part, naming, special)
+            columns = columns.set_column(at, image, edited(columns.column(at), partial(edit, image)))
+    return group.with_columns(columns)
 
 
 def with_notes(group: Group, part: str, naming: Naming = same_name, special: Naming | None = None) -> Group:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from tailrace.decode.images import shards_of
 from tailrace.decode.json.shard_texts import vgtids
 from tailrace.decode.values.texts import texts_of
 from tailrace.errors import Kind, TailraceError
-from tailrace.expressions.computing import NoColumnError
+from tailrace.expressions.computing import Expression, NoColumnError
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
 from tailrace.transforms.groups.texts import column_texts
@@ -153,6 +153,21 @@ def fitting_expression(group: Group, what: str) -> Iterator[None]:
             "correct the expression; or give it only the records that it is for, by a predicate of tables",
             {"table": described(group)},
         ) from error
+
+
+def computed(
+    group: Group, expressions: Mapping[str, Expression], missing: str, what: str
+) -> dict[str, pa.Array]:
+    """Return what expressions give, by their names; `what` is attempted with each.
+
+    :param missing: as for `GroupRows`.
+    :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
+    """
+    rows, found = GroupRows(group, missing), {}
+    for name, expression in expressions.items():
+        with fitting_expression(group, f"{what} {name!r}"):
+            found[name] = expression.values(rows)
+    return found
 
 
 #: Names that differ from those in `source`.

@@ -23,6 +23,7 @@ from tailrace.transforms.contract import Transformation
 from tailrace.transforms.fields import BOTH, KEY, ROW, field_names, own_specials, specials_of_keys
 from tailrace.transforms.flatten import Flatten
 from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
+from tailrace.transforms.groups.rows import not_sent
 from tailrace.transforms.groups.texts import column_texts
 from tailrace.transforms.groups.values import members
 from tailrace.transforms.headers import FieldsFromHeaders, SetHeaders
@@ -159,13 +160,7 @@ def _is_unknown(group: Group, names: Sequence[str]) -> _Flags:
     partial = group.column("partial")
     if not set(names) <= sent and pa.types.is_boolean(partial.type):
         found = found | partial.fill_null(False).to_numpy(zero_copy_only=False)
-    unchanged = group.column("unchanged")
-    if not pa.types.is_null(unchanged.type):
-        parents = pc.list_parent_indices(unchanged).to_numpy()
-        named = pc.is_in(unchanged.flatten(), value_set=pa.array(names, pa.string()))
-        found = found.copy()
-        found[parents[named.to_numpy(zero_copy_only=False)]] = True
-    return found
+    return found | not_sent(group, names)
 
 
 def _keys(key: pa.Array, before: pa.Array, is_old: _Flags) -> pa.Array:

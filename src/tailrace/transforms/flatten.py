@@ -19,7 +19,7 @@ from tailrace.decode.types import known_type
 from tailrace.model import OWN_FORMS, Relation
 from tailrace.records.group import Group
 from tailrace.transforms.fields import failure, specials_of_values
-from tailrace.transforms.groups.rows import metadata_column
+from tailrace.transforms.groups.rows import metadata_column, not_sent
 from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.headers import with_headers
 from tailrace.transforms.selection import Chosen, Operations
@@ -77,7 +77,7 @@ class Flatten:
             "value": struct_of(found, absent, len(group)),
             "source": group.column("source"),
             "headers": group.headers,
-            "special": specials_of_values(group.column("special"), deleted),
+            "special": specials_of_values(group.column("special"), is_deleted),
             "unchanged": group.column("unchanged"),
         }
         made = group.with_columns(pa.RecordBatch.from_pydict(columns))
@@ -117,17 +117,13 @@ def _holds_text(relation: Relation | None, name: str, arrow: pa.DataType) -> boo
 def _with_placeholders(group: Group, found: dict[str, pa.Array]) -> dict[str, pa.Array]:
     # As in Debezium's JSON: a value that was not sent is shown by a text, where the column can hold one.
     unchanged = group.column("unchanged")
-    if pa.types.is_null(unchanged.type) or not len(unchanged.flatten()):
+    if pa.types.is_null(unchanged.type):
         return found
     modes = OWN_FORMS if group.relation is None else group.relation.modes
-    parents = pc.list_parent_indices(unchanged).to_numpy()
-    names = unchanged.flatten().to_numpy(zero_copy_only=False)
-    for name in set(names):
+    for name in unchanged.flatten().unique().to_pylist():
         values = found.get(name)
         if values is None or not _holds_text(group.relation, name, values.type):
             continue
-        unsent = np.zeros(len(group), np.bool_)
-        unsent[parents[names == name]] = True
         text = pa.scalar(modes.unavailable_placeholder).cast(values.type)
-        found[name] = pc.if_else(pa.array(unsent), text, values)
+        found[name] = pc.if_else(pa.array(not_sent(group, [name])), text, values)
     return found

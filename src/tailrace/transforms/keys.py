@@ -12,6 +12,7 @@ from tailrace.config.transformations import options
 from tailrace.decode.rows import specials
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure, specials_of_keys
+from tailrace.transforms.groups.rows import not_sent
 from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.selection import Operations
 
@@ -65,9 +66,7 @@ class ValueToKey:
 
     def _require_no_unchanged(self, group: Group) -> None:
         # NULL or a placeholder stands in the place of such a value: keys of different rows would be equal.
-        unchanged = group.column("unchanged")
-        named = set() if pa.types.is_null(unchanged.type) else set(unchanged.flatten().unique().to_pylist())
-        if silent := [name for name in self.given.fields if name in named]:
+        if silent := [name for name in self.given.fields if not_sent(group, [name]).any()]:
             raise failure(
                 group,
                 f"make keys of columns: an update did not send {', '.join(map(repr, silent))}, because large "

@@ -28,7 +28,7 @@ from tailrace.transforms.groups.texts import column_texts
 from tailrace.transforms.groups.values import members
 from tailrace.transforms.headers import FieldsFromHeaders, SetHeaders
 from tailrace.transforms.keys import ExtractField, HoistField
-from tailrace.transforms.routes import RouteByContent, RouteByName
+from tailrace.transforms.routes import Routing
 from tailrace.transforms.selection import Operations
 from tailrace.transforms.timestamps import Timestamps
 
@@ -56,8 +56,8 @@ def _loses_former_key(step: Any, group: Group) -> bool:
         return group.is_change
     if isinstance(step, ExtractField | HoistField):
         return step.given.apply_to == KEY
-    if isinstance(step, RouteByName | RouteByContent):
-        return step.key_field is not None
+    if isinstance(step, Routing):
+        return step.given.key_field is not None
     if isinstance(step, AddFields) and step.expressions and step.given.apply_to != ROW:
         return True  # what is computed is of the row after
     if isinstance(step, AddFields | FieldsFromHeaders) and step.given.apply_to == KEY:

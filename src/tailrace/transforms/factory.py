@@ -36,7 +36,7 @@ PredicateLike = Predicate | Section | Mapping[str, Any]
 _MADE: dict[type[steps.TransformationConfig], Callable[[Any], Transformation]] = {
     options.FilterConfig: selection.Filter.of,
     options.DropConfig: lambda _: selection.Drop(),
-    options.Route: routes.of,
+    options.Route: routes.Routing.of,
     options.RenameConfig: columns.Rename,
     options.DropFieldsConfig: columns.DropFields,
     options.MaskConfig: columns.Mask.of,

@@ -26,31 +26,28 @@ def with_headers(group: Group, added: Mapping[str, pa.Array]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class SetHeaders:
-    """Makes headers of what expressions say; a null is no header.
+    """Makes headers of what expressions say; a null is no header."""
 
-    :param moved: columns of the row that go once they are headers.
-    """
-
-    headers: Mapping[str, Expression]
-    moved: frozenset[str]
-    missing: str
+    given: options.SetHeadersConfig
+    expressions: Mapping[str, Expression]
 
     @classmethod
     def of(cls, given: options.SetHeadersConfig) -> SetHeaders:
-        headers = {name: Expression(text, ROOTS) for name, text in given.headers.items()}
-        paths = [found.path for found in headers.values() if given.operation == "move"]
-        return cls(headers, frozenset(path[1] for path in paths if path is not None), given.missing)
+        return cls(given, {name: Expression(text, ROOTS) for name, text in given.headers.items()})
 
     def meant(self, names: Iterable[str]) -> list[str]:
-        """Return those of the columns that go."""
-        return [name for name in names if name in self.moved]
+        """Return those of the columns that go once they are headers."""
+        if self.given.operation != "move":
+            return []
+        moved = {found.path[1] for found in self.expressions.values() if found.path is not None}
+        return [name for name in names if name in moved]
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the headers.
 
         :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
         """
-        added = computed(group, self.headers, self.missing, "set the header")
+        added = computed(group, self.expressions, self.given.missing, "set the header")
         found = with_headers(group, added)
         return [without_columns(found, ROW, self.meant(field_names(found, ROW)))]
 

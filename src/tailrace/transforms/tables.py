@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,10 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config.patterns import matches_any
-from tailrace.config.transformations import predicates as choices
-from tailrace.config.transformations.options import DropConfig
 from tailrace.config.transformations.predicates import AnyPredicate
-from tailrace.config.transformations.steps import ROOTS, OfKeyAndRow, TransformationConfig, python_regex
+from tailrace.config.transformations.steps import ROOTS, OfKeyAndRow, TransformationConfig
 from tailrace.decode.changes import TableChanges, no_changes
 from tailrace.decode.column_policy import reshaped
 from tailrace.decode.computed import ComputedColumn, ComputedColumns
@@ -35,12 +33,13 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.sql import inputs_of
 from tailrace.model import Column, Op, Relation, ReplicaIdentity
 from tailrace.records.group import Group
-from tailrace.transforms.chain import Chain
+from tailrace.transforms.chain import Chain, Step
 from tailrace.transforms.contract import Transformation
 from tailrace.transforms.factory import build
 from tailrace.transforms.fields import BOTH, failure
 from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask
 from tailrace.transforms.groups.values import TEXT
+from tailrace.transforms.selection import Drop, Tables, TopicChoice
 from tailrace.transforms.timestamps import Timestamps
 
 #: Schema and table, after which a target names its folder.
@@ -61,8 +60,6 @@ class TableChain:
     """
 
     chain: Chain = field(default=Chain(), repr=False)
-    steps: tuple[TransformationConfig, ...] = ()
-    predicates: Mapping[str, AnyPredicate] = field(default_factory=dict)
     keeps_keys: bool = False
 
     def apply(
@@ -77,7 +74,7 @@ class TableChain:
         relation = changes.relation
         assert relation is not None, "logical messages belong to no table"
         own = relation.qualified_name
-        if not self.steps:
+        if not self.chain:
             return [((relation.schema, relation.table), changes)] if changes.count else []
         group = Group.of_changes(own, np.arange(changes.count), changes, origin)
         found = []
@@ -95,41 +92,33 @@ class TableChain:
         """
         group = Group.of_changes(relation.qualified_name, np.arange(0), no_changes(relation))
         inputs: Inputs = {}
-        for step, given in zip(self.chain.steps, self.steps, strict=True):
-            if isinstance(given, DropConfig) or not self._concerns(given, relation):
-                continue
-            assert group.relation is not None
-            assert isinstance(step.transformation, TableStep)
-            inputs |= step.transformation.inputs(group.relation)
-            (group,) = step.transformation.apply(group)
-        assert group.relation is not None
-        return group.relation, inputs
+        for step in self._concerning(relation):
+            if not isinstance(step.step, Drop):
+                inputs |= step.inputs(_table_of(group)[0])
+                (group,) = step.apply(group)
+        return _table_of(group)[0], inputs
 
     def mark(self, relation: Relation) -> str:
         """Return a mark of the steps that concern a table; empty if none does. It tells no secret."""
-        marks: list[Any] = []
-        for step, given in zip(self.chain.steps, self.steps, strict=True):
-            if not self._concerns(given, relation):
-                continue
-            what = given.model_dump(
-                mode="json", exclude={"predicate", "negate", "salt", "type"}, exclude_defaults=True
-            )
-            assert isinstance(step.transformation, TableStep)
-            salt = getattr(step.transformation.step, "salt", None)
-            secret = hmac.digest(salt.value, b"salt", hashlib.sha256).hex() if salt is not None else ""
-            marks.append([type(given).__name__, what, secret])
+        marks = [step.mark() for step in self._concerning(relation)]
         if not marks:
             return ""
         return hashlib.sha256(json.dumps(marks, sort_keys=True).encode()).hexdigest()[:32]
 
-    def _concerns(self, given: TransformationConfig, relation: Relation) -> bool:
-        predicate = None if given.predicate is None else self.predicates[given.predicate]
-        if isinstance(predicate, choices.TablePredicate):
-            return matches_any(predicate.tables, relation.schema, relation.table) != given.negate
-        if isinstance(predicate, choices.TopicPredicate):
-            found = re.fullmatch(python_regex(predicate.pattern), relation.qualified_name)
-            return (found is not None) != given.negate
-        return True
+    def _concerning(self, relation: Relation) -> Iterator[TableStep]:
+        for step in self.chain.steps:
+            assert isinstance(step.transformation, TableStep)
+            if _concerns(step, relation):
+                yield step.transformation
+
+
+def _concerns(step: Step, relation: Relation) -> bool:
+    chooses = step.predicate
+    if isinstance(chooses, Tables):
+        return matches_any(chooses.patterns, relation.schema, relation.table) != step.negate
+    if isinstance(chooses, TopicChoice):
+        return (re.fullmatch(chooses.pattern, relation.qualified_name) is not None) != step.negate
+    return True
 
 
 def table_chain(
@@ -139,11 +128,12 @@ def table_chain(
 
     :raises TailraceError: as `factory.build`.
     """
-    chain = build([_of_both(step) for step in steps], predicates)
-    made = tuple(
-        replace(step, transformation=TableStep(step.transformation, keeps_keys)) for step in chain.steps
+    built = build([_of_both(step) for step in steps], predicates)
+    made = (
+        replace(step, transformation=TableStep(given, step.transformation, keeps_keys))
+        for given, step in zip(steps, built.steps, strict=True)
     )
-    return TableChain(Chain(made), tuple(steps), dict(predicates), keeps_keys)
+    return TableChain(Chain(tuple(made)), keeps_keys)
 
 
 def _of_both(step: TransformationConfig) -> TransformationConfig:
@@ -166,12 +156,14 @@ NO_STEPS = TableChain()
 class TableStep:
     """Does a step to a table, whose changes stay cells.
 
+    :param given: the step's options, as they were given.
     :param keeps_keys: rows are told apart by their keys (a mirror): a step that would change them is refused,
         and a value that was not sent is the one that the row has.
     """
 
+    given: TransformationConfig
     step: Transformation
-    keeps_keys: bool = False
+    keeps_keys: bool
 
     def apply(self, group: Group) -> Iterable[Group]:
         """Return the changes as the step leaves them.
@@ -192,6 +184,15 @@ class TableStep:
         if isinstance(step, Cast | Timestamps):
             return [_with_columns(group, _converted(group, step))]
         return step.apply(group)
+
+    def mark(self) -> list[Any]:
+        """Return what tells the step from others, as JSON has it. It tells no secret."""
+        what = self.given.model_dump(
+            mode="json", exclude={"predicate", "negate", "salt", "type"}, exclude_defaults=True
+        )
+        salt = self.step.salt if isinstance(self.step, Mask) else None
+        secret = hmac.digest(salt.value, b"salt", hashlib.sha256).hex() if salt is not None else ""
+        return [type(self.given).__name__, what, secret]
 
     def inputs(self, relation: Relation) -> Inputs:
         """Return what the columns are made of that the step computes."""

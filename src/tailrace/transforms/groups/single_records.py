@@ -10,17 +10,18 @@ NULL there and noted in `special`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import TailraceError
 from tailrace.records.group import PLAIN, Group
 from tailrace.records.record import Record
+from tailrace.transforms.chain import close_of
 from tailrace.transforms.contract import RecordTransformation
-from tailrace.transforms.groups.rows import described
+from tailrace.transforms.fields import failure
 
 _SPECIAL = pa.map_(pa.string(), pa.string())
 _ROWS = ("key", "before", "after", "value")
@@ -199,12 +200,7 @@ def _holds(before: pa.DataType, inferred: pa.DataType) -> bool:
 
 def failure_of(group: Group, found: str) -> TailraceError:
     """Return the error of records that can't be taken as they were returned."""
-    return TailraceError(
-        Kind.TRANSFORM_FAILED,
-        f"transform records one by one: {found}",
-        "Record.replace says what may be given",
-        {"table": described(group)},
-    )
+    return failure(group, f"transform records one by one: {found}", "Record.replace says what may be given")
 
 
 class OneByOne:
@@ -242,8 +238,7 @@ class OneByOne:
 
     def close(self) -> None:
         """Close the transformation."""
-        close: Callable[[], None] = getattr(self._transformation, "close", lambda: None)
-        close()
+        close_of(self._transformation)()
 
 
 def _require_fit(group: Group, replaced: Mapping[str, Any]) -> None:

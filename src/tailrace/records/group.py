@@ -332,6 +332,18 @@ def source_order(places: Sequence[Places], is_second: Sequence[Flags | None]) ->
     return np.lexsort((np.concatenate(known), found))
 
 
+def pairs_in_order(places: Sequence[Places], is_second: Sequence[Flags | None]) -> npt.NDArray[np.int64]:
+    """Return `source_order` as pairs (group, entry of the group): an array of shape (len, 2)."""
+    if not places:
+        return np.empty((0, 2), np.int64)
+    of_group = np.repeat(np.arange(len(places)), [len(at) for at in places])
+    entries = np.concatenate([np.arange(len(at)) for at in places])
+    if len(places) > 1:  # one alone is in order
+        order = source_order(places, is_second)
+        of_group, entries = of_group[order], entries[order]
+    return np.stack([of_group, entries], axis=1)
+
+
 def _sent(columns: pa.RecordBatch | None) -> bytes | None:
     # As a stream of Arrow's: pickled, a slice would carry along what it is a slice of.
     if columns is None:

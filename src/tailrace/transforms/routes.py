@@ -18,7 +18,7 @@ from tailrace.expressions.computing import Expression
 from tailrace.records.group import Group
 from tailrace.transforms.fields import failure
 from tailrace.transforms.groups.rows import GroupRows, described, fitting_expression
-from tailrace.transforms.groups.values import with_fields
+from tailrace.transforms.groups.values import edited
 
 
 def replaced(topic: str, regex: str, replacement: str) -> str | None:
@@ -103,10 +103,9 @@ def _routed(group: Group, topic: str, key_field: str | None) -> Group:
         )
     if topic == group.topic:
         return group
-    if key_field is not None:
+    # A record without a key stays without one.
+    if key_field is not None and not pa.types.is_null(group.column("key").type):
         former = pa.repeat(pa.scalar(group.topic), len(group))
-        key = with_fields(group.column("key"), {key_field: former}, len(group))
-        # A record without a key stays without one.
-        if not pa.types.is_null(group.column("key").type):
-            group = group.with_column("key", key)
+        key = edited(group.column("key"), lambda found: {**found, key_field: former})
+        group = group.with_column("key", key)
     return group.with_topic(topic)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.gather import replaced
 from tailrace.decode.rows import special_entries
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
@@ -146,12 +147,9 @@ def _renamed_keys(maps: pa.MapArray, images: Collection[str], naming: Naming) ->
 
 def with_values(group: Group, image: str, name: str, rows: npt.NDArray[np.int64], values: pa.Array) -> Group:
     """Return records with other values in some rows (rising) of one field of a row or key."""
-    chosen = np.zeros(len(group), np.bool_)
-    chosen[rows] = True
 
     def edit(found: Fields) -> Fields:
-        changed = pc.replace_with_mask(found[name], pa.array(chosen), values)
-        return {**found, name: changed}
+        return {**found, name: replaced(found[name], rows, values)}
 
     return group.with_column(image, edited(group.column(image), edit))
 

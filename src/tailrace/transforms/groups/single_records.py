@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tailrace.decode.gather import replaced
 from tailrace.errors import TailraceError
 from tailrace.records.group import PLAIN, Group
 from tailrace.records.record import Record
@@ -116,12 +117,10 @@ class OddTexts:
         at = column.type.get_field_index(field)
         own = original.field(original.type.get_field_index(field))
         rows = [self._records[place].row for place in places]
-        mask = np.zeros(len(column), np.bool_)
-        mask[places] = True
         parts = [column.field(each) for each in range(column.type.num_fields)]
         if parts[at].type != own.type:
             parts[at] = self._cast(parts[at], own.type, field)
-        parts[at] = _replaced(parts[at], mask, own.take(pa.array(rows)))
+        parts[at] = replaced(parts[at], np.array(places), own.take(pa.array(rows)))
         names = [each.name for each in column.type]
         return pa.StructArray.from_arrays(parts, names, mask=column.is_null())
 
@@ -132,13 +131,6 @@ class OddTexts:
         except pa.ArrowInvalid:
             pass  # its message may quote a value
         raise failure_of(self._group, f"its values for {field!r} can't stand in one column")
-
-
-def _replaced(values: pa.Array, mask: np.ndarray[Any, np.dtype[np.bool_]], others: pa.Array) -> pa.Array:
-    # Of every type, also of lists, for which Arrow has no function: by place in both laid end to end.
-    places = np.arange(len(values))
-    places[mask] = len(values) + np.arange(len(others))
-    return pa.concat_arrays([values, others]).take(pa.array(places))
 
 
 def _is_odd(value: Any, kind: pa.DataType | None) -> bool:

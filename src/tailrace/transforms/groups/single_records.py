@@ -64,11 +64,10 @@ class OddTexts:
             found = self._restored(found, original, field, places)
         return found
 
-    def noted(self, columns: pa.RecordBatch) -> pa.MapArray:
-        """Return the column `special` of `columns` with the texts that were moved."""
-        at = columns.schema.get_field_index("special")
-        before = columns.column(at).to_pylist() if at >= 0 else [None] * columns.num_rows
-        entries = [{**dict(held or ()), **self.moved.get(place, {})} for place, held in enumerate(before)]
+    def noted(self, special: pa.Array) -> pa.MapArray:
+        """Return the column `special` with the texts that were moved."""
+        held = special.to_pylist()
+        entries = [{**dict(each or ()), **self.moved.get(place, {})} for place, each in enumerate(held)]
         return pa.array([list(each.items()) or None for each in entries], _SPECIAL)
 
     def _odd_in(self, values: Sequence[Any], kind: pa.DataType) -> dict[int, dict[str, Any]]:
@@ -253,29 +252,21 @@ def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:
         names.remove("headers")
     if not names:
         return part
-    columns = part.columns
     if "value" in names and part.is_change:
-        columns = columns.select([name for name in columns.schema.names if name in PLAIN])
+        kept = [name for name in part.columns.schema.names if name in PLAIN]
+        part = part.with_columns(part.columns.select(kept))
     texts = OddTexts(group, records)
     for name in names:
         column = texts.column(name, [record.replaced[name] for record in records])
-        columns = _with(columns, name, column)
-    columns = _with_notes(columns, names, records)
-    if texts.moved:
-        columns = _with(columns, "special", texts.noted(columns))
-    return part.with_columns(columns)
+        part = part.with_column(name, column)
+    part = _with_notes(part, names, records)
+    return part.with_column("special", texts.noted(part.column("special"))) if texts.moved else part
 
 
-def _with(columns: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
-    at = columns.schema.get_field_index(name)
-    return columns.append_column(name, column) if at < 0 else columns.set_column(at, name, column)
-
-
-def _with_notes(columns: pa.RecordBatch, names: Sequence[str], records: Sequence[Record]) -> pa.RecordBatch:
+def _with_notes(group: Group, names: Sequence[str], records: Sequence[Record]) -> Group:
     # What is noted of a value that was not sent, or that its column can't hold, goes with the value.
     for name in ("special", "unchanged"):
-        at = columns.schema.get_field_index(name)
-        noted = columns.column(at) if at >= 0 else pa.nulls(0)
+        noted = group.column(name)
         entries = noted.to_pylist() if len(noted) > noted.null_count else []
         if not any(entries):
             continue
@@ -283,8 +274,8 @@ def _with_notes(columns: pa.RecordBatch, names: Sequence[str], records: Sequence
         for found, record in zip(entries, records, strict=True):
             left = [entry for entry in found or () if _still_holds(entry, record, names, name == "special")]
             kept.append(left if left or name == "unchanged" else None)
-        columns = columns.set_column(at, name, pa.array(kept, noted.type))
-    return columns
+        group = group.with_column(name, pa.array(kept, noted.type))
+    return group
 
 
 def _still_holds(entry: Any, record: Record, names: Sequence[str], is_special: bool) -> bool:

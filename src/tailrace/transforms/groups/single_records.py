@@ -35,7 +35,7 @@ class OddTexts:
         self._group = group
         self._records = [Record(group, record.row, {}) for record in records]
         self._known: dict[int, list[Any]] = {}
-        kinds = [(name, group.column(name).type) for name in _ROWS if group.is_change != (name == "value")]
+        kinds = [(name, group.column(name).type) for name in _ROWS]
         self._fields = [(name, field) for name, kind in kinds if pa.types.is_struct(kind) for field in kind]
         #: For each record the texts that are noted again, by what they are called in `special`.
         self.moved: dict[int, dict[str, str]] = {}
@@ -92,10 +92,7 @@ class OddTexts:
 
     def _is_text(self, field: str, values: Sequence[Any]) -> bool:
         # Whether a field that was not there before holds texts alone: then all of them stay texts.
-        known = any(
-            pa.types.is_struct(kind) and kind.get_field_index(field) >= 0
-            for kind in (self._group.column(name).type for name in _ROWS)
-        )
+        known = any(field == each.name for _, each in self._fields)
         there = (value.get(field) for value in values if isinstance(value, Mapping))
         return not known and all(held is None or isinstance(held, str) for held in there)
 

@@ -142,7 +142,8 @@ def _message(detail: ErrorDetails, model: type[Section], tags: tuple[str, ...]) 
         known = _names_at(model, detail["loc"][:-1])
         if name == "password" and "password" not in known:
             return f"unknown key, and {REFUSAL}"
-        return instead_of(_path(detail["loc"], tags)) or "unknown key" + (nearest(name, known) or _listed(known))
+        removed = instead_of(_path(detail["loc"], tags))
+        return removed or "unknown key" + (nearest(name, known) or _listed(known))
     if kind == "union_tag_invalid":
         tag = str(context.get("tag", ""))
         if _is_marked(tag):

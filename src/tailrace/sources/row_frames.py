@@ -135,7 +135,7 @@ class RowFrames:
     def insert(self, shape: TableShape, row: Row) -> None:
         """Add an insert; `row` in the order of the table's columns.
 
-        :raises TailraceError: here and below, `RECORD_INVALID` for a row that does not have a value for each column.
+        :raises TailraceError: here and below, `RECORD_INVALID` if a row has not a value for each column.
         """
         self._message(struct.pack("!cI", b"I", shape.relation) + b"N" + _tuple(shape, row))
 
@@ -231,7 +231,7 @@ def _whole(shape: TableShape, row: Row) -> Row:
         raise TailraceError(
             Kind.RECORD_INVALID,
             f"write a row to the log: it has {len(row)} values, and its table {len(shape.columns)} columns",
-            "give a value for each column of its TableShape; describe the table again when its columns change",
+            "give a value for each column of its TableShape, and describe the table again when they change",
             {"table": f"{shape.schema}.{shape.table}"},
         )
     return row

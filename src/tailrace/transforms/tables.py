@@ -1,7 +1,7 @@
 """Transformations for tables: changes stay cells, so that a table's rows, keys and JSON are made of them.
 
 A table's key is columns of its rows: what `apply_to` says makes no difference here. What has no meaning for a
-table is refused before (`config.table_transformations`).
+table is refused before (`config.transformations.tables`).
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ _CALLED = {"txId": "xid"}
 
 
 def metadata_column(group: Group, name: str) -> pa.Array:
-    """Return a column of `config.transformations.METADATA`; `source.` before it changes nothing.
+    """Return a column of `config.transformations.steps.METADATA`; `source.` before it changes nothing.
 
     Null where it is not known of these records.
     """

@@ -45,16 +45,12 @@ class OddTexts:
 
         :raises TailraceError: `TRANSFORM_FAILED` if they can't stand in one column.
         """
-        original = self._group.column(name)
-        odd = self._odd_in(values, original.type)
-        if not odd:
-            return column_of(self._group, name, values)
-        given = [dict(value) if place in odd else value for place, value in enumerate(values)]
+        original, given = self._group.column(name), list(values)
         kept: dict[str, list[int]] = {}
-        for place, fields in odd.items():
-            was = getattr(self._records[place], name)
-            for field, text in fields.items():
-                given[place][field] = None
+        for field, texts in self._odd_in(values, original.type).items():
+            for place, text in texts.items():
+                given[place] = {**given[place], field: None}
+                was = getattr(self._records[place], name)
                 if isinstance(was, dict) and was.get(field) == text:
                     kept.setdefault(field, []).append(place)
                 else:
@@ -70,25 +66,15 @@ class OddTexts:
         entries = [{**dict(each or ()), **self.moved.get(place, {})} for place, each in enumerate(held)]
         return pa.array([list(each.items()) or None for each in entries], _SPECIAL)
 
-    def _odd_in(self, values: Sequence[Any], kind: pa.DataType) -> dict[int, dict[str, Any]]:
-        # By record the fields that are odd, but for those whose type makes such values anyway.
+    def _odd_in(self, values: Sequence[Any], kind: pa.DataType) -> dict[str, dict[int, Any]]:
+        # By field and record those values that are odd, but for fields whose type makes such values anyway.
         known = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
-        found = {
-            place: {
-                field: held
-                for field, held in value.items()
-                if _is_odd(held, known.get(field)) and held in self._odd_of(place)
-            }
-            for place, value in enumerate(values)
-            if isinstance(value, Mapping)
-        }
-        names = {field for fields in found.values() for field in fields}
-        texts = {name for name in names if self._is_text(name, values)}
-        return {
-            place: {field: held for field, held in fields.items() if field not in texts}
-            for place, fields in found.items()
-            if fields.keys() - texts
-        }
+        found: dict[str, dict[int, Any]] = {}
+        for place, value in enumerate(values):
+            for field, held in value.items() if isinstance(value, Mapping) else ():
+                if _is_odd(held, known.get(field)) and held in self._odd_of(place):
+                    found.setdefault(field, {})[place] = held
+        return {field: texts for field, texts in found.items() if not self._is_text(field, values)}
 
     def _is_text(self, field: str, values: Sequence[Any]) -> bool:
         # Whether a field that was not there before holds texts alone: then all of them stay texts.

@@ -13,26 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.model import Op
-from tailrace.records.group import Group, Places
+from tailrace.records.group import Flags, Group, Places
 from tailrace.transforms.contract import Transformation
 from tailrace.transforms.fields import BOTH, KEY, ROW, field_names, own_specials, specials_of_keys
 from tailrace.transforms.flatten import Flatten
 from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
 from tailrace.transforms.groups.rows import not_sent
 from tailrace.transforms.groups.texts import column_texts
-from tailrace.transforms.groups.values import members
+from tailrace.transforms.groups.values import either, flags_of, members
 from tailrace.transforms.headers import FieldsFromHeaders, SetHeaders
 from tailrace.transforms.keys import ExtractField, HoistField
 from tailrace.transforms.routes import Routing
 from tailrace.transforms.selection import Operations
 from tailrace.transforms.timestamps import Timestamps
-
-_Flags = npt.NDArray[np.bool_]
 
 _UPDATES = Operations("u")
 
@@ -129,14 +126,13 @@ def _with_changed_key(group: Group) -> Places:
     return rows[changed]
 
 
-def _is_same(key: pa.Array, before: pa.Array, after: pa.Array, rows: Places) -> _Flags:
+def _is_same(key: pa.Array, before: pa.Array, after: pa.Array, rows: Places) -> Flags:
     """Return in which rows a column of the key is the same, as far as its type tells."""
     if pa.types.is_nested(key.type) or pa.types.is_floating(key.type):
         return np.zeros(len(rows), np.bool_)
     at = pa.array(rows)
     now = after.take(at)
-    found = pc.and_(pc.equal(before.take(at), now), pc.equal(key.take(at), now)).fill_null(False)
-    return np.asarray(found.to_numpy(zero_copy_only=False))
+    return flags_of(pc.and_(pc.equal(before.take(at), now), pc.equal(key.take(at), now)).fill_null(False))
 
 
 def _type(found: dict[str, pa.Array], name: str) -> pa.DataType | None:
@@ -147,29 +143,27 @@ def _texts(group: Group, image: str, name: str) -> pa.Array:
     return column_texts(group, image, name, members(group.column(image))[name])
 
 
-def _differs(one: pa.Array, other: pa.Array) -> _Flags:
-    either = pc.not_equal(one, other).fill_null(False)
-    found = pc.or_(either, pc.not_equal(one.is_null(), other.is_null()))
-    return np.asarray(found.to_numpy(zero_copy_only=False))
+def _differs(one: pa.Array, other: pa.Array) -> Flags:
+    differs = pc.not_equal(one, other).fill_null(False)
+    return flags_of(pc.or_(differs, pc.not_equal(one.is_null(), other.is_null())))
 
 
-def _is_unknown(group: Group, names: Sequence[str]) -> _Flags:
+def _is_unknown(group: Group, names: Sequence[str]) -> Flags:
     """Return of which records a column of the key was not sent, before or after."""
     found = np.asarray(group.column("before").is_null())
     sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
     partial = group.column("partial")
     if not set(names) <= sent and pa.types.is_boolean(partial.type):
-        found = found | partial.fill_null(False).to_numpy(zero_copy_only=False)
+        found = found | flags_of(partial.fill_null(False))
     return found | not_sent(group, names)
 
 
-def _keys(key: pa.Array, before: pa.Array, is_old: _Flags) -> pa.Array:
+def _keys(key: pa.Array, before: pa.Array, is_old: Flags) -> pa.Array:
     fields = members(before)
     old = pa.StructArray.from_arrays([fields[field.name] for field in key.type], fields=list(key.type))
-    places = np.arange(len(key)) + np.where(is_old, len(key), 0)
-    return pa.concat_arrays([key, old]).take(pa.array(places))
+    return either(is_old, old, key)
 
 
-def _without(column: pa.Array | None, rows: _Flags) -> pa.Array | None:
+def _without(column: pa.Array | None, rows: Flags) -> pa.Array | None:
     # The column, null in some rows.
     return None if column is None else column.take(pa.array(np.arange(len(column)), mask=rows))

@@ -20,13 +20,11 @@ from tailrace.decode.gather import replaced
 from tailrace.decode.rows import special_entries
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
-from tailrace.records.group import Group
+from tailrace.records.group import Flags, Group
 from tailrace.transforms.groups.rows import described
-from tailrace.transforms.groups.values import edited
+from tailrace.transforms.groups.values import edited, flags_of
 
 Fields = dict[str, pa.Array]
-
-_Flags = npt.NDArray[np.bool_]
 
 #: What becomes of a column: its name, another one, or None where it goes.
 Naming = Callable[[str], str | None]
@@ -128,9 +126,9 @@ def images_of(group: Group, part: str) -> tuple[str, ...]:
 
 def _renamed_items(lists: pa.ListArray, naming: Naming) -> pa.ListArray:
     names = _renamed(lists.flatten(), naming)
-    parents = pc.list_parent_indices(lists).to_numpy()[_flags(names.is_valid())]
+    parents = pc.list_parent_indices(lists).to_numpy()[flags_of(names.is_valid())]
     entries = np.bincount(parents, minlength=len(lists))
-    return pa.ListArray.from_arrays(_offsets(entries, _flags(lists.is_null())), names.drop_null())
+    return pa.ListArray.from_arrays(_offsets(entries, flags_of(lists.is_null())), names.drop_null())
 
 
 def _renamed_keys(maps: pa.MapArray, images: Collection[str], naming: Naming) -> pa.MapArray:
@@ -154,7 +152,7 @@ def with_values(group: Group, image: str, name: str, rows: npt.NDArray[np.int64]
     return group.with_column(image, edited(group.column(image), edit))
 
 
-def specials_of_values(maps: pa.Array, old: _Flags) -> pa.Array:
+def specials_of_values(maps: pa.Array, old: Flags) -> pa.Array:
     """Return the texts of keys, and of rows that become values: before where `old`, else after."""
     own = own_specials(maps, old, np.ones(len(maps), np.bool_))
     if own.null_count == len(own):
@@ -164,7 +162,7 @@ def specials_of_values(maps: pa.Array, old: _Flags) -> pa.Array:
     return _maps(parents, len(own), names, items)
 
 
-def own_specials(maps: pa.Array, old: _Flags, single: _Flags) -> pa.Array:
+def own_specials(maps: pa.Array, old: Flags, single: Flags) -> pa.Array:
     """Return the texts; of `single` changes those of keys, and of the row before where `old`, else after."""
     if maps.null_count == len(maps):
         return maps
@@ -173,7 +171,7 @@ def own_specials(maps: pa.Array, old: _Flags, single: _Flags) -> pa.Array:
     return _maps(parents, len(maps), pc.if_else(pa.array(kept), keys, None), items)
 
 
-def specials_of_keys(maps: pa.Array, names: Iterable[str], rows: _Flags, old: _Flags) -> pa.Array:
+def specials_of_keys(maps: pa.Array, names: Iterable[str], rows: Flags, old: Flags) -> pa.Array:
     """Return the texts, those of keys made again in some rows.
 
     :param names: the key's columns.
@@ -185,7 +183,7 @@ def specials_of_keys(maps: pa.Array, names: Iterable[str], rows: _Flags, old: _F
     named = pc.replace_substring_regex(keys, r"^(before|after|value)\.", "key.")
     is_named = pc.is_in(named, value_set=pa.array([f"key.{name}" for name in names], pa.string()))
     of_key, is_made = _is_of_key(keys), rows[parents]
-    made = is_made & ~of_key & _is_own(keys, parents, old) & is_named.to_numpy(zero_copy_only=False)
+    made = is_made & ~of_key & _is_own(keys, parents, old) & flags_of(is_named)
     at = np.concatenate((np.flatnonzero(~(of_key & is_made)), np.flatnonzero(made)))
     found = pa.concat_arrays([keys.filter(pa.array(~(of_key & is_made))), named.filter(pa.array(made))])
     order = np.argsort(parents[at], kind="stable")
@@ -193,18 +191,13 @@ def specials_of_keys(maps: pa.Array, names: Iterable[str], rows: _Flags, old: _F
     return _maps(parents[at][order], len(maps), found.take(pa.array(order)), items.take(places))
 
 
-def _is_of_key(keys: pa.Array) -> _Flags:
-    return _flags(pc.starts_with(keys, "key."))
+def _is_of_key(keys: pa.Array) -> Flags:
+    return flags_of(pc.starts_with(keys, "key."))
 
 
-def _is_own(keys: pa.Array, parents: npt.NDArray[np.int64], old: _Flags) -> _Flags:
+def _is_own(keys: pa.Array, parents: npt.NDArray[np.int64], old: Flags) -> Flags:
     # Which texts are of the row before where `old`, and of the row after elsewhere.
-    found: _Flags = old[parents] == _flags(pc.starts_with(keys, "before."))
-    return found
-
-
-def _flags(values: pa.BooleanArray) -> _Flags:
-    found: _Flags = values.to_numpy(zero_copy_only=False)
+    found: Flags = old[parents] == flags_of(pc.starts_with(keys, "before."))
     return found
 
 
@@ -221,11 +214,11 @@ def _maps(parents: npt.NDArray[np.int64], count: int, keys: pa.Array, items: pa.
     An entry whose key is null goes. A map without entries is null, as decoding has it.
     """
     kept = keys.is_valid()
-    entries = np.bincount(parents[_flags(kept)], minlength=count)
+    entries = np.bincount(parents[flags_of(kept)], minlength=count)
     return pa.MapArray.from_arrays(_offsets(entries, entries == 0), keys.drop_null(), items.filter(kept))
 
 
-def _offsets(entries: npt.NDArray[np.int64], is_null: _Flags) -> pa.Array:
+def _offsets(entries: npt.NDArray[np.int64], is_null: Flags) -> pa.Array:
     # Of lists or maps with so many entries.
     offsets = np.concatenate(([0], np.cumsum(entries))).astype(np.int32)
     return pa.array(offsets, mask=np.append(is_null, [False]))

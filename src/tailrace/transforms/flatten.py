@@ -17,12 +17,12 @@ from tailrace.config.transformations import options
 from tailrace.decode.postgres_types import OIDS
 from tailrace.decode.types import known_type
 from tailrace.model import OWN_FORMS, Relation
-from tailrace.records.group import Group
+from tailrace.records.group import Flags, Group
 from tailrace.transforms.fields import failure, specials_of_values
 from tailrace.transforms.groups.rows import metadata_column, not_sent
 from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.headers import with_headers
-from tailrace.transforms.selection import Chosen, Operations
+from tailrace.transforms.selection import Operations
 
 _DELETES, _TRUNCATES, _MESSAGES = Operations("d"), Operations("t"), Operations("m")
 
@@ -60,7 +60,7 @@ class Flatten:
         part = group.take(np.flatnonzero(kept))
         return [self._flattened(part, deleted[kept])]
 
-    def _flattened(self, group: Group, is_deleted: Chosen) -> Group:
+    def _flattened(self, group: Group, is_deleted: Flags) -> Group:
         given, rows, deleted = self.given, group.column("after"), pa.array(is_deleted)
         if given.deletes == "rewrite":
             rows = _either(group, is_deleted, rows)
@@ -94,7 +94,7 @@ def _metadata(group: Group, wanted: Sequence[str], prefix: str) -> dict[str, pa.
     return found
 
 
-def _either(group: Group, is_deleted: Chosen, after: pa.Array) -> pa.Array:
+def _either(group: Group, is_deleted: Flags, after: pa.Array) -> pa.Array:
     try:
         return either(is_deleted, group.column("before"), after)
     except (pa.ArrowTypeError, pa.ArrowInvalid):

@@ -13,7 +13,7 @@ from tailrace.decode.rows import specials
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure, specials_of_keys
 from tailrace.transforms.groups.rows import not_sent
-from tailrace.transforms.groups.values import either, members, struct_of
+from tailrace.transforms.groups.values import either, flags_of, members, struct_of
 from tailrace.transforms.selection import Operations
 
 _DELETES = Operations("d")
@@ -79,14 +79,16 @@ class ValueToKey:
         partial = group.column("partial")
         sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
         silent = [name for name in self.given.fields if name not in sent]
-        if silent and pa.types.is_boolean(partial.type):
-            flags = partial.fill_null(False).to_numpy(zero_copy_only=False)
-            if (flags & deleted).any():
-                raise failure(
-                    group,
-                    f"make keys of columns: deletes don't send {', '.join(map(repr, silent))}",
-                    "give the table REPLICA IDENTITY FULL, or keep deletes from it by a predicate",
-                )
+        if (
+            silent
+            and pa.types.is_boolean(partial.type)
+            and (flags_of(partial.fill_null(False)) & deleted).any()
+        ):
+            raise failure(
+                group,
+                f"make keys of columns: deletes don't send {', '.join(map(repr, silent))}",
+                "give the table REPLICA IDENTITY FULL, or keep deletes from it by a predicate",
+            )
 
 
 @dataclass(frozen=True, slots=True)

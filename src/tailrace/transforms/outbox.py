@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
@@ -19,7 +18,7 @@ from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import python_regex
 from tailrace.decode.values.json_texts import are_json, quoted
 from tailrace.expressions.language import ExpressionError
-from tailrace.records.group import Group
+from tailrace.records.group import Flags, Group
 from tailrace.transforms.fields import failure
 from tailrace.transforms.groups.values import TEXT, cast, members, struct_of
 from tailrace.transforms.headers import with_headers
@@ -159,7 +158,7 @@ def _partitions(group: Group, values: pa.Array, name: str) -> pa.Array:
 
 def expanded(texts: pa.StringArray) -> pa.Array:
     """Return texts as JSON: those that are JSON as they stand, any other as a JSON text."""
-    valid: npt.NDArray[np.bool_] = are_json(texts)
+    valid: Flags = are_json(texts)
     if not valid.all():
         texts = pc.if_else(pa.array(valid), texts, quoted(texts))
     return pa.ExtensionArray.from_storage(pa.json_(pa.string()), texts)

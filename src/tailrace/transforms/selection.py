@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,10 +13,9 @@ from tailrace.config.patterns import matches_any
 from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import ROOTS
 from tailrace.expressions.computing import Expression
-from tailrace.records.group import Group
+from tailrace.records.group import Flags, Group
 from tailrace.transforms.groups.rows import GroupRows, fitting_expression, root_column
-
-Chosen = npt.NDArray[np.bool_]
+from tailrace.transforms.groups.values import flags_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class Tables:
 
     patterns: tuple[str, ...]
 
-    def matches(self, group: Group) -> Chosen:
+    def matches(self, group: Group) -> Flags:
         """Return which records are of one of the tables; decodes nothing."""
         relation = group.relation
         if relation is not None:
@@ -35,7 +33,7 @@ class Tables:
         schema, table = (_texts(rows.column(("source", name))) for name in ("schema", "table"))
         pairs = pc.binary_join_element_wise(schema, table, "\0").dictionary_encode()
         fits = [matches_any(self.patterns, *pair.split("\0", 1)) for pair in pairs.dictionary.to_pylist()]
-        found: Chosen = np.array([*fits, False])[pairs.indices.fill_null(len(fits)).to_numpy()]
+        found: Flags = np.array([*fits, False])[pairs.indices.fill_null(len(fits)).to_numpy()]
         return found
 
 
@@ -49,13 +47,13 @@ class Operations:
 
     letters: str
 
-    def matches(self, group: Group) -> Chosen:
+    def matches(self, group: Group) -> Flags:
         """Return which changes did one of the operations; decodes nothing."""
         wire = group.wire
         if wire is not None:
             return np.isin(wire.op, np.frombuffer(self.letters.encode(), np.uint8))
         wanted = pa.array(list(self.letters), pa.string())
-        return _flags(pc.is_in(_texts(group.column("op")), value_set=wanted))
+        return flags_of(pc.is_in(_texts(group.column("op")), value_set=wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class TopicChoice:
 
     pattern: str
 
-    def matches(self, group: Group) -> Chosen:
+    def matches(self, group: Group) -> Flags:
         """Return which records go to a topic that the pattern fits: all or none."""
         return _all(group, re.fullmatch(self.pattern, group.topic) is not None)
 
@@ -75,21 +73,21 @@ class HasHeader:
 
     name: str
 
-    def matches(self, group: Group) -> Chosen:
+    def matches(self, group: Group) -> Flags:
         """Return which records have the header."""
         headers = root_column(group, "headers")
         if not pa.types.is_struct(headers.type) or headers.type.get_field_index(self.name) < 0:
             return _all(group, False)
-        return _flags(pc.is_valid(pc.struct_field(headers, self.name)))
+        return flags_of(pc.is_valid(pc.struct_field(headers, self.name)))
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstones:
     """Chooses records whose value is null."""
 
-    def matches(self, group: Group) -> Chosen:
+    def matches(self, group: Group) -> Flags:
         """Return which records are tombstones; a change is none."""
-        return _all(group, False) if group.is_change else _flags(pc.is_null(group.column("value")))
+        return _all(group, False) if group.is_change else flags_of(pc.is_null(group.column("value")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class Where:
     expression: Expression
     missing: str = "error"
 
-    def matches(self, group: Group) -> Chosen:
+    def matches(self, group: Group) -> Flags:
         """Return for which records the expression is true.
 
         :raises TailraceError: `TRANSFORM_FAILED` if it does not fit them.
@@ -108,13 +106,8 @@ class Where:
             return self.expression.chosen(GroupRows(group, self.missing))
 
 
-def _all(group: Group, answer: bool) -> Chosen:
+def _all(group: Group, answer: bool) -> Flags:
     return np.full(len(group), answer, np.bool_)
-
-
-def _flags(values: pa.Array) -> Chosen:
-    found: Chosen = values.to_numpy(zero_copy_only=False)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +128,7 @@ class Filter:
         """
         with fitting_expression(group, "filter records"):
             found = self.where.truths(GroupRows(group, self.given.missing))
-        kept = pc.fill_null(found, self.given.nulls == "keep").to_numpy(zero_copy_only=False)
+        kept = flags_of(pc.fill_null(found, self.given.nulls == "keep"))
         rows = np.flatnonzero(kept)
         return [group.take(rows)] if len(rows) else []
 

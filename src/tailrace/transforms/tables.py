@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,7 +31,7 @@ from tailrace.decode.values.texts import texts_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.sql import inputs_of
 from tailrace.model import Column, Op, Relation, ReplicaIdentity
-from tailrace.records.group import Group
+from tailrace.records.group import Flags, Group
 from tailrace.transforms.chain import Chain, Step
 from tailrace.transforms.contract import Transformation
 from tailrace.transforms.factory import build
@@ -218,7 +217,7 @@ class TableStep:
             found[name] = values.type, ComputedColumn(place, texts, texts, unsent)
         return found
 
-    def _unsent(self, group: Group, name: str, text: str) -> npt.NDArray[np.bool_]:
+    def _unsent(self, group: Group, name: str, text: str) -> Flags:
         """Return where the source did not send a column that an expression reads.
 
         :raises TailraceError: `TRANSFORM_FAILED` if the row that is there does not give the value either.
@@ -230,7 +229,7 @@ class TableStep:
         read = _columns_read(text) - asked
         places = [at for at, column in enumerate(relation.columns) if column.name in read]
         missing = kind[places] == UNCHANGED
-        unsent: npt.NDArray[np.bool_] = missing.any(axis=0)
+        unsent: Flags = missing.any(axis=0)
         paths = {path for _, path, _ in inputs_of(text, ROOTS)}
         known = ~missing.all(axis=0) if len(paths) == len(places) else np.ones(len(group), np.bool_)
         if self.keeps_keys and (unsent & known).any():

@@ -13,7 +13,6 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,7 +23,7 @@ from tailrace.decode.values.texts import texts_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression, NoColumnError
 from tailrace.expressions.language import ExpressionError
-from tailrace.records.group import Group
+from tailrace.records.group import Flags, Group
 from tailrace.transforms.groups.texts import column_texts
 
 
@@ -90,7 +89,7 @@ class GroupRows:
         return _below(root_column(self._group, root), [root, *members], 1, self._group)
 
 
-def not_sent(group: Group, names: Iterable[str]) -> npt.NDArray[np.bool_]:
+def not_sent(group: Group, names: Iterable[str]) -> Flags:
     """Return in which records the source did not send one of these columns, because it stayed the same."""
     found = np.zeros(len(group), np.bool_)
     unchanged = group.column("unchanged")

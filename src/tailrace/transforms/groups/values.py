@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.decode.values.texts import texts_of
 from tailrace.expressions import computing
 from tailrace.expressions.language import ExpressionError
+from tailrace.records.group import Flags
 
 TEXT = "VARCHAR"
 
@@ -34,6 +34,12 @@ def cast(values: pa.Array, to: str) -> pa.Array:
         raise ExpressionError(f"{values.type} has no text", to, 0) from None
 
 
+def flags_of(values: pa.BooleanArray) -> Flags:
+    """Return flags, of which none is null, as numpy has them."""
+    found: Flags = values.to_numpy(zero_copy_only=False)
+    return found
+
+
 def members(values: pa.StructArray) -> dict[str, pa.Array]:
     """Return the fields by name; a field of a null struct is null."""
     return dict(zip([field.name for field in values.type], values.flatten(), strict=True))
@@ -50,8 +56,7 @@ def struct_of(found: Mapping[str, pa.Array], absent: pa.Array | None, count: int
 def _empty(absent: pa.Array | None, count: int) -> pa.Array:
     validity = None
     if absent is not None:
-        there = ~absent.to_numpy(zero_copy_only=False)
-        validity = pa.py_buffer(np.packbits(there, bitorder="little"))
+        validity = pa.py_buffer(np.packbits(~flags_of(absent), bitorder="little"))
     return pa.Array.from_buffers(pa.struct([]), count, [validity])
 
 
@@ -63,7 +68,7 @@ def edited(values: pa.Array, edit: Callable[[dict[str, pa.Array]], Mapping[str, 
     return struct_of(edit(members(values)), absent, len(values))
 
 
-def either(condition: npt.NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
+def either(condition: Flags, first: pa.Array, second: pa.Array) -> pa.Array:
     """Return `first` where the condition is true, else `second`: structs, with the fields of both.
 
     :raises pyarrow.ArrowTypeError: if a field has a type in each, and no type holds both.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Events
 from tailrace.records.group import Group
@@ -31,6 +33,28 @@ def test_an_event_for_each_record_in_the_source_order() -> None:
     assert found.values.to_pylist() == ["0", "1", "2", "3"]
     assert found.keys.to_pylist() == ["k0", None, None, None]
     assert found.topics.to_pylist() == ["a", "b", "b", "a"]
+
+
+def test_structs_of_several_topics_have_the_fields_of_all() -> None:
+    found = events(
+        (group("a", 0, 2), Converted(pa.array([{"id": 1}] * 2), pa.array([{"a": 1, "b": {"c": 2}}] * 2))),
+        (group("b", 1), Converted(pa.array([{"id": 2**40, "x": "k"}]), pa.array([{"a": 5, "b": {"d": 6}}]))),
+    )
+    assert found.keys.to_pylist() == [{"id": 1, "x": None}, {"id": 2**40, "x": "k"}, {"id": 1, "x": None}]
+    first = {"a": 1, "b": {"c": 2, "d": None}}
+    assert found.values.to_pylist() == [first, {"a": 5, "b": {"c": None, "d": 6}}, first]
+
+
+def test_values_that_no_type_holds_together_are_refused_without_showing_any() -> None:
+    for other in (pa.array([{"a": 5}]), [[{"a": 5}, "secret"]]):
+        found = events(
+            (group("a", 0), Converted(None, pa.array(["secret"]))), (group("b", 1), Converted(None, other))
+        )
+        with pytest.raises(TailraceError) as caught:
+            found.values  # noqa: B018
+        assert caught.value.kind is Kind.CONVERSION_FAILED
+        assert "secret" not in str(caught.value)
+        assert found[0].value == "secret"
 
 
 def test_a_record_may_become_several_events_or_none() -> None:

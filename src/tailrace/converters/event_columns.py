@@ -22,7 +22,7 @@ from tailrace.converters.connect_schemas import RANK, Document, EventSchemas
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.converters.event_plan import Planned
 from tailrace.decode import kernel
-from tailrace.decode.gather import replaced
+from tailrace.decode.arrays import replaced
 from tailrace.decode.json.debezium import COMMIT_LSN, LSN, MS, NS, US, XID, SourceInfo
 from tailrace.decode.json.json_kernel import AFTER_CHOICE, BEFORE_CHOICE
 from tailrace.decode.json.shard_texts import NO_VGTID, ranks, vgtids

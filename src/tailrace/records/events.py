@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tailrace.decode.arrays import end_to_end
 from tailrace.decode.values.texts import texts_of
+from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch, Partition
 from tailrace.records.group import Flags, Group, Places, pairs_in_order, source_order
 from tailrace.records.record import Record
@@ -178,24 +180,33 @@ class Events(Sequence[Event]):
 
     @functools.cached_property
     def keys(self) -> pa.Array:
-        """The keys as one array; null where there is none."""
+        """The keys as one array; null where there is none. Structs have the fields of all topics.
+
+        :raises TailraceError: `CONVERSION_FAILED` if no type of Arrow's holds them all.
+        """
         return self._in_order([found.keys for found in self.converted])
 
     @functools.cached_property
     def values(self) -> pa.Array:
-        """The values as one array."""
+        """The values as one array; as `keys`."""
         return self._in_order([found.values for found in self.converted])
 
     def _in_order(self, parts: Sequence[pa.Array | Sequence[Any] | None]) -> pa.Array:
-        arrays = [
-            pa.nulls(len(found)) if part is None else part if isinstance(part, pa.Array) else pa.array(part)
-            for part, found in zip(parts, self.converted, strict=True)
-        ]
+        if not parts:
+            return pa.nulls(0)
+        try:
+            arrays = [_array(part, len(made)) for part, made in zip(parts, self.converted, strict=True)]
+            whole = end_to_end(arrays)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            # Arrow's message may quote a value.
+            raise TailraceError(
+                Kind.CONVERSION_FAILED,
+                "put keys or values of events into one array: no type of Arrow's holds them all",
+                "take the events one by one",
+                {"topics": ", ".join(sorted({group.topic for group in self.batch.groups}))},
+            ) from None
         if len(arrays) == 1:
-            return arrays[0]
-        kinds = {array.type for array in arrays if not pa.types.is_null(array.type)}
-        kind = kinds.pop() if kinds else pa.null()
-        whole = pa.concat_arrays([array.cast(kind) for array in arrays]) if arrays else pa.array([], kind)
+            return whole
         starts = np.cumsum([0, *map(len, arrays)])
         return whole.take(pa.array(starts[self.order[:, 0]] + self.order[:, 1]))
 
@@ -228,15 +239,15 @@ def _by_name(headers: pa.StructArray | None) -> dict[str, pa.Array]:
 
 
 def _end_to_end(parts: Sequence[pa.Array | Sequence[Any] | None], counts: Sequence[int]) -> pa.Array:
-    arrays = [
-        pa.nulls(count) if part is None else part if isinstance(part, pa.Array) else pa.array(part, _BYTES)
-        for part, count in zip(parts, counts, strict=True)
-    ]
+    arrays = [_array(part, count, _BYTES) for part, count in zip(parts, counts, strict=True)]
     kinds = {array.type for array in arrays if not pa.types.is_null(array.type)}
-    if len(kinds) == 1:
-        (kind,) = kinds
-        return pa.concat_arrays([array.cast(kind) for array in arrays])
-    return pa.concat_arrays([_in_bytes(array) for array in arrays])
+    return end_to_end(arrays if len(kinds) == 1 else [_in_bytes(array) for array in arrays])
+
+
+def _array(part: pa.Array | Sequence[Any] | None, count: int, kind: pa.DataType | None = None) -> pa.Array:
+    if part is None:
+        return pa.nulls(count)
+    return part if isinstance(part, pa.Array) else pa.array(part, kind)
 
 
 def _in_bytes(values: pa.Array) -> pa.Array:

@@ -31,8 +31,9 @@ from tailrace.converters.cells.json_values import (
 )
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.decode import columns
+from tailrace.decode.arrays import replaced
 from tailrace.decode.columns import ColumnType, Typed
-from tailrace.decode.gather import Cells, gather, replaced, text_buffers
+from tailrace.decode.gather import Cells, gather, text_buffers
 from tailrace.decode.json.documents import render
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.values import forms

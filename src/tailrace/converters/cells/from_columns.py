@@ -25,7 +25,8 @@ from tailrace.converters.cells.row_image import ColumnValues, Field, RowImage
 from tailrace.converters.connect_schemas import Schema
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
 from tailrace.decode import images, kernel
-from tailrace.decode.gather import replaced, text_buffers
+from tailrace.decode.arrays import replaced
+from tailrace.decode.gather import text_buffers
 from tailrace.decode.rows import HeldTexts, specials
 from tailrace.decode.types import known_type, value_type
 from tailrace.decode.values import forms

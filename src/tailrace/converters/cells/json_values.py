@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.connect_schemas import written
-from tailrace.decode.gather import Cells, replaced, text_buffers
+from tailrace.decode.arrays import replaced
+from tailrace.decode.gather import Cells, text_buffers
 from tailrace.decode.json.documents import objects, render
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.values import forms

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.arrays import end_to_end
 from tailrace.decode.values.texts import texts_of
 from tailrace.expressions import computing
 from tailrace.expressions.language import ExpressionError
@@ -73,11 +74,7 @@ def either(condition: Flags, first: pa.Array, second: pa.Array) -> pa.Array:
 
     :raises pyarrow.ArrowTypeError: if a field has a type in each, and no type holds both.
     """
-    if first.type != second.type:
-        columns = [pa.schema([("row", values.type)]) for values in (second, first)]
-        shared = pa.unify_schemas(columns, promote_options="permissive").field(0).type
-        first, second = first.cast(shared), second.cast(shared)
     # Structs are taken by place, whatever their fields are.
     count = len(first)
-    places = np.arange(count) + np.where(condition, 0, count)
-    return pa.concat_arrays([first, second]).take(pa.array(places))
+    places = np.arange(count) + np.where(condition, count, 0)
+    return end_to_end([second, first]).take(pa.array(places))

@@ -39,8 +39,8 @@ def write_failure(error: OSError, attempted: str, path: Path) -> TailraceError:
         return TailraceError(
             Kind.LOG_FULL,
             f"{attempted}: {error.strerror}",
-            "make room on the log's file system; nothing that was stored is lost, and capture "
-            "goes on by itself",
+            "make room on the log's file system; nothing that was stored is lost. What waits for room "
+            "goes on by itself; what has ended with this error is to be started again",
             {"file": str(path)},
         )
     return final(error, attempted, path)

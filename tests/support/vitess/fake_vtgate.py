@@ -52,6 +52,7 @@ class FakeShard:
     :param is_altered_within: a transaction's last row comes once more, behind a second description of its
         table, without names.
     :param altered: from this place of the binlog on, rows have a third column, `extra`.
+    :param unreadable: by its number, what comes of a transaction: a `statement`, or a row without `values`.
     :param errors: what its next streams end with at once: code and words.
     :param switching: so many of the next questions come while traffic is switched.
     """
@@ -75,6 +76,7 @@ class FakeShard:
     is_unnamed: bool = False
     is_altered_within: bool = False
     altered: int | None = None
+    unreadable: dict[int, str] = field(default_factory=dict)
     errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
     switching: int = 0
 
@@ -469,6 +471,11 @@ class _Following:
             is_altered = shard.altered is not None and self.places[name] > shard.altered
             events += self._description(name, 3 if is_altered else 2, is_unnamed=shard.is_unnamed)
             events += [self._change(name, *each, *((0,) if is_altered else ())) for each in changes]
+            wrong = shard.unreadable.get(self.places[name])
+            if wrong == "statement":
+                events.append(_event(pb.INSERT, name))
+            elif wrong == "values":
+                events[-1].row_event.row_changes[0].data_columns.MergeFrom(pb.Bitmap(count=2, cols=b"\1"))
             if shard.is_altered_within:
                 events += [*self._description(name, 3, is_unnamed=True), self._change(name, *changes[-1], 0)]
         return _response(*events, self._vgtid(name), _event(pb.COMMIT, name))

@@ -228,7 +228,7 @@ class _Capture:
         self._streams: dict[str, tuple[int, _Stream]] = {}
         self._filters: dict[str, Any] = {}
         self._events: dict[str, list[pb.VEvent]] = {}
-        self._lists: list[int] = []
+        self._is_asked = False  # which shards serve
         self._carry_out(self.coordinator.start())
 
     # What KeyspaceStream does
@@ -252,10 +252,10 @@ class _Capture:
                     self.copies.end(SHARD)
                     self._streams.pop(SHARD, None)
                 case ListShards():
-                    self._lists.append(command.number)
+                    self._is_asked = True
 
     def _start(self, command: OpenStream) -> None:
-        assert not command.is_copied, "one stream copies nothing here"
+        assert self.coordinator.shards[SHARD].kept.copy is None, "one stream copies nothing here"
         request = pb.VStreamRequest(filter=pb.Filter(rules=[pb.Rule(match="/.*")]))
         request.vgtid.shard_gtids.add(keyspace=KEYSPACE, shard=SHARD, gtid=command.positions[SHARD])
         self._open(SHARD, command.attempt, request)
@@ -279,8 +279,9 @@ class _Capture:
 
     def advance(self) -> bool:
         """Take one thing that waits, at random; return whether there was one."""
-        if self._lists and self._chance.random() < 0.3:
-            self._step(ShardsListed(self._lists.pop(), (SHARD,)))
+        if self._is_asked and self._chance.random() < 0.3:
+            self._is_asked = False
+            self._step(ShardsListed((SHARD,)))
             return True
         self.copies.turn(time.monotonic() + ROWLESS_S - 1)  # later than any stream is opened again
         for name in self._chance.sample(sorted(self._streams), len(self._streams)):
@@ -288,7 +289,7 @@ class _Capture:
             if data is not None:
                 self._take(name, data)
                 return True
-        return bool(self._lists)
+        return self._is_asked
 
     def interrupt(self) -> None:
         """Have one of the streams end."""
@@ -603,7 +604,7 @@ def _begun(
                 if len(appended) == killed_at:
                     raise _KilledError
             elif isinstance(command, ListShards):
-                carry_out(coordinator.step(ShardsListed(command.number, (SHARD,))))
+                carry_out(coordinator.step(ShardsListed((SHARD,))))
             elif isinstance(command, OpenStream):
                 copies.end(command.shard)
                 if copies.takes(command):

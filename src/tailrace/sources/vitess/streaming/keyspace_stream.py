@@ -156,7 +156,6 @@ class KeyspaceStream:
         self._written = dict(states)
         self._idle: dict[str, ShardState] = {}  # states that no row came with, not written yet
         self._idle_since_s = 0.0
-        self._list = 0  # the number of the list of shards that is asked for
         self._list_at_s: float | None = None
         self._targets: list[AwaitedEnd] = []
         self._reached = Tail(0, 0, 0)  # by `offset`, the log has what was asked for up to `position`
@@ -374,7 +373,7 @@ class KeyspaceStream:
                     self._copies.end(command.shard)
                     self._tasks[command.task].streams.stop(command.shard, command.attempt)
                 case ListShards():
-                    self._list, self._list_at_s = command.number, time.monotonic() + command.wait_s
+                    self._list_at_s = time.monotonic() + command.wait_s
 
     def _open(self, command: OpenStream) -> None:
         shard = command.shard
@@ -534,7 +533,7 @@ class KeyspaceStream:
     def _list_shards(self) -> None:
         self._list_at_s = None
         shards = serving_shards(self._vtgate, self._source)
-        self._step(ShardsListed(self._list, shards))
+        self._step(ShardsListed(shards))
 
     def _look_for_targets(self, now_s: float) -> None:
         """Move the log's position to where somebody waits for it, once all shards have what they had then."""

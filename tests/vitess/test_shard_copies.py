@@ -23,7 +23,7 @@ import pytest
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.connection.metadata import integral_keys
+from tailrace.sources.vitess.connection.metadata import integral_keys, primary_keys
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
@@ -551,7 +551,8 @@ class _InformationSchema:
         self._database.executescript(
             "attach ':memory:' as information_schema;"
             "create table information_schema.tables (table_schema, table_name, table_type);"
-            "create table information_schema.statistics (table_schema, table_name, index_name, column_name);"
+            "create table information_schema.statistics"
+            " (table_schema, table_name, index_name, column_name, seq_in_index);"
             "create table information_schema.columns"
             " (table_schema, table_name, column_name, data_type, column_key);"
         )
@@ -560,7 +561,7 @@ class _InformationSchema:
             self._put("tables", table, "BASE TABLE")
         self._put("tables", "view", "VIEW")
         for number, (table, kind, index, key) in enumerate(found):
-            self._put("statistics", table, index, f"c{number}")
+            self._put("statistics", table, index, f"c{number}", str(9 - number))
             self._put("columns", table, f"c{number}", kind, key)
 
     def _put(self, table: str, *values: str) -> None:
@@ -579,6 +580,8 @@ def test_a_copy_is_divided_by_primary_keys_alone() -> None:
     vtgate: Any = _InformationSchema()
     # A tablet copies `none` in the order of its cheapest unique key, which need not be the one called PRI.
     assert integral_keys(vtgate, source, SHARD) == {"whole": "c0", "two": "", "text": "", "none": ""}
+    keys = {table: list(key) for table, key in primary_keys(vtgate, source, SHARD).items()}
+    assert keys == {"whole": ["c0"], "two": ["c2", "c1"], "text": ["c3"], "none": []}
 
 
 class _KilledError(Exception):

@@ -246,18 +246,16 @@ class FakeVtgate:
             rows = [[str(min(keys)), str(max(keys)), str(len(keys))]] if keys else []
             if not keys:
                 found.result.rows.append(pb.Row(lengths=[-1, -1, 1], values=b"0"))
-        elif "group by t.table_name" in sql:
+        elif "information_schema.statistics" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             if (shard := self._answering(name)) is None:
                 return _refused()
-            rows = [[TABLE, "1", "id", "bigint"]] if shard.has_table else []
+            rows = [[TABLE, "id", "bigint"]] if shard.has_table else []
         elif "information_schema.views" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             if (shard := self._answering(name)) is None:
                 return _refused()
             rows = [[VIEW]] if shard.has_view else []
-        elif "information_schema.statistics" in sql:
-            rows = [[TABLE, "id"]]
         elif "information_schema.columns" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             if self._answering(name) is None:

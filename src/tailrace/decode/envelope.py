@@ -135,11 +135,11 @@ def _version(relation: Relation | None, count: int) -> pa.Int32Array:
     return pa.repeat(pa.scalar(known, pa.int32()), count)
 
 
-def image_choices(tuples: Tuples) -> tuple[Bytes, Bytes]:
-    """Return which changes have a row before (1: all columns, 2: those of the key) and after."""
+def image_choices(tuples: Tuples) -> Bytes:
+    """Return which changes have a row before (1: all columns, 2: those of the key), and which one after."""
     before = np.where(tuples.old_mark == ord("O"), 1, np.where(tuples.old_mark == 0, 0, 2))
     after = (tuples.op != ord(Op.DELETE)) & (tuples.op != ord(Op.TRUNCATE))
-    return before.astype(np.uint8), after.astype(np.uint8)
+    return np.stack([before, after]).astype(np.uint8)
 
 
 def _maps(relation: Relation, tuples: Tuples) -> tuple[pa.MapArray, pa.MapArray, pa.MapArray]:

@@ -92,7 +92,7 @@ def _image(tuples: Tuples, name: str, specials: Specials) -> pa.Array:
     if name == "source":
         return source_of(relation, tuples.fields, tuples.shards)
     if name == "partial":
-        return pa.array(np.zeros(count, np.bool_) if relation is None else image_choices(tuples)[0] == 2)
+        return pa.array(image_choices(tuples)[0] == 2)
     if name == "unchanged":
         no_names = pa.list_(pa.string())
         return pa.nulls(count, no_names) if relation is None else unchanged_names(relation, tuples)

@@ -1,4 +1,4 @@
-"""JSON documents of changes, written by the kernel of `jsontext` into one Arrow array."""
+"""JSON documents of changes, written by the kernel of `json_kernel` into one Arrow array."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from tailrace.decode.gather import Cells, require_utf8, text_buffers
 from tailrace.decode.json import json_kernel
+from tailrace.decode.json.templates import Template
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.tuples import Spans
 from tailrace.protocol.frames import Bytes, Numbers
@@ -21,9 +22,6 @@ _CHUNK_BYTES_MIN = 1 << 16
 
 #: Behind what is written: texts are copied by words.
 _SPARE_BYTES = 8
-
-#: Constant texts, each with what comes after it: see `json_kernel.write_documents`.
-Template = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.decode.gather import Cells, text_buffers
-from tailrace.decode.json.documents import NOTHING_CODED, CodedTexts, Template, render
+from tailrace.decode.json.documents import NOTHING_CODED, CodedTexts, render
 from tailrace.decode.json.json_kernel import CELL, CODED
+from tailrace.decode.json.templates import Template
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.shards import RowShards, ShardPositions, full_names
 from tailrace.decode.values import forms

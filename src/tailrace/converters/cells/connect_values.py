@@ -20,7 +20,6 @@ from tailrace.converters.cells.json_values import (
     NO_ROWS,
     Rows,
     Values,
-    array_mask,
     is_listed,
     json_texts,
     lengths_of,
@@ -28,12 +27,11 @@ from tailrace.converters.cells.json_values import (
     map_texts,
     replaced,
     struct_texts,
-    text_cells,
 )
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.decode import columns
 from tailrace.decode.columns import ColumnType, Typed
-from tailrace.decode.gather import Cells, gather, text_buffers
+from tailrace.decode.gather import Cells, array_mask, bit_map, gather, gather_bytes, text_buffers, text_cells
 from tailrace.decode.json.documents import render
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.values import forms
@@ -132,11 +130,7 @@ def _read_bits(cells: Cells) -> Typed:
 
 
 def _read_raw(cells: Cells) -> Typed:
-    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(cells.length, dtype=np.int64)))
-    places = np.repeat(cells.start - ends[:-1], cells.length) + np.arange(ends[-1])
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(cells.buffer[places])]
-    values = pa.Array.from_buffers(pa.large_binary(), len(cells), buffers)
-    return Typed(pc.if_else(pa.array(cells.kind == TEXT), values, None), NO_ROWS)
+    return Typed(gather_bytes(cells), NO_ROWS)
 
 
 # Arrow's values.
@@ -239,8 +233,8 @@ def _unscaled(array: pa.Array) -> pa.Array:
     words = np.frombuffer(array.buffers()[1], np.uint64).reshape(-1, 2)[array.offset : array.offset + count]
     ends, out = np.empty(count + 1, np.int32), np.empty(16 * count, np.uint8)
     _write_unscaled(words.copy(), ends, out)
-    valid = pa.py_buffer(np.packbits(array_mask(array), bitorder="little")) if array.null_count else None
-    return pa.Array.from_buffers(pa.binary(), count, [valid, pa.py_buffer(ends), pa.py_buffer(out)])
+    buffers = [bit_map(array_mask(array)), pa.py_buffer(ends), pa.py_buffer(out)]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
 def _decimal_texts(array: pa.Array) -> pa.Array:

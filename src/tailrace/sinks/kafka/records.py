@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import structlog
 
@@ -28,12 +27,12 @@ from tailrace.decode.changes import TableChanges
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.decode.schemas import Catalog
-from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
+from tailrace.errors import RetriableError, StopEngine, TailraceError
 from tailrace.kafka.client.settings import SAFE_BATCH_BYTES
 from tailrace.kafka.client.topics import Topics, legal
 from tailrace.kafka.events import side_records
 from tailrace.kafka.events.boundaries import Boundaries
-from tailrace.kafka.events.dead_letters import OVERHEAD, largest, letters, message_bytes_max, sizes
+from tailrace.kafka.events.dead_letters import letters, message_bytes_max, refusal, too_large
 from tailrace.kafka.events.side_records import Heartbeats, ShapeChange, shape_changes
 from tailrace.kafka.producer.account import Account
 from tailrace.kafka.producer.partitioner import Share, by_key, by_transaction
@@ -56,6 +55,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+_WAY_OUT = "leave out the table or the column, or take dead letters instead: set dead_letter_topic"
 
 
 @dataclass(slots=True)
@@ -317,11 +318,17 @@ class Records:
             events = share.of(events, group.topic)
         rows: Numbers = group.index if events.rows is None else group.index[events.rows]
         is_second = events.is_second_in(group)
-        too_large = self._too_large(group.topic, events, rows, changes)
-        if too_large is not None:
-            yield self._letters(group.topic, events, rows, changes, too_large, sent)
-            events, rows = events.take(np.flatnonzero(~too_large)), rows[~too_large]
-            is_second = None if is_second is None else is_second[~too_large]
+        limit = min(self._message_max, self._topics.largest(group.topic) or self._message_max)
+        if (refused := too_large(events, limit)) is not None:
+            if not self._config.dead_letter_topic:
+                row = int(np.argmax(refused))
+                place = place_of([changes], int(changes.log_offset[rows[row]]))
+                raise refusal(events, row, group.topic, limit, _WAY_OUT, place)
+            large = events.take(np.flatnonzero(refused))
+            sent.dead_letters += len(large)
+            yield self._letters(group.topic, large, rows[refused], changes, limit)
+            events, rows = events.take(np.flatnonzero(~refused)), rows[~refused]
+            is_second = None if is_second is None else is_second[~refused]
         if self._config.provide_transaction_metadata:
             _note(changes, events, rows, sent.boundaries)
         partitions = self._partitions(group.topic, events, changes, rows)
@@ -342,61 +349,22 @@ class Records:
         """How many partitions topics had when they were first written to."""
         return self._topics.counted
 
-    def _largest(self, topic: str) -> int:
-        return min(self._message_max, self._topics.largest(topic) or self._message_max)
-
-    def _too_large(
-        self, topic: str, events: Converted, rows: Numbers, changes: TableChanges
-    ) -> npt.NDArray[np.bool_] | None:
-        """Return which events are too large for their topic; None: none of them.
-
-        :raises TailraceError: `SINK_RECORD_TOO_LARGE` if that is to stop the sink.
-        """
-        limit = self._largest(topic)
-        if largest(events) <= limit:
-            return None
-        too_large = sizes(events) > limit
-        if not too_large.any():
-            return None
-        if not self._config.dead_letter_topic:
-            at = int(np.flatnonzero(too_large)[0])
-            raise _too_large(topic, int(sizes(events)[at]) - OVERHEAD, limit, changes, int(rows[at]))
-        return too_large
-
     def _letters(
-        self,
-        topic: str,
-        events: Converted,
-        rows: Numbers,
-        changes: TableChanges,
-        too_large: npt.NDArray[np.bool_],
-        sent: Sent,
+        self, topic: str, refused: Converted, rows: Numbers, changes: TableChanges, limit: int
     ) -> Outgoing:
         """Return the dead letters of events that are too large."""
         target = self._config.dead_letter_topic
         self._topics.require(target)
-        refused, of_refused = events.take(np.flatnonzero(too_large)), rows[too_large]
-        made = letters(refused, of_refused, changes, topic, self._largest(topic))
-        sent.dead_letters += len(refused)
+        made = letters(refused, rows, changes, topic, limit)
         found = changes.relation.qualified_name if changes.relation else ""
         log.warning("records too large: dead letters", topic=topic, table=found, records=len(refused))
-        return Outgoing(target, made, None, changes.log_offset[of_refused], [changes])
+        return Outgoing(target, made, None, changes.log_offset[rows], [changes])
 
 
 def _with_legal_topic(group: Group) -> Group:
     # A transformation may have made its name of anything, such as a value.
     topic = legal(group.topic, group.topic)
     return group if topic == group.topic else group.with_topic(topic)
-
-
-def _too_large(topic: str, size: int, limit: int, changes: TableChanges, row: int) -> TailraceError:
-    return TailraceError(
-        Kind.SINK_RECORD_TOO_LARGE,
-        f"send a record of {size} bytes: {limit} are the most that a record and what is around it may have",
-        "raise max.message.bytes of the topic and message.max.bytes in `options`, leave out the table or the "
-        "column, or take dead letters instead: set dead_letter_topic",
-        {"topic": topic, **place_of([changes], int(changes.log_offset[row]))},
-    )
 
 
 def _note(changes: TableChanges, events: Converted, rows: Numbers, boundaries: Boundaries) -> None:

@@ -31,11 +31,12 @@ from tailrace.converters.cells.json_values import (
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.decode import columns
 from tailrace.decode.columns import ColumnType, Typed
-from tailrace.decode.gather import Cells, array_mask, bit_map, gather, gather_bytes, text_buffers, text_cells
+from tailrace.decode.gather import Cells, array_mask, bit_map, gather, gather_bytes, text_cells
 from tailrace.decode.json.documents import render
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.values import forms
 from tailrace.decode.values.stamps import microseconds, stamp_texts
+from tailrace.decode.values.texts import hex_texts
 
 #: Arrow's types of Kafka Connect's.
 _ARROW = {
@@ -171,7 +172,7 @@ def of_array(array: pa.Array, how: TypeMapping, *, is_rendered: bool = False) ->
         return of_cells(text_cells(_decimal_texts(array)), how)
     if is_binary or pa.types.is_fixed_size_binary(arrow):
         bytes_ = array.cast(pa.binary())
-        return Values(bytes_) if how.schema.type == "bytes" else of_cells(text_cells(_hexes(bytes_)), how)
+        return Values(bytes_) if how.schema.type == "bytes" else of_cells(text_cells(hex_texts(bytes_)), how)
     texts = array if pa.types.is_large_string(arrow) else array.cast(pa.string())
     return Values(texts) if is_rendered or form == forms.QUOTED else of_cells(text_cells(texts), how)
 
@@ -248,16 +249,6 @@ def _decimal_texts(array: pa.Array) -> pa.Array:
     digits = pc.ascii_lpad(pc.ascii_ltrim(texts, "-"), scale + 1, "0")
     before, after = (pc.utf8_slice_codeunits(digits, *part) for part in ((0, -scale), (-scale, None)))
     return pc.binary_join_element_wise(pc.binary_join_element_wise(sign, before, ""), after, ".")
-
-
-def _hexes(array: pa.Array) -> pa.Array:
-    data, offsets = text_buffers(array)
-    buffers = [None, pa.py_buffer(2 * offsets), pa.py_buffer(data.tobytes().hex().encode())]
-    texts = pa.Array.from_buffers(pa.large_string(), len(array), buffers)
-    texts = pc.binary_join_element_wise(
-        pa.scalar("\\x", pa.large_string()), texts, pa.scalar("", pa.large_string())
-    )
-    return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.large_string()))
 
 
 # Values that are made of parts; one is odd if a part is.

@@ -63,11 +63,13 @@ _WAY_OUT = "leave out the table or the column, or take dead letters instead: set
 class Sent:
     """What a range was sent as, or a part of it.
 
+    :param share: what is sent of its records; None: all.
     :param rows: changes.
     :param bytes: of values.
     :param dead_letters: records that were too large for their topic.
     """
 
+    share: Share | None = None
     rows: int = 0
     bytes: int = 0
     dead_letters: int = 0
@@ -134,11 +136,11 @@ class Records:
         :raises TailraceError: what reading the log raises, and as `Writer.send`, with the place in the
             log of the record that was refused.
         """
-        sent = Sent()
+        sent = Sent(share)
         if self._config.schema_changes_topic and (share is None or share.number == 0):
             for change in shape_changes(log, pieces, start, end, self._form.modes, self._form.table_policy):
                 self._send_shape(writer, change)
-        for outgoing in self.outgoing(log, pieces, start, end, sent, share):
+        for outgoing in self.outgoing(log, pieces, start, end, sent):
             outgoing.send(writer)
         if self._config.provide_transaction_metadata:
             self._send_boundaries(writer, sent.boundaries)
@@ -153,7 +155,6 @@ class Records:
         start: int,
         end: int,
         sent: Sent,
-        share: Share | None = None,
     ) -> Iterator[Outgoing]:
         """Yield what the changes of `[start, end)` become, without what goes beside them; as `send`.
 
@@ -171,10 +172,10 @@ class Records:
             for stretch in stretches_of(reader, piece, None, self._form.modes, self._form.table_policy):
                 by_topic: dict[str, list[Portion]] = {}
                 for changes in stretch.changes:
-                    for portion in self._portions(changes.slice(start, end), sent, share):
+                    for portion in self._portions(changes.slice(start, end), sent):
                         by_topic.setdefault(portion[0].topic, []).append(portion)
                 while by_topic:  # what is sent is let go of
-                    yield from self._of_topic(by_topic.pop(next(iter(by_topic))), sent, share)
+                    yield from self._of_topic(by_topic.pop(next(iter(by_topic))), sent)
 
     def has_beside(self, pieces: Sequence[Piece]) -> bool:
         """Return whether records that belong to single transactions go beside the changes of these pieces."""
@@ -238,7 +239,7 @@ class Records:
                 self._topics.of_table(schema, table)
         self._are_topics_named = True
 
-    def _portions(self, changes: TableChanges, sent: Sent, share: Share | None) -> Iterator[Portion]:
+    def _portions(self, changes: TableChanges, sent: Sent) -> Iterator[Portion]:
         relation = changes.relation
         if not changes.count or (relation and not self._config.wants(relation.schema, relation.table)):
             return
@@ -248,12 +249,12 @@ class Records:
         orders = sent.orders.of(changes) if self._config.provide_transaction_metadata else None
         group = Group.of_changes(topic, places, changes, self._origin, orders)
         for made in map(_with_legal_topic, self._own(self._form.chain.apply, group)):
-            if share is None:
+            if sent.share is None:
                 yield made, changes
-            elif len(mine := self._narrowed(made, share)):
+            elif len(mine := self._narrowed(made, sent.share)):
                 yield mine, changes
                 sent.rows += len(mine)
-        if share is None:
+        if sent.share is None:
             sent.rows += changes.count
 
     def _own(self, step: Callable[[Group], T], group: Group) -> T:
@@ -278,7 +279,7 @@ class Records:
             mine = np.flatnonzero(np.isin(group.index, group.index[mine]))
         return group.take(mine)
 
-    def _of_topic(self, portions: Sequence[Portion], sent: Sent, share: Share | None) -> Iterator[Outgoing]:
+    def _of_topic(self, portions: Sequence[Portion], sent: Sent) -> Iterator[Outgoing]:
         for group, changes in portions:
             self._require(group, changes)
         cut = cutting(portions)
@@ -289,7 +290,7 @@ class Records:
             for group, changes in cut(first, last):
                 events = self._converted(group, changes)
                 size += bytes_of(events)
-                made += self._of_events(group, events, changes, sent, share)
+                made += self._of_events(group, events, changes, sent)
             return in_log_order(made), size
 
         records = sum(len(group) for group, _ in portions)
@@ -312,10 +313,10 @@ class Records:
             raise placed(error, [changes], changes.log_offset[group.index]) from error
 
     def _of_events(
-        self, group: Group, events: Converted, changes: TableChanges, sent: Sent, share: Share | None
+        self, group: Group, events: Converted, changes: TableChanges, sent: Sent
     ) -> Iterator[Outgoing]:
-        if share is not None:
-            events = share.of(events, group.topic)
+        if sent.share is not None:
+            events = sent.share.of(events, group.topic)
         rows: Numbers = group.index if events.rows is None else group.index[events.rows]
         is_second = events.is_second_in(group)
         limit = min(self._message_max, self._topics.largest(group.topic) or self._message_max)

@@ -59,23 +59,19 @@ class JsonConverter:
 
     def convert(self, group: Group) -> Converted:
         """Return keys and values as JSON, in arrays of texts."""
-        with_schema = self._options.schemas_enable
         if not group.is_change:
-            return convert_plain(group, self._facts(group).name, with_schema=with_schema)
+            name = self._facts(group).name
+            return convert_plain(group, name, with_schema=self._options.schemas_enable)
         table = change_table_of(group)
-        filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
-        schemas = self._schemas(table, group, filled=filled) if with_schema else None
-        return self._events(group, table, schemas, filled=filled)
+        return self._events(group, table, self._own_schemas(table, group), filled=self._fills)
 
     def keys(self, group: Group) -> EventKeys:
         """As `KeysFirst.keys`."""
         if not group.is_change:
             found = self.convert(group)
             return EventKeys(found.keys, found.rows)
-        with_schema = self._options.schemas_enable
         table = change_table_of(group)
-        filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
-        planned = self._planned(table, self._schemas(table, group, filled=filled) if with_schema else None)
+        planned = self._planned(table, self._own_schemas(table, group))
         return EventKeys(planned.keys, planned.rows)
 
     def payloads(self, group: Group) -> tuple[Converted, EventSchemas]:
@@ -118,6 +114,14 @@ class JsonConverter:
 
     def _facts(self, group: Group) -> SourceInfo:
         return facts_of(group, self._options.topic_prefix)
+
+    @property
+    def _fills(self) -> bool:
+        return is_filled(self._options.rows_in_part, with_schema=self._options.schemas_enable)
+
+    def _own_schemas(self, table: ChangeTable, group: Group) -> EventSchemas | None:
+        # Those that events carry; None: they carry none.
+        return self._schemas(table, group, filled=self._fills) if self._options.schemas_enable else None
 
     def _schemas(self, table: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
         single = table.key if table.key is not None and table.key.is_single else None

@@ -107,7 +107,8 @@ class _Columns:
     def _slot(self, name: str, slot: int) -> Value:
         table, choice = self._table, self._plan.choice
         if slot == json_kernel.AFTER:
-            return _image(table, table.row.current, name, self._rows, choice[json_kernel.AFTER_CHOICE])
+            after = _image(table, table.row.current, name, self._rows, choice[json_kernel.AFTER_CHOICE])
+            return replace(after, there=None) if table.is_message else after  # which is never null
         if slot == json_kernel.BEFORE:
             there = choice[json_kernel.BEFORE_CHOICE]
             return _image(table, table.row.old, name, self._rows, there) if there.any() else None

@@ -69,8 +69,9 @@ class _Writing:
 
     def add(self, part: Part) -> None:
         if isinstance(part, dict):
+            self._constant += "{"
             for place, (name, member) in enumerate(part.items()):
-                self._constant += f"{',' if place else '{'}{self._json(name)}:"
+                self._constant += f"{',' if place else ''}{self._json(name)}:"
                 self.add(member)
             self._constant += "}"
         elif isinstance(part, Slot):

@@ -33,8 +33,6 @@ def test_constants_are_joined_up_to_the_next_slot(document: Part, expected: Temp
     assert template(document) == expected
 
 
-def test_letters_beyond_ascii_are_escaped_where_that_is_asked_for_and_each_document_may_have_an_ending() -> (
-    None
-):
+def test_letters_beyond_ascii_may_be_escaped_and_documents_have_an_ending() -> None:
     assert template({"é": Slot(1)}, ensure_ascii=True, ending="\n") == [('{"\\u00e9":', 1), ("}\n", NOTHING)]
     assert template(Slot(1), ending="\n") == [("", 1), ("\n", NOTHING)]

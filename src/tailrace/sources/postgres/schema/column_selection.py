@@ -18,33 +18,28 @@ from tailrace.sources.postgres.connection.session import Row, Session, quote_ide
 from tailrace.sources.postgres.schema.published_tables import (
     COLUMN_LISTS_VERSION_MIN,
     GENERATED_VERSION_MIN,
+    in_identity,
     partitions,
 )
 
 # `identity` is the table's own replica identity; `needed` that of any partition of it.
-_COLUMNS = """
+_COLUMNS = f"""
 SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relreplident AS replident,
-       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisvalid
-                AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts
-                AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                                        WHEN 'i' THEN i.indisreplident ELSE false END) AS identity,
+       {in_identity("c", "a")} AS identity,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate
                 AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS in_primary_key,
        CASE WHEN c.relkind = 'p' THEN EXISTS (
-         SELECT FROM {partitions} p
+         SELECT FROM {partitions("c.oid")} p
                  JOIN pg_class pc ON pc.oid = p.oid
                  JOIN pg_attribute pa ON pa.attrelid = p.oid AND pa.attname = a.attname
-                 JOIN pg_index i ON i.indrelid = p.oid AND i.indisvalid
-                WHERE array_position(i.indkey::int2[], pa.attnum) < i.indnkeyatts
-                  AND CASE pc.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                                           WHEN 'i' THEN i.indisreplident ELSE false END) END AS needed,
+                WHERE {in_identity("pc", "pa")}) END AS needed,
        c.relreplident = 'f' OR c.relkind = 'p' AND EXISTS (
-         SELECT FROM {partitions} p JOIN pg_class pc ON pc.oid = p.oid
+         SELECT FROM {partitions("c.oid")} p JOIN pg_class pc ON pc.oid = p.oid
           WHERE pc.relreplident = 'f') AS full_somewhere
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
- WHERE a.attrelid IN ({oids}) AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE a.attrelid IN ({{oids}}) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
-"""
+"""  # noqa: S608 - a constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,7 @@ def columns_of(session: Session, tables: Iterable[tuple[int, str, str]]) -> dict
     known = {oid: (schema, name) for oid, schema, name in tables}
     if not known:
         return {}
-    command = _COLUMNS.format(oids=", ".join(map(str, known)), partitions=partitions("c.oid"))
+    command = _COLUMNS.format(oids=", ".join(map(str, known)))
     rows = session.run(command, "read the tables' columns")
     by_oid: dict[int, list[Row]] = {oid: [] for oid in known}
     for row in rows:

@@ -30,6 +30,13 @@ _PARTITIONS = f"""(WITH RECURSIVE tree(oid) AS (
       JOIN pg_inherits i ON i.inhparent = p.oid AND {_ATTACHED}
 ) SELECT oid FROM tree)"""  # noqa: S608 - a constant
 
+_IN_IDENTITY = """EXISTS (
+         SELECT FROM pg_index i
+          WHERE i.indrelid = {table}.oid AND i.indisvalid
+            AND array_position(i.indkey::int2[], {column}.attnum) < i.indnkeyatts
+            AND CASE {table}.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                                          WHEN 'i' THEN i.indisreplident ELSE false END)"""
+
 _SENDABLE = "c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384"
 
 _PUBLISHED = f"""publication AS MATERIALIZED (
@@ -80,6 +87,13 @@ WITH RECURSIVE {published}, facts(said) AS (
 )
 SELECT md5(string_agg(said, chr(10) ORDER BY said)) AS digest FROM facts
 """
+
+
+def in_identity(table: str, column: str) -> str:
+    """Return an expression that tells whether a column, of `pg_attribute`, belongs to the index that is the
+    replica identity of its table, of `pg_class`; by the names of both in the query.
+    """
+    return _IN_IDENTITY.format(table=table, column=column)
 
 
 def tree(roots: str) -> str:

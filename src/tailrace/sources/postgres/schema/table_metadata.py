@@ -16,7 +16,7 @@ from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.frames import control_json
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.column_matching import CatalogColumn, aligned
-from tailrace.sources.postgres.schema.published_tables import partitions
+from tailrace.sources.postgres.schema.published_tables import in_identity, partitions
 
 #: A default of more bytes is not kept with the facts: rows from before it count as unknown.
 MISSING_BYTES_MAX = 1 << 20
@@ -38,8 +38,8 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
             'number', a.attnum, 'name', a.attname, 'dropped', a.attisdropped,
             'type_oid', a.atttypid::bigint, 'type_modifier', a.atttypmod,
             'type', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
-            'generated', a.attgenerated <> '', 'filled', a.atthasdef OR a.attidentity <> '',
-            'xid', a.xmin::text::bigint, 'base', {base}, 'types', {types},
+            'generated', a.attgenerated, 'filled', a.atthasdef OR a.attidentity <> '',
+            'in_identity', {in_identity}, 'xid', a.xmin::text::bigint, 'base', {base}, 'types', {types},
             'missing', {missing}) ORDER BY a.attnum)
           FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid
          WHERE a.attrelid = c.oid AND a.attnum > 0) AS columns
@@ -53,7 +53,9 @@ _BASE = """(WITH RECURSIVE base(oid, modifier, depth) AS (
           UNION ALL
             SELECT d.typbasetype, d.typtypmod, b.depth + 1 FROM base b JOIN pg_type d ON d.oid = b.oid
              WHERE d.typtype = 'd')
-       SELECT json_build_array(oid::bigint, modifier) FROM base ORDER BY depth DESC LIMIT 1)"""
+       SELECT json_build_array(b.oid::bigint, b.modifier, bn.nspname, y.typname)
+         FROM base b JOIN pg_type y ON y.oid = b.oid JOIN pg_namespace bn ON bn.oid = y.typnamespace
+        ORDER BY b.depth DESC LIMIT 1)"""
 
 # What a type that is not built in is made of: a domain of its base type, an array of its items.
 _TYPES = """CASE WHEN a.atttypid >= 10000 THEN (
@@ -99,6 +101,7 @@ _QUERY = (
         "{missing}", _MISSING.replace("{own}", _TEXT.format(a="a")).replace("{leaf}", _TEXT.format(a="m"))
     )
     .replace("{partitions}", partitions("c.oid"))
+    .replace("{in_identity}", in_identity("c", "a"))
 )
 
 
@@ -206,7 +209,7 @@ def facts_of(
     catalog = [
         CatalogColumn(
             each["number"], each["name"], each["dropped"], each["type_oid"], each["type_modifier"],
-            table.later(each["xid"], xid), not_sent=each["generated"], own=each["xid"] == xid,
+            table.later(each["xid"], xid), not_sent=bool(each["generated"]), own=each["xid"] == xid,
         )
         for each in table.columns
     ]  # fmt: skip
@@ -272,7 +275,8 @@ def _column(
     base_oid, base_modifier = column.type_oid, column.type_modifier
     types: dict[str, Any] = {}
     if same:
-        (base_oid, base_modifier), types = held["base"], held["types"] or {}
+        base_oid, base_modifier, *_ = held["base"]
+        types = held["types"] or {}
     elif old is not None and (old.type_oid, old.type_modifier) == (column.type_oid, column.type_modifier):
         # The catalogue is ahead: it has another type by now, and what this one is was known before.
         (base_oid, base_modifier), types = (old.base_oid, old.base_modifier), old.types

@@ -22,8 +22,9 @@ from tailrace.sources.postgres.connection.server import facts, require_supported
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.connection.text_encoding import own_encoding
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity
-from tailrace.sources.postgres.slot.health import RENEWAL, OpenTransaction, concerns, mib, with_way_out
-from tailrace.sources.postgres.slot.monitor import holders, look
+from tailrace.sources.postgres.slot.health import RENEWAL, concerns, mib, with_way_out
+from tailrace.sources.postgres.slot.monitor import look
+from tailrace.sources.postgres.slot.open_transactions import OpenTransaction, open_transactions
 from tailrace.sources.postgres.snapshot.exported_snapshot import temporary_prefix
 from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
 from tailrace.sources.postgres.streaming.reconcile import CaptureState, LogFacts, decide
@@ -281,11 +282,11 @@ def _health_findings(session: Session, pipeline: PipelineConfig, *, exists: bool
 
 
 def _lasting_holders(session: Session) -> list[OpenTransaction]:
-    first = {holder.identity for holder in holders(session)}
+    first = {holder.identity for holder in open_transactions(session)}
     if not first:
         return []
     time.sleep(SECOND_LOOK_S)
-    return [holder for holder in holders(session) if holder.identity in first]
+    return [holder for holder in open_transactions(session) if holder.identity in first]
 
 
 def _at_risk(concern: SourceWarning) -> Finding:

@@ -23,6 +23,7 @@ from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
 from tailrace.model import format_lsn
 from tailrace.sources.postgres.connection.session import quote_literal
 from tailrace.sources.postgres.slot.invalidation import explained, prevention
+from tailrace.sources.postgres.slot.open_transactions import OpenTransaction
 from tailrace.sources.postgres.streaming.reconcile import RENEWABLE
 from tailrace.sources.progress import SourceHealth, SourceWarning
 
@@ -35,55 +36,6 @@ TRANSACTION_AGE_WARNED_S = 300.0
 #: Less WAL than this between the slot's two positions is the ordinary course of things: one
 #: segment, and what is written until the next running-transactions record.
 HELD_BYTES_MIN = 16 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A transaction that is still open: it keeps WAL, and a new slot waits for its end.
-
-    `gid` is that of a prepared transaction, which has no process. What the server hides from a
-    role without `pg_read_all_stats` is empty, and `age_s` None.
-    """
-
-    pid: int | None
-    gid: str
-    user: str
-    database: str
-    application: str
-    state: str
-    age_s: float | None
-    xid: str = ""
-
-    @property
-    def identity(self) -> str:
-        """Return a name that no other transaction has, also none of the same process."""
-        return f"{self.pid}/{self.xid}"
-
-    @property
-    def words(self) -> str:
-        """Return who it is. Names come from others and are shown as Python writes them."""
-        who = f"prepared transaction {self.gid!r}" if self.pid is None else f"process {self.pid}"
-        details = [
-            f"{name} {value!r}"
-            for name, value in (
-                ("user", self.user),
-                ("database", self.database),
-                ("application", self.application),
-            )
-            if value
-        ]
-        if self.state:
-            details.append(self.state)
-        if self.age_s is not None:
-            details.append(f"open for {self.age_s:.0f} s")
-        return f"{who} ({', '.join(details)})" if details else who
-
-    @property
-    def repair(self) -> str:
-        """Return the SQL that ends it."""
-        if self.pid is not None:
-            return f"SELECT pg_terminate_backend({self.pid});"
-        return f"ROLLBACK PREPARED {quote_literal(self.gid)};"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,14 +27,10 @@ from tailrace.sources.postgres.schema.publication import (
     snapshot_command,
 )
 from tailrace.sources.postgres.schema.source_tables import Name
-from tailrace.sources.postgres.slot.health import (
-    HELD_BYTES_MIN,
-    OpenTransaction,
-    SlotHealth,
-    concerns,
-)
+from tailrace.sources.postgres.slot.health import HELD_BYTES_MIN, SlotHealth, concerns
 from tailrace.sources.postgres.slot.heartbeat import Heartbeat
 from tailrace.sources.postgres.slot.invalidation import invalidation
+from tailrace.sources.postgres.slot.open_transactions import OpenTransaction, open_transactions
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
 from tailrace.sources.progress import SourceHealth, SourceWarning
 
@@ -133,26 +129,6 @@ SELECT s.*,
   FROM pg_replication_slots s WHERE s.slot_name = {slot}
 """
 
-# A transaction holds a lock on its own number, which every role may see: what pg_stat_activity
-# tells of it, only members of pg_read_all_stats. Prepared transactions have no process.
-_HOLDERS = """
-SELECT * FROM (
-  SELECT l.pid AS pid, '' AS gid, a.usename AS user, a.datname AS database,
-         a.application_name AS application, a.state AS state,
-         extract(epoch FROM clock_timestamp() - a.xact_start) AS age_s, l.xid_age, l.xid
-    FROM (SELECT pid, max(age(transactionid)) AS xid_age,
-                 (array_agg(transactionid::text ORDER BY age(transactionid) DESC))[1] AS xid
-            FROM pg_locks
-           WHERE locktype = 'transactionid' AND granted AND mode = 'ExclusiveLock' AND pid IS NOT NULL
-           GROUP BY pid) l
-    LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-  UNION ALL
-  SELECT NULL, p.gid, p.owner, p.database, '', 'prepared',
-         extract(epoch FROM clock_timestamp() - p.prepared), age(p.transaction), p.transaction::text
-    FROM pg_prepared_xacts p
-) t ORDER BY xid_age DESC LIMIT 5
-"""
-
 _WAITED = """
 SELECT trim(BOTH FROM w.name) AS name
   FROM unnest(string_to_array(current_setting('synchronized_standby_slots'), ',')) AS w(name)
@@ -187,24 +163,7 @@ def look(session: Session, slot: str) -> SlotHealth | None:
         return bare
     waited = waited_standbys(session) if failover and not bare.standby else ()
     held = bare.creating or bare.held_bytes > HELD_BYTES_MIN
-    return replace(bare, waited_standbys=waited, holders=holders(session) if held else ())
-
-
-def holders(session: Session) -> tuple[OpenTransaction, ...]:
-    """Return the oldest transactions that are open in the whole cluster, prepared ones too."""
-    return tuple(
-        OpenTransaction(
-            pid=_number(row, "pid"),
-            gid=row.text("gid"),
-            user=row.text("user"),
-            database=row.text("database"),
-            application=row.text("application"),
-            state=row.text("state"),
-            age_s=float(row["age_s"]) if row["age_s"] else None,
-            xid=row.text("xid"),
-        )
-        for row in session.run(_HOLDERS, "look for open transactions")
-    )
+    return replace(bare, waited_standbys=waited, holders=open_transactions(session) if held else ())
 
 
 def waited_standbys(session: Session) -> tuple[str, ...]:

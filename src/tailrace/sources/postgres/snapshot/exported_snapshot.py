@@ -20,7 +20,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -35,6 +35,7 @@ from tailrace.sources.postgres.connection.server import CreatedSlot
 from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
 from tailrace.sources.postgres.schema.catalog import relation_row
 from tailrace.sources.postgres.schema.published_tables import terms_digest
+from tailrace.sources.postgres.slot.open_transactions import OpenTransaction, open_transactions
 from tailrace.sources.postgres.snapshot.chunk_writer import Postponed
 from tailrace.sources.postgres.snapshot.chunks import ChunkedRelation
 
@@ -159,9 +160,10 @@ def observing(source: PostgresSource, stopping: threading.Event) -> closing[Sess
 
 LOOK_S = 0.1
 
-#: Transactions that hold the creation up are named after so long, and again that often.
+#: Transactions that hold the creation up are named after so long, and again that often; younger ones are not.
 NAMED_AFTER_S = 2.0
 NAMED_EVERY_S = 30.0
+PASSING_S = 1.0
 
 _WAL_END = (
     "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
@@ -182,22 +184,6 @@ SELECT transactionid::text::bigint FROM pg_locks, bounds
 UNION
 SELECT xmin & 4294967295 FROM bounds WHERE pg_is_in_recovery() AND xmin < xmax
 """
-_BLOCKERS = """
-SELECT pid::text AS who, floor(extract(epoch FROM now() - xact_start))::int AS age_s
-  FROM pg_stat_activity
- WHERE backend_xid IS NOT NULL AND xact_start < now() - interval '1 second' AND pid <> pg_backend_pid()
-UNION ALL
-SELECT 'prepared ' || gid, floor(extract(epoch FROM now() - prepared))::int FROM pg_prepared_xacts
-ORDER BY 2 DESC NULLS LAST LIMIT 5
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Blocker:
-    """A transaction that is older than the slot that is being created: a pid, or a prepared one."""
-
-    who: str
-    age_s: int
 
 
 class Horizon:
@@ -304,9 +290,9 @@ class SlotCreation:
                 now = time.monotonic()
                 if now >= named_at:
                     named_at = now + NAMED_EVERY_S
-                    self._name(blockers(self._side), now - began)
+                    self._name(now - began)
                 if now - began > deadline_s:
-                    raise held_up(blockers(self._side), deadline_s)
+                    raise held_up(lasting_transactions(self._side), deadline_s)
         except BaseException:
             if asking.is_alive():
                 self._cancel()
@@ -332,9 +318,8 @@ class SlotCreation:
         except (TailraceError, Stopped) as error:
             log.debug("could not cancel the creation of a slot", reason=str(error))
 
-    @staticmethod
-    def _name(found: list[Blocker], waited_s: float) -> None:
-        if found:
+    def _name(self, waited_s: float) -> None:
+        if found := lasting_transactions(self._side):
             log.warning(
                 "the snapshot waits for older transactions to end",
                 waited_s=round(waited_s),
@@ -362,28 +347,24 @@ def running(session: Session) -> frozenset[int]:
     return frozenset(row.number("xid") for row in session.run(_RUNNING, "ask what is running"))
 
 
-def blockers(session: Session) -> list[Blocker]:
-    """Return the oldest transactions that run, as far as the role may see them."""
-    rows = session.run(_BLOCKERS, "ask what is running")
-    return [Blocker(row["who"] or "?", row.number("age_s")) for row in rows]
+def lasting_transactions(session: Session) -> list[OpenTransaction]:
+    """Return the oldest transactions that are open, without those that are just passing by."""
+    return [found for found in open_transactions(session) if found.age_s is None or found.age_s > PASSING_S]
 
 
-def described(found: list[Blocker]) -> str:
+def described(found: Sequence[OpenTransaction]) -> str:
     """Return the transactions in words."""
-    return ", ".join(
-        f"{'pid ' if blocker.who.isdigit() else ''}{blocker.who} (open for {blocker.age_s} s)"
-        for blocker in found
-    )
+    return ", ".join(each.words for each in found)
 
 
-def held_up(found: list[Blocker], waited_s: float) -> TailraceError:
+def held_up(found: Sequence[OpenTransaction], waited_s: float) -> TailraceError:
     """Return the error for a slot that older transactions held up too long."""
-    pids = [blocker.who for blocker in found if blocker.who.isdigit()]
+    pids = [each.pid for each in found if each.pid is not None]
     way_out = f"SELECT pg_terminate_backend({pids[0]}), or wait" if pids else "wait"
     return TailraceError(
         Kind.SLOT_CREATION_HELD_UP,
         f"create a replication slot: it waited {waited_s:.0f} s for older transactions to end: "
-        f"{described(found) or 'which ones, this role may not see, or the primary has them'}",
+        + (described(found) or "which ones can't be seen here"),
         f"end them ({way_out}); it is tried again",
         {"transactions": len(found)},
     )

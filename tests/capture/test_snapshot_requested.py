@@ -128,7 +128,8 @@ def test_what_there_is_no_room_for_is_kept_later_and_the_request_stays_until_the
     create_tables(pg)
     log = tmp_path / "log"
     until_whole(pg, log)
-    write, refused, removed = LogDirectory.state_write, [], []
+    write, refused = LogDirectory.state_write, []
+    remove_file, removed = snapshot_requests.remove, []
 
     def short_of_room(directory: LogDirectory, name: str, content: dict[str, Any]) -> None:
         if file in name and asked in str((name, content)) and len(refused) < 2:
@@ -136,13 +137,13 @@ def test_what_there_is_no_room_for_is_kept_later_and_the_request_stays_until_the
             raise TailraceError(Kind.LOG_FULL, f"write {name}: No space left on device")
         write(directory, name, content)
 
-    def remove(files: list[Path]) -> None:
-        removed.extend(found(log, path.stem) is not None for path in files)
-        snapshot_requests.remove(files)
+    def remove(path: Path) -> None:
+        removed.append(found(log, path.stem) is not None)
+        remove_file(path)
 
     asked = request(log, table)
     monkeypatch.setattr(LogDirectory, "state_write", short_of_room)
-    monkeypatch.setattr(requests, "remove", remove)
+    monkeypatch.setattr(snapshot_requests, "remove", remove)
     with capturing(pg.dsn, log, **SMALL) as running:
         assert await_end(running, log, asked).outcome is outcome
     # A process that is killed behind the removal knows of the snapshot by its plans.

@@ -20,7 +20,7 @@ from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.target import locked
-from tailrace.sources.snapshot_requests import ask, read_requests, remove, request_files
+from tailrace.sources.snapshot_requests import ask, request_files, take_requests, waiting
 from tests.support.changelog.frames_of import SOURCE, Source, append, new_log
 from tests.support.file_faults import deaths, full_disks, not_durable
 from tests.support.torture import disk
@@ -41,9 +41,8 @@ def _live(path: Path) -> None:
             log.state_write(f"tasks/{TASK}/some.state", {"number": number})
             readers.commit("sink", TASK, end, kept={"log_offset": end})
         ask(log, TASK, tables=["public.t"])
-        files = request_files(log, TASK)
-        assert len(read_requests(files)) == len(files)
-        remove(files)
+        assert len(waiting(log, TASK)) == len(request_files(log, TASK))
+        assert take_requests(log, TASK, lambda request: request.wants_rows)
         apply(log, TASK, RetentionRules(size_bytes=600))
         readers.begin("other", TASK, writer.tail.offset)
         readers.begin("sink", TASK, 0)
@@ -117,7 +116,7 @@ def test_a_request_of_another_user_that_can_not_be_read_is_passed_over(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(durable, "read_state", refused)
-    assert read_requests(request_files(log, TASK)) == []
+    assert waiting(log, TASK) == []
 
 
 def test_all_files_of_a_log_outlive_a_loss_of_power(

@@ -29,15 +29,7 @@ from tailrace.sources.postgres.snapshot.plan import (
 )
 from tailrace.sources.postgres.snapshot.state import SnapshotState, plans_name
 from tailrace.sources.progress import SourceWarning, TableProgress
-from tailrace.sources.snapshot_requests import (
-    Request,
-    ask,
-    file_name,
-    read_requests,
-    remove,
-    request_files,
-    waiting,
-)
+from tailrace.sources.snapshot_requests import Request, ask, take_requests, waiting
 
 log = structlog.get_logger(__name__)
 
@@ -69,17 +61,7 @@ class Requests:
 
         :raises TailraceError: what the server refused with; `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        files = {path.name: path for path in request_files(self._directory, self._task)}
-        is_any_taken = False
-        for request in read_requests(list(files.values())):
-            file = files.pop(file_name(request), None)
-            if self._take(request, session):
-                is_any_taken = True
-                if file is not None:
-                    # At once: were a cancellation taken twice, it would end what was asked for behind it.
-                    remove([file])
-        remove(list(files.values()))  # they can't be read
-        return is_any_taken or bool(files)
+        return take_requests(self._directory, self._task, lambda request: self._take(request, session))
 
     def _take(self, request: Request, session: Session) -> bool:
         """Take one request in; return whether that is done: else it is looked at again with the next ones."""

@@ -28,6 +28,7 @@ from tailrace.sources.postgres.schema.published_tables import published
 from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 from tailrace.sources.postgres.slot import monitor
 from tailrace.sources.postgres.snapshot import incremental
+from tailrace.sources.postgres.snapshot.exported_snapshot import held_up, lasting_transactions
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import CREATE_ITEMS, SLOT, Running, capturing, read_log
@@ -172,6 +173,20 @@ def test_a_slot_that_older_transactions_hold_up_is_made_when_they_are_ended(
         pg.execute(way_out[1])
         assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
         older.close()
+
+
+def test_who_holds_up_a_slot_is_named_to_a_role_that_may_only_replicate(own_pg: EmbeddedPostgres) -> None:
+    own_pg.execute("create role cdc login replication")
+    source = PostgresSource(dsn=own_pg.dsn(user="cdc"))
+    with (
+        psycopg.connect(own_pg.dsn()) as older,
+        closing(Session.connect(source, threading.Event())) as session,
+    ):
+        assert lasting_transactions(session) == []
+        older.execute("select txid_current()")
+        [named] = lasting_transactions(session)
+        assert named.pid == older.info.backend_pid
+        assert f"SELECT pg_terminate_backend({named.pid}), or wait" in held_up([named], 1.0).hint
 
 
 @pytest.mark.follows("snapshot_delayed")

@@ -20,7 +20,8 @@ from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import Relation, SourceFingerprint, parse_lsn
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.sources.findings import Finding, error
-from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_findings
 from tailrace.sources.postgres.preflight.server import room_of, server_facts
 from tailrace.sources.postgres.preflight.tables import source_findings

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import REPORT_STREAM, Kind, TailraceError
 from tailrace.model import format_lsn, parse_lsn
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.slot.invalidation import invalidation
 from tailrace.sources.postgres.streaming.reconcile import ServerState, SlotFacts
 

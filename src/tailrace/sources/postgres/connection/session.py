@@ -96,16 +96,6 @@ class Row(dict[str, str | None]):
         return parse_lsn(value) if value else None
 
 
-def quote_identifier(name: str) -> str:
-    """Return `name` as an SQL or replication command holds it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def quote_literal(text: str) -> str:
-    """Return `text` as a literal, in SQL under `standard_conforming_strings` or a command."""
-    return "'" + text.replace("'", "''") + "'"
-
-
 class Session:
     """One connection to the source, for SQL and, if `replication`, its commands.
 

@@ -18,8 +18,9 @@ from tailrace.config import PipelineConfig, PostgresSource
 from tailrace.config.source.postgres import postgres_source
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, error, from_failure, warning
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
 from tailrace.sources.postgres.connection.server import facts, require_supported, slot_facts
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.connection.text_encoding import own_encoding
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity
 from tailrace.sources.postgres.slot.health import RENEWAL, concerns, mib, with_way_out

@@ -12,9 +12,11 @@ from tailrace.config import PipelineConfig, PostgresSource, is_exact
 from tailrace.config.source.postgres import postgres_source
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier
+from tailrace.sources.postgres.connection.quoting import quote_identifier
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.preflight.columns import column_findings
 from tailrace.sources.postgres.preflight.server import server_findings, slot_findings
+from tailrace.sources.postgres.schema.column_selection import table_columns
 from tailrace.sources.postgres.schema.publication import (
     add_command,
     all_operations_command,
@@ -29,7 +31,6 @@ from tailrace.sources.postgres.schema.publication import (
     refusal_repair,
     snapshot_command,
     split_refused,
-    table_columns,
     unmatched,
     why_missing,
 )
@@ -94,8 +95,8 @@ def source_findings(
         row = rows[change.table.schema, change.table.name]
         row["identity"] = change.letter
         row["has_identity_index"] = "t" if change.letter == "i" else row["has_identity_index"]
-    columns = columns_as_set(table_columns(session, tables), tables, changes)
-    yield from column_findings(session, source, tables, columns, log, begun=_has_begun(log))
+    columns = columns_as_set(table_columns(session, tables), changes)
+    yield from column_findings(session, source, columns, log, begun=_has_begun(log))
     for table in tables:
         yield from _condition_findings(session, source, table)
         yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)

@@ -21,8 +21,13 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.pgoutput import relation_message, type_message
-from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
-from tailrace.sources.postgres.schema.published_tables import GENERATED_VERSION_MIN, published, terms
+from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.schema.published_tables import (
+    GENERATED_VERSION_MIN,
+    published,
+    row_filters,
+    terms,
+)
 from tailrace.sources.postgres.schema.table_metadata import (
     CatalogTable,
     KnownFacts,
@@ -54,13 +59,6 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table, c.relkind AS kind,
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid IN ({oids})
  ORDER BY 2, 3
-"""
-
-# To write a filter as SQL the server locks its table.
-_FILTERS = """
-SELECT r.prrelid AS oid, pg_get_expr(r.prqual, r.prrelid) AS filter
-  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
- WHERE p.pubname = {publication} AND r.prrelid IN ({oids})
 """
 
 #: A digest of a relation's name and columns: `c` of `pg_class`, `n` of `pg_namespace`.
@@ -205,24 +203,18 @@ def relation_row(session: Session, oid: int) -> Row | None:
 
 
 def _tables(session: Session, source: PostgresSource, rows: list[Row]) -> list[PublishedTable]:
-    filters = _filters(session, source, [row.text("oid") for row in rows if row.flag("filtered")])
+    filtered = [row.number("oid") for row in rows if row.flag("filtered")]
+    filters = row_filters(session, source.publication, filtered)
     tables = []
     for at in range(0, len(rows), TABLES_AT_ONCE):
         some = rows[at : at + TABLES_AT_ONCE]
         found = catalog_tables(session, [row.number("oid") for row in some])
         tables += [
-            _table(session, source, row, catalog, filters.get(row["oid"]))
+            _table(session, source, row, catalog, filters.get(catalog.oid))
             for row in some
             if (catalog := found.get(row.number("oid"))) is not None
         ]
     return tables
-
-
-def _filters(session: Session, source: PostgresSource, oids: list[str]) -> dict[str | None, str | None]:
-    if not oids:
-        return {}
-    command = _FILTERS.format(publication=quote_literal(source.publication), oids=", ".join(oids))
-    return {row["oid"]: row["filter"] for row in session.run(command, "read the publication's row filters")}
 
 
 def _listed(session: Session, source: PostgresSource, condition: str = "") -> list[Row]:

@@ -6,7 +6,7 @@ find nothing, and so may one that the log had before: its column may have been d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -23,9 +23,10 @@ from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import Bytes, control_json
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.protocol.renames import ColumnName, Renames
-from tailrace.sources.postgres.connection.session import Session, quote_literal
-from tailrace.sources.postgres.schema.column_selection import TableColumns
-from tailrace.sources.postgres.schema.publication import matching_tables, table_columns
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Session
+from tailrace.sources.postgres.schema.column_selection import TableColumns, table_columns
+from tailrace.sources.postgres.schema.publication import matching_tables
 from tailrace.sources.postgres.schema.published_tables import partitions
 from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
 from tailrace.sources.postgres.schema.table_metadata import KnownFacts
@@ -57,22 +58,21 @@ class Unmatched:
 def unmatched_patterns(
     session: Session,
     source: PostgresSource,
-    tables: Collection[SourceTable],
-    columns: Mapping[int, TableColumns],
+    columns: Collection[TableColumns],
     kept: ColumnPolicy,
     renames: Renames,
 ) -> Iterator[Unmatched]:
     """Yield the patterns of columns that find none, under its name now or an earlier one.
 
-    :param tables: that are meant, `columns` theirs, by oid.
+    :param columns: of the tables that are meant.
     :param kept: the settings that the log had before.
     :param renames: the names that the log knows its columns to have had.
     """
     names = {
         (*name, column)
-        for table in tables
-        for name in _row_names(source, table)
-        for column in columns[table.oid].columns.names
+        for each in columns
+        for name in _row_names(source, each.table)
+        for column in each.columns.names
     }
     names |= renames.names()
     before = {pattern for _, pattern in kept.column_patterns()}
@@ -84,7 +84,7 @@ def unmatched_patterns(
             message = f"{place}: no column of a captured table matches {pattern!r}"
             yield Unmatched(message, f"correct {place}", refused=False)
         else:
-            yield _named(session, source, place, pattern, one, tables)
+            yield _named(session, source, place, pattern, one, [each.table for each in columns])
 
 
 def require_columns(session: Session, source: PostgresSource, kept: ColumnPolicy, renames: Renames) -> None:
@@ -95,9 +95,8 @@ def require_columns(session: Session, source: PostgresSource, kept: ColumnPolicy
     """
     if not source.column_patterns():
         return
-    tables = matching_tables(session, source)
-    columns = table_columns(session, tables)
-    for found in unmatched_patterns(session, source, tables, columns, kept, renames):
+    columns = table_columns(session, matching_tables(session, source))
+    for found in unmatched_patterns(session, source, columns, kept, renames):
         if found.refused:
             raise TailraceError(Kind.CONFIG_INVALID, f"look for the columns of {found.message}", found.repair)
         log.warning("a pattern matches no column", found=found.message)

@@ -22,8 +22,9 @@ import structlog
 from tailrace.config.patterns import is_exact, matches
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
-from tailrace.sources.postgres.schema.column_selection import TableColumns, columns_of, require_disclosable
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.schema.column_selection import require_disclosable, table_columns
 from tailrace.sources.postgres.schema.published_tables import (
     GENERATED_VERSION_MIN,
     leaves,
@@ -420,7 +421,7 @@ def _publish(
         if table.refused:
             _warn_refused(table)
     if not source.discloses_all:
-        require_disclosable(source, table_columns(session, tables).values())
+        require_disclosable(source, table_columns(session, tables))
     command = command_for(session, source, tables)
     run_or_delegate(session, command, attempted)
 
@@ -476,18 +477,13 @@ def _clauses(session: Session, source: PostgresSource, tables: Iterable[SourceTa
     lists: dict[int, str] = {}
     if source.leaves_columns_out:
         lists = {
-            oid: columns.column_list(source, session.server_version)
-            for oid, columns in table_columns(session, tables).items()
+            each.table.oid: each.column_list(source, session.server_version)
+            for each in table_columns(session, tables)
         }
     # Without ONLY the children of a table would come along, named in source.tables or not.
     return ", ".join(
         f"{'ONLY ' if table.has_children else ''}{table.sql}{lists.get(table.oid, '')}" for table in tables
     )
-
-
-def table_columns(session: Session, tables: Iterable[SourceTable]) -> dict[int, TableColumns]:
-    """Return the columns of `tables` by the tables' oid."""
-    return columns_of(session, [(table.oid, table.schema, table.name) for table in tables])
 
 
 def check_publication(session: Session, source: PostgresSource) -> None:

@@ -6,7 +6,10 @@ they list, and so wait for a command that rewrites one of them. A SELECT from th
 
 from __future__ import annotations
 
-from tailrace.sources.postgres.connection.session import Session, quote_literal
+from collections.abc import Iterable
+
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Session
 
 #: The first version whose publications have column lists, row filters and schemas.
 COLUMN_LISTS_VERSION_MIN = 150000
@@ -68,6 +71,13 @@ _OF_SCHEMAS = f"""UNION
 _TERMS = """LEFT JOIN pg_publication_rel r ON r.prrelid = c.oid AND NOT p.puballtables AND r.prpubid = p.oid
        AND NOT EXISTS (SELECT FROM pg_publication_namespace s
                         WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"""
+
+# To write a filter as SQL the server locks its table; `pg_publication_tables` locks all that are published.
+_FILTERS = """
+SELECT r.prrelid AS oid, pg_get_expr(r.prqual, r.prrelid) AS filter
+  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+ WHERE p.pubname = {publication} AND r.prrelid IN ({oids}) AND r.prqual IS NOT NULL
+"""
 
 # What a decoded change is sent by: the publication's terms, tables with their partitions, columns and keys.
 _TERMS_DIGEST = """
@@ -139,6 +149,18 @@ def terms(server_version: int) -> tuple[str, str, str]:
     if server_version < COLUMN_LISTS_VERSION_MIN:
         return "", "NULL", "false"
     return _TERMS, "array_to_json(r.prattrs::int2[])::text", "r.prqual IS NOT NULL"
+
+
+def row_filters(session: Session, publication: str, oids: Iterable[int]) -> dict[int, str]:
+    """Return the row filters of the publication, as SQL, of those tables that have one. They are locked for
+    that, for a moment. PostgreSQL 15 and later.
+    """
+    listed = ", ".join(map(str, oids))
+    if not listed:
+        return {}
+    command = _FILTERS.format(publication=quote_literal(publication), oids=listed)
+    rows = session.run(command, "read the publication's row filters")
+    return {row.number("oid"): row.text("filter") for row in rows}
 
 
 def terms_digest(session: Session, publication: str) -> str:

@@ -34,7 +34,8 @@ from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.facts import ColumnFacts, Facts, differences
 from tailrace.protocol.frames import Bytes
 from tailrace.protocol.pgoutput import parse_relation
-from tailrace.sources.postgres.connection.session import Session, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.connection.text_encoding import names_in_utf8
 from tailrace.sources.postgres.schema.published_tables import COLUMN_LISTS_VERSION_MIN
 from tailrace.sources.postgres.schema.table_metadata import (

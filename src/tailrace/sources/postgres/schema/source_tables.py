@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tailrace.sources.postgres.connection.session import Row, quote_identifier
+from tailrace.sources.postgres.connection.quoting import quote_table
+from tailrace.sources.postgres.connection.session import Row
 
 #: Schema and name.
 Name = tuple[str, str]
@@ -44,7 +45,7 @@ class Part:
     @property
     def sql(self) -> str:
         """Return its name as SQL holds it."""
-        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+        return quote_table(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class SourceTable:
     @property
     def sql(self) -> str:
         """Return its name as SQL holds it."""
-        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+        return quote_table(self.schema, self.name)
 
     @property
     def refused(self) -> str:

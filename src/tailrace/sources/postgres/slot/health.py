@@ -21,7 +21,7 @@ from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.source.postgres import SlotWatchConfig, postgres_source
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
 from tailrace.model import format_lsn
-from tailrace.sources.postgres.connection.session import quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_literal
 from tailrace.sources.postgres.slot.invalidation import explained, prevention
 from tailrace.sources.postgres.slot.open_transactions import OpenTransaction
 from tailrace.sources.postgres.streaming.reconcile import RENEWABLE

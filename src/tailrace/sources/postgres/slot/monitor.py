@@ -19,7 +19,8 @@ from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Stopped, TailraceError
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal, quote_table
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.publication import (
     left_out,
     publication_warnings,
@@ -300,7 +301,7 @@ class SlotWatch:
             if (schema, name) in unlogged:
                 found.append(_unlogged(schema, name))
                 continue
-            table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
+            table = quote_table(schema, name)
             found.append(
                 SourceWarning(
                     f"table_left_out:{schema}.{name}",
@@ -335,7 +336,7 @@ class SlotWatch:
 
 
 def _unlogged(schema: str, name: str) -> SourceWarning:
-    table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
+    table = quote_table(schema, name)
     return SourceWarning(
         f"table_unlogged:{schema}.{name}",
         f"the table {table} is unlogged: PostgreSQL does not replicate it, and its changes are not captured",

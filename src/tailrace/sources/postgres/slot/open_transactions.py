@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.sources.postgres.connection.session import Session, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Session
 
 # A transaction holds a lock on its own number, which every role may see: what pg_stat_activity
 # tells of it, only members of pg_read_all_stats. Prepared transactions have no process.

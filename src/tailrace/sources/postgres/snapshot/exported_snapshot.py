@@ -31,8 +31,9 @@ from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.model import parse_lsn
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, connection_lost
+from tailrace.sources.postgres.connection.quoting import quote_literal
 from tailrace.sources.postgres.connection.server import CreatedSlot
-from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.catalog import relation_row
 from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.slot.open_transactions import OpenTransaction, open_transactions

@@ -17,7 +17,8 @@ from tailrace.changelog.lock import is_written
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_condition, unforeseen
-from tailrace.sources.postgres.connection.session import Session, quote_identifier
+from tailrace.sources.postgres.connection.quoting import quote_table
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import published_oids, published_table
 from tailrace.sources.postgres.schema.publication import add_command, matching_tables
 from tailrace.sources.postgres.snapshot.plan import (
@@ -217,9 +218,8 @@ def check_condition(session: Session, schema: str, name: str, where: str) -> Non
     :raises TailraceError: `SNAPSHOT_FAILED`; `SOURCE_UNREACHABLE`.
     """
     attempted = f"take a snapshot of {schema}.{name}"
-    table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
     try:
-        session.parse(f"SELECT FROM ONLY {table} WHERE (\n{where}\n)", attempted)
+        session.parse(f"SELECT FROM ONLY {quote_table(schema, name)} WHERE (\n{where}\n)", attempted)
     except TailraceError as error:
         raise of_condition(error, attempted) from None
 

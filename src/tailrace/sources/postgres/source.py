@@ -21,9 +21,10 @@ from tailrace.model import Relation, SourceFingerprint, parse_lsn
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.sources.findings import Finding, error
 from tailrace.sources.postgres.connection.quoting import quote_literal
-from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_findings
-from tailrace.sources.postgres.preflight.server import room_of, server_facts
+from tailrace.sources.postgres.preflight.checked_source import CheckedSource
+from tailrace.sources.postgres.preflight.server import room_of
 from tailrace.sources.postgres.preflight.tables import source_findings
 from tailrace.sources.postgres.schema.catalog import PublishedTable, meant_tables
 from tailrace.sources.postgres.schema.publication import matching_tables
@@ -113,8 +114,7 @@ class PostgresCheck:
     def __init__(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> None:
         self._pipeline = pipeline
         self._directory = directory
-        self._session: Session | None = None
-        self._server = Row()
+        self._checked: CheckedSource | None = None
         self.capacity: SourceCapacity | None = None
         self.gate = threading.Lock()
 
@@ -129,38 +129,33 @@ class PostgresCheck:
             )
             return
         try:
-            self._server = server_facts(session)
-            self.capacity = room_of(session, self._server, self._pipeline, self._directory)
+            checked = CheckedSource.of(session, self._pipeline, self._directory)
+            self.capacity = room_of(checked)
         except BaseException:
             session.close()
             raise
-        self._session = session
+        self._checked = checked
 
     def findings(self) -> Iterator[Finding]:
-        if self._session is not None:
-            yield from source_findings(
-                self._session, self._server, self._pipeline, self._directory, self.gate
-            )
+        if self._checked is not None:
+            yield from source_findings(self._checked, self.gate)
 
     def tables(self) -> Sequence[tuple[str, str]]:
-        if self._session is None:
+        if (checked := self._checked) is None:
             return []
-        return [
-            (table.schema, table.name)
-            for table in matching_tables(self._session, postgres_source(self._pipeline.source))
-        ]
+        return [(table.schema, table.name) for table in matching_tables(checked.session, checked.source)]
 
     def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
-        if (session := self._session) is None:
+        if self._checked is None:
             return []
-        source = postgres_source(self._pipeline.source)
+        session, source = self._checked.session, self._checked.source
         wanted = [table.oid for table in matching_tables(session, source) if wants(table.schema, table.name)]
         return [_relation(table, source) for table in meant_tables(session, source, wanted)]
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        if self._checked is not None:
+            self._checked.session.close()
+            self._checked = None
 
 
 def _wal_end(session: Session) -> int:

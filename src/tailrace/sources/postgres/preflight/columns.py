@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator
 
-from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.directory import TASK
 from tailrace.changelog.disclosure import kept_disclosure, kept_renames
 from tailrace.config import ColumnPolicy, PostgresSource, matches, matches_any
 from tailrace.decode.column_policy import TablePolicy
@@ -14,6 +14,7 @@ from tailrace.protocol.renames import Renames
 from tailrace.sources.findings import Finding, error, from_failure, warning
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
 from tailrace.sources.postgres.connection.session import Session
+from tailrace.sources.postgres.preflight.checked_source import CheckedSource
 from tailrace.sources.postgres.schema.column_lists import (
     SentColumns,
     list_command,
@@ -40,21 +41,14 @@ SELECT n.nspname AS schema, c.relname AS table, json_agg(DISTINCT a.attname)::te
 """
 
 
-def column_findings(
-    session: Session,
-    source: PostgresSource,
-    columns: Collection[TableColumns],
-    log: LogDirectory | None,
-    *,
-    begun: bool,
-) -> Iterator[Finding]:
+def column_findings(checked: CheckedSource, columns: Collection[TableColumns]) -> Iterator[Finding]:
     """Yield what is wrong with columns, masks and keys of the tables that are meant.
 
     :param columns: of these tables.
-    :param log: the pipeline's, if there is one; `begun`: it has rows of the tables.
     """
+    session, source = checked.session, checked.source
     yield from _secret_findings(source)
-    yield from _pattern_findings(session, source, columns, log)
+    yield from _pattern_findings(checked, columns)
     published: dict[Name, SentColumns] = {}
     filters: dict[Name, set[str]] = {}
     if session.server_version >= COLUMN_LISTS_VERSION_MIN:
@@ -69,7 +63,7 @@ def column_findings(
         if table.partitioned and source.publish_via_partition_root:
             yield from _partition_findings(source, found)
         if (sent := published.get((table.schema, table.name))) is not None:
-            yield from _published_findings(session, source, found, sent, begun=begun)
+            yield from _published_findings(checked, found, sent)
             continue
         leaving = found.left_out(source) - found.needed
         if leaving and not found.column_list(source, session.server_version):
@@ -92,12 +86,11 @@ def _secret_findings(source: PostgresSource) -> Iterator[Finding]:
             )
 
 
-def _pattern_findings(
-    session: Session, source: PostgresSource, columns: Collection[TableColumns], log: LogDirectory | None
-) -> Iterator[Finding]:
+def _pattern_findings(checked: CheckedSource, columns: Collection[TableColumns]) -> Iterator[Finding]:
+    source, log = checked.source, checked.log
     kept = ColumnPolicy() if log is None else kept_disclosure(log, TASK)
     renames = (None if log is None else kept_renames(log, TASK)) or Renames()
-    for found in unmatched_patterns(session, source, columns, kept, renames):
+    for found in unmatched_patterns(checked.session, source, columns, kept, renames):
         if found.refused:
             yield error(Kind.CONFIG_INVALID, found.message, found.repair)
         else:
@@ -189,9 +182,9 @@ def _full(names: Iterable[str]) -> str:
 
 
 def _published_findings(
-    session: Session, source: PostgresSource, columns: TableColumns, sent: SentColumns, *, begun: bool
+    checked: CheckedSource, columns: TableColumns, sent: SentColumns
 ) -> Iterator[Finding]:
-    table = columns.table
+    session, source, table = checked.session, checked.source, columns.table
     needed = frozenset(columns.sendable) if columns.full_somewhere else columns.needed
     fit = f"{list_command(session, source, columns)};"
     if lost := needed - sent.names:
@@ -218,7 +211,7 @@ def _published_findings(
         yield warning(
             Kind.PUBLICATION_MISMATCH,
             f"the publication {source.publication!r} does not send the columns {names}",
-            widening_command(session, source, columns) if begun else fit,
+            widening_command(session, source, columns) if checked.has_captured else fit,
             table.qualified_name,
         )
     if leaving := (columns.left_out(source) & sent.names) - columns.needed:

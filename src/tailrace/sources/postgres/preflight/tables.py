@@ -9,11 +9,11 @@ from dataclasses import replace
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
-from tailrace.config.source.postgres import postgres_source
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
 from tailrace.sources.postgres.connection.quoting import quote_identifier
 from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.preflight.checked_source import CheckedSource
 from tailrace.sources.postgres.preflight.columns import column_findings
 from tailrace.sources.postgres.preflight.server import server_findings, slot_findings
 from tailrace.sources.postgres.schema.column_selection import table_columns
@@ -59,24 +59,20 @@ SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
 """
 
 
-def source_findings(
-    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None, gate: threading.Lock
-) -> Iterator[Finding]:
+def source_findings(checked: CheckedSource, gate: threading.Lock) -> Iterator[Finding]:
     """Yield what is wrong at the source.
 
-    :param server: what `server_facts` returned.
-    :param log: the pipeline's log, if it exists.
     :param gate: lets one source of a server at a time take a WAL sender to ask with.
     :raises TailraceError: if the source can't be asked.
     """
-    source = postgres_source(pipeline.source)
-    yield from server_findings(session, server, source)
-    yield from slot_findings(session, server, pipeline, log, gate)
+    session, source = checked.session, checked.source
+    yield from server_findings(checked)
+    yield from slot_findings(checked, gate)
     tables = matching_tables(session, source)
-    yield from _pattern_findings(session, pipeline, tables)
+    yield from _pattern_findings(checked, tables)
     rows = {row.name: row for row in session.run(_TABLES, "look at the tables")}
     changes = identity_changes(session, source, tables)
-    yield from _identity_findings(server, changes)
+    yield from _identity_findings(checked.server, changes)
     tables = tables_as_set(tables, changes)
     published = published_names(session, source.publication)
     tables, left = split_refused(source, tables, published)
@@ -88,7 +84,7 @@ def source_findings(
         )
     if not tables:
         return
-    yield from _publication_findings(session, server, pipeline, tables, rows, log)
+    yield from _publication_findings(checked, tables, rows)
     meant = {table.oid for table in tables}
     changes = [change for change in changes if change.table.oid in meant and change.happens]
     for change in changes:
@@ -96,10 +92,10 @@ def source_findings(
         row["identity"] = change.letter
         row["has_identity_index"] = "t" if change.letter == "i" else row["has_identity_index"]
     columns = columns_as_set(table_columns(session, tables), changes)
-    yield from column_findings(session, source, columns, log, begun=_has_begun(log))
+    yield from column_findings(checked, columns)
     for table in tables:
         yield from _condition_findings(session, source, table)
-        yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)
+        yield from _table_findings(checked, table, rows[table.schema, table.name])
 
 
 def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[Finding]:
@@ -117,15 +113,13 @@ def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[F
             )
 
 
-def _pattern_findings(
-    session: Session, pipeline: PipelineConfig, tables: list[SourceTable]
-) -> Iterator[Finding]:
-    source = postgres_source(pipeline.source)
+def _pattern_findings(checked: CheckedSource, tables: list[SourceTable]) -> Iterator[Finding]:
+    source = checked.source
     for pattern in unmatched(source.tables, tables):
         if is_exact(pattern):
             yield error(
                 Kind.TABLE_MISSING,
-                f"source.tables: {why_missing(session, source, pattern)}",
+                f"source.tables: {why_missing(checked.session, source, pattern)}",
                 "create the table, or correct source.tables",
             )
         else:
@@ -134,7 +128,7 @@ def _pattern_findings(
                 f"source.tables: no table matches {pattern!r}",
                 "create the table, or correct source.tables",
             )
-    for number, sink in enumerate(pipeline.sinks):
+    for number, sink in enumerate(checked.pipeline.sinks):
         for pattern in unmatched(sink.tables or (), tables):
             missing = warning(
                 Kind.TABLE_MISSING,
@@ -145,16 +139,10 @@ def _pattern_findings(
 
 
 def _publication_findings(
-    session: Session,
-    server: Row,
-    pipeline: PipelineConfig,
-    tables: list[SourceTable],
-    rows: dict[Name, Row],
-    log: LogDirectory | None,
+    checked: CheckedSource, tables: list[SourceTable], rows: dict[Name, Row]
 ) -> Iterator[Finding]:
-    source = postgres_source(pipeline.source)
-    name = source.publication
-    begun = _has_begun(log)
+    session, server, source = checked.session, checked.server, checked.source
+    name, begun = source.publication, checked.has_captured
     publication = publication_row(session, name)
     if publication is None:
         if begun:
@@ -167,7 +155,7 @@ def _publication_findings(
             command = create_command(session, source, tables)
             yield from_failure(read_only(f"create the publication {name!r}", command))
         elif not server.flag("superuser"):
-            yield from _may_publish(session, server, source, tables, rows)
+            yield from _may_publish(checked, tables, rows)
         return
     if left_out := operations_left_out(session, name):
         yield warning(
@@ -176,7 +164,7 @@ def _publication_findings(
             f"{all_operations_command(name)};",
         )
     published = published_names(session, name)
-    adds = log is not None and _begins_again(log)
+    adds = checked.log is not None and _begins_again(checked.log)
     for table in tables:
         if not table.is_among(published) and not adds:
             add = f"{add_command(session, source, [table])};"
@@ -210,10 +198,6 @@ def _publication_findings(
         )
 
 
-def _has_begun(log: LogDirectory | None) -> bool:
-    return log is not None and TASK in log.tasks() and bool(log.segments(TASK))
-
-
 def _begins_again(log: LogDirectory) -> bool:
     """Return whether the next start is a first one again, and adds to the publication what it lacks."""
     content = log.state_read(STATE_NAME)
@@ -229,14 +213,11 @@ def _begins_again(log: LogDirectory) -> bool:
 
 
 def _may_publish(
-    session: Session,
-    server: Row,
-    source: PostgresSource,
-    tables: list[SourceTable],
-    rows: dict[Name, Row],
+    checked: CheckedSource, tables: list[SourceTable], rows: dict[Name, Row]
 ) -> Iterator[Finding]:
+    server, source = checked.server, checked.source
     role = quote_identifier(server.text("role"))
-    command = f"{create_command(session, source, tables)};"
+    command = f"{create_command(checked.session, source, tables)};"
     if not server.flag("may_create"):
         yield error(
             Kind.SOURCE_PRIVILEGE_MISSING,
@@ -263,8 +244,8 @@ def _condition_findings(session: Session, source: PostgresSource, table: SourceT
             yield from_failure(failure)
 
 
-def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: PipelineConfig) -> Iterator[Finding]:
-    source = postgres_source(pipeline.source)
+def _table_findings(checked: CheckedSource, table: SourceTable, row: Row) -> Iterator[Finding]:
+    server, source = checked.server, checked.source
     name, role = f"{table.schema}.{table.name}", quote_identifier(server.text("role"))
     if source.snapshot != "never":
         if not row.flag("may_use_schema"):
@@ -307,7 +288,7 @@ def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: Pipelin
                 "source.message_keys",
                 name,
             )
-        yield from _keyless_findings(table, name, pipeline)
+        yield from _keyless_findings(table, name, checked.pipeline)
 
 
 def _keyless_findings(table: SourceTable, name: str, pipeline: PipelineConfig) -> Iterator[Finding]:

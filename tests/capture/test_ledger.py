@@ -70,7 +70,7 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
     """The end of a chunk's unit may be durable before whoever appended it can say so."""
     directory = directory_at(tmp_path / "log")
     with appending(directory) as appender:
-        ledger = SnapshotState(directory, "0", appender)
+        ledger = SnapshotState(directory, appender)
         snapshot = planned(ledger, 3)
         writer = ChunkWriter(
             appender, LSN, threading.Event(), admitted=lambda: None, closing=ledger.closing
@@ -99,6 +99,6 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
 
 def found_at_a_start(directory: LogDirectory, appender: PostgresAppender) -> set[int]:
     """Return the chunks that a process would take for done that began now."""
-    later = SnapshotState(directory, "0", appender)
+    later = SnapshotState(directory, appender)
     later.open()
     return later.plans.open[0].tables[0].done

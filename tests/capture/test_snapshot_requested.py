@@ -22,11 +22,10 @@ from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
     SnapshotPlan,
-    SnapshotPlans,
     TableSnapshotPlan,
 )
 from tailrace.sources.postgres.snapshot.requests import SnapshotControl
-from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.postgres.snapshot.state import PLANS, kept_plans
 from tailrace.sources.snapshot_requests import waiting
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import SLOT, capturing
@@ -339,9 +338,9 @@ def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart
         0, pg.query("select 'items'::regclass::oid::int")[0][0], "public", "items", fresh=False
     )
     directory = LogDirectory.open(log)
-    agenda = SnapshotPlans.from_json(directory.state_read(plans_name("0")) or {})
+    agenda = kept_plans(directory)
     agenda.open.append(SnapshotPlan("bad", Origin.REQUESTED, [items], where))
-    directory.state_write(plans_name("0"), agenda.as_json())
+    directory.state_write(PLANS, agenda.as_json())
     behind = request(log, "public.pairs")
     with capturing(pg.dsn, log, **SMALL) as running:
         assert await_end(running, log, "bad").outcome is SnapshotOutcome.FAILED

@@ -27,8 +27,8 @@ from tailrace.sources.postgres.slot.health import RENEWAL, concerns, mib, with_w
 from tailrace.sources.postgres.slot.monitor import look
 from tailrace.sources.postgres.slot.open_transactions import OpenTransaction, open_transactions
 from tailrace.sources.postgres.snapshot.exported_snapshot import temporary_prefix
-from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
-from tailrace.sources.postgres.streaming.reconcile import CaptureState, LogFacts, decide
+from tailrace.sources.postgres.streaming.reconcile import LogFacts, decide
+from tailrace.sources.postgres.streaming.task_log import capture_state
 from tailrace.sources.progress import SourceWarning
 
 #: Between two looks at open transactions: those that are in both are not just passing by.
@@ -216,8 +216,7 @@ def _start_findings(checked: CheckedSource) -> Iterator[Finding]:
         with closing(Session.connect(source, threading.Event(), replication=True)) as session:
             if log is None or not checked.has_begun:
                 return
-            content = log.state_read(STATE_NAME)
-            state = None if content is None else CaptureState.from_json(content)
+            state = capture_state(log)
             with LogReader.open(log, TASK) as reader:
                 position = reader.end().position
             found = facts(session, source.slot, state.timeline if state else None)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.directory import TASK
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
 from tailrace.errors import Kind, TailraceError
@@ -42,8 +42,8 @@ from tailrace.sources.postgres.schema.replica_identity import (
 )
 from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
 from tailrace.sources.postgres.snapshot.requests import check_condition
-from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
-from tailrace.sources.postgres.streaming.reconcile import CapturePhase, CaptureState
+from tailrace.sources.postgres.streaming.reconcile import CapturePhase
+from tailrace.sources.postgres.streaming.task_log import capture_state
 
 _TABLES = """
 SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
@@ -164,7 +164,7 @@ def _publication_findings(
             f"{all_operations_command(name)};",
         )
     published = published_names(session, name)
-    adds = checked.log is not None and _begins_again(checked.log)
+    adds = _begins_again(checked)
     for table in tables:
         if not table.is_among(published) and not adds:
             add = f"{add_command(session, source, [table])};"
@@ -198,15 +198,13 @@ def _publication_findings(
         )
 
 
-def _begins_again(log: LogDirectory) -> bool:
+def _begins_again(checked: CheckedSource) -> bool:
     """Return whether the next start is a first one again, and adds to the publication what it lacks."""
-    content = log.state_read(STATE_NAME)
-    if content is None:
+    if (log := checked.log) is None or (state := capture_state(log)) is None:
         return False
-    state = CaptureState.from_json(content)
     if state.phase is not CapturePhase.BEGINNING or not state.own_publication:
         return False
-    if TASK not in log.tasks() or not log.segments(TASK):
+    if not checked.has_captured:
         return True
     with LogReader.open(log, TASK) as reader:
         return reader.end().position == 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import keep_renames, kept_renames
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.writer import LogWriter
@@ -187,20 +187,20 @@ class ColumnNames:
     """
 
     def __init__(
-        self, log: LogDirectory, task: str, writer: LogWriter, session: Session, source: PostgresSource
+        self, log: LogDirectory, writer: LogWriter, session: Session, source: PostgresSource
     ) -> None:
-        self._log, self._task = log, task
-        kept = kept_renames(log, task)
+        self._log = log
+        kept = kept_renames(log, TASK)
         if kept is None:
             # An earlier version wrote the log, or it is new: the names are in what it still has.
-            with LogReader.open(log, task) as reader:
+            with LogReader.open(log, TASK) as reader:
                 kept = reader.renames()
         known = _facts_in(writer.schema_in_force.items())
         now = _names_now(session, (facts.relation for facts in known))
         for facts in known:
             kept = kept.with_names(facts, now.get(facts.relation, {}))
         self._renames = kept
-        keep_renames(log, task, kept)
+        keep_renames(log, TASK, kept)
         self.look(session, source)
 
     def look(self, session: Session, source: PostgresSource) -> None:
@@ -238,7 +238,7 @@ class ColumnNames:
 
     def _keep(self, renames: Renames) -> None:
         if renames != self._renames:
-            keep_renames(self._log, self._task, renames)
+            keep_renames(self._log, TASK, renames)
             self._renames = renames
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 import structlog
 
 from tailrace.backoff import Backoff
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Stopped, TailraceError
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal, quote_table
@@ -38,6 +38,8 @@ from tailrace.sources.progress import SourceHealth, SourceWarning
 log = structlog.get_logger(__name__)
 
 
+_GAPS = f"tasks/{TASK}/gaps.state"
+
 _UNLOGGED = """
 SELECT n.nspname AS schema, c.relname AS name
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -46,15 +48,14 @@ SELECT n.nspname AS schema, c.relname AS name
 
 
 class CaptureGaps:
-    """The gaps of one task. One thread; the file is written when something changes.
+    """The gaps of one log. One thread; the file is written when something changes.
 
     :raises TailraceError: `LOG_CORRUPT` if the file can't be read.
     """
 
-    def __init__(self, directory: LogDirectory, task: str) -> None:
+    def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
-        self._file = f"tasks/{task}/gaps.state"
-        content = directory.state_read(self._file) or {}
+        content = directory.state_read(_GAPS) or {}
         # By table: when it was last seen not to be captured, in µs since 1970.
         self._seen: dict[Name, int] = {
             (schema, name): int(seen_us) for schema, name, seen_us in content.get("tables", ())
@@ -74,7 +75,7 @@ class CaptureGaps:
         seen |= dict.fromkeys(open_now, now_us)
         if seen != self._seen:
             tables = [[*name, at] for name, at in sorted(seen.items())]
-            self._directory.state_write(self._file, {"tables": tables})
+            self._directory.state_write(_GAPS, {"tables": tables})
             self._seen = seen
         return [_concern(*name) for name in sorted(set(seen).intersection(published) - open_now)]
 

@@ -61,7 +61,7 @@ from tailrace.sources.postgres.snapshot.plan import (
 )
 from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 from tailrace.sources.postgres.snapshot.requests import Requests, check_condition
-from tailrace.sources.postgres.streaming.appender import PostgresAppender
+from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.streaming.reconcile import SlotFacts
 from tailrace.sources.progress import TableProgress
 
@@ -94,7 +94,7 @@ class InitialSnapshot:
     ) -> None:
         self._procedure = procedure
         self._source = procedure.source
-        self._appender = procedure.appender
+        self._appender = procedure.state.appender
         self._state = procedure.state
         self._may_begin_again = may_begin_again
         self._stopping = stopping
@@ -262,8 +262,7 @@ class InitialSnapshot:
 def renew(
     session: Session,
     source: PostgresSource,
-    appender: PostgresAppender,
-    requests: Requests,
+    state: SnapshotState,
     slot: SlotFacts | None,
     lost: TailraceError,
     *,
@@ -282,7 +281,7 @@ def renew(
     """
     require_publication(session, source.publication)
     try:
-        requests.ask_for_all(session)
+        Requests(source, state).ask_for_all(session)
     except TailraceError as error:
         if error.kind is not Kind.SINK_KEY_MISSING:
             raise
@@ -297,10 +296,10 @@ def renew(
             server.drop_slot(session, source.slot)
         position = create().consistent_point
     failpoints.hit("snapshot.after_slot")
-    before = appender.tail.position
+    before = state.appender.tail.position
     if position > before:
-        appender.append_progress(position)
-        appender.sync()
+        state.appender.append_progress(position)
+        state.appender.sync()
     failpoints.hit("snapshot.after_handover")
     log.warning(
         "changes were lost: all tables are read again",

@@ -26,7 +26,6 @@ from tailrace.sources.postgres.snapshot.plan import (
     unit_name,
 )
 from tailrace.sources.postgres.snapshot.state import SnapshotState
-from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tailrace.sources.progress import TableProgress
 
 
@@ -40,12 +39,10 @@ class SnapshotProcedure:
     def __init__(
         self,
         source: PostgresSource,
-        appender: PostgresAppender,
         state: SnapshotState,
         progress: dict[str, TableProgress],
     ) -> None:
         self.source = source
-        self.appender = appender
         self.state = state
         self.progress = progress
 
@@ -75,7 +72,7 @@ class SnapshotProcedure:
                 # Without a key, it could not be found out which rows are gone. Of what
                 # is durable: the log may end there after a crash, and the plan is kept.
                 since_offset=(
-                    self.appender.durable.offset if snapshot.replaces and self._has_key(table) else 0
+                    self.state.appender.durable.offset if snapshot.replaces and self._has_key(table) else 0
                 ),
             )
         progress = self.progress.setdefault(plan.qualified_name, TableProgress(0, 0, done=False))
@@ -146,7 +143,7 @@ class SnapshotProcedure:
         :raises TailraceError: as `ChunkReaders.read`; also then what was read is written down.
         """
         writer = ChunkWriter(
-            self.appender, exported.lsn, stopping, admitted=admitted, closing=self.state.closing
+            self.state.appender, exported.lsn, stopping, admitted=admitted, closing=self.state.closing
         )
         readers = ChunkReaders(self.source, exported, writer, observer, stopping, lock_wait_s=lock_wait_s)
         try:

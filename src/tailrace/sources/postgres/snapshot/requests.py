@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tailrace.sources.postgres.snapshot.plan import (
     SnapshotPlans,
     TableSnapshotPlan,
 )
-from tailrace.sources.postgres.snapshot.state import SnapshotState, plans_name
+from tailrace.sources.postgres.snapshot.state import SnapshotState, kept_plans
 from tailrace.sources.progress import SourceWarning, TableProgress
 from tailrace.sources.snapshot_requests import Request, ask, take_requests, waiting
 
@@ -36,24 +36,11 @@ log = structlog.get_logger(__name__)
 
 
 class Requests:
-    """Takes requests into the snapshot plans. One thread.
+    """Takes requests into the snapshot plans. One thread."""
 
-    :param in_force: the schema frames in force at the log's end, by key.
-    """
-
-    def __init__(
-        self,
-        directory: LogDirectory,
-        task: str,
-        source: PostgresSource,
-        state: SnapshotState,
-        in_force: Callable[[], Mapping[str, bytes]],
-    ) -> None:
-        self._directory = directory
-        self._task = task
+    def __init__(self, source: PostgresSource, state: SnapshotState) -> None:
         self._source = source
         self._state = state
-        self._in_force = in_force
         #: Wraps what finds out whether a table is in the log yet, and has its changes wait if not.
         self.settling: Callable[[], AbstractContextManager[object]] = lambda: state.lock
 
@@ -62,7 +49,7 @@ class Requests:
 
         :raises TailraceError: what the server refused with; `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        return take_requests(self._directory, self._task, lambda request: self._take(request, session))
+        return take_requests(self._state.directory, TASK, lambda request: self._take(request, session))
 
     def _take(self, request: Request, session: Session) -> bool:
         """Take one request in; return whether that is done: else it is looked at again with the next ones."""
@@ -108,7 +95,7 @@ class Requests:
                 return
             # Nothing of a table that the log does not know yet is in it: changes wait for the rows, all of
             # which must then be read. One that another snapshot is to read first is in the log by then.
-            known = self._tables_in_log()
+            known = set(self._state.appender.tables)
             known |= {table.oid for each in self._state.plans.open for table in each.tables}
             wanted = [published[name] for name in names]
             tables = _table_plans(wanted, {oid for oid, *_ in wanted} if request.where else known)
@@ -132,7 +119,7 @@ class Requests:
             for snapshot in [each for each in self._state.plans.open if each.origin is Origin.NEEDED]:
                 self._state.finish(snapshot, SnapshotOutcome.CANCELLED)
             awaited = self._state.plans.awaiting()
-            known = self._tables_in_log()
+            known = set(self._state.appender.tables)
         wanted = [(oid, *name) for name, oid in sorted(published.items()) if oid not in awaited]
         keyless = [each for each in wanted if each[0] in known and self._is_keyless(session, *each)]
         if keyless:
@@ -143,9 +130,6 @@ class Requests:
                 SnapshotPlan(secrets.token_hex(8), Origin.NEEDED, tables, requested_us=time.time_ns() // 1000)
             )
             self._state.write()
-
-    def _tables_in_log(self) -> set[int]:
-        return {int(key[1:]) for key in self._in_force() if key.startswith("F")}
 
     def _refuse(self, request: Request, refusal: TailraceError) -> None:
         """End a request, and keep the reason for `tailrace snapshot --list`."""
@@ -311,7 +295,7 @@ class SnapshotControl:
 
     def known(self) -> list[dict[str, Any]]:
         directory = self._directory()
-        plans = _plans(directory)
+        plans = kept_plans(directory)
         taken = [_shown(each, paused=plans.paused) for each in (*plans.finished, *plans.open)]
         not_taken = [
             _shown(_not_taken(request), paused=False) | {"state": "waiting"}
@@ -331,20 +315,20 @@ class SnapshotControl:
     @property
     def needed_from(self) -> int | None:
         # What lies before it is in the plans, which follow the log within seconds.
-        plans = _plans(self._directory())
+        plans = kept_plans(self._directory())
         return plans.log_offset if plans.open else None
 
     @property
     def warnings(self) -> list[SourceWarning]:
         try:
-            return concerns_of(_plans(self._directory()))
+            return concerns_of(kept_plans(self._directory()))
         except TailraceError:
             return []  # the start says what is wrong with it
 
     @property
     def unfinished(self) -> dict[str, TableProgress]:
         try:
-            plans = _plans(self._directory())
+            plans = kept_plans(self._directory())
         except TailraceError:
             return {}  # the start says what is wrong with it
         return {
@@ -361,11 +345,6 @@ class SnapshotControl:
 
     def _asked(self, request: Request) -> dict[str, Any]:
         return {"id": request.id, "engine_runs": is_written(self._log, TASK)}
-
-
-def _plans(directory: LogDirectory) -> SnapshotPlans:
-    content = directory.state_read(plans_name(TASK))
-    return SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
 
 
 def _shown(snapshot: SnapshotPlan, *, paused: bool) -> dict[str, Any]:

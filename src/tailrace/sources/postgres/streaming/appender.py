@@ -29,6 +29,12 @@ class PostgresAppender(Appender):
         self.column_names: ColumnNames | None = None
         self.unchanged_updates: UnchangedUpdates | None = None
 
+    @property
+    def tables(self) -> list[int]:
+        """The oids of the tables that the log has. Any thread."""
+        # A list of a dictionary's keys is made in one step, whatever the receiver does meanwhile.
+        return [int(key[1:]) for key in list(self.schema_in_force) if key.startswith("F")]
+
     def append(self, chunk: Bytes) -> Summary:
         """Append whole frames, as `Appender.append` does, with what belongs to them."""
         self.raise_failure()

@@ -20,11 +20,11 @@ from tailrace.sources.postgres.schema.column_lists import check_disclosure, publ
 from tailrace.sources.postgres.schema.column_selection import table_columns
 from tailrace.sources.postgres.schema.publication import (
     left_out,
-    matching_tables,
     published_names,
     uncaptured,
 )
 from tailrace.sources.postgres.schema.published_tables import published
+from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 from tailrace.sources.postgres.slot import monitor
 from tailrace.sources.postgres.snapshot import incremental

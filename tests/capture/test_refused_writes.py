@@ -14,11 +14,10 @@ from tailrace.errors import Kind
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.publication import (
     create_publication,
-    matching_tables,
     published_names,
     refusing,
 )
-from tailrace.sources.postgres.schema.source_tables import SourceTable
+from tailrace.sources.postgres.schema.source_tables import SourceTable, matching_tables
 from tailrace.sources.postgres.slot import monitor
 from tests.support.capture.captured import SLOT, capturing, run_to_end
 from tests.support.postgres import Database, require_since

@@ -31,7 +31,7 @@ from tests.support.wait import wait_until
 
 
 def pause(log: Path, *, pauses: bool) -> None:
-    ask(LogDirectory.open(log), "0", pauses=pauses)
+    ask(LogDirectory.open(log), pauses=pauses)
 
 
 def keys(log: Path) -> list[str]:
@@ -76,7 +76,7 @@ def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
         request(log, "public.items", cancels=True)
         again = request(log, *KEYED)
         with capturing(pg.dsn, log, **SMALL) as running:
-            wait_until(lambda: not waiting(LogDirectory.open(log), "0"), 60, "the requests to be taken")
+            wait_until(lambda: not waiting(LogDirectory.open(log)), 60, "the requests to be taken")
             running.catch_up(pg.query, 60)
             assert hits.count("snapshot.before_window") == windows
             assert len(list(units(log))) == read

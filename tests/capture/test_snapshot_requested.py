@@ -59,7 +59,7 @@ def test_tables_are_read_again_among_writers_with_no_row_lost_or_out_of_order(
     tables = judge(pg, log)
     for table in ("items", "pairs", "parts"):
         assert tables[table].ops["r"] > 1.5 * len(tables[table].rows) / 2
-    assert waiting(LogDirectory.open(log), "0") == []
+    assert waiting(LogDirectory.open(log)) == []
 
 
 @pytest.mark.ci
@@ -393,7 +393,7 @@ def test_what_no_server_could_take_is_refused_when_it_is_asked_for(
     with pytest.raises(TailraceError) as raised:
         request(tmp_path / "log", table, where=where)
     assert raised.value.kind is Kind.CONFIG_INVALID
-    assert waiting(LogDirectory.open(tmp_path / "log"), "0") == []
+    assert waiting(LogDirectory.open(tmp_path / "log")) == []
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def _live(path: Path) -> None:
             end = writer.sync().offset
             log.state_write(f"tasks/{TASK}/some.state", {"number": number})
             readers.commit("sink", TASK, end, kept={"log_offset": end})
-        ask(log, TASK, tables=["public.t"])
-        assert len(waiting(log, TASK)) == len(request_files(log, TASK))
-        assert take_requests(log, TASK, lambda request: request.wants_rows)
+        ask(log, tables=["public.t"])
+        assert len(waiting(log)) == len(request_files(log))
+        assert take_requests(log, lambda request: request.wants_rows)
         apply(log, TASK, RetentionRules(size_bytes=600))
         readers.begin("other", TASK, writer.tail.offset)
         readers.begin("sink", TASK, 0)
@@ -56,7 +56,7 @@ def _require_sound(path: Path) -> None:
         assert reader.blocks(reader.start, reader.end().offset)
     offsets = Readers.open(path).require("sink").offsets
     assert offsets == {TASK: 0}
-    assert request_files(LogDirectory.open(path), TASK) == []
+    assert request_files(LogDirectory.open(path)) == []
 
 
 @pytest.mark.slow
@@ -110,13 +110,13 @@ def test_a_request_of_another_user_that_can_not_be_read_is_passed_over(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = new_log(memory_path / "log")
-    ask(log, TASK, tables=["public.t"])
+    ask(log, tables=["public.t"])
 
     def refused(_: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(durable, "read_state", refused)
-    assert waiting(log, TASK) == []
+    assert waiting(log) == []
 
 
 def test_all_files_of_a_log_outlive_a_loss_of_power(

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from tailrace.changelog import durable
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.errors import Kind, TailraceError
 
 log = structlog.get_logger(__name__)
@@ -50,14 +50,13 @@ class Request:
 
 def ask(
     directory: LogDirectory,
-    task: str,
     *,
     tables: Sequence[str] = (),
     where: str = "",
     cancels: bool = False,
     pauses: bool | None = None,
 ) -> Request:
-    """Leave a request for the engine that captures `task`, now or later. Any process.
+    """Leave a request for the engine that captures into the log, now or later. Any process.
 
     :raises TailraceError: `CONFIG_INVALID` if a text is none that a server could take; `LOG_FULL`,
         `LOG_WRITE_FAILED`.
@@ -72,22 +71,22 @@ def ask(
         )
     request = Request(secrets.token_hex(8), time.time_ns() // 1000, tuple(tables), where, cancels, pauses)
     content = {name: getattr(request, name) for name in request.__slots__}
-    directory.state_write(f"tasks/{task}/{FOLDER}/{request.id}{_SUFFIX}", content)
+    directory.state_write(f"tasks/{TASK}/{FOLDER}/{request.id}{_SUFFIX}", content)
     return request
 
 
-def waiting(directory: LogDirectory, task: str) -> list[Request]:
+def waiting(directory: LogDirectory) -> list[Request]:
     """Return the requests that no engine has taken yet, the oldest first; one that can't be read is none."""
-    return [request for request, _ in _read_all(directory, task) if request is not None]
+    return [request for request, _ in _read_all(directory) if request is not None]
 
 
-def take_requests(directory: LogDirectory, task: str, take: Callable[[Request], bool]) -> bool:
+def take_requests(directory: LogDirectory, take: Callable[[Request], bool]) -> bool:
     """Have each request that waits be taken, the oldest first, and remove its file; return whether any was.
 
     :param take: returns whether it took a request, durably; if not, it waits on.
     """
     is_any_taken = False
-    for request, path in _read_all(directory, task):
+    for request, path in _read_all(directory):
         if request is None or take(request):
             is_any_taken = True
             # At once: were a cancellation taken twice, it would end what was asked for behind it.
@@ -95,9 +94,9 @@ def take_requests(directory: LogDirectory, task: str, take: Callable[[Request], 
     return is_any_taken
 
 
-def request_files(directory: LogDirectory, task: str) -> list[Path]:
+def request_files(directory: LogDirectory) -> list[Path]:
     """Return the files of requests that no engine has taken yet."""
-    return sorted((directory.task_path(task) / FOLDER).glob(f"*{_SUFFIX}"))
+    return sorted((directory.task_path(TASK) / FOLDER).glob(f"*{_SUFFIX}"))
 
 
 def remove(path: Path) -> None:
@@ -106,9 +105,9 @@ def remove(path: Path) -> None:
     durable.sync_directory(path.parent)
 
 
-def _read_all(directory: LogDirectory, task: str) -> list[tuple[Request | None, Path]]:
+def _read_all(directory: LogDirectory) -> list[tuple[Request | None, Path]]:
     """Return the requests with their files, the oldest first; in place of one that can't be read, None."""
-    found = [(_read(path), path) for path in request_files(directory, task)]
+    found = [(_read(path), path) for path in request_files(directory)]
     return sorted(found, key=lambda each: each[0].requested_us if each[0] is not None else 0)
 
 

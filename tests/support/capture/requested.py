@@ -19,7 +19,7 @@ KEYED = ("public.items", "public.pairs", "public.parts")
 
 
 def request(log: Path, *tables: str, where: str = "", cancels: bool = False) -> str:
-    return ask(LogDirectory.open(log), "0", tables=tables, where=where, cancels=cancels).id
+    return ask(LogDirectory.open(log), tables=tables, where=where, cancels=cancels).id
 
 
 def found(log: Path, id_: str) -> SnapshotPlan | None:

@@ -146,7 +146,7 @@ class Shop:
 
     def _is_whole(self, path: Path) -> bool:
         log = LogDirectory.open(path)
-        return not waiting(log, "0") and not kept_plans(log).open
+        return not waiting(log) and not kept_plans(log).open
 
 
 @pytest.fixture

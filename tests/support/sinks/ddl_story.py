@@ -330,7 +330,7 @@ class Scene:
         assert self._running is not None
         log = LogDirectory.open(self.path / "log")
         named = tuple(table if "." in table else f"public.{table}" for table in tables)
-        id_ = ask(log, TASK, tables=named, where="", cancels=False).id
+        id_ = ask(log, tables=named, where="", cancels=False).id
 
         def is_over() -> bool:
             found = kept_plans(log).find(id_)

@@ -27,7 +27,7 @@ from tailrace.sources.postgres.preflight.checked_source import CheckedSource
 from tailrace.sources.postgres.preflight.server import room_of
 from tailrace.sources.postgres.preflight.tables import source_findings
 from tailrace.sources.postgres.schema.catalog import PublishedTable, meant_tables
-from tailrace.sources.postgres.schema.publication import matching_tables
+from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.slot.health import concerns, with_way_out
 from tailrace.sources.postgres.slot.monitor import look
 from tailrace.sources.postgres.snapshot.requests import SnapshotControl
@@ -143,7 +143,7 @@ class PostgresCheck:
     def tables(self) -> Sequence[tuple[str, str]]:
         if (checked := self._checked) is None:
             return []
-        return [(table.schema, table.name) for table in matching_tables(checked.session, checked.source)]
+        return [table.full_name for table in matching_tables(checked.session, checked.source)]
 
     def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
         if self._checked is None:

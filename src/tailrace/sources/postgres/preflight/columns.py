@@ -56,13 +56,13 @@ def column_findings(checked: CheckedSource, columns: Collection[TableColumns]) -
         filters = _filters(session, source.publication)
     for found in columns:
         table = found.table
-        used = filters.get((table.schema, table.name), set())
+        used = filters.get(table.full_name, set())
         yield from _filter_findings(source, found, used)
         yield from _conflict_findings(source, found)
         yield from _unchanged_findings(source, table)
         if table.partitioned and source.publish_via_partition_root:
             yield from _partition_findings(source, found)
-        if (sent := published.get((table.schema, table.name))) is not None:
+        if (sent := published.get(table.full_name)) is not None:
             yield from _published_findings(checked, found, sent)
             continue
         leaving = found.left_out(source) - found.needed

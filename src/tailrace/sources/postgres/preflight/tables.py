@@ -21,7 +21,6 @@ from tailrace.sources.postgres.schema.publication import (
     add_command,
     all_operations_command,
     create_command,
-    matching_tables,
     not_meant,
     operations_left_out,
     publication_row,
@@ -40,7 +39,7 @@ from tailrace.sources.postgres.schema.replica_identity import (
     identity_changes,
     tables_as_set,
 )
-from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, matching_tables
 from tailrace.sources.postgres.snapshot.requests import check_condition
 from tailrace.sources.postgres.streaming.reconcile import CapturePhase
 from tailrace.sources.postgres.streaming.task_log import capture_state
@@ -88,14 +87,14 @@ def source_findings(checked: CheckedSource, gate: threading.Lock) -> Iterator[Fi
     meant = {table.oid for table in tables}
     changes = [change for change in changes if change.table.oid in meant and change.happens]
     for change in changes:
-        row = rows[change.table.schema, change.table.name]
+        row = rows[change.table.full_name]
         row["identity"] = change.letter
         row["has_identity_index"] = "t" if change.letter == "i" else row["has_identity_index"]
     columns = columns_as_set(table_columns(session, tables), changes)
     yield from column_findings(checked, columns)
     for table in tables:
         yield from _condition_findings(session, source, table)
-        yield from _table_findings(checked, table, rows[table.schema, table.name])
+        yield from _table_findings(checked, table, rows[table.full_name])
 
 
 def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[Finding]:
@@ -225,7 +224,7 @@ def _may_publish(
             f"or let its owner create it: {command}",
         )
     for table in tables:
-        if not rows[table.schema, table.name].flag("owned"):
+        if not rows[table.full_name].flag("owned"):
             yield error(
                 Kind.SOURCE_PRIVILEGE_MISSING,
                 f"the role {server['role']!r} does not own the table, so it can't put it into a publication",

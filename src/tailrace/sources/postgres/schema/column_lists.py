@@ -15,14 +15,14 @@ from tailrace.sources.postgres.schema.column_selection import (
     require_disclosable,
     table_columns,
 )
-from tailrace.sources.postgres.schema.publication import matching_tables, snapshot_command
+from tailrace.sources.postgres.schema.publication import snapshot_command
 from tailrace.sources.postgres.schema.published_tables import (
     COLUMN_LISTS_VERSION_MIN,
     published,
     row_filters,
     terms,
 )
-from tailrace.sources.postgres.schema.source_tables import Name
+from tailrace.sources.postgres.schema.source_tables import Name, matching_tables
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +62,7 @@ def check_disclosure(session: Session, source: PostgresSource) -> None:
     published = published_columns(session, source.publication)
     for columns in tables:
         table = columns.table
-        sent = published.get((table.schema, table.name))
+        sent = published.get(table.full_name)
         if sent is None:
             continue
         if late := set(columns.sendable) - columns.generated - sent.names - columns.left_out(source):

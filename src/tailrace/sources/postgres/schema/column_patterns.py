@@ -26,9 +26,8 @@ from tailrace.protocol.renames import ColumnName, Renames
 from tailrace.sources.postgres.connection.quoting import quote_literal
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.column_selection import TableColumns, table_columns
-from tailrace.sources.postgres.schema.publication import matching_tables
 from tailrace.sources.postgres.schema.published_tables import partitions
-from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, matching_tables
 from tailrace.sources.postgres.schema.table_metadata import KnownFacts
 
 log = structlog.get_logger(__name__)
@@ -151,21 +150,13 @@ def _named(
 def _row_names(source: PostgresSource, table: SourceTable) -> list[Name]:
     """Return the names under which rows of a table come."""
     if table.partitioned and not source.publish_via_partition_root:
-        return [(part.schema, part.name) for part in table.parts]
-    return [(table.schema, table.name)]
+        return [part.full_name for part in table.parts]
+    return [table.full_name]
 
 
 def _root_of(name: Name, tables: Iterable[SourceTable]) -> SourceTable | None:
     """Return the captured table whose partition has this name."""
-    return next(
-        (
-            table
-            for table in tables
-            if name != (table.schema, table.name)
-            and any(name == (part.schema, part.name) for part in table.parts)
-        ),
-        None,
-    )
+    return next((table for table in tables if name != table.full_name and name in table.names), None)
 
 
 # Also of partitions, whose rows may come under their own names.

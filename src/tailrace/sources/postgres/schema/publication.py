@@ -29,9 +29,8 @@ from tailrace.sources.postgres.schema.published_tables import (
     GENERATED_VERSION_MIN,
     leaves,
     published,
-    tree,
 )
-from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, table_of
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, matching_tables
 from tailrace.sources.progress import SourceWarning
 
 log = structlog.get_logger(__name__)
@@ -40,35 +39,6 @@ log = structlog.get_logger(__name__)
 READ_ONLY = "25006"
 
 _OPERATIONS = ("insert", "update", "delete", "truncate")
-
-# What a change may lack of the old row is decided by each table that holds rows: a partition's
-# replica identity is its own, whatever its root's.
-_TABLES = f"""
-WITH RECURSIVE {tree("relkind IN ('r', 'p')")}, parts AS (
-  SELECT t.root, json_agg(json_build_array(ln.nspname, l.relname, l.relreplident,
-             l.relreplident = 'n'
-             OR l.relreplident = 'd' AND l.oid NOT IN (
-               SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate)
-             OR l.relreplident = 'i' AND l.oid NOT IN (
-               SELECT indrelid FROM pg_index WHERE indisreplident),
-             l.oid IN (SELECT attrelid FROM pg_attribute WHERE attgenerated = 'v' AND NOT attisdropped),
-             l.oid IN (SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate))
-             ORDER BY ln.nspname, l.relname) AS parts
-    FROM tree t JOIN pg_class l ON l.oid = t.oid AND l.relkind = 'r'
-    JOIN pg_namespace ln ON ln.oid = l.relnamespace
-   GROUP BY t.root
-)
-SELECT n.nspname AS schema, c.relname AS table, c.oid AS oid, c.relkind = 'p' AS partitioned,
-       c.relhassubclass AND c.relkind = 'r' AS has_children,
-       CASE WHEN c.relispartition THEN (
-         SELECT string_agg(a.relid::oid::text, ' ') FROM pg_partition_ancestors(c.oid) AS a
-          WHERE a.relid <> c.oid) END AS ancestors,
-       p.parts AS parts
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN parts p ON p.root = c.oid
- WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
-   AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
- ORDER BY 1, 2
-"""  # noqa: S608 - a constant
 
 # With `publish_via_partition_root` the server sends the Relation message of a partition, too, beside
 # that of the table under whose name its rows come: both are in the log.
@@ -107,14 +77,6 @@ SELECT n.nspname AS schema, c.relname AS name, c.relkind AS kind, c.relpersisten
 """
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
 _PERSISTENCES = {"u": "an unlogged table", "t": "a temporary table"}
-
-
-def matching_tables(session: Session, source: PostgresSource) -> list[SourceTable]:
-    """Return the tables that `source` means, by name; a partition only if no ancestor is meant."""
-    rows = session.run(_TABLES, "list the tables")
-    meant = [row for row in rows if source.captures(*row.name)]
-    oids = {row["oid"] for row in meant}
-    return [table_of(row) for row in meant if oids.isdisjoint((row.text("ancestors")).split())]
 
 
 def split_refused(
@@ -195,8 +157,7 @@ def warn_unmatched(session: Session, source: PostgresSource) -> None:
 
 def unmatched(patterns: Iterable[str], tables: Iterable[SourceTable]) -> list[str]:
     """Return those of `patterns` that mean none of `tables` nor of their partitions."""
-    names = [(table.schema, table.name) for table in tables]
-    names += [(part.schema, part.name) for table in tables for part in table.parts]
+    names = [name for table in tables for name in table.names]
     return [pattern for pattern in patterns if not any(matches(pattern, *name) for name in names)]
 
 
@@ -537,6 +498,4 @@ def published_names(session: Session, publication: str) -> frozenset[Name]:
 
 def not_meant(names: frozenset[Name], tables: Iterable[SourceTable]) -> list[Name]:
     """Return which of `names` are neither of `tables` nor of their partitions."""
-    known = {(table.schema, table.name) for table in tables}
-    known |= {(part.schema, part.name) for table in tables for part in table.parts}
-    return sorted(names - known)
+    return sorted(names.difference(*(table.names for table in tables)))

@@ -20,9 +20,9 @@ from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal, quote_table
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.column_selection import TableColumns
-from tailrace.sources.postgres.schema.publication import matching_tables, published_names, run_or_delegate
+from tailrace.sources.postgres.schema.publication import published_names, run_or_delegate
 from tailrace.sources.postgres.schema.published_tables import tree
-from tailrace.sources.postgres.schema.source_tables import Name, Part, SourceTable
+from tailrace.sources.postgres.schema.source_tables import Name, Part, SourceTable, matching_tables
 
 log = structlog.get_logger(__name__)
 
@@ -139,7 +139,7 @@ def _change(source: PostgresSource, table: SourceTable, wanted: str, members: li
         row for row in members if row["identity"] != letter or (letter == "i" and not row.flag("index_set"))
     ]
     names = [pattern for pattern in source.replica_identity if matches(pattern, table.schema, table.name)]
-    own = next((row for row in members if row.name == (table.schema, table.name)), None)
+    own = next((row for row in members if row.name == table.full_name), None)
     return IdentityChange(
         table,
         wanted,
@@ -229,7 +229,7 @@ def tables_as_set(tables: Iterable[SourceTable], changes: Iterable[IdentityChang
 
 
 def _part_as_set(part: Part, change: IdentityChange) -> Part:
-    if (part.schema, part.name) not in change.commands:
+    if part.full_name not in change.commands:
         return part
     return replace(part, identity=change.letter, keyless=False)
 

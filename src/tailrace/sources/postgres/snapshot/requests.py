@@ -20,7 +20,8 @@ from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_c
 from tailrace.sources.postgres.connection.quoting import quote_table
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import published_oids, published_table
-from tailrace.sources.postgres.schema.publication import add_command, matching_tables
+from tailrace.sources.postgres.schema.publication import add_command
+from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
@@ -49,7 +50,7 @@ class Requests:
 
         :raises TailraceError: what the server refused with; `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        return take_requests(self._state.directory, TASK, lambda request: self._take(request, session))
+        return take_requests(self._state.directory, lambda request: self._take(request, session))
 
     def _take(self, request: Request, session: Session) -> bool:
         """Take one request in; return whether that is done: else it is looked at again with the next ones."""
@@ -285,13 +286,13 @@ class SnapshotControl:
                 "ask for a snapshot of what is lost: PostgreSQL has no shards, of which one could be",
                 "name tables: tailrace snapshot FILE --table schema.table",
             )
-        return self._asked(ask(self._directory(), TASK, tables=tables, where=where))
+        return self._asked(ask(self._directory(), tables=tables, where=where))
 
     def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), TASK, tables=tables, cancels=True))
+        return self._asked(ask(self._directory(), tables=tables, cancels=True))
 
     def pause(self, *, pauses: bool) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), TASK, pauses=pauses))
+        return self._asked(ask(self._directory(), pauses=pauses))
 
     def known(self) -> list[dict[str, Any]]:
         directory = self._directory()
@@ -299,7 +300,7 @@ class SnapshotControl:
         taken = [_shown(each, paused=plans.paused) for each in (*plans.finished, *plans.open)]
         not_taken = [
             _shown(_not_taken(request), paused=False) | {"state": "waiting"}
-            for request in waiting(directory, TASK)
+            for request in waiting(directory)
             if request.wants_rows and plans.find(request.id) is None
         ]
         return [*taken, *not_taken]

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.directory import LogDirectory
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError, error_json
 from tailrace.sources.appender import Appender
@@ -69,7 +69,7 @@ class AskedSnapshots:
     @property
     def is_idle(self) -> bool:
         """Whether nothing that was asked for is under way or waits."""
-        return self._kept.open is None and not request_files(self._directory, TASK)
+        return self._kept.open is None and not request_files(self._directory)
 
     def turn(self, now_s: float) -> None:
         """Take the next request, or go on with the one that is under way.
@@ -80,7 +80,7 @@ class AskedSnapshots:
             return
         self._looked_s = now_s
         if self._kept.open is None:
-            take_requests(self._directory, TASK, self._take)
+            take_requests(self._directory, self._take)
         if (asked := self._kept.open) is not None:
             try:
                 self._go_on(asked)

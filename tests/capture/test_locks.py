@@ -20,8 +20,8 @@ from tailrace.sources.postgres.schema.column_lists import check_disclosure, publ
 from tailrace.sources.postgres.schema.column_selection import table_columns
 from tailrace.sources.postgres.schema.publication import (
     left_out,
+    publication_warnings,
     published_names,
-    uncaptured,
 )
 from tailrace.sources.postgres.schema.published_tables import published
 from tailrace.sources.postgres.schema.source_tables import matching_tables
@@ -228,7 +228,7 @@ def test_what_is_asked_of_the_catalogue_waits_for_no_lock(pg: Database) -> None:
         oids = published_oids(session, source).values()
         assert len(tables) == len(published_names(session, SLOT) - {("public", "parts")}) - 1 == 3
         assert table_columns(session, tables)
-        assert not uncaptured(session, source)
+        assert not publication_warnings(session, source)
         assert not left_out(session, SLOT, oids)
         check_disclosure(session, source)
         assert catalog_tables(session, list(oids)).by_oid

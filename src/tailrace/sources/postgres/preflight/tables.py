@@ -156,7 +156,7 @@ def _publication_findings(
         elif not server.flag("superuser"):
             yield from _may_publish(checked, tables, rows)
         return
-    if left_out := operations_left_out(session, name):
+    if left_out := operations_left_out(publication):
         yield warning(
             Kind.PUBLICATION_MISMATCH,
             f"the publication {name!r} leaves out {', '.join(left_out)}",

@@ -196,39 +196,9 @@ def require_publication(session: Session, publication: str) -> None:
         )
 
 
-def uncaptured(session: Session, source: PostgresSource) -> list[tuple[SourceTable, str, str]]:
-    """Return the tables that match and are not published, each with why and what to run; none is added
-    silently.
-    """
-    published = published_names(session, source.publication)
-    tables = [table for table in matching_tables(session, source) if not table.is_among(published)]
-    kept, left = split_refused(source, tables)
-    why = f"matches source.tables and is not in the publication {source.publication!r}: it is not captured"
-    found = [(table, f"the table {table.sql} {why}", _adding(session, source, table)) for table in kept]
-    found += [
-        (table, f"{table.sql}: {refusal(table)}", refusal_repair(session, source, table, publish=True))
-        for table in left
-    ]
-    return found
-
-
-def refusing(session: Session, source: PostgresSource) -> list[SourceTable]:
-    """Return the published tables of which the server refuses updates and deletes, now or since they were
-    published: a partition came without an identity, an index or a key was dropped.
-    """
-    publication = publication_row(session, source.publication)
-    if publication is None or not (publication.flag("update") or publication.flag("delete")):
-        return []
-    published = published_names(session, source.publication)
-    return [
-        table for table in matching_tables(session, source) if table.refused and table.is_among(published)
-    ]
-
-
-def operations_left_out(session: Session, publication: str) -> list[str]:
-    """Return which operations the publication does not publish."""
-    found = publication_row(session, publication)
-    return [] if found is None else [name for name in _OPERATIONS if not found.flag(name)]
+def operations_left_out(publication: Row) -> list[str]:
+    """Return which operations a publication, of `publication_row`, does not publish."""
+    return [name for name in _OPERATIONS if not publication.flag(name)]
 
 
 def all_operations_command(publication: str) -> str:
@@ -249,28 +219,49 @@ def publication_warnings(
 
     :param captured: oids of tables that the log has: for these there is `left_out`.
     """
+    name, tables = source.publication, matching_tables(session, source)
+    publication, published = publication_row(session, name), published_names(session, name)
+    missing = [table for table in tables if table.oid not in captured and not table.is_among(published)]
+    kept, left = split_refused(source, missing)
     found = [
-        SourceWarning(f"table_not_captured:{table.qualified_name}", why, repair)
-        for table, why, repair in uncaptured(session, source)
-        if table.oid not in captured
+        SourceWarning(
+            f"table_not_captured:{table.qualified_name}",
+            f"the table {table.sql} matches source.tables and is not in the publication {name!r}: it is not "
+            "captured",
+            _adding(session, source, table),
+        )
+        for table in kept
     ]
-    if left := operations_left_out(session, source.publication):
+    found += [
+        SourceWarning(
+            f"table_not_captured:{table.qualified_name}",
+            f"{table.sql}: {refusal(table)}",
+            refusal_repair(session, source, table, publish=True),
+        )
+        for table in left
+    ]
+    if publication is None:
+        return found
+    if operations := operations_left_out(publication):
         found.append(
             SourceWarning(
                 "operations_left_out",
-                f"the publication {source.publication!r} leaves out {', '.join(left)}: they are not captured",
-                f"{all_operations_command(source.publication)}; -- then take a snapshot of each table",
+                f"the publication {name!r} leaves out {', '.join(operations)}: they are not captured",
+                f"{all_operations_command(name)}; -- then take a snapshot of each table",
             )
         )
-    found += [
-        SourceWarning(
-            f"writes_refused:{table.qualified_name}",
-            f"PostgreSQL refuses updates and deletes of the published table {table.sql}, because "
-            f"{table.refused}",
-            f"{table.identity_repair};",
-        )
-        for table in refusing(session, source)
-    ]
+    if publication.flag("update") or publication.flag("delete"):
+        # Perhaps only since they were published: a partition came without an identity, a key was dropped.
+        found += [
+            SourceWarning(
+                f"writes_refused:{table.qualified_name}",
+                f"PostgreSQL refuses updates and deletes of the published table {table.sql}, because "
+                f"{table.refused}",
+                f"{table.identity_repair};",
+            )
+            for table in tables
+            if table.refused and table.is_among(published)
+        ]
     return found
 
 
@@ -474,7 +465,8 @@ def check_publication(session: Session, source: PostgresSource) -> None:
             "add tables to it, or drop it and let it be created",
             {"publication": publication},
         )
-    if left := operations_left_out(session, publication):
+    row = publication_row(session, publication)
+    if row is not None and (left := operations_left_out(row)):
         log.warning(
             "the publication leaves out operations: they are not captured",
             publication=publication,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,10 @@ from tailrace.config.source.postgres import postgres_source
 from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
-from tailrace.model import Relation, SourceFingerprint, parse_lsn
+from tailrace.model import Relation, SourceFingerprint
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.sources.findings import Finding, error
+from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.quoting import quote_literal
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_findings
@@ -35,11 +35,6 @@ from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace.sources.progress import SourceLook
 
 SERVER_VERSION_MIN = 130000
-
-_WAL_END = (
-    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
-    "ELSE pg_current_wal_flush_lsn() END AS lsn"
-)
 
 
 class PostgresSourceType:
@@ -61,7 +56,7 @@ class PostgresSourceType:
 
     def end(self, section: PostgresSource, stop: threading.Event) -> int:
         """Return the LSN up to which the source's WAL is written at this moment."""
-        with closing(Session.connect(section, stop)) as session:
+        with Session.connect(section, stop) as session:
             return _wal_end(session)
 
     def look(
@@ -69,7 +64,7 @@ class PostgresSourceType:
     ) -> SourceLook:
         source = postgres_source(pipeline.source)
         hurried = source.model_copy(update={"connect_timeout": max(2, int(timeout_s))})
-        with closing(Session.connect(hurried, stop)) as session:
+        with Session.connect(hurried, stop) as session:
             end, health = _wal_end(session), look(session, source.slot)
         if health is None:
             return SourceLook(end)
@@ -159,14 +154,13 @@ class PostgresCheck:
 
 
 def _wal_end(session: Session) -> int:
-    lsn = session.run(_WAL_END, "ask the source for the end of its WAL")[0]["lsn"]
-    if lsn is None:
+    if (end := server.wal_end(session)) is None:
         raise TailraceError(
             Kind.SOURCE_QUERY_FAILED,
             "ask the source for the end of its WAL: it returned none",
             "the server is a standby that has replayed nothing yet: ask again when it has",
         )
-    return parse_lsn(lsn)
+    return end
 
 
 def _relation(table: PublishedTable, source: PostgresSource) -> Relation:

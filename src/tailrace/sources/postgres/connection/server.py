@@ -19,6 +19,11 @@ from tailrace.sources.postgres.streaming.reconcile import ServerState, SlotFacts
 #: Creating a slot waits for every transaction that is older; somebody may have left one open.
 SLOT_CREATION_DEADLINE_S = 3600.0
 
+_WAL_END = (
+    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
+    "ELSE pg_current_wal_flush_lsn() END AS lsn"
+)
+
 #: The first version that knows the option `origin`.
 ORIGIN_VERSION_MIN = 160000
 
@@ -68,6 +73,13 @@ def facts(session: Session, slot: str, stored_timeline: int | None) -> ServerSta
 def is_standby(session: Session) -> bool:
     """Return whether the server is a standby."""
     return session.run("SELECT pg_is_in_recovery() AS standby", "look at the server")[0]["standby"] == "t"
+
+
+def wal_end(session: Session) -> int | None:
+    """Return the end of the server's WAL, as far as it is flushed or, on a standby, replayed; None: a standby
+    has replayed nothing yet.
+    """
+    return session.run(_WAL_END, "ask the source for the end of its WAL")[0].lsn("lsn")
 
 
 def slot_facts(session: Session, slot: str) -> SlotFacts | None:

@@ -97,7 +97,7 @@ class Row(dict[str, str | None]):
 
 
 class Session:
-    """One connection to the source, for SQL and, if `replication`, its commands.
+    """One connection to the source, for SQL and, if `replication`, its commands; `with` closes it.
 
     Used by one thread at a time.
     """
@@ -276,6 +276,12 @@ class Session:
             "ask whether the connection is encrypted",
         )
         return bool(rows) and rows[0]["encrypted"] == "t"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the connection; what runs on it ends."""

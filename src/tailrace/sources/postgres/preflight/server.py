@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
 from tailrace.changelog.directory import TASK
 from tailrace.changelog.lock import is_written
@@ -213,7 +212,7 @@ def _start_findings(checked: CheckedSource) -> Iterator[Finding]:
     """Connect as the capture does, and decide as it does: nothing is created or changed."""
     source, log = checked.source, checked.log
     try:
-        with closing(Session.connect(source, threading.Event(), replication=True)) as session:
+        with Session.connect(source, threading.Event(), replication=True) as session:
             if log is None or not checked.has_begun:
                 return
             state = capture_state(log)

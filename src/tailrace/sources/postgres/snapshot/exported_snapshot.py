@@ -21,14 +21,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 import structlog
 
-from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Stopped, TailraceError
-from tailrace.model import parse_lsn
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, connection_lost
 from tailrace.sources.postgres.connection.quoting import quote_literal
@@ -154,11 +151,6 @@ def lock_and_check(session: Session, observer: Observer, relation: ChunkedRelati
         raise Postponed
 
 
-def observing(source: PostgresSource, stopping: threading.Event) -> closing[Session]:
-    """Return a connection for an `Observer`, to be closed by `with`."""
-    return closing(Session.connect(source, stopping))
-
-
 LOOK_S = 0.1
 
 #: Transactions that hold the creation up are named after so long, and again that often; younger ones are not.
@@ -166,10 +158,6 @@ NAMED_AFTER_S = 2.0
 NAMED_EVERY_S = 30.0
 PASSING_S = 1.0
 
-_WAL_END = (
-    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
-    "ELSE pg_current_wal_insert_lsn() END AS lsn"
-)
 # A snapshot lists those before its xmax, which is after the last one that has *ended*: a transaction that is
 # newer than all of those stands in pg_locks alone, where each holds its own id. A snapshot of a standby lists
 # none of the primary's transactions, and begins with the oldest of them. Ids are without their epoch.
@@ -271,7 +259,7 @@ class SlotCreation:
         :raises Stopped: if stopping was asked for.
         """
         horizon = Horizon(running(self._side))
-        self._behind(wal_end(self._side))
+        self._behind(server.wal_end(self._side) or 0)
         began = time.monotonic()
         named_at = began + NAMED_AFTER_S
         asking = threading.Thread(
@@ -285,7 +273,7 @@ class SlotCreation:
                     break
                 if self._stopping.is_set():
                     raise Stopped
-                end = wal_end(self._side)
+                end = server.wal_end(self._side) or 0
                 if horizon.passed(running(self._side)):
                     self._behind(end)
                 now = time.monotonic()
@@ -336,11 +324,6 @@ def temporary_name(slot: str) -> str:
 def temporary_prefix(slot: str) -> str:
     """Return how the names of the temporary slots beside `slot` begin."""
     return f"{slot[:48]}_"
-
-
-def wal_end(session: Session) -> int:
-    """Return the end of the server's WAL, as far as it is written or, on a standby, replayed."""
-    return parse_lsn(session.run(_WAL_END, "ask for the end of the WAL")[0]["lsn"] or "0/0")
 
 
 def running(session: Session) -> frozenset[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import structlog
@@ -194,7 +194,7 @@ class IncrementalSnapshots:
     def _work(self) -> None:
         """Work until something fails, over connections that are opened when they are needed."""
         with ExitStack() as stack:
-            side = stack.enter_context(closing(self._connect()))
+            side = stack.enter_context(self._connect())
             while not self._ending.is_set():
                 if self._requests.take(side):
                     self._set_filters()
@@ -261,9 +261,7 @@ class IncrementalSnapshots:
         failpoints.hit("snapshot.before_window")
         with ExitStack() as stack:
             stack.callback(self._watermark.release)
-            exporting = stack.enter_context(
-                closing(Session.connect(self._source, self._ending, replication=True))
-            )
+            exporting = stack.enter_context(Session.connect(self._source, self._ending, replication=True))
             observer = Observer(side, self._source.slot)
             observer.check_slot()
             creation = SlotCreation(exporting, side, self._ending, behind=self._watermark.hold)
@@ -271,7 +269,7 @@ class IncrementalSnapshots:
             exported = Exported(created.consistent_point, created.snapshot)
             self._watermark.at(exported.lsn)
             self._ask()
-            planner = stack.enter_context(closing(self._connect()))
+            planner = stack.enter_context(self._connect())
             enter(planner, exported)
             try:
                 self._procedure.read_window(

@@ -49,7 +49,6 @@ from tailrace.sources.postgres.snapshot.exported_snapshot import (
     Observer,
     enter,
     leave,
-    observing,
     release_locks,
 )
 from tailrace.sources.postgres.snapshot.plan import (
@@ -117,7 +116,7 @@ class InitialSnapshot:
         release_locks(planner)
         snapshot = self._write_plan(tables)
         failpoints.hit("snapshot.after_plan")
-        with observing(self._source, self._stopping) as side:
+        with Session.connect(self._source, self._stopping) as side:
             postponed = self._procedure.read_window(
                 snapshot,
                 self._exported,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -192,7 +192,7 @@ class CaptureTask:
             # The process that took the log over has moved the slot on, too: what it says would mislead.
             self._log.appender.check_fence()
             self._log.appender.discard_open_unit()
-        with closing(Session.connect(self._source, self._stopping, replication=True)) as session:
+        with Session.connect(self._source, self._stopping, replication=True) as session:
             server.require_supported(self._source, session.server_version)
             if self._log is None:  # its lock is taken before anything is done to slot or publication
                 self._log = TaskLog.open(
@@ -221,9 +221,7 @@ class CaptureTask:
                 self._keep_failover(session, facts)
         self._connections.error = None
         with ExitStack() as stack:
-            session = stack.enter_context(
-                closing(Session.connect(self._source, self._stopping, replication=True))
-            )
+            session = stack.enter_context(Session.connect(self._source, self._stopping, replication=True))
             timeline = self._timeline_of(task_log, session, facts)
             if timeline is not None:
                 stack.callback(timeline.close)
@@ -303,10 +301,9 @@ class CaptureTask:
             self._procedure(task_log), self._stopping, slot, may_begin_again=self._beginnings < BEGINNINGS_MAX
         )
         # The session that created the slot holds the exported snapshot: it stays idle meanwhile.
-        reading = Session.connect(
+        with Session.connect(
             source, self._stopping, statement_s=SAMPLE_DEADLINE_S, lock_wait_s=lock_wait_s(source)
-        )
-        with closing(reading):
+        ) as reading:
             if source.snapshot == "never":
                 snapshot.facts_only(reading)
             else:
@@ -319,7 +316,7 @@ class CaptureTask:
 
     def _create_slot(self, session: Session) -> server.CreatedSlot:
         temporary = self._source.snapshot == "only"
-        with closing(Session.connect(self._source, self._stopping)) as side:
+        with Session.connect(self._source, self._stopping) as side:
             before = terms_digest(side, self._source.publication)
             creation = SlotCreation(session, side, self._stopping)
             created = creation.create(
@@ -347,7 +344,7 @@ class CaptureTask:
     def _resume(self, task_log: TaskLog, facts: ServerState, state: CaptureState | None) -> None:
         """Check what may have changed while nothing ran, and write down what did."""
         source = self._source
-        with closing(Session.connect(source, self._stopping)) as session:
+        with Session.connect(source, self._stopping) as session:
             require_publication(session, source.publication)
             warn_unmatched(session, source)
             set_identities(session, source, begins=False)

@@ -32,11 +32,13 @@ FAILOVER_VERSION = 170000
 
 
 @dataclass(frozen=True, slots=True)
-class CreatedSlot:
-    """What CREATE_REPLICATION_SLOT answered."""
+class ExportedSnapshot:
+    """A snapshot that a slot's creation exported, and the LSN that it is exact for: the slot's consistent
+    point.
+    """
 
-    consistent_point: int
-    snapshot: str
+    lsn: int
+    name: str
 
 
 def system(session: Session) -> tuple[str, int, int, str]:
@@ -105,7 +107,7 @@ def slot_facts(session: Session, slot: str) -> SlotFacts | None:
     )
 
 
-def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool = False) -> CreatedSlot:
+def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool = False) -> ExportedSnapshot:
     """Create the slot and export its snapshot, which exists until the session's next command.
 
     :param failover: have standbys synchronise it. A temporary slot can't be one of those.
@@ -134,7 +136,7 @@ def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool 
             "ALTER SYSTEM SET wal_level = logical, then restart the server",
             error.context,
         ) from None
-    return CreatedSlot(parse_lsn(_text(row, "consistent_point")), _text(row, "snapshot_name"))
+    return ExportedSnapshot(parse_lsn(_text(row, "consistent_point")), _text(row, "snapshot_name"))
 
 
 def make_failover(session: Session, slot: str) -> None:

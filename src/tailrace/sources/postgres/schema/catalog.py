@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tailrace.config.source.column_policy import ColumnRoles
@@ -142,14 +142,12 @@ class PublishedTable:
         """Return the facts frame as of `lsn`; equal facts have equal json.
 
         :param in_force: facts in force where it is to stand: the table's version goes on from them.
-        :param name_of: returns what a relation is called now, None if it is gone.
+        :param name_of: as `versioned` takes it.
         """
         known = in_force or KnownFacts()
         name = (self.schema, self.name)
         facts = facts_of(self._sent(), name, self.catalog, known.get(self.oid), relation=self.oid, xid=None)
-        before, facts = known.get(self.oid), versioned(facts, known, reshaped=False)
-        if facts.replaced and (before is None or before.replaced != facts.replaced):
-            facts = replace(facts, replaced_name=name_of(facts.replaced))
+        facts = versioned(facts, known, reshaped=False, name_of=name_of)
         return frames.control_frame(frames.FACTS, lsn, 0, facts.as_json())
 
     def _sent(self, *, full: bool = False) -> tuple[Column, ...]:

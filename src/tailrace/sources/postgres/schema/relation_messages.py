@@ -38,6 +38,7 @@ from tailrace.sources.postgres.connection.quoting import quote_literal
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.connection.text_encoding import names_in_utf8
 from tailrace.sources.postgres.schema.published_tables import COLUMN_LISTS_VERSION_MIN
+from tailrace.sources.postgres.schema.source_tables import Name
 from tailrace.sources.postgres.schema.table_metadata import (
     CatalogTable,
     CatalogTables,
@@ -262,9 +263,7 @@ class SchemaWatch:
                 read_from=max(facts.read_from, newest.read_from),
             )  # fmt: skip
             if now.replaced and now.replaced_name is None:
-                other = self._look_up([now.replaced]).get(now.replaced)
-                if other is not None:
-                    now = replace(now, replaced_name=(other.schema, other.table))
+                now = replace(now, replaced_name=self._name_of(now.replaced))
             found.append(frames.control_frame(frames.FACTS, message.commit_lsn, 0, now.as_json()))
             if newest.version != facts.version:
                 found.append(held)  # a later version stays the one in force
@@ -289,8 +288,7 @@ class SchemaWatch:
             relation=relation.oid,
             xid=message.xid,
         )
-        facts = versioned(facts, known, reshaped=reshaped)
-        before = known.get(relation.oid)
+        facts = versioned(facts, known, reshaped=reshaped, name_of=self._name_of)
         if any(column.unknown and not column.number for column in facts.columns):
             log.warning(
                 "it is not known which column of a table was sent: the table was altered several times "
@@ -298,10 +296,6 @@ class SchemaWatch:
                 table=facts.qualified_name,
                 position=format_lsn(message.commit_lsn),
             )
-        if facts.replaced and (before is None or before.qualified_name != facts.qualified_name):
-            other = self._look_up([facts.replaced]).get(facts.replaced)
-            if other is not None:
-                facts = replace(facts, replaced_name=(other.schema, other.table))
         return facts
 
     def _pending_facts(self, message: _Message, known: KnownFacts, *, reshaped: bool) -> Facts:
@@ -350,6 +344,10 @@ class SchemaWatch:
             if all(tables.sees(message.xid) for message in messages) or time.monotonic() > deadline:
                 return tables
             time.sleep(_LOOK_AGAIN_S)
+
+    def _name_of(self, oid: int) -> Name | None:
+        table = self._look_up([oid]).get(oid)
+        return None if table is None else (table.schema, table.table)
 
     def _look_up(self, oids: list[int]) -> CatalogTables:
         kept = self._session is not None

@@ -7,7 +7,7 @@ reads no row of a user's table.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -357,10 +357,17 @@ class KnownFacts:
         return [other for other in found if other.relation != facts.relation]
 
 
-def versioned(facts: Facts, known: KnownFacts, *, reshaped: bool) -> Facts:
+def versioned(
+    facts: Facts,
+    known: KnownFacts,
+    *,
+    reshaped: bool,
+    name_of: Callable[[int], tuple[str, str] | None] = lambda _: None,
+) -> Facts:
     """Return `facts` with their version, and what they replace, given all that was in force.
 
     :param reshaped: the Relation message itself differs from the one in force.
+    :param name_of: returns what a relation is called now, None if it is gone.
     """
     before = known.get(facts.relation)
     if before is not None:
@@ -376,4 +383,7 @@ def versioned(facts: Facts, known: KnownFacts, *, reshaped: bool) -> Facts:
             return replace(carried, filenode=facts.filenode)
         return replace(carried, version=newest + 1, filenode=facts.filenode)
     replaced = max(namesakes, key=lambda other: other.version, default=None)
-    return replace(facts, version=newest + 1, replaced=0 if replaced is None else replaced.relation)
+    if replaced is None:
+        return replace(facts, version=newest + 1, replaced=0)
+    oid = replaced.relation
+    return replace(facts, version=newest + 1, replaced=oid, replaced_name=name_of(oid))

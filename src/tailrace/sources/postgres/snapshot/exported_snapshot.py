@@ -21,7 +21,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -29,7 +28,7 @@ from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, connection_lost
 from tailrace.sources.postgres.connection.quoting import quote_literal
-from tailrace.sources.postgres.connection.server import CreatedSlot
+from tailrace.sources.postgres.connection.server import ExportedSnapshot
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.catalog import relation_row
 from tailrace.sources.postgres.schema.published_tables import terms_digest
@@ -53,15 +52,7 @@ _SNAPSHOT_GONE = frozenset({"22023", "42704", "55000"})
 _LOCKS = "locks"
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """An exported snapshot and the LSN that it is exact for."""
-
-    lsn: int
-    snapshot: str
-
-
-def enter(session: Session, exported: Exported) -> None:
+def enter(session: Session, exported: ExportedSnapshot) -> None:
     """Begin a transaction of `session` in the snapshot.
 
     :raises TailraceError: `SOURCE_UNREACHABLE` also if the connection that exports it is gone.
@@ -69,7 +60,7 @@ def enter(session: Session, exported: Exported) -> None:
     session.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "begin the snapshot")
     attempted = "take over the snapshot"
     try:
-        session.run(f"SET TRANSACTION SNAPSHOT {quote_literal(exported.snapshot)}", attempted)
+        session.run(f"SET TRANSACTION SNAPSHOT {quote_literal(exported.name)}", attempted)
     except TailraceError as error:
         if error.context.get("sqlstate") not in _SNAPSHOT_GONE:
             raise
@@ -203,7 +194,7 @@ class Horizon:
         return bool(self._second & running)
 
 
-def require_steady(session: Session, publication: str, created: CreatedSlot, before: str) -> None:
+def require_steady(session: Session, publication: str, exported: ExportedSnapshot, before: str) -> None:
     """Make sure that nothing which a change is decoded by was altered while the slot was made.
 
     PostgreSQL decodes as if a transaction that altered the catalogue, and ended while the slot waited for
@@ -213,7 +204,7 @@ def require_steady(session: Session, publication: str, created: CreatedSlot, bef
     :param before: `published.terms_digest` before the slot's creation was asked for.
     :raises TailraceError: `SNAPSHOT_DELAYED`.
     """
-    enter(session, Exported(created.consistent_point, created.snapshot))
+    enter(session, exported)
     after = terms_digest(session, publication)
     leave(session)
     if after != before:
@@ -245,15 +236,15 @@ class SlotCreation:
         self._side = side
         self._stopping = stopping
         self._behind = behind
-        self._created: CreatedSlot | None = None
+        self._exported: ExportedSnapshot | None = None
         self._error: BaseException | None = None
 
-    def create(self, slot: str, *, temporary: bool, deadline_s: float, failover: bool = False) -> CreatedSlot:
+    def create(
+        self, slot: str, *, temporary: bool, deadline_s: float, failover: bool = False
+    ) -> ExportedSnapshot:
         """Create the slot, within `deadline_s`.
 
         :param failover: as `server.create_slot`.
-
-
         :raises TailraceError: as `server.create_slot`; `SLOT_CREATION_HELD_UP`, with the
             transactions that were waited for.
         :raises Stopped: if stopping was asked for.
@@ -289,12 +280,12 @@ class SlotCreation:
             raise
         if self._error is not None:
             raise self._error
-        assert self._created is not None
-        return self._created
+        assert self._exported is not None
+        return self._exported
 
     def _ask(self, slot: str, temporary: bool, failover: bool) -> None:
         try:
-            self._created = server.create_slot(self._session, slot, temporary=temporary, failover=failover)
+            self._exported = server.create_slot(self._session, slot, temporary=temporary, failover=failover)
         except BaseException as error:  # noqa: BLE001 - raised again on the waiting thread
             self._error = error
 

@@ -23,7 +23,7 @@ from tailrace.backoff import Backoff
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.model import format_lsn
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, unforeseen
-from tailrace.sources.postgres.connection.server import CreatedSlot
+from tailrace.sources.postgres.connection.server import ExportedSnapshot
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import PublishedTable, published_table
 from tailrace.sources.postgres.snapshot.chunk_planner import (
@@ -37,7 +37,6 @@ from tailrace.sources.postgres.snapshot.chunk_readers import COPIED, ChunkJob
 from tailrace.sources.postgres.snapshot.chunks import chunks_of
 from tailrace.sources.postgres.snapshot.exported_snapshot import (
     LOCK_WAIT_BESIDE_STREAM_S,
-    Exported,
     Observer,
     SlotCreation,
     enter,
@@ -265,8 +264,7 @@ class IncrementalSnapshots:
             observer = Observer(side, self._source.slot)
             observer.check_slot()
             creation = SlotCreation(exporting, side, self._ending, behind=self._watermark.hold)
-            created = self._create_slot(creation)
-            exported = Exported(created.consistent_point, created.snapshot)
+            exported = self._create_slot(creation)
             self._watermark.at(exported.lsn)
             self._ask()
             planner = stack.enter_context(self._connect())
@@ -287,7 +285,7 @@ class IncrementalSnapshots:
             log.debug("read a window of a snapshot", snapshot=snapshot.id, position=format_lsn(exported.lsn))
             failpoints.hit("snapshot.after_window")
 
-    def _create_slot(self, creation: SlotCreation) -> CreatedSlot:
+    def _create_slot(self, creation: SlotCreation) -> ExportedSnapshot:
         try:
             return creation.create(
                 temporary_name(self._source.slot), temporary=True, deadline_s=SLOT_DEADLINE_S

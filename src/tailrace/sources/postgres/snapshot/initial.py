@@ -35,7 +35,7 @@ from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
 from tailrace.sources.postgres.connection import server
-from tailrace.sources.postgres.connection.server import CreatedSlot
+from tailrace.sources.postgres.connection.server import ExportedSnapshot
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import PublishedTable, published_tables
 from tailrace.sources.postgres.schema.publication import require_publication
@@ -45,7 +45,6 @@ from tailrace.sources.postgres.snapshot.chunk_writer import Unit
 from tailrace.sources.postgres.snapshot.exported_snapshot import (
     LOCK_WAIT_AT_ONE_POINT_S,
     LOCK_WAIT_S,
-    Exported,
     Observer,
     enter,
     leave,
@@ -77,7 +76,7 @@ def lock_wait_s(source: PostgresSource) -> float:
 
 
 class InitialSnapshot:
-    """Copies what the publication sends, as of `created`, into the log.
+    """Copies what the publication sends, as of `exported`, into the log.
 
     :param may_begin_again: after DDL in the middle of it; if not, tables that DDL changed are read
         beside the stream.
@@ -87,7 +86,7 @@ class InitialSnapshot:
         self,
         procedure: SnapshotProcedure,
         stopping: threading.Event,
-        created: CreatedSlot,
+        exported: ExportedSnapshot,
         *,
         may_begin_again: bool,
     ) -> None:
@@ -97,7 +96,7 @@ class InitialSnapshot:
         self._state = procedure.state
         self._may_begin_again = may_begin_again
         self._stopping = stopping
-        self._exported = Exported(created.consistent_point, created.snapshot)
+        self._exported = exported
         self._only = self._source.snapshot == "only"
         self._in_one = self._only
         self._planned: set[int] = set()
@@ -266,7 +265,7 @@ def renew(
     lost: TailraceError,
     *,
     may_keep: bool,
-    create: Callable[[], server.CreatedSlot],
+    create: Callable[[], ExportedSnapshot],
 ) -> None:
     """Have the log go on where the slot begins, and all tables be read again.
 
@@ -293,7 +292,7 @@ def renew(
     else:
         if slot is not None:
             server.drop_slot(session, source.slot)
-        position = create().consistent_point
+        position = create().lsn
     failpoints.hit("snapshot.after_slot")
     before = state.appender.tail.position
     if position > before:

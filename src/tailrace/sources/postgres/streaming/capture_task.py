@@ -292,13 +292,16 @@ class CaptureTask:
         else:
             check_publication(session, source)
         check_disclosure(session, source)
-        slot = self._create_slot(session)
+        exported = self._create_slot(session)
         failpoints.hit("snapshot.after_slot")
-        state = replace(state, consistent_point=slot.consistent_point)
+        state = replace(state, consistent_point=exported.lsn)
         task_log.keep(state)
         self._beginnings += 1
         snapshot = InitialSnapshot(
-            self._procedure(task_log), self._stopping, slot, may_begin_again=self._beginnings < BEGINNINGS_MAX
+            self._procedure(task_log),
+            self._stopping,
+            exported,
+            may_begin_again=self._beginnings < BEGINNINGS_MAX,
         )
         # The session that created the slot holds the exported snapshot: it stays idle meanwhile.
         with Session.connect(
@@ -314,12 +317,12 @@ class CaptureTask:
         task_log.keep(replace(state, phase=phase))
         failpoints.hit("snapshot.after_handover")
 
-    def _create_slot(self, session: Session) -> server.CreatedSlot:
+    def _create_slot(self, session: Session) -> server.ExportedSnapshot:
         temporary = self._source.snapshot == "only"
         with Session.connect(self._source, self._stopping) as side:
             before = terms_digest(side, self._source.publication)
             creation = SlotCreation(session, side, self._stopping)
-            created = creation.create(
+            exported = creation.create(
                 self._source.slot,
                 temporary=temporary,
                 failover=self._source.slot_failover,
@@ -327,15 +330,15 @@ class CaptureTask:
             )
             if not temporary:  # else nothing is decoded
                 try:
-                    require_steady(side, self._source.publication, created, before)
+                    require_steady(side, self._source.publication, exported, before)
                 except TailraceError:
                     server.drop_slot(session, self._source.slot)
                     raise
-            return created
+            return exported
 
     def _create_new_slot(
         self, task_log: TaskLog, session: Session, state: CaptureState | None
-    ) -> server.CreatedSlot:
+    ) -> server.ExportedSnapshot:
         """Create the slot of a renewal. If this one does not end, the next one drops the slot."""
         if state is not None:
             task_log.keep(replace(state, phase=CapturePhase.RENEWING))

@@ -27,8 +27,8 @@ from tailrace.sources.postgres.schema.published_tables import published
 from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 from tailrace.sources.postgres.slot import monitor
+from tailrace.sources.postgres.slot.creation import held_up, lasting_transactions
 from tailrace.sources.postgres.snapshot import incremental
-from tailrace.sources.postgres.snapshot.exported_snapshot import held_up, lasting_transactions
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import CREATE_ITEMS, SLOT, Running, capturing, read_log

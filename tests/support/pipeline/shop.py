@@ -20,7 +20,7 @@ from tailrace.cli.main import app
 from tailrace.config import PipelineConfig, load
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.build import build
-from tailrace.sources.postgres.slot.health import with_way_out
+from tailrace.sources.postgres.slot.way_out import with_way_out
 from tailrace.sources.postgres.snapshot.state import kept_plans
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace.sources.snapshot_requests import waiting

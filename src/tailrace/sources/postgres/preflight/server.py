@@ -22,10 +22,10 @@ from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.connection.text_encoding import own_encoding
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity
 from tailrace.sources.postgres.preflight.checked_source import CheckedSource
-from tailrace.sources.postgres.slot.health import RENEWAL, concerns, mib, with_way_out
-from tailrace.sources.postgres.slot.monitor import look
+from tailrace.sources.postgres.slot.creation import temporary_prefix
+from tailrace.sources.postgres.slot.health import concerns, look, mib
 from tailrace.sources.postgres.slot.open_transactions import OpenTransaction, open_transactions
-from tailrace.sources.postgres.snapshot.exported_snapshot import temporary_prefix
+from tailrace.sources.postgres.slot.way_out import RENEWAL, with_way_out
 from tailrace.sources.postgres.streaming.reconcile import LogFacts, decide
 from tailrace.sources.postgres.streaming.task_log import capture_state
 from tailrace.sources.progress import SourceWarning

@@ -26,6 +26,7 @@ from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, unfo
 from tailrace.sources.postgres.connection.server import ExportedSnapshot
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import PublishedTable, published_table
+from tailrace.sources.postgres.slot.creation import SlotCreation, temporary_name
 from tailrace.sources.postgres.snapshot.chunk_planner import (
     SAMPLE_DEADLINE_S,
     facts_digest,
@@ -38,11 +39,9 @@ from tailrace.sources.postgres.snapshot.chunks import chunks_of
 from tailrace.sources.postgres.snapshot.exported_snapshot import (
     LOCK_WAIT_BESIDE_STREAM_S,
     Observer,
-    SlotCreation,
     enter,
     leave,
     release_locks,
-    temporary_name,
 )
 from tailrace.sources.postgres.snapshot.plan import (
     SnapshotOutcome,

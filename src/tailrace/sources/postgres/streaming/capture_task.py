@@ -39,12 +39,11 @@ from tailrace.sources.postgres.schema.publication import (
 from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.schema.relation_messages import SchemaWatch
 from tailrace.sources.postgres.schema.replica_identity import set_identities
-from tailrace.sources.postgres.slot.monitor import CaptureGaps, SlotWatch
+from tailrace.sources.postgres.slot.creation import SlotCreation, require_steady
+from tailrace.sources.postgres.slot.monitor import SlotWatch
 from tailrace.sources.postgres.snapshot.chunk_planner import SAMPLE_DEADLINE_S
-from tailrace.sources.postgres.snapshot.exported_snapshot import SlotCreation, require_steady
 from tailrace.sources.postgres.snapshot.incremental import IncrementalSnapshots
 from tailrace.sources.postgres.snapshot.initial import InitialSnapshot, lock_wait_s, renew
-from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
 from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 from tailrace.sources.postgres.snapshot.requests import Requests, concerns_of
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
@@ -118,7 +117,7 @@ class CaptureTask:
         self._connections = Reconnection(
             source, self._stopping, name=name, position=self._position, is_heard=self._heard
         )
-        self._watch = SlotWatch(self._source, self._captured, name=name, gaps=self._gaps_known)
+        self._watch = SlotWatch(self._source, name, lambda: self._log)
 
     def run(self) -> None:
         """Capture until `stop`, or until the snapshot is done if that is all that is wanted.
@@ -177,12 +176,6 @@ class CaptureTask:
             health=self._watch.health,
             warnings=(*self._watch.concerns, *(concerns_of(task_log.snapshots.plans) if task_log else ())),
         )
-
-    def _gaps_known(self) -> tuple[CaptureGaps, SnapshotPlans] | None:
-        return None if self._log is None else (self._log.gaps, self._log.snapshots.plans)
-
-    def _captured(self) -> list[int]:
-        return [] if self._log is None else self._log.appender.tables
 
     # Connections
 

@@ -15,7 +15,7 @@ from tailrace.model import SourceFingerprint
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.column_patterns import ColumnNames, require_columns
-from tailrace.sources.postgres.slot.monitor import CaptureGaps
+from tailrace.sources.postgres.slot.gaps import CaptureGaps
 from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tailrace.sources.postgres.streaming.reconcile import CaptureState

@@ -10,8 +10,8 @@ import pytest
 
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
 from tailrace.sources.postgres.snapshot.state import kept_plans
 from tailrace.sources.snapshot_requests import ask, waiting
 from tests.support.capture.captured import SLOT, capturing

@@ -18,13 +18,13 @@ from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema import catalog
 from tailrace.sources.postgres.snapshot import chunk_readers, incremental, requests
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
     SnapshotPlan,
     TableSnapshotPlan,
 )
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
 from tailrace.sources.postgres.snapshot.state import PLANS, kept_plans
 from tailrace.sources.snapshot_requests import waiting
 from tailrace_servers.postgres import EmbeddedPostgres

@@ -18,8 +18,8 @@ from tailrace.pipeline.status.views import (
     TableView,
     tables_left,
 )
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotPlan, SnapshotPlans, TableSnapshotPlan
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
 from tailrace.sources.postgres.snapshot.state import PLANS
 from tailrace.sources.progress import TableProgress
 

@@ -30,7 +30,7 @@ from tailrace.sources.postgres.schema.catalog import PublishedTable, meant_table
 from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.slot.health import concerns, look
 from tailrace.sources.postgres.slot.way_out import with_way_out
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace.sources.progress import SourceLook
 

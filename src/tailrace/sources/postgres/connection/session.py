@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Self
 
 import psycopg
-import structlog
 from psycopg import pq
 
 from tailrace.config.source.postgres import PostgresSource
@@ -30,8 +29,6 @@ from tailrace.sources.postgres.connection.transport import (
     Transport,
     result_failure,
 )
-
-log = structlog.get_logger(__name__)
 
 #: What the text of values depends on, and what could end a session of ours from the server's
 #: side. Given at connecting, so that settings of the role or the database don't come first.

@@ -1,19 +1,14 @@
-"""Takes requests for snapshots into the plans; and the interface by which any process asks for them."""
+"""Takes requests for snapshots into the plans."""
 
 from __future__ import annotations
 
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 
 import structlog
 
-from tailrace.changelog.directory import TASK, LogDirectory
-from tailrace.changelog.lock import is_written
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_condition, unforeseen
@@ -26,12 +21,10 @@ from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
     SnapshotPlan,
-    SnapshotPlans,
     TableSnapshotPlan,
 )
-from tailrace.sources.postgres.snapshot.state import SnapshotState, kept_plans
-from tailrace.sources.progress import SourceWarning, TableProgress
-from tailrace.sources.snapshot_requests import Request, ask, take_requests, waiting
+from tailrace.sources.postgres.snapshot.state import SnapshotState
+from tailrace.sources.snapshot_requests import Request, take_requests
 
 log = structlog.get_logger(__name__)
 
@@ -137,7 +130,7 @@ class Requests:
         with self._state.lock:
             snapshot = self._state.plans.find(request.id)
             if snapshot is None:
-                snapshot = _not_taken(request)
+                snapshot = not_taken(request)
             elif snapshot.outcome is not SnapshotOutcome.OPEN:
                 self._state.write()  # there may have been no room for it
                 return
@@ -209,51 +202,14 @@ def check_condition(session: Session, schema: str, name: str, where: str) -> Non
         raise of_condition(error, attempted) from None
 
 
-def concerns_of(plans: SnapshotPlans) -> list[SourceWarning]:
-    """Return what a person should know of: that snapshots are paused, and those that were asked for and
-    failed, until one of the same tables is done.
-    """
-    found = [_paused(plans)] if plans.paused else []
-    done: set[str] = set()
-    for snapshot in reversed(plans.finished):
-        named = {table.qualified_name for table in snapshot.tables}
-        if snapshot.outcome is SnapshotOutcome.DONE:
-            done |= named
-        elif snapshot.outcome is SnapshotOutcome.FAILED and not named <= done:
-            error = snapshot.error or {}
-            tables = ", ".join(sorted(named))
-            found.append(
-                SourceWarning(
-                    f"snapshot_failed:{snapshot.id}",
-                    f"the snapshot {snapshot.id} of {tables} failed: {error.get('message', '')}",
-                    f"{error.get('hint', '')}; or, to end this warning: {_cancel_command(snapshot)}",
-                )
-            )
-    return found
-
-
-def _paused(plans: SnapshotPlans) -> SourceWarning:
-    tables = sum(not table.is_done for snapshot in plans.open for table in snapshot.tables)
-    return SourceWarning(
-        "snapshots_paused",
-        f"snapshots beside the stream are paused: {tables} tables are not whole",
-        shlex.join(["tailrace", "snapshot", "FILE", "--resume"]),
-    )
-
-
-def _cancel_command(snapshot: SnapshotPlan) -> str:
-    named = [part for table in snapshot.tables for part in ("--table", table.qualified_name)]
-    return shlex.join(["tailrace", "snapshot", "FILE", "--cancel", *named])
-
-
 def _plan_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
     return SnapshotPlan(
         request.id, Origin.REQUESTED, tables, request.where, requested_us=request.requested_us
     )
 
 
-def _not_taken(request: Request) -> SnapshotPlan:
-    # Of a request that nobody has looked for the tables of.
+def not_taken(request: Request) -> SnapshotPlan:
+    """Return the plan of a request that nobody has looked for the tables of."""
     named = (name.partition(".") for name in dict.fromkeys(request.tables))
     return _plan_of(request, _table_plans([(0, schema, name) for schema, _, name in named], {0}))
 
@@ -271,99 +227,3 @@ def _doubled(tables: Sequence[str]) -> TailraceError:
         "give it a primary key, or name columns that identify its rows in source.message_keys",
         {"tables": ", ".join(tables)},
     )
-
-
-class SnapshotControl:
-    """The snapshots of the log at a path; see `tailrace.sources.contract.Snapshots`."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-
-    def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
-        if not tables:
-            raise TailraceError(
-                Kind.CONFIG_INVALID,
-                "ask for a snapshot of what is lost: PostgreSQL has no shards, of which one could be",
-                "name tables: tailrace snapshot FILE --table schema.table",
-            )
-        return self._asked(ask(self._directory(), tables=tables, where=where))
-
-    def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), tables=tables, cancels=True))
-
-    def pause(self, *, pauses: bool) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), pauses=pauses))
-
-    def known(self) -> list[dict[str, Any]]:
-        directory = self._directory()
-        plans = kept_plans(directory)
-        taken = [_shown(each, paused=plans.paused) for each in (*plans.finished, *plans.open)]
-        not_taken = [
-            _shown(_not_taken(request), paused=False) | {"state": "waiting"}
-            for request in waiting(directory)
-            if request.wants_rows and plans.find(request.id) is None
-        ]
-        return [*taken, *not_taken]
-
-    @property
-    def is_request_open(self) -> bool:
-        return any(
-            each["origin"] == str(Origin.REQUESTED)
-            and each["state"] in ("waiting", str(SnapshotOutcome.OPEN))
-            for each in self.known()
-        )
-
-    @property
-    def needed_from(self) -> int | None:
-        # What lies before it is in the plans, which follow the log within seconds.
-        plans = kept_plans(self._directory())
-        return plans.log_offset if plans.open else None
-
-    @property
-    def warnings(self) -> list[SourceWarning]:
-        try:
-            return concerns_of(kept_plans(self._directory()))
-        except TailraceError:
-            return []  # the start says what is wrong with it
-
-    @property
-    def unfinished(self) -> dict[str, TableProgress]:
-        try:
-            plans = kept_plans(self._directory())
-        except TailraceError:
-            return {}  # the start says what is wrong with it
-        return {
-            table.qualified_name: TableProgress(
-                table.rows, table.rows_estimated, False, table.chunks or 0, len(table.done)
-            )
-            for snapshot in plans.open
-            for table in snapshot.tables
-            if not table.is_done
-        }
-
-    def _directory(self) -> LogDirectory:
-        return LogDirectory.open(self._log)
-
-    def _asked(self, request: Request) -> dict[str, Any]:
-        return {"id": request.id, "engine_runs": is_written(self._log, TASK)}
-
-
-def _shown(snapshot: SnapshotPlan, *, paused: bool) -> dict[str, Any]:
-    return {
-        "id": snapshot.id,
-        "origin": str(snapshot.origin),
-        "state": "paused" if paused and snapshot.outcome is SnapshotOutcome.OPEN else str(snapshot.outcome),
-        "where": snapshot.where,
-        "tables": [
-            {
-                "name": table.qualified_name,
-                "rows": table.rows,
-                "chunks": table.chunks or 0,
-                "chunks_done": len(table.done),
-            }
-            for table in snapshot.tables
-        ],
-        "requested_us": snapshot.requested_us,
-        "finished_us": snapshot.finished_us or None,
-        "error": snapshot.error,
-    }

@@ -42,10 +42,11 @@ from tailrace.sources.postgres.schema.replica_identity import set_identities
 from tailrace.sources.postgres.slot.creation import SlotCreation, require_steady
 from tailrace.sources.postgres.slot.monitor import SlotWatch
 from tailrace.sources.postgres.snapshot.chunk_planner import SAMPLE_DEADLINE_S
+from tailrace.sources.postgres.snapshot.control import concerns_of
 from tailrace.sources.postgres.snapshot.incremental import IncrementalSnapshots
 from tailrace.sources.postgres.snapshot.initial import InitialSnapshot, lock_wait_s, renew
 from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
-from tailrace.sources.postgres.snapshot.requests import Requests, concerns_of
+from tailrace.sources.postgres.snapshot.requests import Requests
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
 from tailrace.sources.postgres.streaming.frame_filters import MessageFilter
 from tailrace.sources.postgres.streaming.reconcile import (

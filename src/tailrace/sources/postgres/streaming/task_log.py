@@ -14,7 +14,8 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import SourceFingerprint
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.session import Session
-from tailrace.sources.postgres.schema.column_patterns import ColumnNames, require_columns
+from tailrace.sources.postgres.schema.column_names import ColumnNames
+from tailrace.sources.postgres.schema.column_patterns import require_columns
 from tailrace.sources.postgres.slot.gaps import CaptureGaps
 from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.streaming.appender import PostgresAppender

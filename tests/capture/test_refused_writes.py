@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -13,7 +14,7 @@ from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.publication import (
-    create_publication,
+    prepare_publication,
     publication_warnings,
     published_names,
 )
@@ -243,7 +244,7 @@ def test_a_publication_that_a_killed_start_makes_meanwhile_is_completed(pg: Data
     ):
         # Its server process goes on with the command, and commits when the lock that it waits for is free.
         killed.execute(f"create publication {source.publication} for table items")
-        making = threading.Thread(target=create_publication, args=(session, source))
+        making = threading.Thread(target=partial(prepare_publication, session, source, is_own=True))
         making.start()
         waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = %s"
         wait_until(lambda: pg.query(waits, [pg.name])[0][0], 60, "the second command to wait")

@@ -297,51 +297,88 @@ def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Na
 _EXISTS = ("42710", "23505")
 
 
-def create_publication(session: Session, source: PostgresSource) -> None:
-    """Create the publication for the tables that `source` means. Before the slot is created.
+def prepare_publication(session: Session, source: PostgresSource, *, is_own: bool) -> None:
+    """Have a publication with the tables that `source` means, before the slot is created.
 
-    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`; `CONFIG_INVALID`.
+    :param is_own: there is none, and it is created; or an interrupted beginning made it, and it is given what
+        came since. Otherwise somebody else made it, and it is checked.
+    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`; `CONFIG_INVALID`. Of one that
+        somebody else made, `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it is empty.
     """
-    tables = matching_tables(session, source)
-    require_matches(session, source, tables)
-    tables = _without_refused(session, source, tables)
+    meant = matching_tables(session, source)
+    require_matches(session, source, meant)
+    publication = publication_row(session, source.publication)
+    published = published_names(session, source.publication)
+    tables = _without_refused(session, source, meant, published)
+    missing = [table for table in tables if not table.is_among(published)]
+    if publication is None:
+        _create(session, source, tables)
+    elif not is_own:
+        _check(session, source, publication, published, missing)
+        if strange := not_meant(published, meant):
+            log.warning(
+                "the publication has tables that source.tables does not name; they are captured too",
+                publication=source.publication,
+                tables=[f"{schema}.{table}" for schema, table in strange],
+            )
+    elif missing:
+        _publish(session, source, missing, add_command, "add tables to the publication")
+        log.info(
+            "added tables that came since the interrupted start to its publication",
+            publication=source.publication,
+            tables=[table.qualified_name for table in missing],
+        )
+
+
+def _create(session: Session, source: PostgresSource, tables: list[SourceTable]) -> None:
     try:
         _publish(session, source, tables, create_command, f"create the publication {source.publication!r}")
     except TailraceError as error:
         if error.context.get("sqlstate") not in _EXISTS:
             raise
         # The command of a start that was killed waited for a lock, and was carried out meanwhile.
-        complete_publication(session, source)
-        return
-    log.info("created the publication", publication=source.publication, tables=len(tables))
+        prepare_publication(session, source, is_own=True)
+    else:
+        log.info("created the publication", publication=source.publication, tables=len(tables))
 
 
-def complete_publication(session: Session, source: PostgresSource) -> None:
-    """Add to the publication the tables that `source` means and that are not in it: it is what an
-    interrupted beginning made, and they came since. Before the slot is created.
-
-    :raises TailraceError: as `create_publication`.
-    """
-    meant = matching_tables(session, source)
-    require_matches(session, source, meant)
-    published = published_names(session, source.publication)
-    tables = _without_refused(session, source, meant, published)
-    tables = [table for table in tables if not table.is_among(published)]
-    if not tables:
-        return
-    _publish(session, source, tables, add_command, "add tables to the publication")
-    log.info(
-        "added tables that came since the interrupted start to its publication",
-        publication=source.publication,
-        tables=[table.qualified_name for table in tables],
-    )
+def _check(
+    session: Session,
+    source: PostgresSource,
+    publication: Row,
+    published: frozenset[Name],
+    missing: list[SourceTable],
+) -> None:
+    name = source.publication
+    if missing:
+        lacking = ", ".join(table.qualified_name for table in missing)
+        raise TailraceError(
+            Kind.PUBLICATION_MISMATCH,
+            f"check the publication {name!r}: it does not have {lacking}",
+            add_command(session, source, missing),
+            {"publication": name},
+        )
+    if not published:
+        raise TailraceError(
+            Kind.TABLE_MISSING,
+            f"check the publication {name!r}: it has no table",
+            "add tables to it, or drop it and let it be created",
+            {"publication": name},
+        )
+    if left := operations_left_out(publication):
+        log.warning(
+            "the publication leaves out operations: they are not captured",
+            publication=name,
+            operations=left,
+            sql=all_operations_command(name),
+        )
 
 
 def _without_refused(
     session: Session,
     source: PostgresSource,
     tables: list[SourceTable],
-    published: frozenset[Name] = frozenset(),
+    published: frozenset[Name],
 ) -> list[SourceTable]:
     """Return what is to be published of `tables`; say what is left out.
 
@@ -436,49 +473,6 @@ def _clauses(session: Session, source: PostgresSource, tables: Iterable[SourceTa
     return ", ".join(
         f"{'ONLY ' if table.has_children else ''}{table.sql}{lists.get(table.oid, '')}" for table in tables
     )
-
-
-def check_publication(session: Session, source: PostgresSource) -> None:
-    """Check that the publication, which somebody else made, has what `source` means.
-
-    :raises TailraceError: as `require_matches`; `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it
-        is empty.
-    """
-    publication = source.publication
-    published = published_names(session, publication)
-    meant = matching_tables(session, source)
-    require_matches(session, source, meant)
-    tables = _without_refused(session, source, meant, published)
-    missing = [table for table in tables if not table.is_among(published)]
-    if missing:
-        lacking = ", ".join(table.qualified_name for table in missing)
-        raise TailraceError(
-            Kind.PUBLICATION_MISMATCH,
-            f"check the publication {publication!r}: it does not have {lacking}",
-            add_command(session, source, missing),
-            {"publication": publication},
-        )
-    if not published:
-        raise TailraceError(
-            Kind.TABLE_MISSING,
-            f"check the publication {publication!r}: it has no table",
-            "add tables to it, or drop it and let it be created",
-            {"publication": publication},
-        )
-    row = publication_row(session, publication)
-    if row is not None and (left := operations_left_out(row)):
-        log.warning(
-            "the publication leaves out operations: they are not captured",
-            publication=publication,
-            operations=left,
-            sql=all_operations_command(publication),
-        )
-    if strange := not_meant(published, meant):
-        log.warning(
-            "the publication has tables that source.tables does not name; they are captured too",
-            publication=publication,
-            tables=[f"{schema}.{table}" for schema, table in strange],
-        )
 
 
 def published_names(session: Session, publication: str) -> frozenset[Name]:

@@ -28,9 +28,7 @@ from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.column_lists import check_disclosure
 from tailrace.sources.postgres.schema.publication import (
-    check_publication,
-    complete_publication,
-    create_publication,
+    prepare_publication,
     publication_row,
     publication_warnings,
     require_publication,
@@ -279,12 +277,7 @@ class CaptureTask:
             server.drop_slot(session, source.slot)
         task_log.keep(state)
         set_identities(session, source, begins=True)
-        if not exists:
-            create_publication(session, source)
-        elif state.own_publication:
-            complete_publication(session, source)
-        else:
-            check_publication(session, source)
+        prepare_publication(session, source, is_own=state.own_publication)
         check_disclosure(session, source)
         exported = self._create_slot(session)
         failpoints.hit("snapshot.after_slot")

@@ -98,7 +98,7 @@ def slot_facts(session: Session, slot: str) -> SlotFacts | None:
         plugin=row.text("plugin"),
         database=row.text("database"),
         temporary=row.flag("temporary"),
-        active_pid=int(row["active_pid"]) if row["active_pid"] else None,
+        active_pid=row.optional_number("active_pid"),
         restart_lsn=row.lsn("restart_lsn"),
         confirmed_flush_lsn=row.lsn("confirmed_flush_lsn"),
         invalidation=invalidation(row),

@@ -83,6 +83,11 @@ class Row(dict[str, str | None]):
         """Return a whole number; 0 for NULL."""
         return int(self[column] or 0)
 
+    def optional_number(self, column: str) -> int | None:
+        """Return a whole number; None for NULL, and for a column that a later version of the server has."""
+        value = self.get(column)
+        return int(value) if value else None
+
     def flag(self, column: str) -> bool:
         """Return a boolean; false for NULL."""
         return self[column] == "t"

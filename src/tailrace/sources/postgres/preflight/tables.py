@@ -16,7 +16,7 @@ from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.preflight.checked_source import CheckedSource
 from tailrace.sources.postgres.preflight.columns import column_findings
 from tailrace.sources.postgres.preflight.server import server_findings, slot_findings
-from tailrace.sources.postgres.schema.column_selection import table_columns
+from tailrace.sources.postgres.schema.column_selection import TableColumns, table_columns
 from tailrace.sources.postgres.schema.publication import (
     add_command,
     all_operations_command,
@@ -45,14 +45,11 @@ from tailrace.sources.postgres.streaming.reconcile import CapturePhase
 from tailrace.sources.postgres.streaming.task_log import capture_state
 
 _TABLES = """
-SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
+SELECT n.nspname AS schema, c.relname AS table,
        pg_has_role(current_user, c.relowner, 'usage') AS owned,
        has_schema_privilege(n.oid, 'USAGE') AS may_use_schema,
        has_table_privilege(c.oid, 'SELECT') AS may_select,
-       row_security_active(c.oid) AS row_security,
-       EXISTS (SELECT FROM pg_index i
-                WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate) AS has_key,
-       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident) AS has_identity_index
+       row_security_active(c.oid) AS row_security
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
 """
@@ -84,17 +81,11 @@ def source_findings(checked: CheckedSource, gate: threading.Lock) -> Iterator[Fi
     if not tables:
         return
     yield from _publication_findings(checked, tables, rows)
-    meant = {table.oid for table in tables}
-    changes = [change for change in changes if change.table.oid in meant and change.happens]
-    for change in changes:
-        row = rows[change.table.full_name]
-        row["identity"] = change.letter
-        row["has_identity_index"] = "t" if change.letter == "i" else row["has_identity_index"]
     columns = columns_as_set(table_columns(session, tables), changes)
     yield from column_findings(checked, columns)
-    for table in tables:
-        yield from _condition_findings(session, source, table)
-        yield from _table_findings(checked, table, rows[table.full_name])
+    for each in columns:
+        yield from _condition_findings(session, source, each.table)
+        yield from _table_findings(checked, each, rows[each.table.full_name])
 
 
 def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[Finding]:
@@ -241,9 +232,9 @@ def _condition_findings(session: Session, source: PostgresSource, table: SourceT
             yield from_failure(failure)
 
 
-def _table_findings(checked: CheckedSource, table: SourceTable, row: Row) -> Iterator[Finding]:
-    server, source = checked.server, checked.source
-    name, role = f"{table.schema}.{table.name}", quote_identifier(server.text("role"))
+def _table_findings(checked: CheckedSource, columns: TableColumns, row: Row) -> Iterator[Finding]:
+    server, source, table = checked.server, checked.source, columns.table
+    name, role = table.qualified_name, quote_identifier(server.text("role"))
     if source.snapshot != "never":
         if not row.flag("may_use_schema"):
             yield error(
@@ -274,8 +265,7 @@ def _table_findings(checked: CheckedSource, table: SourceTable, row: Row) -> Ite
             f"{table.identity_repair}; or give it a primary key",
             name,
         )
-    has_key = row.flag("has_key") if row["identity"] in ("d", "f") else row.flag("has_identity_index")
-    if not has_key and not source.key_of(table.schema, table.name):
+    if not columns.has_key and not source.key_of(table.schema, table.name):
         if source.snapshot == "when_needed":
             yield warning(
                 Kind.SINK_KEY_MISSING,

@@ -60,6 +60,11 @@ class TableColumns:
     needed: frozenset[str]
     full_somewhere: bool
 
+    @property
+    def has_key(self) -> bool:
+        """Whether some columns distinguish rows in the stream."""
+        return bool(self.columns.identity or (self.columns.full and self.columns.primary_key))
+
     def left_out(self, source: PostgresSource) -> frozenset[str]:
         """Return the columns that readers of the log do not get."""
         return source.left_out(self.table.schema, self.table.name, self.columns)

@@ -402,18 +402,17 @@ def _log_change(before: Facts | None, facts: Facts, message: _Message, rules: Co
     """Log what changed, without columns that the settings leave out."""
     if before is None or before.version in (0, facts.version):
         return
-    changes = differences(before, facts) or ["replica identity or key changed"]
-    if rules.leaves_columns_out and differences(before, facts):
+    changes = ["replica identity or key changed"]
+    if differences(before, facts):
         changes = differences(_let_out(before, rules), _let_out(facts, rules))
-        if not changes:
-            return
-    log.info(
-        "schema changed",
-        table=facts.qualified_name,
-        version=facts.version,
-        changes=changes,
-        position=format_lsn(message.commit_lsn),
-    )
+    if changes:
+        log.info(
+            "schema changed",
+            table=facts.qualified_name,
+            version=facts.version,
+            changes=changes,
+            position=format_lsn(message.commit_lsn),
+        )
 
 
 def _let_out(facts: Facts, rules: ColumnPolicy) -> Facts:

@@ -114,11 +114,11 @@ def look(session: Session, slot: str) -> SlotHealth | None:
     bare = SlotHealth(
         wal_status=row.get("wal_status") or "",
         invalidation=invalidation(row),
-        active_pid=_number(row, "active_pid"),
+        active_pid=row.optional_number("active_pid"),
         restart_lsn=row.lsn("restart_lsn"),
         confirmed_flush_lsn=row.lsn("confirmed_flush_lsn"),
         server_lsn=row.lsn("server_lsn") or 0,
-        safe_wal_size=_number(row, "safe_wal_size"),
+        safe_wal_size=row.optional_number("safe_wal_size"),
         keep_size_max=_limit(row),
         standby=row.flag("standby"),
         failover=failover,
@@ -253,8 +253,3 @@ def _lsn(lsn: int | None) -> str | None:
 def _limit(row: Row) -> int | None:
     size = int(row["keep_size"] or -1)
     return size if size >= 0 else None
-
-
-def _number(row: Row, name: str) -> int | None:
-    value = row.get(name)
-    return int(value) if value else None

@@ -81,7 +81,7 @@ def open_transactions(session: Session) -> tuple[OpenTransaction, ...]:
     """Return the oldest transactions that are open in the whole cluster, prepared ones too."""
     return tuple(
         OpenTransaction(
-            pid=int(row["pid"]) if row["pid"] else None,
+            pid=row.optional_number("pid"),
             gid=row.text("gid"),
             user=row.text("user"),
             database=row.text("database"),

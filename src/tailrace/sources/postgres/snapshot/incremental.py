@@ -70,16 +70,13 @@ class IncrementalSnapshots:
     """Reads the snapshots that are open beside one connection's stream. A thread of its own.
 
     :param ask: asks the server for a keepalive, which says how far it is.
-    :param requests: takes what is asked for into the plans.
     """
 
     def __init__(
         self,
         procedure: SnapshotProcedure,
         watermark: SnapshotWatermark,
-        *,
         ask: Callable[[], None],
-        requests: Requests,
     ) -> None:
         self._procedure = procedure
         self._source = procedure.source
@@ -87,7 +84,7 @@ class IncrementalSnapshots:
         self._progress = procedure.progress
         self._watermark = watermark
         self._ask = ask
-        self._requests = requests
+        self._requests = Requests(self._source, self._state, self._settling)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tailrace-snapshots", daemon=True)
         self._backoff = Backoff(first_s=AGAIN_S, longest_s=AGAIN_S_MAX)
@@ -95,7 +92,6 @@ class IncrementalSnapshots:
         self.settled = False
         self.error: Exception | None = None
         self._state.take_moved = watermark.take_moved
-        requests.settling = self._settling
         self._set_filters()
 
     def start(self) -> None:

@@ -30,13 +30,21 @@ log = structlog.get_logger(__name__)
 
 
 class Requests:
-    """Takes requests into the snapshot plans. One thread."""
+    """Takes requests into the snapshot plans. One thread.
 
-    def __init__(self, source: PostgresSource, state: SnapshotState) -> None:
+    :param settling: beside a stream, wraps what finds out whether a table is in the log yet, and has its
+        changes wait if not.
+    """
+
+    def __init__(
+        self,
+        source: PostgresSource,
+        state: SnapshotState,
+        settling: Callable[[], AbstractContextManager[object]] | None = None,
+    ) -> None:
         self._source = source
         self._state = state
-        #: Wraps what finds out whether a table is in the log yet, and has its changes wait if not.
-        self.settling: Callable[[], AbstractContextManager[object]] = lambda: state.lock
+        self._settling = settling or (lambda: state.lock)
 
     def take(self, session: Session) -> bool:
         """Take the requests that wait; return whether there were any. One whose table is locked waits on.
@@ -82,7 +90,7 @@ class Requests:
         for name in names if request.where else ():
             check_condition(session, *published[name][1:], request.where)
         keyless = [name for name in names if self._is_keyless(session, *published[name])]
-        with self.settling():
+        with self._settling():
             if self._state.plans.find(request.id) is not None:
                 # The engine was killed before it could remove the file, or there was no room for the plans.
                 self._state.write()

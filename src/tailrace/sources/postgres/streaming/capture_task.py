@@ -394,12 +394,7 @@ class CaptureTask:
             )
             self._status = status
             snapshot_watermark = SnapshotWatermark(appender)
-            self._snapshots = IncrementalSnapshots(
-                self._procedure(task_log),
-                snapshot_watermark,
-                ask=status.ask,
-                requests=Requests(source, task_log.snapshots),
-            )
+            self._snapshots = IncrementalSnapshots(self._procedure(task_log), snapshot_watermark, status.ask)
             self._stream = Stream(
                 transport,
                 appender,

@@ -28,13 +28,8 @@ from tailrace.sources.postgres.schema.published_tables import (
     row_filters,
     terms,
 )
-from tailrace.sources.postgres.schema.table_metadata import (
-    CatalogTable,
-    KnownFacts,
-    catalog_tables,
-    facts_of,
-    versioned,
-)
+from tailrace.sources.postgres.schema.table_facts import CatalogTable, KnownFacts, facts_of, versioned
+from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 
 #: Types from here on are not built in, and pgoutput sends a Type message for them.
 FIRST_OID_NOT_BUILT_IN = 10_000

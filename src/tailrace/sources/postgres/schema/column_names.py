@@ -16,7 +16,7 @@ from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.protocol.renames import ColumnName, Renames
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.source_tables import matching_tables
-from tailrace.sources.postgres.schema.table_metadata import KnownFacts
+from tailrace.sources.postgres.schema.table_facts import KnownFacts
 
 # Also of partitions, whose rows may come under their own names.
 _NAMES = """

@@ -28,7 +28,7 @@ import structlog
 from tailrace.config.source.column_policy import ColumnPolicy, ColumnRoles
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Column, Relation, format_lsn
+from tailrace.model import Relation, format_lsn
 from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.facts import ColumnFacts, Facts, differences
@@ -39,14 +39,15 @@ from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.connection.text_encoding import names_in_utf8
 from tailrace.sources.postgres.schema.published_tables import COLUMN_LISTS_VERSION_MIN
 from tailrace.sources.postgres.schema.source_tables import Name
-from tailrace.sources.postgres.schema.table_metadata import (
+from tailrace.sources.postgres.schema.table_facts import (
     CatalogTable,
     CatalogTables,
     KnownFacts,
-    catalog_tables,
     facts_of,
+    missing_columns,
     versioned,
 )
+from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 
 log = structlog.get_logger(__name__)
 
@@ -59,30 +60,6 @@ SELECT array_to_json(r.prattrs::int2[])::text AS numbers, r.prrelid = {oid} AS o
  WHERE p.pubname = {publication}
    AND r.prrelid IN (SELECT {oid}::oid UNION SELECT relid::oid FROM pg_partition_ancestors({oid}))
 """
-
-
-def missing_columns(
-    sent: Sequence[Column], facts: Facts, table: CatalogTable | None, before: Facts | None, *, xid: int
-) -> tuple[ColumnFacts, ...]:
-    """Return the columns in `before` that `sent` lacks, and that `table` has as it had them then. Pure.
-
-    Of a column that was changed since `xid`, only its name says whether it is what it was.
-
-    :param facts: what was made of `sent`.
-    """
-    if before is None or table is None:
-        return ()
-    names = {column.name for column in sent}
-    numbers = {column.number for column in facts.columns}
-    there = {each["number"]: each for each in table.columns if not each["dropped"] and not each["generated"]}
-    return tuple(
-        column
-        for column in before.columns
-        if column.number in there
-        and column.number not in numbers
-        and (held := there[column.number])["name"] not in names
-        and (held["name"] == column.name or not table.later(held["xid"], xid))
-    )
 
 
 def require_left_out(

@@ -12,7 +12,7 @@ from tailrace.protocol.frames import Bytes, Summary
 from tailrace.sources.appender import Appender
 from tailrace.sources.postgres.schema.column_names import ColumnNames
 from tailrace.sources.postgres.schema.relation_messages import SchemaWatch
-from tailrace.sources.postgres.schema.table_metadata import KnownFacts
+from tailrace.sources.postgres.schema.table_facts import KnownFacts
 from tailrace.sources.postgres.streaming.unchanged_updates import UnchangedUpdates
 
 

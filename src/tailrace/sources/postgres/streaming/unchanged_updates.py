@@ -24,7 +24,7 @@ from tailrace.protocol.memory import u16_at, u32_at
 from tailrace.protocol.metadata_frames import schema_frames_at
 from tailrace.protocol.pgoutput import parse_relation
 from tailrace.protocol.renames import Renames
-from tailrace.sources.postgres.schema.table_metadata import KnownFacts
+from tailrace.sources.postgres.schema.table_facts import KnownFacts
 from tailrace.sources.postgres.streaming.frame_filters import keep, messages, place_of
 
 

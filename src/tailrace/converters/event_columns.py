@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 from tailrace.converters.avro.encoder import Members, Value, misfit
 from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable
 from tailrace.converters.cells.connect_values import of_cells
-from tailrace.converters.cells.json_values import Mask, Values, array_mask, json_texts, replaced, text_cells
+from tailrace.converters.cells.json_values import Mask, Values, array_mask, json_texts, text_cells
 from tailrace.converters.cells.plain import PlainValues
 from tailrace.converters.cells.row_image import ColumnValues, Field, absent_text
 from tailrace.converters.connect_schemas import RANK, Document, EventSchemas
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.converters.event_plan import Planned
 from tailrace.decode import kernel
+from tailrace.decode.gather import replaced
 from tailrace.decode.json.debezium import COMMIT_LSN, LSN, MS, NS, US, XID, SourceInfo
 from tailrace.decode.json.json_kernel import AFTER_CHOICE, BEFORE_CHOICE
 from tailrace.decode.json.shard_texts import NO_VGTID, ranks, vgtids

@@ -26,14 +26,13 @@ from tailrace.converters.cells.json_values import (
     lengths_of,
     list_texts,
     map_texts,
-    replaced,
     struct_texts,
     text_cells,
 )
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.decode import columns
 from tailrace.decode.columns import ColumnType, Typed
-from tailrace.decode.gather import Cells, gather, text_buffers
+from tailrace.decode.gather import Cells, gather, replaced, text_buffers
 from tailrace.decode.json.documents import render
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.values import forms

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.connect_schemas import written
-from tailrace.decode.gather import Cells, text_buffers
+from tailrace.decode.gather import Cells, replaced, text_buffers
 from tailrace.decode.json.documents import objects, render
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.values import forms
@@ -159,15 +159,3 @@ def array_mask(array: pa.Array) -> Mask:
         return np.ones(len(array), np.bool_)
     found: Mask = array.is_valid().to_numpy(zero_copy_only=False)
     return found
-
-
-def replaced(array: pa.Array, rows: Rows, others: pa.Array) -> pa.Array:
-    """Return values, those in `rows` (rising) replaced."""
-    others = others.cast(array.type)
-    if pa.types.is_nested(array.type):  # which `replace_with_mask` does not take
-        places = np.arange(len(array))
-        places[rows] = len(array) + np.arange(len(rows))
-        return pa.concat_arrays([array, others]).take(pa.array(places))
-    mask = np.zeros(len(array), np.bool_)
-    mask[rows] = True
-    return pc.replace_with_mask(array, pa.array(mask), others)

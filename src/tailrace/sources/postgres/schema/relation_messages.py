@@ -10,7 +10,7 @@ shows it: PostgreSQL uses none twice) was left out by the publication's column l
 sight of it. The latter happens to a column that was added by a transaction which committed while the slot
 was being made: the exported snapshot has it, the slot's own view of the catalogue has it not. Its values are
 then missing from the stream, and it must not be taken for a dropped one. A beginning is repeated when that
-happens (`slot.creation.require_steady`); the check here is for slots that were made otherwise.
+happens (`slot.creation.create_own_slot`); the check here is for slots that were made otherwise.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class SchemaWatch:
             table = tables.get(facts.relation)
             name, columns = (facts.schema, facts.table), message.relation.columns
             # Whether a column is missing is not asked here: a server loses sight of one only while a slot is
-            # made, and such a beginning was not kept (`slot.creation.require_steady`).
+            # made, and such a beginning was not kept (`slot.creation.create_own_slot`).
             now = facts_of(columns, name, table, facts, relation=facts.relation, xid=message.xid)
             held = self._in_force()[f"F{facts.relation}"]
             newest = Facts.from_json(frames.control_json(held))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.server import ExportedSnapshot
@@ -75,28 +76,6 @@ class Horizon:
             return True
         self._first = frozenset()
         return bool(self._second & running)
-
-
-def require_steady(session: Session, publication: str, exported: ExportedSnapshot, before: str) -> None:
-    """Make sure that nothing which a change is decoded by was altered while the slot was made.
-
-    PostgreSQL decodes as if a transaction that altered the catalogue, and ended while the slot waited for
-    others, had never been (seen on 15 to 18): changes of a table that it published, or values of a column
-    that it added, would be missing from the stream without a word, although the exported snapshot has them.
-
-    :param before: `published.terms_digest` before the slot's creation was asked for.
-    :raises TailraceError: `SNAPSHOT_DELAYED`.
-    """
-    enter(session, exported)
-    after = terms_digest(session, publication)
-    leave(session)
-    if after != before:
-        raise TailraceError(
-            Kind.SNAPSHOT_DELAYED,
-            f"create the replication slot: the publication {publication!r} or a table of it was altered "
-            "meanwhile, and PostgreSQL would decode as if it had not been",
-            "it is tried again automatically",
-        )
 
 
 class SlotCreation:
@@ -188,6 +167,52 @@ class SlotCreation:
                 waited_s=round(waited_s),
                 transactions=described(found),
             )
+
+
+def create_own_slot(session: Session, source: PostgresSource, stopping: threading.Event) -> ExportedSnapshot:
+    """Create the slot that `source` captures from; a temporary one where only the snapshot is wanted.
+
+    :param session: for replication.
+    :raises TailraceError: as `SlotCreation.create`; `SNAPSHOT_DELAYED`.
+    """
+    temporary = source.snapshot == "only"
+    with Session.connect(source, stopping) as side:
+        before = terms_digest(side, source.publication)
+        exported = SlotCreation(session, side, stopping).create(
+            source.slot,
+            temporary=temporary,
+            failover=source.slot_failover,
+            deadline_s=server.SLOT_CREATION_DEADLINE_S,
+        )
+        if not temporary:  # else nothing is decoded
+            try:
+                _require_steady(side, source.publication, exported, before)
+            except TailraceError:
+                server.drop_slot(session, source.slot)
+                raise
+        return exported
+
+
+def _require_steady(session: Session, publication: str, exported: ExportedSnapshot, before: str) -> None:
+    """Make sure that nothing which a change is decoded by was altered while the slot was made.
+
+    PostgreSQL decodes as if a transaction that altered the catalogue, and ended while the slot waited for
+    others, had never been (seen on 15 to 18): changes of a table that it published, or values of a column
+    that it added, would be missing from the stream without a word, although the exported snapshot has them.
+
+    :param before: `published.terms_digest` before the slot's creation was asked for.
+    :raises TailraceError: `SNAPSHOT_DELAYED`.
+    """
+    enter(session, exported)
+    after = terms_digest(session, publication)
+    leave(session)
+    if after != before:
+        raise TailraceError(
+            Kind.SNAPSHOT_DELAYED,
+            f"create the replication slot: the publication {publication!r} or a table of it was altered "
+            "meanwhile, and PostgreSQL would decode as if it had not been",
+            "it is tried again automatically",
+        )
 
 
 def temporary_name(slot: str) -> str:

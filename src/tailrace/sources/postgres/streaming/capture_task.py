@@ -17,7 +17,6 @@ from pathlib import Path
 import structlog
 
 from tailrace import failpoints
-from tailrace.changelog.directory import TASK
 from tailrace.changelog.writer import LogListener, LogOptions, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.postgres import PostgresSource
@@ -34,10 +33,9 @@ from tailrace.sources.postgres.schema.publication import (
     require_publication,
     warn_unmatched,
 )
-from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.schema.relation_messages import SchemaWatch
 from tailrace.sources.postgres.schema.replica_identity import set_identities
-from tailrace.sources.postgres.slot.creation import SlotCreation, require_steady
+from tailrace.sources.postgres.slot.creation import create_own_slot
 from tailrace.sources.postgres.slot.monitor import SlotWatch
 from tailrace.sources.postgres.snapshot.chunk_planner import SAMPLE_DEADLINE_S
 from tailrace.sources.postgres.snapshot.control import concerns_of
@@ -65,7 +63,6 @@ from tailrace.sources.reconnection import Reconnection
 
 log = structlog.get_logger(__name__)
 
-STATE_NAME = f"tasks/{TASK}/capture.state"
 START_DEADLINE_S = 60.0
 #: A small snapshot begins again when DDL comes into it, so many times.
 BEGINNINGS_MAX = 5
@@ -96,10 +93,7 @@ class CaptureTask:
     ) -> None:
         self._source = source.for_pipeline(name)
         self._path = path
-        self._options = LogOptions(
-            segment_bytes=log_config.segment_bytes,
-            compression=log_config.compression,
-        )
+        self._options = LogOptions(segment_bytes=log_config.segment_bytes, compression=log_config.compression)
         self._name = name
         self._semaphore = semaphore or FairSemaphore(1)
         self._listener = listener
@@ -279,7 +273,7 @@ class CaptureTask:
         set_identities(session, source, begins=True)
         prepare_publication(session, source, is_own=state.own_publication)
         check_disclosure(session, source)
-        exported = self._create_slot(session)
+        exported = create_own_slot(session, source, self._stopping)
         failpoints.hit("snapshot.after_slot")
         state = replace(state, consistent_point=exported.lsn)
         task_log.keep(state)
@@ -304,32 +298,13 @@ class CaptureTask:
         task_log.keep(replace(state, phase=phase))
         failpoints.hit("snapshot.after_handover")
 
-    def _create_slot(self, session: Session) -> server.ExportedSnapshot:
-        temporary = self._source.snapshot == "only"
-        with Session.connect(self._source, self._stopping) as side:
-            before = terms_digest(side, self._source.publication)
-            creation = SlotCreation(session, side, self._stopping)
-            exported = creation.create(
-                self._source.slot,
-                temporary=temporary,
-                failover=self._source.slot_failover,
-                deadline_s=server.SLOT_CREATION_DEADLINE_S,
-            )
-            if not temporary:  # else nothing is decoded
-                try:
-                    require_steady(side, self._source.publication, exported, before)
-                except TailraceError:
-                    server.drop_slot(session, self._source.slot)
-                    raise
-            return exported
-
     def _create_new_slot(
         self, task_log: TaskLog, session: Session, state: CaptureState | None
     ) -> server.ExportedSnapshot:
         """Create the slot of a renewal. If this one does not end, the next one drops the slot."""
         if state is not None:
             task_log.keep(replace(state, phase=CapturePhase.RENEWING))
-        return self._create_slot(session)
+        return create_own_slot(session, self._source, self._stopping)
 
     def _resume(self, task_log: TaskLog, facts: ServerState, state: CaptureState | None) -> None:
         """Check what may have changed while nothing ran, and write down what did."""
@@ -387,10 +362,7 @@ class CaptureTask:
         try:
             transport.start(session.encoded(command), START_DEADLINE_S)
             status = StatusTimer(
-                transport,
-                lambda: appender.durable.position,
-                appender.check_fence,
-                interval_s,
+                transport, lambda: appender.durable.position, appender.check_fence, interval_s
             )
             self._status = status
             snapshot_watermark = SnapshotWatermark(appender)

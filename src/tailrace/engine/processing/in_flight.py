@@ -50,11 +50,10 @@ class InFlight:
     :param size_bytes: what the limiter counts for it.
     """
 
-    __slots__ = ("batch", "committer", "delivered", "done", "dropped", "left", "places", "size_bytes")
+    __slots__ = ("batch", "delivered", "done", "dropped", "left", "places", "size_bytes")
 
-    def __init__(self, batch: Batch, committer: Committer, size_bytes: int) -> None:
+    def __init__(self, batch: Batch, size_bytes: int) -> None:
         self.batch = batch
-        self.committer = committer
         self.size_bytes = size_bytes
         #: The place of each record, in order.
         self.places: list[int] = (
@@ -88,15 +87,22 @@ class InFlightLimiter:
 
     :param stopping: set when the task is to end: waits for room end then.
     :param counts_of_task: counts what becomes of batches, until they are given up.
+    :param committer: marks what was delivered.
     """
 
     def __init__(
-        self, batches_max: int, bytes_max: int, stopping: threading.Event, counts_of_task: TaskCounts
+        self,
+        batches_max: int,
+        bytes_max: int,
+        stopping: threading.Event,
+        counts_of_task: TaskCounts,
+        committer: Committer,
     ) -> None:
         self._batches_max = batches_max
         self._bytes_max = bytes_max
         self._stopping = stopping
         self._counts_of_task = counts_of_task
+        self._committer = committer
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._batches = 0
@@ -135,9 +141,9 @@ class InFlightLimiter:
         is_over = batches >= self._batches_max or size + size_bytes > self._bytes_max
         return batches > 0 and is_over and not self.shut.is_set() and not self._stopping.is_set()
 
-    def begin(self, batch: Batch, committer: Committer, size_bytes: int) -> InFlight:
+    def begin(self, batch: Batch, size_bytes: int) -> InFlight:
         """Have the records of a batch that was taken delivered one by one; the batch has at least one."""
-        found = InFlight(batch, committer, size_bytes)
+        found = InFlight(batch, size_bytes)
         with self._lock:
             self._in_flight.append(found)
         return found
@@ -152,9 +158,9 @@ class InFlightLimiter:
             self._mark_done()
             finished, self._finished = self._finished, []
         for one in finished:
-            self.finish(one.batch, one.committer, one.size_bytes, one.dropped)
+            self.finish(one.batch, one.size_bytes, one.dropped)
 
-    def finish(self, batch: Batch, committer: Committer, size_bytes: int, dropped: int = 0) -> None:
+    def finish(self, batch: Batch, size_bytes: int, dropped: int = 0) -> None:
         """Give back a batch of which everything is marked that this task will mark, and commit if it is due.
 
         There is room for another batch before that: it is read while the commit waits for its answer.
@@ -164,7 +170,7 @@ class InFlightLimiter:
             self._ending += 1
             self._ending_bytes += size_bytes
             self._changed.notify_all()
-        committer.mark_batch_finished(batch)
+        self._committer.mark_batch_finished(batch)
         delivered = len(batch) - dropped
         with self._lock:
             self._ending -= 1
@@ -183,7 +189,7 @@ class InFlightLimiter:
             return
         for one in tuple(self._in_flight):
             if places := one.take_done():
-                one.committer.mark_places(one.batch, places)
+                self._committer.mark_places(one.batch, places)
                 self.settled += len(places)
             if not one.left:
                 self._in_flight.remove(one)

@@ -13,6 +13,7 @@ to be transformed on the pool.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tailrace.engine.contracts import StopEngine
-from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
+from tailrace.engine.processing.context import ProcessingContext
 from tailrace.engine.processing.dispatcher import Dispatcher
 from tailrace.engine.processing.handlers import check_done, where
 from tailrace.engine.processing.in_flight import SETTLE_RECORDS, SETTLE_S
@@ -49,13 +50,11 @@ class ThreadExecutor:
     :param dispatcher: whose executor it is.
     """
 
-    def __init__(
-        self, dispatcher: Dispatcher[QueuedRecords], terms: ProcessingConfig, means: ProcessingContext
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, context: ProcessingContext) -> None:
+        terms = context.terms
         self._dispatcher = dispatcher
         self._terms = terms
-        self._limiter = means.limiter
-        self._committer = means.committer
+        self._limiter = context.limiter
         self._pool = Pool(terms.threads, f"{terms.name} handlers", owner())
         self._queued = 0
         self._is_full = False
@@ -71,27 +70,25 @@ class ThreadExecutor:
 
     # ------------------------------------------------------------------ the dispatching thread
 
-    def has_room(self) -> bool:
-        self._is_full = True  # before the look: a thread that makes room meanwhile wakes the dispatcher
-        if self._queued - self._limiter.settled >= QUEUED_MAX:
-            return False
-        self._is_full = False
-        return True
-
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
-        in_flight = self._limiter.begin(ready.batch, self._committer, size_bytes)
+        in_flight = self._limiter.begin(ready.batch, size_bytes)
         add = self._queues.adding(ready, in_flight, self._terms.backoff)
         for first, last, get in ready.runs(_RUN_RECORDS):
             self._queued += last - first
             with self._lock:
                 add(first, last, get)
                 self._call_worker()
-            yield
+            while not self._has_room():
+                yield
 
-    def go_on(self) -> None:
-        """As `PartExecutor.go_on`: threads begin when records are added."""
+    def _has_room(self) -> bool:
+        self._is_full = True  # before the look: a thread that makes room meanwhile wakes the dispatcher
+        if self._queued - self._limiter.settled >= QUEUED_MAX:
+            return False
+        self._is_full = False
+        return True
 
-    def resume(self, part: QueuedRecords) -> None:
+    def _resume(self, part: QueuedRecords) -> None:
         [queue] = part.queues
         with self._lock:
             queue.parts.appendleft(part)
@@ -236,7 +233,12 @@ class ThreadExecutor:
             self._dispatcher.look()
             return
         again = QueuedRecords(part.in_flight, lambda _: left, (number,), backoff, (queue,))
-        self._dispatcher.try_later(again, wait_s, error=type(error).__name__, retry=backoff.attempts)
+        self._dispatcher.try_later(
+            functools.partial(self._resume, again),
+            wait_s,
+            error=type(error).__name__,
+            retry=backoff.attempts,
+        )
 
 
 def _first(queue: Queue) -> QueuedRecords | None:

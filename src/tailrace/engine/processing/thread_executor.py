@@ -28,8 +28,6 @@ from tailrace.engine.processing.in_flight import SETTLE_RECORDS, SETTLE_S
 from tailrace.engine.processing.queues import (
     PERIOD_S,
     DeliveryRate,
-    FreeQueue,
-    KeyQueues,
     Queue,
     QueuedRecords,
     Queues,
@@ -63,7 +61,7 @@ class ThreadExecutor:
         self._workers = 0
         self._standing_by = 0  # of the workers
         self._rate = DeliveryRate()
-        self._queues: Queues = KeyQueues(terms.threads, self._rate) if terms.calls == "key" else FreeQueue()
+        self._queues = Queues(terms.threads if terms.calls == "key" else 0, self._rate)
         self._turn_by: int | None = None  # the thread that ended a turn last
         self._turn_s = 0.0  # and when
         self._ended = False
@@ -72,11 +70,16 @@ class ThreadExecutor:
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
         in_flight = self._limiter.begin(ready.batch, size_bytes)
-        add = self._queues.adding(ready, in_flight, self._terms.backoff)
+        dealing = self._queues.dealing(ready)
+        with self._lock:
+            is_quick = self._rate.is_quick
+        if dealing is not None and not is_quick:
+            _ = dealing.keys  # found while the lock is free
         for first, last, get in ready.runs(_RUN_RECORDS):
             self._queued += last - first
+            numbers, backoff = range(first, last), self._terms.backoff
             with self._lock:
-                add(first, last, get)
+                self._queues.add(QueuedRecords(in_flight, get, numbers, backoff, dealing=dealing))
                 self._call_worker()
             while not self._has_room():
                 yield
@@ -171,9 +174,8 @@ class ThreadExecutor:
         :param began_s: when this thread had records marked before.
         """
         call, clock_s, limiter = self._terms.handler.call, time.monotonic, self._limiter
-        while (part := _first(queue)) is not None:
-            if part.waits and not self._comes_first(part, queue):
-                return False  # the thread that finds it the first in the last of its queues delivers it
+        part: QueuedRecords | None = None
+        while (part := self._next_part(queue, part)) is not None:
             get, done, places = part.get, part.in_flight.done, part.in_flight.places
             for number in part.numbers:
                 if limiter.is_shut:
@@ -197,19 +199,14 @@ class ThreadExecutor:
                     with self._lock:
                         self._queues.release(queue)
                     return True
-            self._end(part, queue)
-        with self._lock:
-            self._queues.release(queue)
         return False
 
-    def _comes_first(self, part: QueuedRecords, queue: Queue) -> bool:
+    def _next_part(self, queue: Queue, ended: QueuedRecords | None) -> QueuedRecords | None:
         with self._lock:
-            return self._queues.comes_first(part, queue)
-
-    def _end(self, part: QueuedRecords, queue: Queue) -> None:
-        with self._lock:
-            self._queues.end(part, queue)
-            self._call_worker()
+            found = self._queues.next_in(queue, ended)
+            if ended is not None:
+                self._call_worker()
+            return found
 
     def _settle(self, began_s: float) -> float:
         self._limiter.settle(time.monotonic() - began_s)
@@ -221,10 +218,9 @@ class ThreadExecutor:
     def _has_failed(
         self, queue: Queue, part: QueuedRecords, number: int, left: tuple[Any, ...], error: BaseException
     ) -> None:
-        # A queue of keys is not released before the record is tried again. Others are not held up by it.
         with self._lock:
             self._rate.pause(time.monotonic())
-            self._queues.deal_out()
+            queue = self._queues.held_for_retry(queue)
             self._call_worker()
         backoff, wait_s = part.backoff.after(error)
         if wait_s is None:
@@ -239,10 +235,3 @@ class ThreadExecutor:
             error=type(error).__name__,
             retry=backoff.attempts,
         )
-
-
-def _first(queue: Queue) -> QueuedRecords | None:
-    try:
-        return queue.parts[0]
-    except IndexError:
-        return None

@@ -27,7 +27,7 @@ class ProcessingConfig:
     :param threads: of the pool that `initialize` gives; and so many call a handler of records out of order.
     :param backoff: for handlers that want to be called again; default: for ever.
     :param name: of the task, for threads and logs.
-    :param counts_of_task: of the task; it outlives this attempt.
+    :param counts: of the task; it outlives this attempt.
     """
 
     handler: Handler
@@ -39,7 +39,7 @@ class ProcessingConfig:
     queue_bytes_max: int = 256 << 20
     backoff: Backoff = field(default_factory=lambda: Backoff(-1))
     name: str = "task"
-    counts_of_task: TaskCounts = field(default_factory=TaskCounts)
+    counts: TaskCounts = field(default_factory=TaskCounts)
 
     @property
     def calls(self) -> Order:

@@ -86,7 +86,7 @@ class Dispatcher:
         terms = self._terms
         self._committer = committer
         self._limiter = InFlightLimiter(
-            terms.queue_batches_max, terms.queue_bytes_max, terms.stopping, terms.counts_of_task, committer
+            terms.queue_batches_max, terms.queue_bytes_max, terms.stopping, terms.counts, committer
         )
         # Keys of records that are not transformed are found when they are asked for.
         stage = Stage(transform, convert, terms.calls == "key" and transform is not None)

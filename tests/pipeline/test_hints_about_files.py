@@ -120,7 +120,7 @@ def test_a_full_disk_is_given_room(shop: Shop, disk: Path) -> None:
     shop.pg.execute("insert into orders select n, n from generate_series(6, 50000) n")
 
     def make_room() -> None:
-        wait_until(lambda: "goes on by itself" in str(said), 30, "the disk to be full")
+        wait_until(lambda: "continues by itself" in str(said), 30, "the disk to be full")
         ballast.unlink()
 
     with structlog.testing.capture_logs() as said:

@@ -58,7 +58,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a block": (damage_block, "restore this file from a backup of the log"),
     "the end": (cut_end, "restore the log's directory from a backup"),
     "a state file": (damage_state, "restore one of them from a backup of the log"),
-    "the identity": (damage_identity, "restore this one small file from a backup"),
+    "the identity": (damage_identity, "restore this small file from a backup"),
 }
 
 

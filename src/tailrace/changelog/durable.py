@@ -148,7 +148,7 @@ def write_atomically(path: Path, data: bytes, *, keeps_previous: bool = False) -
     temporary = write_temporary(path, [data])
     try:
         if keeps_previous:
-            give_to_owner(temporary, path.parent)  # the engine must be able to read what a command of root writes
+            give_to_owner(temporary, path.parent)  # the engine must be able to read what root writes
         # A damaged current generation must not replace the sound previous one. Between the two
         # renames only `.previous` exists, and `read_state` returns it.
         if keeps_previous and path.exists() and decode_state(path.read_bytes()) is not None:

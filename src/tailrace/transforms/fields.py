@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode.arrays import replaced
+from tailrace.decode.gather import replaced
 from tailrace.decode.rows import special_entries
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.decode.arrays import replaced
+from tailrace.decode.gather import replaced
 from tailrace.errors import TailraceError
 from tailrace.records.group import PLAIN, Group
 from tailrace.records.record import Record

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tailrace.decode.arrays import replaced
+from tailrace.decode.gather import replaced
 from tailrace.decode.postgres_types import item_of
 from tailrace.decode.rows import specials
 from tailrace.decode.types import cast_as_sent, known_type

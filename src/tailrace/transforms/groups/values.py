@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode.arrays import end_to_end
+from tailrace.decode.gather import end_to_end
 from tailrace.decode.values.texts import texts_of
 from tailrace.expressions import computing
 from tailrace.expressions.language import ExpressionError

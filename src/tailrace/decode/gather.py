@@ -1,7 +1,8 @@
 """Cells of one column, copied together into an Arrow string array.
 
 `Cells` is what every cast starts from: where the texts lie, not yet touched. Copying goes by
-eight bytes wherever both buffers have them, which is what makes short cells cheap.
+eight bytes wherever both buffers have them, which is what makes short cells cheap. At the end are functions
+of Arrow's arrays: as cells, and put together from others.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tailrace import extensions
 from tailrace.config import SparkConfig
 from tailrace.engine.contracts import Committer, RecordProcessor
 from tailrace.engine.processing.context import Order, ProcessingConfig, ProcessingContext
-from tailrace.engine.processing.dispatcher import Dispatcher, PartExecutor
+from tailrace.engine.processing.dispatcher import DeliveryExecutor, Dispatcher
 from tailrace.engine.processing.handlers import Handler
 from tailrace.engine.processing.ordered_executor import OrderedExecutor
 from tailrace.engine.processing.stage import Convert, PoolStageExecutor, StageExecutor, Transform
@@ -32,7 +32,7 @@ def processor_for(terms: ProcessingConfig) -> RecordProcessor:
 
 def _on_threads(
     dispatcher: Dispatcher, context: ProcessingContext
-) -> tuple[StageExecutor | None, PartExecutor]:
+) -> tuple[StageExecutor | None, DeliveryExecutor]:
     terms, stage = context.terms, context.stage
     stage_executor = None if stage.is_empty else PoolStageExecutor(stage, context.pool, terms.threads)
     if terms.calls == "ordered":

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tailrace.config import SparkConfig
 from tailrace.engine.contracts import RecordProcessor
 from tailrace.engine.processing.context import Order, ProcessingConfig, ProcessingContext
-from tailrace.engine.processing.dispatcher import Dispatcher, PartExecutor
+from tailrace.engine.processing.dispatcher import DeliveryExecutor, Dispatcher
 from tailrace.engine.processing.handlers import Handler, HandlerKind
 from tailrace.engine.processing.ordered_executor import OrderedExecutor
 from tailrace.engine.processing.stage import Convert, Stage, StagedGroup, StageExecutor, Transform
@@ -70,7 +70,7 @@ class SparkRunner:
 
     def _on_spark(
         self, dispatcher: Dispatcher, context: ProcessingContext
-    ) -> tuple[StageExecutor | None, PartExecutor]:
+    ) -> tuple[StageExecutor | None, DeliveryExecutor]:
         terms, stage = context.terms, context.stage
         width = self.session().sparkContext.defaultParallelism
 

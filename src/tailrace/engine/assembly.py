@@ -175,7 +175,7 @@ def assemble(given: Arguments) -> Parts:
         converter = _in_bytes(converter if converter is not None else options.converter)
     wanted = any(one is not None for one in (*handlers, options.kafka))
     if not wanted and file is not None:
-        given, options = replace(given, processor=NullProcessor), _unheard(options)
+        given, options = replace(given, processor=NullProcessor), options.without_handler()
     tasks = given.tasks_max or (file.tasks_max if file else 1)
     name = given.name or (file.name if file else "engine")
     _warn_of_ignored(options, wanted=wanted, is_for_nothing=file is None or file.is_atomic_for_nothing)
@@ -223,17 +223,6 @@ def _options(given: EngineOptions | Mapping[str, Any] | None, of_file: EngineOpt
 
 def _chosen(options: EngineOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.model_fields_set}
-
-
-def _unheard(options: EngineOptions) -> EngineOptions:
-    """Return the options where nobody gets the records; what was chosen stays.
-
-    Sinks then have their own positions, and a source that fails holds nobody up; and capture has tried
-    again by itself, up to its own bound, before it fails.
-    """
-    usual = {"on_task_failure": "isolate", "errors_retries_max": 0}
-    left = {name: value for name, value in usual.items() if name not in options.model_fields_set}
-    return options.model_copy(update=left)
 
 
 def _store(

@@ -33,11 +33,16 @@ def processor_for(terms: ProcessingConfig) -> RecordProcessor:
 def _on_threads(
     dispatcher: Dispatcher, context: ProcessingContext
 ) -> tuple[StageExecutor | None, DeliveryExecutor]:
-    terms, stage = context.terms, context.stage
-    stage_executor = None if stage.is_empty else PoolStageExecutor(stage, context.pool, terms.threads)
-    if terms.calls == "ordered":
-        return stage_executor, OrderedExecutor(context)
-    return stage_executor, ThreadExecutor(dispatcher, context)
+    stage, threads = context.stage, context.terms.threads
+    stage_executor = None if stage.is_empty else PoolStageExecutor(stage, context.pool, threads)
+    return stage_executor, delivery_here(dispatcher, context)
+
+
+def delivery_here(dispatcher: Dispatcher, context: ProcessingContext) -> DeliveryExecutor:
+    """Return what calls the handler in this process."""
+    if context.terms.calls == "ordered":
+        return OrderedExecutor(context)
+    return ThreadExecutor(dispatcher, context)
 
 
 class NullProcessor:

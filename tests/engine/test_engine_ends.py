@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tailrace import Engine
-from tailrace.engine import supervision
+from tailrace.engine import failures
 from tailrace.engine.contracts import RetriableError, StopEngine
 from tailrace.engine.lifecycle import State
 from tailrace.engine.processing import manual
@@ -77,7 +77,7 @@ def test_a_task_may_be_restarted_alone_and_loses_nothing():
 
 
 def test_restarts_are_bounded_and_counted_again_when_a_task_gets_on(monkeypatch):
-    monkeypatch.setattr(supervision, "TASK_RESTARTS_MAX", 1)
+    monkeypatch.setattr(failures, "TASK_RESTARTS_MAX", 1)
     faults = [Fault("poll", at, error=ValueError()) for at in (2, 4, 6, 8)]
     options = {"on_task_failure": "restart"}
     seen = Seen()

@@ -118,6 +118,12 @@ def measure(rows: int | None = None) -> Result:
             "records_ordered_key_looked_at_records_s": rate(few, on_record=_look_at_key),
             "records_unordered_records_s": rate(few, on_record=_nothing, options=by("unordered")),
             "records_by_key_records_s": rate(few, on_record=_nothing, options=by("key")),
+            **{
+                f"records_{order}_as_json_records_s": rate(
+                    few, on_record=_nothing, converter="json", options=by(order)
+                )
+                for order in ("ordered", "unordered", "key")
+            },
             "hand_over_us_a_batch": round(_hand_over_us(), 1),
             "tracker_mark_in_order_ns": round(_tracker_ns(in_order=True)),
             "tracker_mark_out_of_order_ns": round(_tracker_ns(in_order=False)),

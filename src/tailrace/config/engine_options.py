@@ -220,6 +220,16 @@ class EngineOptions(WithTransformations):
         description="In what form handlers get records. Default: as they are; for `kafka` as `json`.",
     )
 
+    def without_handler(self) -> Self:
+        """Return the options where nobody gets the records; what was chosen stays.
+
+        Sinks then have their own positions, and a source that fails holds nobody up; and capture has tried
+        again by itself, up to its own bound, before it fails.
+        """
+        usual = {"on_task_failure": "isolate", "errors_retries_max": 0}
+        left = {name: value for name, value in usual.items() if name not in self.model_fields_set}
+        return self.model_copy(update=left)
+
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.errors_retry_delay_initial_ms > self.errors_retry_delay_max_ms:

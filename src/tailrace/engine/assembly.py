@@ -51,10 +51,6 @@ from tailrace.transforms import factory
 
 log = structlog.get_logger(__name__)
 
-#: Makes the processor of one attempt of a task: given what is set when it is to end, its name, its counts and
-#: its committer.
-NewProcessor = Callable[[threading.Event, str, TaskCounts, TaskCommits], RecordProcessor]
-
 #: The connector that reads the sources of a file, of whatever type; it has the name of the oldest.
 _OF_FILES = "postgresql"
 
@@ -67,6 +63,8 @@ class Parts:
     """What an engine is made of.
 
     :param new_store: makes the offset store; called once, on the engine's thread.
+    :param handler: None: records go to Kafka, or to a processor.
+    :param processor: makes a processor that is not the engine's own.
     :param wanted: whether anybody gets the records; not, where only sinks are fed, from the log.
     """
 
@@ -79,7 +77,8 @@ class Parts:
     stages: Stages
     new_store: Callable[[], OffsetStore]
     new_policy: Callable[[], CommitPolicy]
-    new_processor: NewProcessor
+    handler: Handler | None
+    processor: Callable[[], RecordProcessor] | None
     wanted: bool
     runner: Runner
 
@@ -117,6 +116,31 @@ class Parts:
             claim=claim,
         )
 
+    def new_processor(
+        self, stopping: threading.Event, name: str, counts: TaskCounts, commits: TaskCommits
+    ) -> RecordProcessor:
+        """Return the processor of one attempt of a task, not initialised.
+
+        :param stopping: as `name` and `counts`, see `ProcessingConfig`.
+        :param commits: of the attempt; with the option `kafka` its handler, too.
+        """
+        if self.processor is not None:
+            return self.processor()
+        processing = self.options.record_processing
+        terms = ProcessingConfig(
+            handler=self.handler or on_batch(commits.send),  # type: ignore[union-attr]
+            clock=self.clock,
+            stopping=stopping,
+            order=processing.order,
+            threads=processing.thread_count,
+            queue_batches_max=processing.queue_batches_max,
+            queue_bytes_max=processing.queue_bytes_max,
+            backoff=backoff_of(self.options),
+            name=name,
+            counts=counts,
+        )
+        return self.runner.processor_for(terms)
+
     @property
     def commit_timeout_s(self) -> float:
         """Longest that a commit may take."""
@@ -151,7 +175,7 @@ def assemble(given: Arguments) -> Parts:
         converter = _in_bytes(converter if converter is not None else options.converter)
     wanted = any(one is not None for one in (*handlers, options.kafka))
     if not wanted and file is not None:
-        given, options = replace(given, processor=NullProcessor), _unheard(options)
+        given, options = replace(given, processor=NullProcessor), options.without_handler()
     tasks = given.tasks_max or (file.tasks_max if file else 1)
     name = given.name or (file.name if file else "engine")
     _warn_of_ignored(options, wanted=wanted, is_for_nothing=file is None or file.is_atomic_for_nothing)
@@ -167,7 +191,8 @@ def assemble(given: Arguments) -> Parts:
         stages=stages,
         new_store=_store(given.offsets, connector, name, settings, options, tasks),
         new_policy=given.commit_policy or _policy(options),
-        new_processor=_processor(given, options, clock, runner, stages),
+        handler=_handler(given, options, runner, stages),
+        processor=given.processor,
         wanted=wanted,
         runner=runner,
     )
@@ -198,17 +223,6 @@ def _options(given: EngineOptions | Mapping[str, Any] | None, of_file: EngineOpt
 
 def _chosen(options: EngineOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.model_fields_set}
-
-
-def _unheard(options: EngineOptions) -> EngineOptions:
-    """Return the options where nobody gets the records; what was chosen stays.
-
-    Sinks then have their own positions, and a source that fails holds nobody up; and capture has tried
-    again by itself, up to its own bound, before it fails.
-    """
-    usual = {"on_task_failure": "isolate", "errors_retries_max": 0}
-    left = {name: value for name, value in usual.items() if name not in options.model_fields_set}
-    return options.model_copy(update=left)
 
 
 def _store(
@@ -279,13 +293,9 @@ def _in_bytes(given: Any) -> Any:
     return given
 
 
-def _processor(
-    arguments: Arguments, options: EngineOptions, clock: Clock, runner: Runner, stages: Stages
-) -> NewProcessor:
+def _handler(arguments: Arguments, options: EngineOptions, runner: Runner, stages: Stages) -> Handler | None:
     if options.kafka is not None:
-        return lambda stopping, name, counts, commits: runner.processor_for(
-            _terms(on_batch(commits.send), options, clock, stopping, name, counts)  # type: ignore[union-attr]
-        )
+        return None
     batch, record, processor = arguments.on_batch, arguments.on_record, arguments.processor
     all_three: dict[str, Any] = {"on_batch": batch, "on_record": record, "processor": processor}
     given = {name: one for name, one in all_three.items() if one is not None}
@@ -309,35 +319,10 @@ def _processor(
                 f"runs_on: {processing.runs_on} is for the engine's own processors, and there is another",
                 "leave runs_on out, or give on_batch or on_record",
             )
-        return lambda _stopping, _name, _counts, _commits: processor()
+        return None
     handler: Handler = on_batch(batch) if batch is not None else on_record(record)  # type: ignore[arg-type]
     runner.check(handler, processing.order, stages.transform, stages.convert)
-    return lambda stopping, name, counts, _: runner.processor_for(
-        _terms(handler, options, clock, stopping, name, counts)
-    )
-
-
-def _terms(
-    handler: Handler,
-    options: EngineOptions,
-    clock: Clock,
-    stopping: threading.Event,
-    name: str,
-    counts: TaskCounts,
-) -> ProcessingConfig:
-    processing = options.record_processing
-    return ProcessingConfig(
-        handler=handler,
-        clock=clock,
-        stopping=stopping,
-        order=processing.order,
-        threads=processing.thread_count,
-        queue_batches_max=processing.queue_batches_max,
-        queue_bytes_max=processing.queue_bytes_max,
-        backoff=backoff_of(options),
-        name=name,
-        counts=counts,
-    )
+    return handler
 
 
 def _warn_of_ignored(options: EngineOptions, *, wanted: bool, is_for_nothing: bool) -> None:

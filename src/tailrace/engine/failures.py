@@ -6,12 +6,14 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
 
 from tailrace.backoff import Backoff
 from tailrace.config import EngineOptions
+from tailrace.config.engine_options import TASK_RESTARTS_MAX
 from tailrace.engine.contracts import Clock
 from tailrace.errors import Kind, TailraceError
 
@@ -106,6 +108,11 @@ def backoff_of(options: EngineOptions) -> Backoff:
         options.errors_retry_delay_initial_ms / 1000,
         options.errors_retry_delay_max_ms / 1000,
     )
+
+
+def restarts_of(options: EngineOptions) -> Backoff:
+    """Return the waits before restarts of a task that failed for good."""
+    return replace(backoff_of(options), attempts_max=TASK_RESTARTS_MAX)
 
 
 class GivenUpError(Exception):

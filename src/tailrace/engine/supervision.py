@@ -8,14 +8,13 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
 from tailrace.backoff import Backoff
 from tailrace.config import EngineOptions
-from tailrace.config.engine_options import TASK_RESTARTS_MAX
-from tailrace.engine.failures import as_task_failure, backoff_of
+from tailrace.engine.failures import as_task_failure, restarts_of
 from tailrace.engine.lifecycle import EngineEvent
 from tailrace.errors import TailraceError
 
@@ -59,8 +58,7 @@ class Supervision:
         self._policy = options.on_task_failure
         self._end = end
         self._lock = threading.Lock()
-        restarts = replace(backoff_of(options), attempts_max=TASK_RESTARTS_MAX)
-        self._books = [_Books(restarts) for _ in range(count)]
+        self._books = [_Books(restarts_of(options)) for _ in range(count)]
         self._isolated: list[TailraceError] = []
 
     def phase(self, number: int) -> Phase:

@@ -19,7 +19,7 @@ import structlog
 from tailrace.backoff import Backoff
 from tailrace.compiled import load_all
 from tailrace.config import EngineConfig
-from tailrace.config.engine_options import TASK_RESTARTS_MAX
+from tailrace.engine.failures import backoff_of, restarts_of
 from tailrace.engine.lifecycle import State
 from tailrace.engine.logs import to_logging
 from tailrace.engine.metrics import EngineMetrics, MetricsEndpoint
@@ -242,7 +242,7 @@ class Run:
         to_logging()
         self._config = config
         self._until_caught_up = until_caught_up
-        options = config.engine
+        options = config.engine.without_handler()
         self._resources = PipelineResources(config, on_spark=options.tasks_on == "spark", observe=observe)
         # By number of a task, the places of its sources.
         self._tasks = spread(range(len(config.pipelines)), config.tasks_max)
@@ -254,13 +254,8 @@ class Run:
         of_tasks = [self._metrics.of(str(task)) for task in range(len(self._tasks))]
         self._source_metrics = [SourceMetrics(metrics) for metrics in of_tasks]
         self._endpoint = MetricsEndpoint(config.name)
-        # Capture has tried again by itself before it fails: so there is no more to it unless it is asked for.
-        retries_max = options.errors_retries_max if "errors_retries_max" in options.model_fields_set else 0
-        waits_s = options.errors_retry_delay_initial_ms / 1000, options.errors_retry_delay_max_ms / 1000
-        self._retries = Backoff(retries_max, *waits_s)
-        self._restarts = Backoff(TASK_RESTARTS_MAX, *waits_s)
-        given = "on_task_failure" in options.model_fields_set
-        self._on_failure = options.on_task_failure if given else "isolate"
+        self._retries, self._restarts = backoff_of(options), restarts_of(options)
+        self._on_failure = options.on_task_failure
         self._state = State.CREATING
         self._stop_wanted = threading.Event()
         self._ending = threading.Event()

@@ -95,24 +95,23 @@ class OffsetCommitter(Commits):
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
         """Count a record of `batch`, or all of it, as processed; after `finish` nothing any more."""
-        number = batch.number
         with self._lock:
             # Batches are forgotten once they are processed: again is no harm.
             tracker = self._partitions.tracker_of(batch)
-            if tracker is None or self._partitions.is_closed:
+            if tracker is None:
                 return
             if place is None:
-                tracker.mark_batch(number, offset)
+                tracker.mark_batch(batch.number, offset)
                 self._has_marked(0)
             else:
-                tracker.mark(number, place, offset)
+                tracker.mark(batch.number, place, offset)
                 self._has_marked(1)
 
     def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
         """Count records of `batch` as processed, by their places; after `finish` nothing any more."""
         with self._lock:
             tracker = self._partitions.tracker_of(batch)
-            if tracker is not None and not self._partitions.is_closed:
+            if tracker is not None:
                 tracker.mark_places(batch.number, places)
                 self._has_marked(len(places))
 
@@ -134,7 +133,7 @@ class OffsetCommitter(Commits):
         places = np.flatnonzero(is_dropped)
         with self._lock:
             tracker = self._partitions.tracker_of(batch)
-            if tracker is not None and not self._partitions.is_closed:
+            if tracker is not None:
                 tracker.mark_places(batch.number, places)
 
     def mark_batch_finished(self, batch: Batch) -> None:

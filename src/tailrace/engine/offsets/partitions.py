@@ -59,9 +59,9 @@ class TrackedPartitions:
                 self._of(partition).tracker.note(next(self._noted), dict(offset))
 
     def tracker_of(self, batch: Batch) -> Tracker | None:
-        """Return what tracks a batch; None: it was processed, and is forgotten."""
+        """Return what tracks a batch; None: it was processed and is forgotten, or nothing is noted now."""
         found = self._of_batch.get(batch.number)
-        return None if found is None else found.tracker
+        return None if found is None or self.is_closed else found.tracker
 
     def points(self, *, at_transaction_end: bool = False) -> Points:
         """Return the furthest points that can be committed, or the last at which no transaction is open."""

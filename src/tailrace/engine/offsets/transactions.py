@@ -144,7 +144,7 @@ class TransactionCommits(Commits):
     def _mark(self, batch: Batch, first: int, last: int) -> None:
         with self._lock:
             tracker = self._partitions.tracker_of(batch)
-            if tracker is None or self._partitions.is_closed or self._failure is not None:
+            if tracker is None or self._failure is not None:
                 return
             if last == batch.polled:
                 tracker.mark_batch(batch.number)

@@ -35,7 +35,7 @@ _IDLE_S = 60.0
 _END_S = 0.2
 
 
-class PartExecutor(Protocol):
+class DeliveryExecutor(Protocol):
     """Calls the handler with records of batches, and marks those that are delivered."""
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
@@ -60,7 +60,9 @@ class Dispatcher:
     def __init__(
         self,
         terms: ProcessingConfig,
-        new_executors: Callable[[Dispatcher, ProcessingContext], tuple[StageExecutor | None, PartExecutor]],
+        new_executors: Callable[
+            [Dispatcher, ProcessingContext], tuple[StageExecutor | None, DeliveryExecutor]
+        ],
     ) -> None:
         self._terms = terms
         self._new_executors = new_executors

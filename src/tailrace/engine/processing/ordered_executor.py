@@ -17,7 +17,7 @@ from tailrace.records.record import Record
 
 
 class OrderedExecutor:
-    """Delivers one thing after another, in the order in which batches are added (`PartExecutor`)."""
+    """Delivers one thing after another, in the order in which batches are added (`DeliveryExecutor`)."""
 
     def __init__(self, context: ProcessingContext) -> None:
         self._handler = context.terms.handler
@@ -27,7 +27,7 @@ class OrderedExecutor:
         self._retrying = context.retrying("handler")
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
-        """As `PartExecutor.add`: delivers the batch."""
+        """As `DeliveryExecutor.add`: delivers the batch."""
         batch = ready.batch
         if self._handler.takes is HandlerKind.RECORD:
             self._call_each(ready, size_bytes)
@@ -40,7 +40,7 @@ class OrderedExecutor:
         return iter(())
 
     def close(self) -> None:
-        """As `PartExecutor.close`: who calls the handler looks at the limiter."""
+        """As `DeliveryExecutor.close`: who calls the handler looks at the limiter."""
 
     def _call_whole(self, mark: Callable[[Batch], None], batch: Batch, *given: Any) -> None:
         """Call the handler with a batch, and mark it."""

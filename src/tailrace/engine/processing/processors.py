@@ -16,7 +16,7 @@ from tailrace import extensions
 from tailrace.config import SparkConfig
 from tailrace.engine.contracts import Committer, RecordProcessor
 from tailrace.engine.processing.context import Order, ProcessingConfig, ProcessingContext
-from tailrace.engine.processing.dispatcher import Dispatcher, PartExecutor
+from tailrace.engine.processing.dispatcher import DeliveryExecutor, Dispatcher
 from tailrace.engine.processing.handlers import Handler
 from tailrace.engine.processing.ordered_executor import OrderedExecutor
 from tailrace.engine.processing.stage import Convert, PoolStageExecutor, StageExecutor, Transform
@@ -32,12 +32,17 @@ def processor_for(terms: ProcessingConfig) -> RecordProcessor:
 
 def _on_threads(
     dispatcher: Dispatcher, context: ProcessingContext
-) -> tuple[StageExecutor | None, PartExecutor]:
-    terms, stage = context.terms, context.stage
-    stage_executor = None if stage.is_empty else PoolStageExecutor(stage, context.pool, terms.threads)
-    if terms.calls == "ordered":
-        return stage_executor, OrderedExecutor(context)
-    return stage_executor, ThreadExecutor(dispatcher, context)
+) -> tuple[StageExecutor | None, DeliveryExecutor]:
+    stage, threads = context.stage, context.terms.threads
+    stage_executor = None if stage.is_empty else PoolStageExecutor(stage, context.pool, threads)
+    return stage_executor, delivery_here(dispatcher, context)
+
+
+def delivery_here(dispatcher: Dispatcher, context: ProcessingContext) -> DeliveryExecutor:
+    """Return what calls the handler in this process."""
+    if context.terms.calls == "ordered":
+        return OrderedExecutor(context)
+    return ThreadExecutor(dispatcher, context)
 
 
 class NullProcessor:

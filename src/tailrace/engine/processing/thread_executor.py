@@ -43,7 +43,7 @@ _RUN_RECORDS = 4096
 
 
 class ThreadExecutor:
-    """Delivers records by several threads at once, in order for each key or in any (`PartExecutor`).
+    """Delivers records by several threads at once, in order for each key or in any (`DeliveryExecutor`).
 
     :param dispatcher: whose executor it is.
     """

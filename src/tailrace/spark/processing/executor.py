@@ -125,7 +125,7 @@ class TaskLoad:
 
 
 class SparkExecutor:
-    """Delivers records in Spark's jobs (`engine.processing.dispatcher.PartExecutor`).
+    """Delivers records in Spark's jobs (`engine.processing.dispatcher.DeliveryExecutor`).
 
     :param dispatcher: whose executor it is.
     :param width: into how many tasks a batch is cut, about.

@@ -14,11 +14,10 @@ import pyarrow as pa
 from tailrace.config import SparkConfig
 from tailrace.engine.contracts import RecordProcessor
 from tailrace.engine.processing.context import Order, ProcessingConfig, ProcessingContext
-from tailrace.engine.processing.dispatcher import Dispatcher, PartExecutor
+from tailrace.engine.processing.dispatcher import DeliveryExecutor, Dispatcher
 from tailrace.engine.processing.handlers import Handler, HandlerKind
-from tailrace.engine.processing.ordered_executor import OrderedExecutor
+from tailrace.engine.processing.processors import delivery_here
 from tailrace.engine.processing.stage import Convert, Stage, StagedGroup, StageExecutor, Transform
-from tailrace.engine.processing.thread_executor import ThreadExecutor
 from tailrace.records.group import Group
 from tailrace.spark.processing.executor import SparkExecutor, TaskFunction
 from tailrace.spark.processing.jobs import Jobs, pickled
@@ -70,7 +69,7 @@ class SparkRunner:
 
     def _on_spark(
         self, dispatcher: Dispatcher, context: ProcessingContext
-    ) -> tuple[StageExecutor | None, PartExecutor]:
+    ) -> tuple[StageExecutor | None, DeliveryExecutor]:
         terms, stage = context.terms, context.stage
         width = self.session().sparkContext.defaultParallelism
 
@@ -93,9 +92,7 @@ class SparkRunner:
             stage_executor = SparkStageExecutor(
                 jobs(Preparing(stage), "transformation and conversion"), width
             )
-        if terms.calls == "ordered":
-            return stage_executor, OrderedExecutor(context)
-        return stage_executor, ThreadExecutor(dispatcher, context)
+        return stage_executor, delivery_here(dispatcher, context)
 
 
 #: In the place of a group that is not sent back.
@@ -118,29 +115,24 @@ class Preparing:
         return found
 
 
+@dataclass(frozen=True, slots=True)
 class SparkStageExecutor:
     """Has parts staged on executors (`engine.processing.stage.StageExecutor`).
 
     :param width: tasks that run at a time there.
     """
 
-    def __init__(self, jobs: Jobs[list[Group], list[tuple[int, StagedGroup]]], width: int) -> None:
-        self._jobs = jobs
-        self._width = width
-
-    @property
-    def width(self) -> int:
-        """Into how many parts a batch is cut, about."""
-        return self._width
+    jobs: Jobs[list[Group], list[tuple[int, StagedGroup]]]
+    width: int
 
     def close(self) -> None:
         """Give up Spark jobs that run, and begin no other."""
-        self._jobs.cancel()
+        self.jobs.cancel()
 
     def stage(self, part: list[Group]) -> Future[list[StagedGroup]]:
         """Have a part staged by a Spark job."""
         outcome: Future[list[StagedGroup]] = Future()
-        self._jobs.submit(part).add_done_callback(functools.partial(_settle, outcome, part))
+        self.jobs.submit(part).add_done_callback(functools.partial(_settle, outcome, part))
         return outcome
 
 

@@ -179,6 +179,16 @@ def test_a_frame_that_is_evaluated_twice_reads_the_same_range(spark: Any, log: H
     assert read(spark, log).count() == 12
 
 
+def test_a_frame_that_starts_at_a_time_still_to_come_stays_empty(spark: Any, log: HandmadeLog) -> None:
+    """Later commits may be of that time; the range was fixed before them, start and end."""
+    fill(log, 1)
+    frames = [
+        read(spark, log, startingOffset=place) for place in ("2026-01-01T00:00:02Z", "latest", "LATEST ")
+    ]
+    fill(log, 2, first=1)
+    assert [frame.count() for frame in frames] == [0, 0, 0]
+
+
 def test_a_range_may_be_given_by_offset_position_or_time(spark: Any, log: HandmadeLog) -> None:
     first = log.commit(ORDERS, insert(1, "1", "1", ""))
     second = log.commit(insert(1, "2", "1", ""))
@@ -194,6 +204,9 @@ def test_a_range_may_be_given_by_offset_position_or_time(spark: Any, log: Handma
     assert ids(startingOffset="2026-01-01 01:00:03+01:00") == [3]
     assert ids(startingOffset="latest") == []
     assert ids(startingOffset=second, endingOffset=second) == []
+    for behind in (second, "2026-01-01T00:00:03Z", "latest"):
+        with pytest.raises(Exception, match=f"after endingOffset, {first}"):
+            ids(startingOffset=behind, endingOffset=first)
 
 
 def test_a_position_that_the_log_has_not_reached_is_refused_until_it_has(log: HandmadeLog) -> None:
@@ -490,7 +503,7 @@ def test_what_a_job_failed_of_is_in_the_words_of_its_cause(spark: Any) -> None:
         on_every_core(spark, partial(look, "there"))
     error = caught.value
     assert error.kind is Kind.SPARK_FAILED
-    assert "the cause of this error has Spark's words and its trace" in error.hint
+    assert "the cause of this error has Spark's message and its stack trace" in error.hint
     words = "".join(traceback.format_exception(error.__cause__))
     assert "KeyError: 'there'" in words
     assert "in look" in words
@@ -555,4 +568,4 @@ def test_a_schema_that_spark_was_given_is_to_be_left_out(spark: Any, log: Handma
     given = spark.read.format("tailrace").schema("id bigint, _op string").option("table", "public.orders")
     with pytest.raises(Exception, match="schema_changed") as caught:
         given.load(str(log.path)).collect()
-    assert "If Spark was given a schema, leave it out" in translated(caught.value).hint
+    assert "If the query sets a schema, remove it" in translated(caught.value).hint

@@ -56,6 +56,7 @@ class Marks(RuleBasedStateMachine):
         self.tracker = Tracker()
         self.batches: list[Naive] = []
         self.committed: tuple[int, int] = (0, 0)
+        self.is_within = False  # a transaction is open after what was begun
 
     @rule(size=st.integers(0, 9), ends=st.booleans(), end=st.booleans(), data=st.data())
     def begin(self, size: int, ends: bool, end: bool, data: st.DataObject) -> None:
@@ -69,7 +70,10 @@ class Marks(RuleBasedStateMachine):
             last,
             None if marks is None else np.array(marks, np.bool_),
         )
-        self.batches.append(Naive(first, marks, last, [False] * size))
+        if size or marks is None:
+            self.is_within = marks is not None and not marks[-1]
+        is_within = not size and self.is_within
+        self.batches.append(Naive(first, marks, last, [False] * size, is_within=is_within))
 
     @rule()
     def note(self) -> None:
@@ -78,9 +82,8 @@ class Marks(RuleBasedStateMachine):
         waits = not all(batch.is_whole for batch in self.batches)
         if not (waits and self.batches[-1].is_done and not self.batches[-1].done):
             self.batches.append(Naive(0, None, None, [], is_done=True))
-        last = next((batch for batch in reversed(self.batches) if batch.done), None)
         self.batches[-1].end = offset
-        self.batches[-1].is_within = last is not None and last.ends is not None and not last.ends[-1]
+        self.batches[-1].is_within = self.is_within
 
     def _any(self, data: st.DataObject) -> int:
         return data.draw(st.integers(0, max(0, len(self.batches) - 1)))

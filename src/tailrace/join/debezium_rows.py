@@ -67,7 +67,7 @@ class DebeziumTables:
         for key, frame in in_force.items():
             if key.startswith("F"):
                 facts = Facts.from_json(control_json(frame))
-                shape = _shape_of(facts)
+                shape = TableShape.of(facts)
                 number = max([highest.get(str(facts.relation), 0), *(each.number for each in shape.columns)])
                 self._tables[facts.schema, facts.table] = _Table(shape, number)
         self._is_new = False
@@ -226,7 +226,8 @@ def _numbered(
         if name not in before:
             highest += 1
         number = before[name].number if name in before else highest
-        columns.append(ColumnShape(name, column_type(sent[name])[0], number))
+        kind = column_type(sent[name])[0]
+        columns.append(ColumnShape(name, kind, number, declared=kind))
     return tuple(columns), highest
 
 
@@ -238,13 +239,6 @@ def _fields(schema: Mapping[str, Any], image: str, row: Mapping[str, Any]) -> Se
         if member.get("field") == image:
             return [(field["field"], field) for field in member.get("fields", ())]
     return [(name, {}) for name in row]
-
-
-def _shape_of(facts: Facts) -> TableShape:
-    columns = tuple(
-        ColumnShape(column.name, column.type, column.number, column.not_null) for column in facts.columns
-    )
-    return TableShape(facts.relation, facts.schema, facts.table, columns, facts.primary_key, facts.version)
 
 
 def _undecodable(found: str) -> TailraceError:

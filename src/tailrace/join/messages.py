@@ -118,12 +118,7 @@ class MessageReader:
             ask = functools.partial(self._consumer.list_topics, topic, ANSWER_S)
             metadata = self._asked(ask, topic).topics[topic]
             if metadata.error is not None or not metadata.partitions:
-                raise TailraceError(
-                    Kind.TABLE_MISSING,
-                    f"read topic {topic}: it does not exist, or this principal may not see it",
-                    "correct `data` and `transactions`, or allow READ and DESCRIBE on the topic",
-                    {"topic": topic},
-                )
+                raise topic_missing(topic)
             found[topic] = len(metadata.partitions)
         return found
 
@@ -203,15 +198,10 @@ class MessageReader:
 
     def written_end(self, place: Place) -> int:
         """Return the offset behind the last message that is written, committed or not; asks the broker."""
-
-        def ask(admin: AdminClient, timeout_s: float) -> int:
-            wanted = {TopicPartition(*place): OffsetSpec.latest()}  # type: ignore[no-untyped-call]
-            uncommitted = IsolationLevel.READ_UNCOMMITTED
-            asked = admin.list_offsets(wanted, isolation_level=uncommitted, request_timeout=timeout_s)
-            (end,) = asked.values()
-            return int(answer(end, timeout_s).offset)
-
-        return int(self._asked(lambda: self._admin.ask(ANSWER_S, ask), place[0]))
+        ask = functools.partial(
+            offsets_of, self._admin, [place], OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED
+        )
+        return int(self._asked(ask, place[0])[place])
 
     def first(self, place: Place) -> int:
         """Return the offset of the first message that is still there; asks the broker."""
@@ -311,6 +301,35 @@ def _committed(consumer: Consumer, wanted: list[TopicPartition]) -> None:
     for each in consumer.commit(offsets=wanted, asynchronous=False) or []:
         if each.error is not None:
             raise KafkaException(each.error)
+
+
+def offsets_of(
+    admin: AdminClients, places: Sequence[Place], spec: Callable[[], Any], isolation: IsolationLevel
+) -> dict[Place, int]:
+    """Return where partitions begin or end, as `spec` says; asks the brokers.
+
+    :raises KafkaException: what they answer instead.
+    """
+    wanted = {TopicPartition(*place): spec() for place in places}
+
+    def ask(client: AdminClient, timeout_s: float) -> dict[Place, int]:
+        asked = client.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s)
+        return {
+            (place.topic, place.partition): int(answer(found, timeout_s).offset)
+            for place, found in asked.items()
+        }
+
+    return admin.ask(ANSWER_S, ask)
+
+
+def topic_missing(topic: str) -> TailraceError:
+    """Return the error for a topic that the cluster does not show."""
+    return TailraceError(
+        Kind.TABLE_MISSING,
+        f"read topic {topic}: it does not exist, or this principal may not see it",
+        "correct `data` and `transactions`, or allow READ and DESCRIBE on the topic",
+        {"topic": topic},
+    )
 
 
 def progress_failure(error: KafkaError, topic: str) -> TailraceError:

@@ -22,6 +22,7 @@ from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.frames import Bytes
 from tailrace.protocol.pgoutput import relation_message
 
+_TYPE_NAMES = {oid: name for name, oid in OIDS.items()}
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
@@ -77,6 +78,34 @@ class TableShape:
     numbered: int = 0
     read_from: int = 0
     left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, facts: Facts) -> TableShape:
+        """Return the shape that `RowFrames.describe` wrote these facts of."""
+        columns = (
+            ColumnShape(
+                column.name,
+                _TYPE_NAMES[column.type_oid],
+                column.number,
+                column.not_null,
+                column.type_modifier,
+                column.type,
+                column.missing,
+                column.unknown,
+            )
+            for column in facts.columns
+        )
+        return cls(
+            facts.relation,
+            facts.schema,
+            facts.table,
+            tuple(columns),
+            facts.primary_key,
+            facts.version,
+            facts.numbered,
+            facts.read_from,
+            facts.left_out,
+        )
 
 
 class RowFrames:

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from tailrace.config.kafka_clients import client_settings
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.flow import require_one_partition
-from tailrace.join.messages import ANSWER_S, progress_failure
+from tailrace.join.messages import ANSWER_S, offsets_of, progress_failure, topic_missing
 from tailrace.join.planning import (
     ClusterState,
     Ends,
@@ -164,27 +164,18 @@ class JoinCluster:
             asked = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
             return {name: _described(name, found, timeout_s) for name, found in asked.items()}
 
-        described = self._asked(ask, ", ".join(names))
+        described = self._asked(lambda: self._admin.ask(ANSWER_S, ask), ", ".join(names))
         counts = {name: len(found.partitions) for name, found in described.items()}
         require_one_partition(self._options.transactions, counts[self._options.transactions])
         identifiers = {name: _identifier(found.topic_id) for name, found in described.items()}
         return identifiers, [(name, number) for name in self._options.data for number in range(counts[name])]
 
     def _ends(self, places: Sequence[Place], spec: Callable[[], Any], isolation: Any) -> dict[Place, int]:
-        wanted = {TopicPartition(*place): spec() for place in places}
+        return self._asked(lambda: offsets_of(self._admin, places, spec, isolation), places[0][0])
 
-        def ask(admin: AdminClient, timeout_s: float) -> dict[Place, int]:
-            asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s)
-            return {
-                (place.topic, place.partition): int(answer(end, timeout_s).offset)
-                for place, end in asked.items()
-            }
-
-        return self._asked(ask, places[0][0])
-
-    def _asked(self, question: Callable[[AdminClient, float], _Found], topic: str) -> _Found:
+    def _asked(self, question: Callable[[], _Found], topic: str) -> _Found:
         try:
-            return self._admin.ask(ANSWER_S, question)
+            return question()
         except KafkaException as error:
             raise _failure(error_of(error), topic) from None
 
@@ -217,14 +208,9 @@ def _json(text: str) -> Any:
 
 
 def _failure(error: KafkaError, topic: str) -> TailraceError:
-    context: dict[str, Any] = {"topic": topic}
     if error.code() in _UNKNOWN:
-        return TailraceError(
-            Kind.TABLE_MISSING,
-            f"read topic {topic}: it does not exist, or this principal may not see it",
-            "correct `data` and `transactions`, or allow READ and DESCRIBE on the topic",
-            context,
-        )
+        return topic_missing(topic)
+    context: dict[str, Any] = {"topic": topic}
     if is_denial(error):
         return TailraceError(
             Kind.SOURCE_PRIVILEGE_MISSING,

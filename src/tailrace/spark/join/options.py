@@ -137,8 +137,6 @@ class JoinReadOptions(JoinedTopics):
     def _fit_together(self) -> Self:
         if self.extraction is not None and any((self.registry, self.fields, self.expressions)):
             raise ValueError("registry, fields, expressions, extraction: give one of them")
-        if len(set(self.data)) < len(self.data):
-            raise ValueError("data: a topic is named twice")
         if self.ending == EARLIEST:
             raise ValueError("endingOffsets: must be latest, or JSON")
         return self

@@ -14,18 +14,13 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tailrace.decode.postgres_types import BUILT_IN
-from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import ReplicaIdentity
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import control_json
 from tailrace.protocol.pgoutput import COLUMNS_MAX
 from tailrace.sources.row_frames import ColumnShape, TableShape
 from tailrace.sources.vitess.rows.column_defaults import UNKNOWN, ColumnDefault, DefaultOf, default_of_added
 from tailrace.sources.vitess.rows.types import ColumnPlan
-
-_TYPE_NAMES = {oid: name for oid, name, _ in BUILT_IN}
 
 
 @dataclass(slots=True)
@@ -61,39 +56,11 @@ class LogTables:
         self._load(in_force)
 
     def _load(self, in_force: Mapping[str, bytes]) -> None:
-        catalog = Catalog(frame for key, frame in in_force.items() if key[0] in "RYF")
         for key, frame in in_force.items():
-            if key[0] != "F":
-                continue
-            facts = Facts.from_json(control_json(frame))
-            relation = catalog.relation(facts.relation)
-            columns = tuple(
-                ColumnShape(
-                    column.name,
-                    _TYPE_NAMES[column.type_oid],
-                    known.number,
-                    known.not_null,
-                    column.type_modifier,
-                    known.type,
-                    known.missing,
-                    known.unknown,
-                )
-                for column, known in zip(relation.columns, facts.columns, strict=True)
-            )
-            key_columns = () if relation.identity is ReplicaIdentity.FULL else relation.key
-            shape = TableShape(
-                facts.relation,
-                facts.schema,
-                facts.table,
-                columns,
-                key_columns,
-                facts.version,
-                facts.numbered,
-                facts.read_from,
-                facts.left_out,
-            )
-            self._tables[facts.schema, facts.table] = _Table(shape)
-            self._relations = max(self._relations, facts.relation)
+            if key[0] == "F":
+                facts = Facts.from_json(control_json(frame))
+                self._tables[facts.schema, facts.table] = _Table(TableShape.of(facts))
+                self._relations = max(self._relations, facts.relation)
 
     def keep_shards(self, shards: Collection[str]) -> None:
         """Take these as the shards that are live: what only others had goes with the next description."""

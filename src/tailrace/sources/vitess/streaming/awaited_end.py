@@ -20,7 +20,7 @@ from tailrace.sources.vitess.resharding.transitions import ShardMode
 log = structlog.get_logger(__name__)
 
 #: So long after a question that a shard did not answer, all are asked again.
-ASK_AGAIN_S = 1.0
+ASK_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

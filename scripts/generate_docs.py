@@ -266,9 +266,9 @@ def main(arguments: list[str]) -> int:
             stale.append(page.name)
             if "--check" not in arguments:
                 page.write_text(after, "utf-8")
-    told = "is out of date: run scripts/generate_docs.py" if "--check" in arguments else "written"
+    outcome = "is out of date: run scripts/generate_docs.py" if "--check" in arguments else "written"
     for name in stale:
-        print(f"{name}: {told}")
+        print(f"{name}: {outcome}")
     return 1 if stale and "--check" in arguments else 0
 
 

@@ -148,10 +148,10 @@ def edges() -> str:
         for text, value, special, record, json in zip(
             subject.examples, typed.column(0), typed.column("_special"), records, _json(changes), strict=True
         ):
-            told = "" if special.as_py() is None else code(dict(special.as_py())["v"])
+            note = "" if special.as_py() is None else code(dict(special.as_py())["v"])
             python = repr((record.after or {})["v"])
             rows.append(
-                _row(code(subject.name), code(text), _shown(value, text), told, code(python), code(json))
+                _row(code(subject.name), code(text), _shown(value, text), note, code(python), code(json))
             )
     return _table(("PostgreSQL", "Text", "Typed column", "`_special`", "Python", "JSON"), rows)
 

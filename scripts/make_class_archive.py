@@ -53,9 +53,7 @@ def main() -> None:
     os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={wanted} {QUIET}"
     with tempfile.TemporaryDirectory() as path:
         work(Path(path))
-    print(
-        f"{wanted.name}: {'ready' if wanted.exists() else 'not created; tests start Spark without it'}"
-    )
+    print(f"{wanted.name}: {'ready' if wanted.exists() else 'not created; tests start Spark without it'}")
 
 
 if __name__ == "__main__":

@@ -145,7 +145,8 @@ def test_no_java_at_all_is_one_clear_line_that_says_how_to_have_one(
     with pytest.raises(TailraceError) as caught:
         require_java()
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
-    found = re.search(r"install Java (\d+) or later .* or set JAVA_HOME to its folder", caught.value.hint)
+    hint = r"install Java (\d+) or later .* on PATH, or set JAVA_HOME to its folder"
+    found = re.search(hint, caught.value.hint)
     assert found is not None
     java = tmp_path / "java"
     fake_java(java, f"{found[1]}.0.1")

@@ -408,17 +408,23 @@ class LogWriter:
                 raise
 
     def _begin_segment(self) -> _Segment:
-        """Create the next segment: its header and preamble are durable before it gets its name."""
+        """Create the next segment: its header and preamble are durable before it gets its name.
+
+        :raises OSError: it has no name yet; if there was no room, this may be called again.
+        """
         path = self._path / codec.segment_name(self._place.offset)
         parts, place = self._encoder.head(self._schema, self._place, time.time_ns() // 1000)
         temporary = durable.write_temporary(path, parts)
-        self.check_fence()
-        with self._ending("begin a segment of the change log", path):
+        try:
+            self.check_fence()
             if self._replaceable == self._place.offset:
                 temporary.replace(path)
             else:
                 path.hardlink_to(temporary)  # never replaces a segment of another writer
-                temporary.unlink()
+        finally:
+            with contextlib.suppress(OSError):  # else the next writer removes it
+                temporary.unlink(missing_ok=True)
+        with self._ending("begin a segment of the change log", path):
             durable.sync_directory(self._path)
             fd = os.open(path, os.O_RDWR)
         self._place, self._replaceable = place, UNKNOWN

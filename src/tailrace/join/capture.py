@@ -397,9 +397,7 @@ def _positions_to_begin(written: Mapping[Place, Position]) -> dict[Place, Positi
     # The log has everything before its last transaction with rows, for all partitions: even one without rows
     # for a long time needs none of the earlier transactions.
     last = max((at.transactions for at in written.values() if at.seen), default=UNKNOWN)
-    return {
-        place: Position(at.data, last) if at.transactions < last else at for place, at in written.items()
-    }
+    return {place: Position(at.data, last) if at.transactions < last else at for place, at in written.items()}
 
 
 def _place(name: str) -> Place:

@@ -78,7 +78,7 @@ class JoinPlanner:
         self._fixed = self._cluster.settled_state(self._settling)
 
     def whole_range(self) -> BatchPlan:
-        """Return the plan of one batch from `startingOffsets` to `endingOffsets`, committed or not."""
+        """Return the plan of a batch from `startingOffsets` to `endingOffsets`, with uncommitted records."""
         state = self._cluster.state()
         before = self._started(self._options.group_id_prefix, state)
         wanted = {place: ends.written for place, ends in state.data.items()}

@@ -45,9 +45,7 @@ def measure(rows: int | None = None) -> Result:
     """
     rows = rows or ROWS
     if not debezium.is_here():
-        raise TailraceError(
-            Kind.ENVIRONMENT_UNFIT, "find Debezium: it is not installed", "make bench-peers"
-        )
+        raise TailraceError(Kind.ENVIRONMENT_UNFIT, "find Debezium: it is not installed", "make bench-peers")
     with (
         table.server() as postgres,
         topics.cluster() as kafka,

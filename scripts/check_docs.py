@@ -1,9 +1,9 @@
-"""Hold the documents against the tree: links lead somewhere, commands and configurations are real.
+"""Checks the links, commands, module names and configurations in the documents against the tree.
 
 Every relative link in a tracked Markdown file must name a file of the tree, and its anchor a
 heading of that file; every module that is named by its path must exist; every fenced line that
-begins with `tailrace` must name a command and options that it has; every fenced YAML document with
-a `source` must be a valid pipeline. Prints each problem, ends with status 1.
+starts with `tailrace` must have an existing command and options; every fenced YAML document with
+a `source` must be a valid pipeline. Prints each problem; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def documents() -> list[Path]:
-    """Return the Markdown files that are tracked or about to be."""
+    """Return the Markdown files that are tracked, or untracked and not ignored."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / name for name in listed.stdout.split("\n") if name and (ROOT / name).exists()]
 
 
 def anchors(document: Path) -> set[str]:
-    """Return the anchors of a document's headings, as GitHub makes them."""
+    """Return the anchors of a document's headings, in GitHub's form."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", document.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def broken_links(document: Path, text: str) -> Iterator[str]:
-    """Yield the relative links that lead nowhere."""
+    """Yield the relative links whose target does not exist."""
     for target, anchor in LINK.findall(FENCE.sub("", text)):
         path = document.parent / target if target else document
         if "://" in target:
@@ -73,7 +73,7 @@ def unknown_commands(text: str) -> Iterator[str]:
 
 
 def _problem_of(words: list[str]) -> str | None:
-    command: Any = get_command(app)  # typer brings a click of its own, or not, by version
+    command: Any = get_command(app)  # some versions of typer contain their own click
     while (inner := getattr(command, "commands", {})) and words and not words[0].startswith("-"):
         if words[0] not in inner:
             return f"there is no command {words[0]!r}"
@@ -84,7 +84,7 @@ def _problem_of(words: list[str]) -> str | None:
 
 
 def invalid_pipelines(text: str) -> Iterator[str]:
-    """Yield the problems of the pipelines shown."""
+    """Yield the problems of the pipelines in a document."""
     for language, block in FENCE.findall(text):
         if language == "yaml" and re.search(r"^sources?:", block, re.MULTILINE):
             with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -102,7 +102,7 @@ def main() -> int:
     for document in documents():
         text = document.read_text("utf-8")
         found = [*broken_links(document, text), *unknown_commands(text), *invalid_pipelines(text)]
-        if document.name != "CHANGELOG.md":  # it tells of modules that were
+        if document.name != "CHANGELOG.md":  # it names removed modules
             found += missing_modules(text)
         for problem in found:
             print(f"{document.relative_to(ROOT)}: {problem}")

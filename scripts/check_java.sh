@@ -1,6 +1,6 @@
 #!/bin/sh
-# Says in one line what is wrong with Java, if anything is. Looks where Spark looks: JAVA_HOME,
-# then PATH. Runs before anything is downloaded.
+# Checks Java, as Spark finds it: in JAVA_HOME, then in PATH. Prints a problem in one line. Runs before
+# anything is downloaded.
 set -u
 
 need=17
@@ -20,7 +20,7 @@ fi
 version=$("$java" -version 2>&1 | sed -n 's/.* version "\([^"]*\)".*/\1/p' | head -n 1)
 major=$(printf '%s\n' "$version" | sed 's/^1\.//; s/[^0-9].*//')
 if [ -z "$major" ]; then
-    echo "tailrace needs Java $need or later: $java does not tell its version; $hint" >&2
+    echo "tailrace needs Java $need or later: $java does not print its version; $hint" >&2
     exit 1
 fi
 if [ "$major" -lt "$need" ]; then

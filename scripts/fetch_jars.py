@@ -1,9 +1,9 @@
-"""Fetch sets of jars into .cache and check them against their lock files.
+"""Fetches sets of jars into .cache and checks them against their lock files.
 
     python scripts/fetch_jars.py delta kafka spark-kafka debezium debezium-vitess vitess [--lock]
 
-Ivy ships inside PySpark, so that Java is all it takes. Runs again at no cost: jars that match
-the lock are kept. `--lock` writes the lock from what was fetched; review that change.
+Ivy is included in PySpark, so only Java is needed. A repeated run is fast: jars that match the lock
+are kept. `--lock` writes the lock from the fetched jars; review that change.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import pyspark
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
-#: Where tailrace looks for jars that belong to this environment.
+#: The folder in which tailrace looks for jars of this environment.
 SHARE = Path(sys.prefix) / "share" / "tailrace"
 TIMEOUT_S = 600
-#: Java itself waits for ever for a server that falls silent; Ivy then goes on with the next repository,
-#: and what it has is kept for the next attempt.
+#: Timeouts of requests: Java's default is to wait for ever. Ivy then tries the next repository, and keeps
+#: the files that it has for the next attempt.
 CONNECT_TIMEOUT_MS, READ_TIMEOUT_MS = 15_000, 60_000
 ATTEMPTS = 3
-#: Seconds from one word of how far it is to the next.
+#: Interval of messages about the progress, in seconds.
 TELL_S = 10
 
 
 @dataclass(frozen=True)
 class Jars:
-    """A set of jars: what Ivy is asked for, what must come, and the name of the folders they are in."""
+    """A set of jars: Ivy's file, the lock file, and the name of the jars' folders."""
 
     ivy: Path
     lock: Path
@@ -43,7 +43,7 @@ class Jars:
 
     @property
     def directory(self) -> Path:
-        """Where they are kept."""
+        """The folder of the jars."""
         return CACHE / self.folder
 
 
@@ -67,20 +67,20 @@ def sha256(path: Path) -> str:
 
 
 def read_lock(jars: Jars) -> dict[str, str]:
-    """Return file name → SHA-256."""
+    """Return the SHA-256 of each jar, by file name."""
     lines = jars.lock.read_text("ascii").splitlines()
     return {name: digest for digest, name in (line.split() for line in lines)}
 
 
 def fetch(jars: Jars) -> dict[str, Path]:
-    """Have Ivy fetch into its cache; return file name → path of each jar."""
+    """Fetch the jars with Ivy into its cache; return the path of each jar, by file name."""
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     fetched = CACHE / "ivy" / f"fetched-{jars.folder}"
     shutil.rmtree(fetched, ignore_errors=True)
     command = [
         java,
-        f"-Divy.default.ivy.user.dir={CACHE / 'ivy'}",  # nothing into the home directory
+        f"-Divy.default.ivy.user.dir={CACHE / 'ivy'}",  # not in the home directory
         f"-Dsun.net.client.defaultConnectTimeout={CONNECT_TIMEOUT_MS}",
         f"-Dsun.net.client.defaultReadTimeout={READ_TIMEOUT_MS}",
         *("-jar", ivy, "-warn"),
@@ -94,11 +94,11 @@ def fetch(jars: Jars) -> dict[str, Path]:
         if status == 0:
             return {path.name: path for path in fetched.glob("*.jar")}
         print(f"fetch {jars.folder}: attempt {attempt} of {ATTEMPTS} ended with status {status}", flush=True)
-    sys.exit(f"fetch jars: Ivy ended with status {status}; is Maven Central in reach?\n{said}")
+    sys.exit(f"fetch jars: Ivy ended with status {status}; can Maven Central be reached?\n{said}")
 
 
 def _run(command: list[str | Path], folder: str) -> tuple[int, str]:
-    """Run Ivy to its end or the deadline, telling now and then how far it is; return status and words."""
+    """Run Ivy to its end or the timeout, printing its progress; return its status and output."""
     deadline = time.monotonic() + TIMEOUT_S
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
@@ -112,7 +112,7 @@ def _run(command: list[str | Path], folder: str) -> tuple[int, str]:
                         status = -1
                         break
                 here = sum(1 for path in (CACHE / "ivy" / "cache").rglob("*") if path.is_file())
-                print(f"fetching {folder}: {here} files have come so far", flush=True)
+                print(f"fetching {folder}: {here} files so far", flush=True)
         finally:
             process.kill()
             process.wait()
@@ -121,10 +121,10 @@ def _run(command: list[str | Path], folder: str) -> tuple[int, str]:
 
 
 def install(jars: Jars, fetched: dict[str, Path], wanted: dict[str, str]) -> None:
-    """Put the jars in place, none half-written, and remove those of an older lock."""
+    """Install the jars, each atomically, and remove those of an older lock."""
     if missing := wanted.keys() - fetched.keys():
         names = ", ".join(sorted(missing))
-        sys.exit(f"fetch jars: {names} did not come; see {jars.lock.name} and scripts/{jars.ivy.name}")
+        sys.exit(f"fetch jars: {names} were not fetched; see {jars.lock.name} and scripts/{jars.ivy.name}")
     jars.directory.mkdir(parents=True, exist_ok=True)
     for name, digest in wanted.items():
         if (found := sha256(fetched[name])) != digest:
@@ -137,7 +137,7 @@ def install(jars: Jars, fetched: dict[str, Path], wanted: dict[str, str]) -> Non
 
 
 def link(jars: Jars) -> None:
-    """Let this environment's `tailrace` find the jars, from whatever directory it is run."""
+    """Link the jars into this environment, so that `tailrace` finds them from any directory."""
     place = SHARE / jars.folder
     place.parent.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def link(jars: Jars) -> None:
 
 
 def bring(jars: Jars, *, lock: bool) -> None:
-    """Bring a set to what its lock says; with `lock`, first rewrite that."""
+    """Install the jars of a set's lock; with `lock`, first rewrite the lock."""
     if lock:
         fetched = fetch(jars)
         lines = [f"{sha256(path)}  {name}\n" for name, path in sorted(fetched.items())]
@@ -160,7 +160,7 @@ def bring(jars: Jars, *, lock: bool) -> None:
 
 
 def main() -> None:
-    """Bring the sets that were named, or all."""
+    """Install the named sets, or all of them."""
     names = [name for name in sys.argv[1:] if not name.startswith("-")] or list(SETS)
     if unknown := set(names) - set(SETS):
         sys.exit(f"fetch jars: {', '.join(sorted(unknown))}: known are {', '.join(SETS)}")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the Python to build .venv with: $PYTHON if set, else the first of 3.11 or later that can
-# make an environment. Says in one line what is wrong if there is none.
+# Prints the Python with which to create .venv: $PYTHON if set, otherwise the first one of 3.11 or later
+# that can create an environment. If there is none, prints the problem in one line.
 set -u
 
 usable='import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))'

@@ -1,8 +1,8 @@
-"""Writes the reference parts of the pages in docs/ from the code.
+"""Generates the reference parts of the documents from the code.
 
-Each part stands between two marks, `<!-- generated: NAME -->` and `<!-- end -->`; all other
-text is written by hand and left alone. With `--check` nothing is written, and the exit status
-is 1 if a page is not what the code would make of it.
+Each part is between two markers, `<!-- generated: NAME -->` and `<!-- end -->`; all other text is
+written by hand and not changed. With `--check` nothing is written, and the exit status is 1 if a
+page is out of date.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", 
 
 
 def fields(model: type[BaseModel], *without: type[BaseModel], begin: str = "") -> str:
-    """Return a table of a section's settings whose names begin so, its own first; not those of `without`."""
+    """Return a table of a section's settings with prefix `begin`, its own first, except `without`'s."""
     rows = ["| Setting | Values | Default | Meaning |", "|---|---|---|---|"]
     own = inspect.get_annotations(model)
     for name, field in sorted(model.model_fields.items(), key=lambda found: found[0] not in own):
@@ -88,7 +88,7 @@ def fields(model: type[BaseModel], *without: type[BaseModel], begin: str = "") -
 
 
 def shown(default: object) -> str:
-    """Return a default as the file would hold it; nothing where the meaning tells it."""
+    """Return a default as in a pipeline's file; empty if the description has it."""
     if default is None or default == "" or isinstance(default, Section) or default in ((), {}):
         return ""
     if isinstance(default, tuple):
@@ -99,7 +99,7 @@ def shown(default: object) -> str:
 
 
 def values(annotation: object) -> str:
-    """Return what a setting may be, in words."""
+    """Return a setting's possible values, in words."""
     if annotation is type(None):
         return ""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -131,7 +131,7 @@ def values(annotation: object) -> str:
 
 
 def commands() -> str:
-    """Return every command with its usage, what it does and its options."""
+    """Return every command with its usage, description and options."""
     return "\n".join(text for name, command in walk() for text in described(name, command))
 
 
@@ -209,18 +209,18 @@ PARTS |= {
 
 
 def contract(name: str) -> dict[str, typing.Any]:
-    """Return the contract of import-linter whose name begins so."""
+    """Return the import-linter contract whose name starts with `name`."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     return next(each for each in settings["contracts"] if each["name"].startswith(name))
 
 
 def layers() -> str:
-    """Return the layers of packages, the topmost first, as import-linter checks them."""
+    """Return the layers of packages that import-linter checks, the topmost first."""
     return "\n".join(["```", *contract("Layers")["layers"], "```", ""])
 
 
 def pure_modules() -> str:
-    """Return the modules that import-linter keeps pure, by package."""
+    """Return the modules that import-linter checks for purity, by package."""
     found: dict[str, list[str]] = {}
     for module in contract("The pure ring")["source_modules"]:
         package, _, name = module.removeprefix("tailrace.").partition(".")
@@ -232,9 +232,7 @@ def pure_modules() -> str:
 
 
 def shard_modes() -> str:
-    """Return the modes of a Vitess shard as a diagram, and the moves that leave a shard where it is as a
-    table.
-    """
+    """Return the modes of a Vitess shard as a diagram, and as a table the events that change no mode."""
     moves: dict[tuple[str, str], list[str]] = {}
     for (mode, event), (target, _) in TRANSITIONS.items():
         moves.setdefault((mode.name, target.name), []).append(event.value)
@@ -254,12 +252,12 @@ PARTS |= {"layers": layers, "pure": pure_modules, "shard-modes": shard_modes}
 
 
 def generated(page: str) -> str:
-    """Return `page` with every generated part as the code makes it."""
+    """Return `page` with every part generated again."""
     return PART.sub(lambda part: f"{part[1]}\n{PARTS[part['name']]()}\n{part[3]}", page)
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or under `--check` compare them; return the exit status."""
+    """Write the pages, or compare them with `--check`; return the exit status."""
     stale = []
     for page in (ROOT / name for name in PAGES):
         before = page.read_text("utf-8")
@@ -268,9 +266,9 @@ def main(arguments: list[str]) -> int:
             stale.append(page.name)
             if "--check" not in arguments:
                 page.write_text(after, "utf-8")
-    told = "is out of date: run scripts/generate_docs.py" if "--check" in arguments else "written"
+    outcome = "is out of date: run scripts/generate_docs.py" if "--check" in arguments else "written"
     for name in stale:
-        print(f"{name}: {told}")
+        print(f"{name}: {outcome}")
     return 1 if stale and "--check" in arguments else 0
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Debian's Chromium and its driver, with which the page of examples/ is tested. Needs root, unless they are there.
+# Installs Debian's Chromium and its driver, to test the page in examples/. Needs root, unless they exist.
 set -eu
 if [ -x /usr/bin/chromium ] && [ -x /usr/bin/chromedriver ]; then
     exit 0

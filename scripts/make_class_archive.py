@@ -1,8 +1,8 @@
-"""Have Java keep Spark's classes ready for the tests, in an archive of shared class data.
+"""Creates an archive of class data sharing with Spark's classes, for the tests.
 
-Tests start Spark often. With the archive a start takes 2.6 s of CPU instead of 5.7, and what comes first, a
-table and a MERGE, 10 instead of 14. Where Java makes none, or finds that it does not fit (another class
-path, another Java), it loads classes as always.
+Tests start Spark often. With the archive a start takes 2.6 s of CPU instead of 5.7, and the first table and
+MERGE 10 s instead of 14. If Java can't create the archive, or it does not match (another class path, another
+Java), Java loads classes as usual.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: Writing the archive takes Java some 20 s.
+#: Timeout of writing the archive, in seconds; it takes about 20 s.
 TIMEOUT_S = 300
-#: Says what does not fit, on the standard output.
+#: Writes Java's messages about an archive that does not match to standard error, not to standard output.
 QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 def work(path: Path) -> None:
-    """Start Spark, use what pipelines use of it, and end it."""
+    """Start Spark, use the parts that pipelines use, and stop it."""
     from pyspark import SparkContext
 
     from tailrace.config import SparkConfig
@@ -40,22 +40,20 @@ def work(path: Path) -> None:
     frame.write.parquet(str(path / "files"))
     java = SparkContext._gateway.proc  # type: ignore[union-attr]  # noqa: SLF001 - no public way to it
     spark.stop()
-    java.stdin.close()  # it ends, and writes the archive
+    java.stdin.close()  # Java ends, and writes the archive
     java.wait(TIMEOUT_S)
 
 
 def main() -> None:
-    """Write the archive to where the argument says."""
+    """Write the archive to the path in the first argument."""
     wanted = Path(sys.argv[1]).resolve()
     wanted.parent.mkdir(parents=True, exist_ok=True)
     wanted.unlink(missing_ok=True)
-    # As tests/conftest.py has Spark started.
+    # With the options of tests/conftest.py.
     os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={wanted} {QUIET}"
     with tempfile.TemporaryDirectory() as path:
         work(Path(path))
-    print(
-        f"{wanted.name}: {'ready' if wanted.exists() else 'Java has made none; tests start Spark without it'}"
-    )
+    print(f"{wanted.name}: {'ready' if wanted.exists() else 'not created; tests start Spark without it'}")
 
 
 if __name__ == "__main__":

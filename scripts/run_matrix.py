@@ -1,9 +1,9 @@
-"""The test suite, with what a server's version can change on each version of PostgreSQL: `make matrix`.
+"""Runs the test suite, with version-dependent tests on each version of PostgreSQL: `make matrix`.
 
-A version that is not installed is named at the end; under CI that fails. Arguments go to pytest.
+A version that is not installed is reported at the end; under CI this is a failure. Arguments go to pytest.
 
-A few tests that fail beside others are run once more, alone. Those that pass then are named at the end:
-each is a fault of the test or of what it tests, and is to be mended.
+If only a few tests fail, they are run once more, alone. Those that then pass are reported at the end: each
+shows a defect of the test or of the code under test, which must be fixed.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from tailrace_servers.install import has_install  # noqa: E402
 from tests.support.postgres import ALL_VERSIONS  # noqa: E402 - found by the line above
 
 TESTS_FAILED = 1  # pytest's exit status
-#: More failures than this are not chance.
+#: Largest number of failures that are repeated: more are not due to chance.
 AGAIN_MAX = 5
 
 
 def main() -> int:
-    """Run the suite; return 0 if all of it passed, on every version."""
+    """Run the suite; return 0 if all tests passed, on every version."""
     began_s = time.monotonic()
     missing = [version for version in ALL_VERSIONS if not has_install(version)]
     here = ",".join(str(version) for version in ALL_VERSIONS if version not in missing)
-    # Random seeds are in the names of tests: those that fail have the same ones when they are repeated.
+    # Tests' names contain random seeds, which must be the same when failed tests are repeated.
     run = os.environ["PYTEST_XDIST_TESTRUNUID"] = uuid.uuid4().hex
     status = _pytest(here, "--cache-clear", "--testrunuid", run, *sys.argv[1:])
     failed = _last_failed() if status == TESTS_FAILED else []
     if 0 < len(failed) <= AGAIN_MAX:
-        print("\n== Those that failed, once more, alone", flush=True)
+        print("\n== The failed tests once more, alone", flush=True)
         status = _pytest(here, "-m", "", *failed)
     minutes, seconds = divmod(round(time.monotonic() - began_s), 60)
     verdict = f"FAILED (pytest's status {status})" if status else "passed"
     print(f"\n== PostgreSQL {here}: {verdict} in {minutes}:{seconds:02} min")
     if failed and status == 0:
-        print("Only alone:" + "".join(f"\n    {name}" for name in failed))
+        print("Passed only alone:" + "".join(f"\n    {name}" for name in failed))
     for version in missing:
         print(f"PostgreSQL {version}: NOT INSTALLED, hence not tested")
     return int(status != 0 or (bool(missing) and bool(os.environ.get("CI"))))
@@ -55,7 +55,7 @@ def _pytest(versions: str, *arguments: str) -> int:
 
 
 def _last_failed() -> list[str]:
-    """Return the names of the tests that failed; files that could not be collected among them."""
+    """Return the names of the failed tests, including files that could not be collected."""
     found = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
     return list(json.loads(found.read_text())) if found.exists() else []
 

@@ -1,8 +1,8 @@
-"""The tables of docs/types.md: what decoding makes of each type, asked of decoding itself.
+"""Generates the tables of docs/types.md by decoding examples of each type.
 
-Types and examples are listed here; Arrow's and Spark's types, JSON and `_special` are what comes
-out when the examples are decoded as rows of a stream. A built-in type that this page does not
-name and that is not plain text stops the script.
+Types and examples are listed here; Arrow's and Spark's types, JSON and `_special` are the results
+of decoding the examples as rows of a stream. A built-in type that is not listed here and is not
+decoded as text is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOT_BUILT_IN = 20_000
 
 @dataclass(frozen=True)
 class Subject:
-    """A type as the page names it, and PostgreSQL's text of a value or of several."""
+    """A type with its name on the page, and PostgreSQL's text of one or several values."""
 
     name: str
     type_name: str
@@ -123,7 +123,7 @@ def types() -> str:
 
 
 def modes(option: str) -> str:
-    """Return the table of the types that an option concerns, for each of its values."""
+    """Return the table of the types that an option affects, for each of its values."""
     field, possible = OPTIONS[option]
     chosen = [OWN_FORMS] + [replace(OWN_FORMS, **{field: value}) for value in possible]
     rows = []
@@ -148,23 +148,23 @@ def edges() -> str:
         for text, value, special, record, json in zip(
             subject.examples, typed.column(0), typed.column("_special"), records, _json(changes), strict=True
         ):
-            told = "" if special.as_py() is None else code(dict(special.as_py())["v"])
+            note = "" if special.as_py() is None else code(dict(special.as_py())["v"])
             python = repr((record.after or {})["v"])
             rows.append(
-                _row(code(subject.name), code(text), _shown(value, text), told, code(python), code(json))
+                _row(code(subject.name), code(text), _shown(value, text), note, code(python), code(json))
             )
     return _table(("PostgreSQL", "Text", "Typed column", "`_special`", "Python", "JSON"), rows)
 
 
 def code(text: str) -> str:
-    """Return `text` as code within a table; what is too long is cut."""
+    """Return `text` as code within a table; a long text is shortened."""
     text = text if len(text) <= 50 else f"{text[:20]}…{text[-5:]}"
     return f"`{text}`".replace("|", "\\|")
 
 
 def _differs(value: ValueType, mode: ValueModes) -> bool:
     own, chosen = value_type(value, OWN_FORMS), value_type(value, mode)
-    # Arrays follow their items; the page says so once.
+    # Arrays are converted like their items, which the page says once.
     return value.oid not in ITEMS and (own.arrow, own.json) != (chosen.arrow, chosen.json)
 
 
@@ -202,7 +202,7 @@ def _json(changes: TableChanges) -> list[str]:
 
 
 def _decoded(subject: Subject, mode: ValueModes) -> TableChanges:
-    """Return a stream's rows of the subject's examples, one column `v`."""
+    """Return the subject's examples as rows of a stream, with one column `v`."""
     oid = struct.pack("!I", subject.oid)
     described = b"R\0\0\0\1public\0t\0d\0\1\0v\0" + oid + struct.pack("!i", subject.modifier)
     payloads = [b"B" + struct.pack("!QqI", 1000, 0, 1), described]

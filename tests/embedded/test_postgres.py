@@ -126,7 +126,7 @@ def test_a_server_that_cannot_start_says_why(own_pg):
 
 
 def test_an_unknown_version_is_named():
-    with pytest.raises(TailraceError, match="PostgreSQL 9: its binaries are not here"):
+    with pytest.raises(TailraceError, match="PostgreSQL 9: its binaries are not installed"):
         find_install(9)
 
 

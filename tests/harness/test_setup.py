@@ -55,7 +55,7 @@ def test_java_17_and_later_is_taken_without_a_word(tmp_path, version_line):
     [
         ('openjdk version "11.0.22" 2024-01-16', "is version 11.0.22"),
         ('java version "1.8.0_402"', "is version 1.8.0_402"),
-        ("no java at all", "does not tell its version"),
+        ("no java at all", "does not print its version"),
     ],
 )
 def test_an_unfit_java_is_one_line_before_anything_else(tmp_path, version_line, complaint):

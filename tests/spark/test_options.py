@@ -69,7 +69,7 @@ def test_a_path_may_be_a_file_url_or_relative() -> None:
             "the option decimalHandlingMode is 'exact', the option maxRowsPerTrigger is '-1'",
             "decimalHandlingMode must be one of 'precise', 'double' or 'string'; maxRowsPerTrigger must be",
         ),
-        ({"path": "/log", "decimalhandlingmode": "precise"}, "decimalHandlingMode, and no", "name a table"),
+        ({"path": "/log", "decimalhandlingmode": "precise"}, "decimalHandlingMode is set", "name a table"),
         ({"path": "/log", "unavailableValuePlaceholder": "x"}, "is not an option", "the options are"),
     ],
 )

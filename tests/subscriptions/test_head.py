@@ -180,5 +180,5 @@ def test_a_ring_keeps_the_last_spans_in_its_bounds_but_one_at_least():
 
 def test_a_ring_has_no_gaps():
     ring: Ring[Part] = Ring(100, ranges_max=3, bytes_max=50)
-    with pytest.raises(ValueError, match="does not follow"):
+    with pytest.raises(ValueError, match="but the ring ends at"):
         ring.append(Part(101, 110))

@@ -483,7 +483,7 @@ def test_a_file_that_can_not_be_read_ends_it_with_an_error_that_is_logged(orders
         assert "Too many open files" in failure.document["error"]["message"]
         assert json.loads(connection.recv(timeout=30)).keys() == {"from"}
         assert json.loads(connection.recv(timeout=30)) == failure.document
-    assert [entry["event"] for entry in logs] == ["a subscription ended by an error"] * 2
+    assert [entry["event"] for entry in logs] == ["a subscription ended with an error"] * 2
     monkeypatch.setattr(served_log.ServedLog, "begin", fail)
     status, error = refused(port)
     assert (status, error) == (500, failure.document["error"])

@@ -1,8 +1,8 @@
-"""Measurements that anyone can repeat: `tailrace bench NAME`.
+"""Repeatable benchmarks: `tailrace bench NAME`.
 
-Each but `stages` starts its own PostgreSQL, loads the ten-column table of `table.py`, measures Tailrace and
-its reference in turn in one run, and reports a ratio. Absolute figures drift with the machine's
-load; the ratio is what counts.
+Each except `stages` starts its own servers, loads the ten-column table of `table.py`, measures Tailrace
+and its reference alternately in one run, and reports a ratio. Absolute figures vary with the machine's
+load; the ratio is the result.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ NAMES: dict[str, str] = {
 def run(name: str, *, rows: int | None = None, as_json: bool = False) -> int:
     """Run the benchmark `name` and print its result; return the exit status.
 
-    It ends on SIGTERM as on Ctrl-C, also where a shell has it ignore that: so its servers end with it.
+    It ends on SIGTERM as on Ctrl-C, even if a shell makes it ignore that, so that its servers end, too.
 
-    :param rows: size of the table or backlog (for `latency`: rows a second; for `idle`: tasks; for
-        `tables`: tables); `None` for the benchmark's own default.
+    :param rows: size of the table or backlog (for `latency`: rows per second; for `idle`: tasks; for
+        `tables`: tables); `None`: the benchmark's default.
     :raises KeyError: if there is no such benchmark.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     measure = measurement(name)
-    load_kernels()  # which is not what is measured
+    load_kernels()  # which is not measured
     measure(rows).print(as_json=as_json)
     return 0
 

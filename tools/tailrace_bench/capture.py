@@ -1,4 +1,4 @@
-"""PostgreSQL to the fsynced change log, in turn with pg_recvlogical on the same backlog."""
+"""PostgreSQL to the fsynced change log, alternating with pg_recvlogical on the same backlog."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TURNS = 3
 
 
 def measure(rows: int | None = None) -> Result:
-    """Measure `rows` rows in three turns each, and one transaction of as many rows for memory."""
+    """Measure `rows` rows in three turns each, and memory with one transaction of as many rows."""
     rows = rows or ROWS
     ours: list[backlog.CaptureRun] = []
     theirs: list[pg_recvlogical.ReceiverRun] = []

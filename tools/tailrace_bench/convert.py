@@ -1,4 +1,4 @@
-"""Wire bytes to events as they go out, on one core."""
+"""Wire bytes to converted events, on one core."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from tailrace_bench.support.report import Result, machine, median
 
 ROWS = 300_000
 TURNS = 5
-#: Rows of which fastavro writes the values; it takes as long for each.
+#: Number of rows whose values fastavro writes; its time per row is constant.
 FASTAVRO_ROWS = 10_000
 
 _FACTS = SourceInfo("bench", "bench", __version__)
 
 
 def measure(rows: int | None = None) -> Result:
-    """Convert a captured log of `rows` rows by each converter five times in turn, after one pass that is
-    not counted. Times are the process's own, so that other work on the machine counts little.
+    """Convert a captured log of `rows` rows with each converter five times in turn, after one pass that is
+    not counted. Times are CPU times of this process, so that other load has little effect.
 
-    The reference is the JSON Lines sink's writer on the same blocks. `fastavro_values` is what fastavro takes
-    to write the values alone, of Python's objects that are there already; `avro` is the whole way.
+    The reference is the JSON Lines sink's writer on the same blocks. `fastavro_values` is fastavro's time for
+    writing only the values, from existing Python objects; `avro` is the whole conversion.
     """
     rows = rows or ROWS
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
@@ -101,11 +101,11 @@ class _Blocks:
         ]
 
     def lines(self) -> int:
-        """Write all rows as the JSON Lines sink does; returns how many."""
+        """Write all rows as the JSON Lines sink does; return their number."""
         return sum(len(changes.json_lines("0", _FACTS)) for changes in self._changes())
 
     def converted_by(self, converter: Converter, *, as_columns: bool = False) -> Callable[[], int]:
-        """Return what converts all rows, from the wire or decoded to columns first, and tells how many."""
+        """Return a function that converts all rows, from wire bytes or columns, and returns their number."""
 
         def convert() -> int:
             found = 0
@@ -119,7 +119,7 @@ class _Blocks:
         return convert
 
     def encoded(self, *, as_columns: bool = False) -> int:
-        """Write keys and values of all rows in Avro, without the registry; returns how many."""
+        """Write keys and values of all rows in Avro, without the registry; return the number of rows."""
         found = 0
         converter = JsonConverter()
         for changes in self._changes():
@@ -148,9 +148,9 @@ class _Blocks:
 
 
 class _AvroValues:
-    """Values as fastavro has them in Python.
+    """Values as Python objects for fastavro.
 
-    :raises TailraceError: `INTERNAL` if fastavro writes one otherwise than we do.
+    :raises TailraceError: `INTERNAL` if fastavro's bytes differ from Tailrace's.
     """
 
     def __init__(self, written: list[bytes], schema: Any) -> None:
@@ -163,7 +163,7 @@ class _AvroValues:
         return len(self._objects)
 
     def write(self) -> int:
-        """Write all; returns how many."""
+        """Write all values; return their number."""
         return sum(1 for one in self._objects if self._written(one))
 
     def _written(self, value: Any) -> bytes:

@@ -24,7 +24,7 @@ TURNS = 5
 def measure(rows: int | None = None) -> Result:
     """Decode a captured log of `rows` rows five times, after one pass that is not counted.
 
-    The reference reads the same rows as CSV into the same types, by Arrow's own reader.
+    The reference reads the same rows as CSV into the same types, with Arrow's own reader.
     """
     rows = rows or ROWS
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
@@ -63,14 +63,14 @@ def captured(log: Path, rows: int) -> None:
 
 
 def use_one_core() -> None:
-    """Keep this process, and Arrow's threads in it, to one core from now on."""
+    """Restrict this process, including Arrow's threads, to one core."""
     pa.set_cpu_count(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 class Blocks:
-    """The blocks of a log of `rows` rows in memory, and what decoding them needs."""
+    """The blocks of a log of `rows` rows in memory, with the schema frames to decode them."""
 
     def __init__(self, log: Path, rows: int) -> None:
         reader = LogReader.open(log, "0")
@@ -86,12 +86,12 @@ class Blocks:
             raise TailraceError(Kind.INTERNAL, f"decode the log: {found} rows of {self._rows}")
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as they are decoded."""
+        """Yield the decoded rows."""
         for changes in self.changes():
             yield changes.rows()
 
     def changes(self) -> Iterator[TableChanges]:
-        """Yield the changes, found again each time, and not decoded."""
+        """Yield the changes, parsed again at each call and not yet decoded."""
         for frames, header in self._raw:
             yield from decode_block(frames, header.log_offset, header.open_at_start, self._schema)
 
@@ -113,7 +113,7 @@ class _Csv:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return how many seconds `work` takes."""
+    """Return the duration of `work`, in seconds."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

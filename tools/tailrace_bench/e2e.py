@@ -1,7 +1,7 @@
 """A backlog to Parquet and to Delta, exactly once, against pg_recvlogical of the same backlog.
 
-The pipeline is warm: it has carried a first load, and is then held still while the backlog is
-made. The clock runs from the moment it goes on until a reader of the folder sees every row.
+The pipeline is warm: it has processed a first load, and is then suspended while the backlog is
+created. The time is from its resumption until a reader of the folder sees every row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TURNS = 2
 
 
 def measure(rows: int | None = None) -> Result:
-    """Measure both sinks, in turn with pg_recvlogical; `value` is the Parquet rate."""
+    """Measure both sinks, alternating with pg_recvlogical; `value` is the Parquet rate."""
     rows = rows or ROWS
     with table.server() as postgres, tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name:
         directory = Path(name)
@@ -48,7 +48,7 @@ def measure(rows: int | None = None) -> Result:
 
 
 class _Turns:
-    """The measurements of one sink: a rate for each turn, and the reference's of the same rows."""
+    """The measurements of one sink: a rate for each turn, and the reference's rate of the same rows."""
 
     def __init__(
         self, postgres: EmbeddedPostgres, directory: Path, name: str, sink: dict[str, Any], rows: int

@@ -1,4 +1,4 @@
-"""PostgreSQL through the embedded engine to a handler, in turn with Debezium's engine on the same backlog."""
+"""PostgreSQL through the embedded engine to a handler, alternating with Debezium's on the same backlog."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ log = structlog.get_logger(__name__)
 ROWS = 1_000_000
 DEADLINE_S = 900.0
 
-#: How the handler gets records: as Debezium's JSON without schemas, or as they are.
+#: The form of the handler's records: Debezium's JSON without schemas, or unconverted.
 JSON, PLAIN = "json", "plain"
 
-#: PostgreSQL's sender is the limit where a run is as fast as its own client, but for this.
+#: Share of the speed of PostgreSQL's own client from which on the server's sender is the limit of a run.
 OF_SENDER = 0.9
 
 
@@ -34,8 +34,8 @@ OF_SENDER = 0.9
 class EngineRun:
     """One timed pass: from the call of `run` to the handler's return for the last record.
 
-    The start of the interpreter and its imports are left out; connecting, the log with its fsyncs and
-    committing are in it.
+    The time excludes the start of the interpreter and its imports; it includes connecting, the log with its
+    fsyncs and committing.
     """
 
     rows: int
@@ -45,7 +45,7 @@ class EngineRun:
 
 
 def measure(rows: int | None = None) -> Result:
-    """Have `rows` rows received by `pg_recvlogical`, by our engine and by the peer, as JSON and as they are.
+    """Receive `rows` rows with `pg_recvlogical`, with our engine and with the peer, as JSON and unconverted.
 
     Without the peer (`make bench-peers` fetches it) the ratio is to `pg_recvlogical`.
     """
@@ -55,7 +55,7 @@ def measure(rows: int | None = None) -> Result:
         directory, dsn = Path(name), postgres.dsn()
         with_peer = debezium.is_here()
         if not with_peer:
-            log.warning("the peer is not here: the ratio is to pg_recvlogical", hint="make bench-peers")
+            log.warning("the peer is not installed: the ratio is to pg_recvlogical", hint="make bench-peers")
         for slot in ("recvlogical", *(("peer_json", "peer_connect") if with_peer else ())):
             table.create_slot(dsn, slot)
         for how in (JSON, PLAIN):
@@ -67,10 +67,10 @@ def measure(rows: int | None = None) -> Result:
         forms: tuple[tuple[str, debezium.Format], ...] = ((JSON, "json"), (PLAIN, "connect"))
         for how, form in forms:
             ours[how] = _run(dsn, how, directory, rows)
-            log.info("the engine has handed it over", how=how, seconds=round(ours[how].seconds, 1))
+            log.info("the engine has processed it", how=how, seconds=round(ours[how].seconds, 1))
             if with_peer:
                 theirs[how] = debezium.receive(postgres, f"peer_{form}", rows, form, cores(), directory)
-                log.info("and so has Debezium's", how=how, seconds=round(theirs[how].seconds, 1))
+                log.info("Debezium's engine has, too", how=how, seconds=round(theirs[how].seconds, 1))
     return _result(rows, reference, ours, theirs)
 
 
@@ -123,7 +123,7 @@ def _run(dsn: str, how: str, directory: Path, rows: int) -> EngineRun:
 
 
 class _Counting:
-    """A handler that looks at what it gets, and asks for the end at the last row."""
+    """A handler that counts rows and bytes, and stops the engine after the last row."""
 
     def __init__(self, rows: int) -> None:
         self.rows = self.bytes = 0

@@ -1,4 +1,4 @@
-"""What an engine costs while nothing comes: CPU time of its process, with one task and with a hundred."""
+"""CPU time of an idle engine: with one task, and with a hundred."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tailrace_bench.support import table
 from tailrace_bench.support.report import Result, machine
 
 TASKS = 100
-#: For how long each engine is watched, once it has started.
+#: Duration of each measurement after the engine's start, in seconds.
 WATCHED_S = 10.0
-#: Shares of one core, at most: of a task alone, and of each of a hundred.
+#: Goals as shares of one core: for one task alone, and for each of a hundred.
 GOAL_ALONE = 0.01
 GOAL_EACH = 0.001
 
 
 def measure(rows: int | None = None) -> Result:
-    """Let engines wait whose tasks poll and get nothing: with one task, with a hundred, and of PostgreSQL.
+    """Measure engines whose tasks poll and get nothing: with one task, with a hundred, and of PostgreSQL.
 
-    CPU time means the same on a machine that is busy with other things.
+    CPU time does not depend on other load of the machine.
 
-    :param rows: how many tasks, in place of a hundred.
+    :param rows: number of tasks; default: a hundred.
     """
     tasks = rows or TASKS
     without = _watched()
@@ -68,7 +68,7 @@ def _waiting(config: dict[str, Any] | None = None, **parts: Any) -> float:
 
 
 def _watched() -> float:
-    """Return what share of a core this process takes for a while."""
+    """Return the share of a core that this process takes during `WATCHED_S`."""
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     threading.Event().wait(WATCHED_S)
     return (time.process_time() - began_cpu_s) / (time.monotonic() - began_s)

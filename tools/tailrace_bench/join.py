@@ -1,10 +1,9 @@
-"""Changes in Kafka joined with their transactions, into Kafka, exactly once, in turn with a plain copy.
+"""Changes in Kafka joined with their transactions, into Kafka, exactly once, alternating with a plain copy.
 
-The copy is what the same client does with the data topic alone, with the same settings: it reads committed
-records, and writes them and its offsets in as many transactions as the join took just before. Both are
-measured once their clients are made and compiled code is loaded, which a process does once. The merge is
-measured alone, too; and how much memory is taken where one side is far ahead: of its messages only so many
-are held as the queues may have.
+The copy uses the same client and settings for the data topic alone: it reads committed records, and writes
+them and its offsets in as many transactions as the previous run of the join. Both times start when the
+clients are created and compiled code is loaded, which a process does once. In addition, the merge is measured
+alone, and the memory if one side is far ahead of the other, which the limits of the queues bound.
 """
 
 from __future__ import annotations
@@ -44,27 +43,27 @@ TURNS = 3
 ROWS_A_TRANSACTION = 100
 DEADLINE_S = 600.0
 JOIN, COPY, AHEAD = "join", "copy", "ahead"
-#: Messages that the data topic is ahead, for each row of the rest (10 million by default), and how long is
-#: read.
+#: Number of messages by which the data topic is ahead, per row of the other runs (10 million by default), and
+#: the time for reading.
 AHEAD_FACTOR = 10
 AHEAD_READ_S = 15.0
 AHEAD_DATA, AHEAD_TRANSACTIONS = "ahead.public.orders", "ahead.transaction"
 NOTE = "a note of some forty characters, no more"
 DATA, TRANSACTIONS = "shop.public.orders", "shop.transaction"
 
-#: Messages that the copy takes from its client at a time: as the join does, and it is the quickest.
+#: Number of messages that the copy takes from its client at a time: that of the join, which is the fastest.
 COPY_TAKEN = 500
-#: Messages that are handed to the client before it is waited for.
+#: Number of messages that are passed to the client before a flush.
 AHEAD_CHUNK = 500_000
 AHEAD_VALUES = 10_000
 
-#: Rows that the merge alone is given at a time.
+#: Number of rows per step when the merge is measured alone.
 MERGE_ROWS = 100_000
 MERGES = 50
 
 
 def measure(rows: int | None = None) -> Result:
-    """Join `rows` changes, and copy them, in turn; the ratio is the median of the turns'."""
+    """Join `rows` changes, and copy them, alternating; the ratio is the median of the turns' ratios."""
     rows = rows or ROWS
     rates: dict[str, list[float]] = {JOIN: [], COPY: []}
     cpu_s = dict.fromkeys(rates, 0.0)  # of the last turn
@@ -108,7 +107,7 @@ def _result(rows: int, rates: Mapping[str, list[float]], more: Mapping[str, floa
 
 
 def fill(bootstrap: str, rows: int) -> None:
-    """Write both topics, as Debezium does for PostgreSQL, without schemas."""
+    """Write both topics in the form of Debezium for PostgreSQL, without schemas."""
     topics.create(bootstrap, DATA)
     topics.create(bootstrap, TRANSACTIONS, 1)
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "fill", "linger.ms": 20})
@@ -134,13 +133,13 @@ def fill(bootstrap: str, rows: int) -> None:
 
 
 def _measure_ahead(bootstrap: str, messages: int) -> dict[str, int]:
-    # The data topic has so many messages whose transaction has not ended.
+    # Measures with a data topic of `messages` messages whose transaction has not ended.
     topics.create(bootstrap, AHEAD_DATA)
     topics.create(bootstrap, AHEAD_TRANSACTIONS, 1)
     producer = Producer(
         {"bootstrap.servers": bootstrap, "compression.type": "lz4", "queue.buffering.max.messages": 1_000_000}
     )
-    # Not so much alike that they are compressed to nothing.
+    # Different values, so that they are not compressed to almost nothing.
     chance = random.Random(7)  # noqa: S311 - no secret
     event = '{{"transaction":{{"id":"7:1000","total_order":1}},"note":"{:032x}"}}'
     values = [event.format(chance.getrandbits(128)).encode() for _ in range(AHEAD_VALUES)]
@@ -185,16 +184,16 @@ def _produce(producer: Producer, topic: str, key: Any, document: Mapping[str, An
 
 
 def _run(how: str, bootstrap: str, turn: int, rows: int, transactions: int = 0) -> tuple[float, float, int]:
-    # Seconds, those of CPU, and how many transactions it took; the copy takes as many as it is told.
+    # Returns seconds, CPU seconds and the number of transactions, which is an argument of the copy.
     arguments = (how, bootstrap, turn, rows, transactions)
     seconds, cpu_s, transactions = answer_of(__name__, *arguments, deadline_s=DEADLINE_S)
     return seconds, cpu_s, transactions
 
 
 class _Watched(KafkaJoin):
-    """The join, which says when so many records are committed.
+    """The join, with an event that is set when `rows` records are committed.
 
-    To look at the engine instead, ten times a second, took a twentieth of what was measured.
+    Polling the engine ten times a second took a twentieth of the measured time.
     """
 
     def __init__(self, rows: int, **options: Any) -> None:
@@ -210,7 +209,7 @@ class _Watched(KafkaJoin):
         return task
 
     def _count(self, partition: Partition, offset: Offset) -> None:
-        # Of each partition there are all records from the first offset on.
+        # Each partition has all its records from offset 0 on.
         self._committed[partition["partition"]] = offset["data"]
         if sum(self._committed.values()) >= self._rows:
             self.is_done.set()
@@ -292,7 +291,7 @@ def _copy(bootstrap: str, turn: int, rows: int, transactions: int) -> tuple[floa
 
 
 def _merge_rows_s() -> float:
-    # Data rows a second that the merge joins on a core, with nothing around it.
+    # Returns the data rows per second that the merge alone joins on one core.
     merge, seconds = Merge(Position()), 0.0
     transactions = MERGE_ROWS // ROWS_A_TRANSACTION
     numbers = np.arange(MERGE_ROWS, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""`format("tailrace-join")` beside a join of Spark's own: the same topics, a stream-stream join with state.
+"""`format("tailrace-join")` against Spark's stream-stream join of the same topics, which has state.
 
-Each runs in a separate process, with micro-batches of as many offsets. Rows are counted, and a sum over
-hashes of key, value and transaction tells whether they are equal.
+Each runs in a separate process, with micro-batches of the same number of offsets. The number of rows, and a
+sum of hashes of key, value and transaction, show whether the results are equal.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _SETTINGS = {
 
 
 def measure(rows: int | None = None) -> Result:
-    """Join `rows` changes by either, in turn.
+    """Join `rows` changes with each, one after the other.
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` without Spark's Kafka source; `INTERNAL` if the rows differ.
     """
     rows = rows or ROWS
     if not any(JARS.glob("*.jar")):
-        raise TailraceError(Kind.ENVIRONMENT_UNFIT, "look for Spark's Kafka source", "make bench-peers")
+        raise TailraceError(Kind.ENVIRONMENT_UNFIT, "find Spark's Kafka source", "make bench-peers")
     with topics.cluster() as kafka:
         fill(kafka.bootstrap, rows)
         ours, sparks = (_measured(how, kafka.bootstrap) for how in (OURS, SPARKS))
@@ -109,7 +109,7 @@ def _ours(spark: SparkSession, bootstrap: str) -> DataFrame:
 
 
 def _sparks(spark: SparkSession, bootstrap: str) -> DataFrame:
-    # What one would write: both sides remember an hour, as writing a transaction may take so long.
+    # What a user would write: both sides keep an hour of state, as writing a transaction may take that long.
     from pyspark.sql import functions as f
 
     def topic(name: str) -> DataFrame:
@@ -176,7 +176,7 @@ def _run_here(how: str, bootstrap: str) -> dict[str, Any]:
 
 
 class _Watch:
-    """Watches this process and its children: seconds, CPU, most memory, most bytes under two directories."""
+    """Measures this process and its children: seconds, CPU time, maxima of memory and of two directories."""
 
     def __init__(self, checkpoint: Path, local: Path) -> None:
         import psutil

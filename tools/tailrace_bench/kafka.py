@@ -1,12 +1,12 @@
-"""The change log to Kafka: exactly once in turn with at least once, on the same records.
+"""The change log to Kafka: exactly once alternating with at least once, on the same records.
 
 Both are the pipeline's own sink over the same ranges of one log; at least once waits for `acks=all`
-and writes its offset, exactly once has both in a transaction. A range is as many rows as take about
-so long as a transaction is to last.
+and writes its offset, exactly once has both in a transaction. A range has the rows of about one
+transaction's interval.
 
-Two passes over a log differ by more than the transactions cost: the broker's disk, heap and compiler
-weigh on one and not on the other. So both write each range right after one another, one first in every
-other range, and each range is a pair of its own.
+Two passes over a log differ by more than the costs of transactions: the broker's disk, heap and compiler
+affect one and not the other. So both write each range directly after one another, with alternating order,
+and each range is one pair.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from tailrace_bench.support.report import Result, machine, median
 log = structlog.get_logger(__name__)
 
 ROWS = 1_000_000
-#: Passes over the log in which both take part, after one of the same kind that is not counted: the
-#: broker's code is compiled while it runs.
+#: Number of passes over the log with both, after one that is not counted, during which the broker's code
+#: is compiled.
 PASSES = 7
-#: Seconds between two commits: what is compared, and the curve.
+#: Seconds between two commits: for the comparison, and for the curve.
 INTERVAL_S = 1.0
 CURVE_S = (0.1, 0.3, 1.0, 3.0)
 
 _BYTES_MAX = 1 << 40
-#: Of one core, from where on the sink's own thread is the limit.
+#: Share of one core from which on the sink's own thread is the limit.
 _ONE_CORE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """What a sink took for one range or more: from the first record to the answer of the last commit."""
+    """A sink's times for one or more ranges: from the first record to the response to the last commit."""
 
     rows: int
     seconds: float
@@ -63,17 +63,17 @@ class SinkRun:
 
     @property
     def rate(self) -> float:
-        """Rows a second."""
+        """Rows per second."""
         return self.rows / self.seconds
 
 
-#: One range, by both: exactly once, at least once.
+#: The runs of one range: exactly once, at least once.
 Pair = tuple[SinkRun, SinkRun]
 Write = Callable[[LogRange, Sequence[Piece]], SinkRun]
 
 
 def measure(rows: int | None = None) -> Result:
-    """Write a log of `rows` rows in passes of pairs, at a transaction every second; then the curve."""
+    """Write a log of `rows` rows in pairs, with a transaction every second; then measure the curve."""
     rows = rows or ROWS
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name, topics.cluster() as kafka:
         path = Path(name) / "log"
@@ -93,9 +93,9 @@ def measure(rows: int | None = None) -> Result:
 
 
 def _even(rows: int, a_second: int) -> int:
-    """Return how many rows a range gets, so that about a second's are in each and the last is as large.
+    """Return the rows per range, so that all ranges, including the last, have about a second's rows.
 
-    Ranges end on the source's transactions: whole ones, or a rest of one would be a range of its own.
+    It is a multiple of a transaction's rows, as ranges end at the ends of the source's transactions.
     """
     each = -(-rows // max(1, round(rows / a_second)))
     return -(-each // table.ROWS_A_TRANSACTION) * table.ROWS_A_TRANSACTION
@@ -157,7 +157,7 @@ def _sum(found: Sequence[SinkRun]) -> SinkRun:
 
 
 class _Runs:
-    """Passes over one log, each into separate topics, which are there before it begins."""
+    """Passes over one log, each into separate topics, which are created before it starts."""
 
     def __init__(self, bootstrap: str, path: Path, rows: int) -> None:
         self._bootstrap = bootstrap
@@ -171,9 +171,9 @@ class _Runs:
             return _sum([write(span, pieces) for span, pieces in self._ranges(rows_a_range)])
 
     def in_pairs(self, rows_a_range: int, first: int) -> list[Pair]:
-        """Write the log both ways, range by range.
+        """Write the log exactly once and at least once, range by range.
 
-        :param first: even: exactly once begins.
+        :param first: even: exactly once is first.
         """
         pairs = []
         with self._sink(atomic=True) as once, self._sink(atomic=False) as least:

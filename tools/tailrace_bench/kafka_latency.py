@@ -1,8 +1,8 @@
-"""Commit to visible record: how long after PostgreSQL's commit a committed record is read from Kafka.
+"""Commit to visible record: the time from PostgreSQL's commit until a committed record is read from Kafka.
 
-Once with no interval between batches, where nothing but the work and the cluster is left, and once with the
-default one. Beside it the same wait of a plain transactional client: from the begin of its transaction to a
-reader who gets its records.
+Once without an interval between batches, so that only the work and the cluster take time, and once with the
+default interval. In addition the latency of a plain transactional client: from the start of its transaction
+until a reader has its records.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WARM_UP_S = 5.0
 MEASURED_S = 20.0
 _TIMEOUT_S = 60.0
 
-#: Of a record's value: when it was committed, in microseconds since 1970.
+#: Returns the commit time in a record's value, in microseconds since 1970.
 CommittedUs = Callable[[Any], int]
 
 
 def measure(rows: int | None = None) -> Result:
-    """Measure each at `rows` rows a second for twenty seconds, after five of warm-up."""
+    """Measure each at `rows` rows per second for twenty seconds, after five of warm-up."""
     rate = rows or ROWS_A_SECOND
     with topics.cluster() as kafka:
         topics.warm_up(kafka.bootstrap)

@@ -1,7 +1,7 @@
-"""PostgreSQL to Kafka as Debezium's JSON, exactly once, in turn with Debezium's engine and a Kafka producer.
+"""PostgreSQL to Kafka as Debezium's JSON, exactly once, alternating with Debezium's engine and a producer.
 
-Database, broker and the measured program share the machine; each pass takes the same backlog from a slot
-of its own. The peer's handler sends a batch, waits for all of it, and then marks it as done: at least once.
+Database, broker and the measured program share the machine; each pass reads the same backlog from a separate
+slot. The peer's handler sends a batch, waits until it is written, and then marks it as done: at least once.
 """
 
 from __future__ import annotations
@@ -33,21 +33,19 @@ DEADLINE_S = 900.0
 OURS, PEER = "ours", "peer"
 
 
-#: Ours, from the call of `run` until all is committed in Kafka, without the start of the interpreter and its
-#: imports; the peer's, from its first record.
+#: Our pass, from the call of `run` until everything is committed in Kafka, without the interpreter's start
+#: and its imports; the peer's pass, from its first record.
 Turn = tuple[Pass, Pass]
 
 
 def measure(rows: int | None = None) -> Result:
-    """Bring `rows` rows from PostgreSQL into Kafka, by our pipeline and by the peer.
+    """Write `rows` rows from PostgreSQL to Kafka, with our pipeline and with the peer.
 
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if the peer is not here: there is nothing else to compare with.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if the peer, the only reference, is not installed.
     """
     rows = rows or ROWS
     if not debezium.is_here():
-        raise TailraceError(
-            Kind.ENVIRONMENT_UNFIT, "look for Debezium: it was not fetched", "make bench-peers"
-        )
+        raise TailraceError(Kind.ENVIRONMENT_UNFIT, "find Debezium: it is not installed", "make bench-peers")
     with (
         table.server() as postgres,
         topics.cluster() as kafka,
@@ -91,7 +89,7 @@ def _result(rows: int, turns: list[Turn]) -> Result:
 
 
 class _Passes:
-    """Passes over one backlog; their slots are there before it is made."""
+    """Passes over one backlog; their slots are created before it."""
 
     def __init__(self, postgres: EmbeddedPostgres, bootstrap: str, directory: Path, rows: int) -> None:
         self._postgres = postgres

@@ -1,12 +1,12 @@
-"""The change log to Kafka on Spark: our sink, exactly once, in turn with Spark's own, at least once.
+"""The change log to Kafka on Spark: our sink, exactly once, alternating with Spark's own, at least once.
 
-All read the same log, and bring it into topics of as many partitions, with producers that are set as ours
-is. Spark's sink keeps no order across pieces of the log and commits nothing. It is given
+All read the same log and write to topics with the same number of partitions, with the same settings of the
+producers. Spark's sink has no order between input splits of the log and commits nothing. It writes
 
-- the rows of `format("tailrace")`, made texts by Spark's `to_json`: what those without our sink would
-  write, and the reference;
-- keys and values as ours are, made in tasks of Python by the same kernels and handed to Java as Arrow. No
-  user has such a source. It tells the sinks alone apart, as far as that can be done (`sinks_ratio`).
+- the rows of `format("tailrace")`, converted by Spark's `to_json`: what users without our sink would
+  write; this is the reference;
+- the same keys and values as our sink, converted in Python tasks by the same kernels and passed to Java as
+  Arrow. No user has such a source; it compares only the sinks, as far as possible (`sinks_ratio`).
 """
 
 from __future__ import annotations
@@ -48,22 +48,21 @@ TURNS = 9
 JARS = Path(sys.prefix) / "share" / "tailrace" / "spark-kafka"
 
 
-#: From the first job to the end of the last, CPU without that of the broker: ours, Spark's sink
-#: of public rows, Spark's sink of the same keys and values.
+#: Passes from the first job to the end of the last, with the CPU time except the broker's: our sink, Spark's
+#: sink with public rows, Spark's sink with the same keys and values.
 Turn = tuple[Pass, Pass, Pass]
 
 
 def measure(rows: int | None = None) -> Result:
-    """Write a log of `rows` rows with either sink, in turns, after one that is not counted.
+    """Write a log of `rows` rows with each sink, in turns, after one that is not counted.
 
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if Spark's Kafka sink is not here: there is nothing else to
-        compare with.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if Spark's Kafka sink, the only reference, is not installed.
     """
     rows = rows or ROWS
     jars = sorted(str(jar) for jar in JARS.glob("*.jar"))
     if not jars:
         raise TailraceError(
-            Kind.ENVIRONMENT_UNFIT, "look for Spark's Kafka sink: it was not fetched", "make bench-peers"
+            Kind.ENVIRONMENT_UNFIT, "find Spark's Kafka sink: it is not installed", "make bench-peers"
         )
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name, topics.cluster() as kafka:
         path = Path(name) / "log"
@@ -117,7 +116,7 @@ def _result(rows: int, turns: list[Turn]) -> Result:
 
 
 class _Runs:
-    """Passes over one log, each into a separate topic, which is there before it begins."""
+    """Passes over one log, each into a separate topic, which is created before it starts."""
 
     def __init__(
         self, spark: SparkSession, bootstrap: str, path: Path, rows: int, broker: set[psutil.Process]
@@ -130,7 +129,7 @@ class _Runs:
         self._names = itertools.count(1)
 
     def turn(self, number: int) -> Turn:
-        """Write the log with ours, with Spark's sink of public rows, and of the same keys and values."""
+        """Write the log with our sink, and with Spark's: public rows, and the same keys and values."""
         ours, public, given = in_turn(number, self.ours, self.public, self.given)
         found = {"ours": ours, "public": public, "given": given}
         log.info("a turn", number=number, of=TURNS,
@@ -189,7 +188,7 @@ class _Runs:
 
 
 def _tree() -> set[psutil.Process]:
-    """Return this process and all that come of it."""
+    """Return this process and all its descendants."""
     import psutil
 
     here = psutil.Process()

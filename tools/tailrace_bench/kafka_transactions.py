@@ -1,7 +1,7 @@
-"""Small transactions of the source to Kafka, each in a transaction of Kafka, in turn with a plain client.
+"""Small transactions of the source to Kafka, each in a Kafka transaction, alternating with a plain client.
 
-The peer is a transactional producer of confluent-kafka in a loop, given the same keys and values, ready
-made and in memory. It writes no offset and reads no log: it is what the cluster and the client allow.
+The peer is a transactional producer of confluent-kafka in a loop, with the same keys and values, already
+converted in memory. It writes no offset and reads no log, so it shows what the cluster and the client allow.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ ROWS_A_TRANSACTION = 10
 PAIRS = 6
 _TIMEOUT_S = 60.0
 
-#: Of a transaction, in order: key and value of each.
+#: Keys and values of a transaction, in order.
 Messages = Sequence[tuple[bytes, bytes]]
 
 
-#: From the start of a producer to the answer to its last commit: ours, a plain client's.
+#: Passes from the start of a producer to the response to its last commit: ours, a plain client's.
 Pair = tuple[Pass, Pass]
 
 
 def measure(rows: int | None = None) -> Result:
-    """Write `rows` rows in transactions of ten, in pairs, after a pass of ours that gives the messages."""
+    """Write `rows` rows in transactions of ten, in pairs, after a pass of ours that produces the messages."""
     transactions = max(1, (rows or TRANSACTIONS * ROWS_A_TRANSACTION) // ROWS_A_TRANSACTION)
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name, topics.cluster() as kafka:
         path = Path(name) / "log"
@@ -103,7 +103,7 @@ def _capture(path: Path, transactions: int) -> None:
 
 
 class _Passes:
-    """Passes over one log, each into a separate topic, which is there before it begins."""
+    """Passes over one log, each into a separate topic, which is created before it starts."""
 
     def __init__(self, bootstrap: str, path: Path, transactions: int) -> None:
         self._bootstrap = bootstrap
@@ -114,7 +114,7 @@ class _Passes:
             self._end = reader.end().offset
 
     def ours(self) -> Pass:
-        """Write the log as a pipeline does: its feed, with the readers' file in the log's folder."""
+        """Write the log as a pipeline does, with a sink worker and its file of a registered reader."""
         name = f"ours-{next(self._names)}"
         topics.create(self._bootstrap, f"{name}.public.orders")
         section = topics.sink(self._bootstrap, name, atomic=True) | {"transaction_boundary": "transaction"}
@@ -125,7 +125,7 @@ class _Passes:
             name,
             self._path,
             lambda: build(config, PostgresSource(), self._path),
-            # No Spark: it is never asked for.
+            # Spark is never needed.
             SparkHost(None),  # type: ignore[arg-type]
         )
         feed.finish_at(self._end)
@@ -134,7 +134,7 @@ class _Passes:
         return found
 
     def theirs(self, transactions: Sequence[Messages]) -> Pass:
-        """Write the same with a plain client."""
+        """Write the same messages with a plain client."""
         topic = f"plain-{next(self._names)}"
         topics.create(self._bootstrap, topic)
         found = timed(lambda: self._write_plainly(topic, transactions))
@@ -158,9 +158,9 @@ class _Passes:
             producer.commit_transaction(_TIMEOUT_S)
 
     def messages_of_first(self) -> list[Messages]:
-        """Return what the first pass has written, by transaction of the source.
+        """Return the records of the first pass, by transaction of the source.
 
-        :raises TailraceError: `INTERNAL` if not all of it is there.
+        :raises TailraceError: `INTERNAL` if any is missing.
         """
         consumer = Consumer(
             {"bootstrap.servers": self._bootstrap, "group.id": "bench", "isolation.level": "read_committed"}

@@ -1,6 +1,6 @@
-"""Commit to visible row: how long after PostgreSQL's commit a reader of the folder sees it.
+"""Commit to visible row: the time from PostgreSQL's commit of a row until a reader of the folder sees it.
 
-Then the memory of a pipeline that starts Spark when it needs it, and never does.
+Then the memory of a pipeline with `spark: {start: when_needed}` that never needs Spark.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WARM_UP_S = 5.0
 MEASURED_S = 30.0
 WITHOUT_SPARK_S = 10.0
 POLL_S = 0.005
-#: No peer brings rows into Parquet as they come; the median is held against this.
+#: The goal with which the median is compared, as no peer writes rows to Parquet continuously.
 TARGET_MS = 1_000.0
 
 
 def measure(rows: int | None = None) -> Result:
-    """Measure at `rows` rows a second for half a minute, after five seconds of warm-up."""
+    """Measure at `rows` rows per second for half a minute, after five seconds of warm-up."""
     rate = rows or ROWS_A_SECOND
     with table.server() as postgres, tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name:
         stop = threading.Event()
@@ -68,7 +68,7 @@ def measure(rows: int | None = None) -> Result:
 
 
 def _without_spark(directory: Path, dsn: str, rate: int) -> tuple[float, float]:
-    """Run a pipeline without a backlog; return its most megabytes, and seconds to its first row."""
+    """Run a pipeline without a backlog; return its largest size in MB, and the seconds to its first row."""
     stop = threading.Event()
     writer = threading.Thread(target=write, args=(dsn, rate, stop), kwargs={"first": 10_000_000})
     spark = {"start": "when_needed"}
@@ -89,12 +89,12 @@ def _without_spark(directory: Path, dsn: str, rate: int) -> tuple[float, float]:
 
 
 def write(dsn: str, rate: int, stop: threading.Event, first: int = 1) -> None:
-    """Insert so many rows a second, in transactions of `ROWS_A_TRANSACTION`, until it is to stop.
+    """Insert `rate` rows per second, in transactions of `ROWS_A_TRANSACTION`, until `stop` is set.
 
     :param first: the first row's key.
     """
     with psycopg.connect(dsn, autocommit=True) as connection:
-        # As servers usually have it: else a commit waits for wal_writer_delay, 200 ms, before it is sent.
+        # The usual setting: otherwise a commit is sent only after wal_writer_delay, 200 ms.
         connection.execute("set synchronous_commit = on")
         started, key = time.perf_counter(), first
         while not stop.is_set():

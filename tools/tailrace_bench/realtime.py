@@ -1,8 +1,8 @@
-"""Commit to handler: how long after PostgreSQL's commit an engine's handler is called with the row.
+"""Commit to handler: the time from PostgreSQL's commit of a row to the call of an engine's handler.
 
-From memory and from the log, and through Debezium's engine, one after another while rows are written. In
-the same way until a subscriber in another process has the row, and a reader of committed records in Kafka.
-Then, on a backlog, what real time costs: with a handler that keeps up, and with one that hangs and is let go.
+From memory, from the log, and through Debezium's engine, one after another while rows are written. Likewise
+the time to a subscriber in another process, and to a reader of committed records in Kafka. Then, with a
+backlog, the costs of real time: with a handler that keeps up, and with one that blocks for a while.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 ROWS_A_SECOND = 5_000
 WARM_UP_S = 5.0
 MEASURED_S = 20.0
-#: Enough that the start of an engine, which differs from one to the next, is a small part of a pass.
+#: Number of rows, so large that the start of an engine, which varies, is a small part of a pass.
 BACKLOG_ROWS = 2_000_000
-#: Of a backlog, each with a pass of every way.
+#: Number of turns with a backlog, each with a pass of every variant.
 TURNS = 3
-#: Of a handler that hangs: the backlog does not fit, so that memory is given up while capture goes on.
+#: Buffer of a handler that blocks, in bytes: smaller than the backlog, so that real time falls back.
 SMALL_BUFFER_BYTES = 16 << 20
 PICTURE = Path("docs") / "realtime-latency.svg"
-#: The peer writes for so long after the reader's end.
+#: Time for which the peer has rows to write after the reader's end, in seconds.
 PEER_LONGER_S = 10.0
-#: The status learns of a fall-back within a second or two.
+#: Timeout for a fall-back to be in the status, which takes a second or two, in seconds.
 _SHOWN_S = 10.0
 _START_DEADLINE_S = 60.0
 _RUN_DEADLINE_S = 300.0
 
 
 def measure(rows: int | None = None) -> Result:
-    """Measure at `rows` rows a second, each way for twenty seconds after five of warm-up."""
+    """Measure at `rows` rows per second, each variant for twenty seconds after five of warm-up."""
     rate = rows or ROWS_A_SECOND
     backlog_rows = BACKLOG_ROWS if rows is None else 10 * rows
     cpu: dict[str, float] = {}
@@ -82,7 +82,7 @@ def measure(rows: int | None = None) -> Result:
 
 
 class _Bench:
-    """Rows are written at a rate, and taken each time from a separate slot."""
+    """Measurements of rows that are written at a rate, each with a separate slot."""
 
     def __init__(self, postgres: EmbeddedPostgres, directory: Path, rate: int) -> None:
         self._postgres, self._directory, self._rate = postgres, directory, rate
@@ -90,20 +90,20 @@ class _Bench:
         self._places = itertools.count()
 
     def handled(self, cpu: dict[str, float], *, realtime: bool = False) -> np.ndarray:
-        """Return the milliseconds to an engine's handler; into `cpu` goes what a row took."""
+        """Return the milliseconds to an engine's handler; add the CPU time per row to `cpu`."""
         with self._written() as settings:
             found = _child("latency", {**settings, "realtime": realtime, **self._times})
         cpu["cpu_us_a_row_from_memory" if realtime else "cpu_us_a_row_from_the_log"] = found["cpu_us_a_row"]
         return np.array(found["ms"])
 
     def peer(self) -> np.ndarray:
-        """Return those to the handler of Debezium's engine."""
+        """Return the milliseconds to the handler of Debezium's engine."""
         with self._written(prepared=False) as settings:
             theirs = debezium.latencies(self._postgres, settings["slot"], self._peer_rows, self._directory)
         return np.array(theirs[int(self._rate * WARM_UP_S) :]) / 1e3
 
     def served(self) -> np.ndarray:
-        """Return those to a subscriber, of the server in the process that captures."""
+        """Return the milliseconds to a subscriber of the server in the capturing process."""
         port = free_port()
         with self._written() as settings:
             document = _file(settings) | {"subscriptions": {"port": port}}
@@ -112,7 +112,7 @@ class _Bench:
                 return arrivals.at("subscriber", str(port), **self._times)
 
     def in_kafka(self) -> dict[str, np.ndarray]:
-        """Return those to a reader of committed records, of a sink that is exactly once and of the peer."""
+        """Return the milliseconds to a reader of committed records, for an exactly-once sink and the peer."""
         found = {}
         with topics.cluster() as kafka:
             topics.warm_up(kafka.bootstrap)
@@ -140,7 +140,7 @@ class _Bench:
 
     @contextlib.contextmanager
     def _peer_to(self, bootstrap: str, slot: str) -> Iterator[None]:
-        # It ends with its last row: some more than the reader takes.
+        # The peer ends with its last row, so it gets more rows than the reader takes.
         rows = self._peer_rows + int(self._rate * PEER_LONGER_S)
         producer = debezium.PRODUCER | {"bootstrap.servers": bootstrap, "linger.ms": "0"}
         arguments = (self._postgres, slot, rows, "kafka", 1, self._directory, producer, debezium.QUICK)
@@ -160,9 +160,9 @@ class _Bench:
 
     @contextlib.contextmanager
     def _written(self, *, prepared: bool = True) -> Iterator[dict[str, Any]]:
-        """Have rows written beside, with keys of their own, from when somebody reads the slot: no backlog.
+        """Write rows with new keys on another thread, once a client reads the slot, so without a backlog.
 
-        :param prepared: with a log that has begun.
+        :param prepared: whether to create the log, too.
         """
         place, dsn, stop = next(self._places), self._postgres.dsn(), threading.Event()
         slot, log = f"realtime_{place}", self._directory / f"log-{place}"
@@ -185,9 +185,9 @@ class _Bench:
 
 
 def _costs(dsn: str, directory: Path, rows: int) -> dict[str, Any]:
-    """Return how fast a backlog is captured and handled, to capture alone, by the wall clock and by CPU.
+    """Return the speed of capturing and handling a backlog relative to capture alone, in time and CPU time.
 
-    All ways take turns: the server's own rate differs more from one pass to the next than they do.
+    The variants alternate, as the server's rate varies more between passes than they differ.
     """
     ways: dict[str, dict[str, Any]] = {
         "alone": {"handler": "none", "realtime": False},
@@ -227,7 +227,7 @@ def _compared(found: Mapping[str, dict[str, Any]], rows: int) -> dict[str, float
         "hanging_handler_fall_backs": hangs["fall_backs"],
         "hanging_handler_buffer_mb": round(hangs["capacity_bytes"] / 1e6, 1),
         "hanging_handler_memory_mb_above_alone": round((hangs["rss_bytes"] - alone["rss_bytes"]) / 1e6, 1),
-        # Once it is let go: what a handler that hung from memory reads from the log, to one that never was.
+        # After the block: catching up from the log, relative to a handler that never used memory.
         "catch_up_to_the_log_alone": round(log_alone["catch_up_us_a_row"] / hangs["catch_up_us_a_row"], 2),
         "catch_up_cpu_to_the_log_alone": round(
             log_alone["catch_up_cpu_us_a_row"] / hangs["catch_up_cpu_us_a_row"], 2
@@ -242,7 +242,7 @@ def _child(what: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Timing:
-    """A handler that notes how long ago each row was committed, and asks for the end in time."""
+    """A handler that records the latency of each row, and stops the engine after the measurement."""
 
     def __init__(self, warm_up_s: float, measured_s: float) -> None:
         self.milliseconds: list[np.ndarray] = []
@@ -286,7 +286,7 @@ def _latency(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _once_fallen_back(engine: Engine) -> Mapping[str, Any]:
-    """Return what the handler's real time shows when the log has taken over."""
+    """Return the status of the handler's real time after the fall-back to the log."""
     until_s = time.monotonic() + _SHOWN_S
     while True:
         (shown,) = engine.realtime_status()
@@ -296,7 +296,7 @@ def _once_fallen_back(engine: Engine) -> Mapping[str, Any]:
 
 
 def _measure_costs(settings: dict[str, Any]) -> dict[str, Any]:
-    """Capture a backlog beside a handler; return seconds from the first look on."""
+    """Capture a backlog while a handler runs; return times, CPU times and memory."""
     from tailrace import Engine
     from tailrace.changelog.reader import LogReader
 
@@ -311,7 +311,7 @@ def _measure_costs(settings: dict[str, Any]) -> dict[str, Any]:
         count(batch)
 
     handlers: dict[str, Any] = {"none": None, "counts": count, "hangs": hang}
-    # A short queue: what waits in it when the handler is let go was read before.
+    # A short queue: the batches that wait in it during the block were read before.
     options = {"record_processing": {"queue_batches_max": 1}}
     engine = Engine(_file(settings), on_batch=handlers[settings["handler"]], options=options)
     began_s, before_s = time.monotonic(), time.process_time()

@@ -1,4 +1,4 @@
-"""PostgreSQL to a handler of single records that reads each row, in turn with a plain loop over libpq."""
+"""PostgreSQL to a handler of single records that reads each row, alternating with a plain loop over libpq."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tailrace_bench.support.report import Result, machine, median
 
 log = structlog.get_logger(__name__)
 
-#: Enough that the start of an engine is a small part of a pass.
+#: Number of rows, so large that the start of an engine is a small part of a pass.
 ROWS = 1_000_000
-#: Each has a turn of the loop and of every order.
+#: Number of passes, each with a run of the loop and of every order.
 PASSES = 3
 DEADLINE_S = 600.0
 
@@ -31,11 +31,11 @@ ORDERS = ("ordered", "unordered", "key")
 
 
 def measure(rows: int | None = None) -> Result:
-    """Have `rows` rows read from a backlog by a plain loop, and by `on_record` in each order, in turn.
+    """Read `rows` rows of a backlog with a plain loop, and with `on_record` in each order, alternating.
 
-    Both read every row as a dictionary: the loop of texts, the handler `record.after`, of Python's types.
-    The ratio is the median of the passes' ratios. That of the CPU time stands beside it: where other work
-    shares the machine, it says more.
+    Both read every row as a dictionary: the loop with texts, the handler `record.after` with Python's types.
+    The ratio is the median of the passes' ratios. The details also have the ratio of the CPU times, which is
+    more reliable if the machine has other load.
     """
     rows = rows or ROWS
     runs: dict[str, list[_Run]] = {how: [] for how in (LOOP, *ORDERS)}
@@ -86,7 +86,7 @@ def _result(rows: int, runs: Mapping[str, list[_Run]]) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One pass of one of them; the interpreter's start and imports are not in it."""
+    """One pass of the loop or of an order, without the interpreter's start and imports."""
 
     seconds: float
     cpu_seconds: float
@@ -129,7 +129,7 @@ def _loop(dsn: str, slot: str, rows: int) -> _Run:
 
 
 def _columns(data: bytes) -> list[str]:
-    # Behind the header and the table's OID: its schema and name, the identity, the number of columns.
+    # After the header and the table's OID: its schema and name, the identity, the number of columns.
     at = data.index(b"\0", data.index(b"\0", 30) + 1) + 2
     count, at = int.from_bytes(data[at : at + 2], "big"), at + 2
     names = []
@@ -141,7 +141,7 @@ def _columns(data: bytes) -> list[str]:
 
 
 def _row(data: bytes, columns: list[str]) -> dict[str, str | None]:
-    # Behind the header, the table's OID, `N` and the number of columns.
+    # After the header, the table's OID, `N` and the number of columns.
     at = 33
     row: dict[str, str | None] = {}
     for name in columns:
@@ -156,7 +156,7 @@ def _row(data: bytes, columns: list[str]) -> dict[str, str | None]:
 
 
 class _Reading:
-    """A handler that reads each row, and asks for the end at the last one."""
+    """A handler that reads each row, and stops the engine at the last one."""
 
     def __init__(self, rows: int) -> None:
         from tailrace import StopEngine
@@ -167,7 +167,7 @@ class _Reading:
 
     def take(self, record: Any) -> None:
         assert record.after["id"] is not None
-        if not next(self._left):  # also where several threads count at once
+        if not next(self._left):  # atomic, as several threads may count at once
             self.ended_s, self.cpu_ended_s = time.perf_counter(), time.process_time()
             raise self._end
 

@@ -1,4 +1,4 @@
-"""The change log through Spark's own data source to nothing, in typed columns."""
+"""Reading the change log with Spark's data source `tailrace`, in typed columns that are discarded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TURNS = 3
 def measure(rows: int | None = None) -> Result:
     """Read a log of `rows` rows three times with `format("tailrace")`, after one warm-up.
 
-    The reference reads the same rows from Parquet files, Spark's own way, in turn.
+    The reference reads the same rows from Parquet files with Spark, in alternation.
     """
     rows = rows or ROWS
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:

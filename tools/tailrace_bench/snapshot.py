@@ -1,4 +1,4 @@
-"""A table to the fsynced change log by the initial snapshot, in turn with psql's COPY of the same ranges."""
+"""A table's initial snapshot to the fsynced change log, alternating with psql's COPY of the same ranges."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def measure(rows: int | None = None) -> Result:
 
 
 def _commands(dsn: str, source: PostgresSource) -> list[str]:
-    """Return the COPY command of each chunk that the snapshot is cut into."""
+    """Return the COPY command of each chunk of the snapshot."""
     import threading
 
     session = Session.connect(source.model_copy(update={"dsn": dsn}), threading.Event())
@@ -81,7 +81,7 @@ def _commands(dsn: str, source: PostgresSource) -> list[str]:
 
 
 def _copy_by_psql(postgres: EmbeddedPostgres, commands: list[str], connections: int) -> ReceiverRun:
-    """Run the commands with several psql at once, which write to nowhere."""
+    """Run the commands with several psql at once, which discard the rows."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     running = []

@@ -1,4 +1,4 @@
-"""The engine alone, on a prepared source: what hand-over, processing and commits cost."""
+"""The engine alone, with a prepared source: the costs of delivery, processing and commits."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BATCH_ROWS = 20_000
 TURNS = 3
 GOAL_ROWS_S = 1_000_000.0
 
-#: Handlers of single records get fewer: Python is called for each.
+#: Divisor of the number of records for handlers of single records, as each is a Python call.
 RECORDS_PART = 10
 
 
 class _Offsets:
-    # Offsets of a batch, made when they are asked for.
+    # Offsets of a batch, created when they are read.
     def __init__(self, first: int) -> None:
         self._first = first
 
@@ -37,7 +37,7 @@ class _Offsets:
 
 
 class _Prepared:
-    """A connector with one task, which gives the same group of records again and again."""
+    """A connector with one task, which returns the same group of records repeatedly."""
 
     def __init__(self, group: Group, batches: int) -> None:
         self._group = group
@@ -70,7 +70,7 @@ class _Task:
             self._finish()
             return None
         size = len(self._group)
-        # What a group decodes it keeps: each batch has one of its own.
+        # A group caches what it decodes, so each batch has a new one.
         group = self._group.with_topic(self._group.topic)
         batch = Batch({}, (group,), size, _Offsets(self._given * size))
         self._given += 1
@@ -84,9 +84,9 @@ class _Task:
 
 
 def measure(rows: int | None = None) -> Result:
-    """Send `rows` records of ten columns through the engine, in batches; then in its other ways.
+    """Send `rows` records of ten columns through the engine, in batches; then in its other modes.
 
-    The clock runs from the start of the engine to its end, in which everything is committed.
+    The time is from the start of the engine to its end, with everything committed.
     """
     rows = rows or ROWS
     size = min(rows, BATCH_ROWS)

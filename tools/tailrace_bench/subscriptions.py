@@ -1,7 +1,6 @@
-"""Commit to subscriber: how long after PostgreSQL's commit another process has the row over HTTP.
+"""Commit to subscriber: the time from PostgreSQL's commit of a row until another process has it over HTTP.
 
-Beside it `tailrace tail`, which reads the log by itself; and what a thousand subscribers cost to which
-nothing comes.
+In addition `tailrace tail`, which reads the log by itself, and the costs of a thousand idle subscribers.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ DEADLINE_S = 120.0
 
 
 def measure(rows: int | None = None) -> Result:
-    """Measure at `rows` rows a second: a subscriber, then `tailrace tail`, then many idle ones."""
+    """Measure at `rows` rows per second: a subscriber, then `tailrace tail`, then many idle subscribers."""
     rate = rows or ROWS_A_SECOND
     stop = threading.Event()
     with (
@@ -83,7 +82,7 @@ def _pipeline(folder: Path, dsn: str) -> Path:
 
 @contextmanager
 def process(folder: Path, command: str, *words: str) -> Iterator[psutil.Process]:
-    """Run a command of `tailrace` in a separate process. What it says goes to `<folder>/<command>.err`."""
+    """Run a command of `tailrace` in a separate process. Its output goes to `<folder>/<command>.err`."""
     with (folder / f"{command}.err").open("wb") as said:
         running = subprocess.Popen(
             [sys.executable, "-m", "tailrace", command, *words],
@@ -99,20 +98,20 @@ def process(folder: Path, command: str, *words: str) -> Iterator[psutil.Process]
 
 
 def wait_until_served(port: int) -> None:
-    """Wait until a server takes subscribers.
+    """Wait until a server accepts subscribers.
 
     :raises TimeoutError: if it does not within `DEADLINE_S`.
     """
     deadline = time.monotonic() + DEADLINE_S
     while (found := arrivals.asked(port, "public.orders")) is None:
         if time.monotonic() > deadline:
-            raise TimeoutError("the processes that are measured did not start in time")
+            raise TimeoutError("the measured processes did not start in time")
         time.sleep(0.1)
     found.close()
 
 
 def _idle(serving: psutil.Process, port: int) -> dict[str, Any]:
-    """Return what many cost while nothing is committed: percent of a core, and memory."""
+    """Return the costs of many subscribers while nothing is committed: percent of a core, and memory."""
     before_bytes = serving.memory_info().rss
     with _subscribed(port, SUBSCRIBERS, "other.*"):
         percent = _percent(serving)
@@ -121,7 +120,7 @@ def _idle(serving: psutil.Process, port: int) -> dict[str, Any]:
 
 
 def _idle_beside_flow(serving: psutil.Process, port: int) -> dict[str, Any]:
-    """Return what the server takes for one subscriber, alone and beside many of another table."""
+    """Return the server's CPU share for one subscriber, alone and together with many of another table."""
     with _taking(port):
         alone = _percent(serving)
         with _subscribed(port, SUBSCRIBERS - 1, "other.*"):
@@ -141,7 +140,7 @@ def _subscribed(port: int, count: int, wanted: str) -> Iterator[None]:
 
 @contextmanager
 def _taking(port: int) -> Iterator[None]:
-    """Have a process of its own take every change."""
+    """Run a separate process that receives every change."""
     program = arrivals.command("subscriber", str(port), warm_up_s=0, measured_s=3600)
     with subprocess.Popen(program, stdout=subprocess.DEVNULL) as process:
         try:
@@ -151,7 +150,7 @@ def _taking(port: int) -> Iterator[None]:
 
 
 def _percent(process: psutil.Process) -> float:
-    """Return the share of a core that a process takes, over some seconds."""
+    """Return the share of a core that a process takes during `MEASURED_S`, in percent."""
     time.sleep(WARM_UP_S)
     began, before = time.monotonic(), process.cpu_times()
     time.sleep(MEASURED_S)

@@ -1,4 +1,4 @@
-"""A first start on a database of many empty tables: what a table costs, with all of them and with a tenth."""
+"""The first start on a database of many empty tables: the time per table, with all and with a tenth."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tailrace_servers.postgres import EmbeddedPostgres
 
 TABLES = 10_000
 DEADLINE_S = 1800.0
-#: The server keeps a lock for each table of a transaction.
+#: Number of tables created per transaction: the server has a lock for each of them.
 TABLES_A_TRANSACTION = 500
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """One start until everything is caught up. Seconds; `cpu_s` is this side's alone."""
+    """One start until the pipeline has caught up. Seconds; `cpu_s` is without the server's CPU time."""
 
     seconds: float
     cpu_s: float
@@ -34,7 +34,7 @@ class _Start:
 def measure(rows: int | None = None) -> Result:
     """Start `tailrace run --until-caught-up` without a sink on a tenth of the tables, and on all.
 
-    :param rows: how many tables, in place of ten thousand.
+    :param rows: number of tables; default: ten thousand.
     """
     tables = rows or TABLES
     few = max(1, tables // 10)

@@ -1,4 +1,4 @@
-"""Transformations over changes as the log holds them, each alone and some in a chain, on one core."""
+"""Transformations of captured changes, each alone and some in a chain, on one core."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tailrace_bench.support.report import Result, machine, median
 ROWS = 500_000
 TURNS = 3
 
-#: Of so many rows the reference is given one: it takes Python's time for each.
+#: Divisor of the number of rows for the reference, which runs Python for each row.
 _REFERENCE_SHARE = 20
 
-#: What most pipelines do: some rows out, another topic, a column hidden.
+#: A typical chain: filters some rows, changes the topic, masks a column.
 _CHAIN: tuple[dict[str, Any], ...] = (
     {"type": "filter", "where": "after.qty > 0 and op <> 'd'"},
     {"type": "route", "regex": r"public\.(.*)", "replacement": "shop.$1"},
@@ -58,10 +58,10 @@ _EACH: dict[str, dict[str, Any]] = {
 
 
 def measure(rows: int | None = None) -> Result:
-    """Put `rows` captured rows through each transformation three times, after one pass that is not counted.
+    """Apply each transformation to `rows` captured rows three times, after one pass that is not counted.
 
-    What is timed begins with the log's blocks and ends with the transformation: a change that it leaves on
-    the wire is not decoded. The reference does the chain's work record by record, on a part of the rows.
+    The time is from the log's blocks to the end of the transformation: a change that it does not need to
+    decode is not decoded. The reference does the chain's work record by record, for a part of the rows.
     """
     rows = rows or ROWS
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
@@ -102,7 +102,7 @@ def _groups(blocks: Blocks) -> Iterator[Group]:
 
 
 def _fresh(group: Group) -> Group:
-    # The same records, with nothing decoded yet.
+    # Returns the same records, with nothing decoded yet.
     return group.with_topic(group.topic)
 
 
@@ -117,4 +117,4 @@ class _OneByOne:
         return record.replace(topic=topic, after={**after, "note": "****"})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""

@@ -1,5 +1,5 @@
 """A backlog of a real keyspace to the fsynced log, against a client that counts bytes, and as JSON to a
-handler, against Debezium's engine; and a thousand shards that are idle.
+handler, against Debezium's engine; and a thousand idle shards.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ log = structlog.get_logger(__name__)
 
 ROWS = 200_000
 ROWS_A_TRANSACTION = 500
-#: Of transactions of one row, in proportion.
+#: Divisor of the number of rows for transactions of one row.
 SINGLE = 10
-#: A pass takes a second or less, so that single ones differ much.
+#: Number of turns: passes take a second or less, so their times vary much.
 TURNS = 7
 ENGINE_TURNS = 3
 SHARDS = 1_000
-#: For how long a thousand shards are watched.
+#: Duration of the measurement of a thousand shards, in seconds.
 WATCHED_S = 30.0
-#: Of one pass over the backlog, and of whatever else is waited for.
+#: Timeout of a pass over the backlog, and of other waits, in seconds.
 DEADLINE_S = 120.0
 _WATCH_S = 300.0
 _POLL_S = 0.02
-#: How often the progress of loading is told.
+#: Interval of logging the progress of loading, in seconds.
 _SHOWN_S = 10.0
-#: Of the bytes that came the first time, so many come again at least. Each position in the stream names all
-#: shards, so how they take turns changes the sum by some digits: the rest is parsed to find the end.
+#: Share of the first pass's bytes that later passes count without parsing. Each position in the stream names
+#: all shards, so their order changes the sum slightly: the rest is parsed to find the end.
 _UNPARSED = 0.98
 
 _VSCHEMA = {
@@ -68,9 +68,9 @@ _TABLE = "create table {} (id bigint primary key, what varchar(64), counter int,
 
 
 def measure(rows: int | None = None) -> Result:
-    """Have a backlog of `rows` rows received by both, in turn; transactions of 500 rows, then of one.
+    """Receive a backlog of `rows` rows with both, alternating; in transactions of 500 rows, then of one.
 
-    Then both engines hand it to a handler; without the peer (`make bench-vitess` fetches it) none does.
+    Then pass it through both engines, unless the peer is missing (`make bench-vitess` fetches it).
     """
     rows = max(ROWS_A_TRANSACTION, rows or ROWS)
     schema = [_TABLE.format(name) for name in ("orders", "single")]
@@ -82,7 +82,7 @@ def measure(rows: int | None = None) -> Result:
         large = backlog.compared()
         log.info("transactions of many rows are received", **large)
         small = _Backlog(cluster, Path(name) / "small", "single", rows // SINGLE, 1).compared()
-        log.info("and those of one", **small)
+        log.info("transactions of one row are received", **small)
         engines = backlog.through_engines()
     idle = _thousand()
     return Result(
@@ -107,7 +107,7 @@ def measure(rows: int | None = None) -> Result:
 
 
 class _Backlog:
-    """What two shards have of one table, from before its first row on."""
+    """The backlog of one table in two shards, from its first row on."""
 
     def __init__(self, cluster: EmbeddedVitess, at: Path, table: str, rows: int, each: int) -> None:
         self._cluster, self._at, self._table, self._rows, self._each = cluster, at, table, rows, each
@@ -122,7 +122,7 @@ class _Backlog:
         self._before: dict[str, str] = {}
 
     def compared(self) -> dict[str, float]:
-        """Return the rates of both, and the median of their ratios; and that of two of our tasks to one."""
+        """Return the rates of both, the median of their ratios, and the ratio of two of our tasks to one."""
         before = self._before = self._positions()
         with _captured(self._source, self._at) as capture:
             begun_us = time.time_ns() // 1000
@@ -146,22 +146,22 @@ class _Backlog:
         }
 
     def through_engines(self) -> dict[str, Any]:
-        """Have our engine and Debezium's hand the backlog to a handler, as JSON; return the details."""
+        """Pass the backlog through our engine and Debezium's to a handler, as JSON; return the details."""
         if not vitess_peer.is_here():
-            log.warning("the peer is not here: there is no peer_ratio", hint="make bench-vitess")
+            log.warning("the peer is not installed: there is no peer_ratio", hint="make bench-vitess")
             return {}
-        # Ours takes a second or two, of which a single one says little; the peer takes ten.
+        # Our engine takes a second or two, so one run is not enough; the peer takes ten.
         runs = [
             vitess_peer.hand_over(self._document, self._copy(f"engine-{turn}"), self._rows)
             for turn in range(ENGINE_TURNS)
         ]
         own = sorted(runs, key=lambda run: run.seconds)[ENGINE_TURNS // 2]
-        log.info("the engine has handed it over", seconds=[round(run.seconds, 1) for run in runs])
+        log.info("the engine has processed it", seconds=[round(run.seconds, 1) for run in runs])
         cluster = self._cluster
         peer = vitess_peer.receive(
             cluster.address, cluster.keyspace, self._table, self._before, self._rows, self._at.parent
         )
-        log.info("and so has Debezium's", seconds=round(peer.seconds_from_first, 1))
+        log.info("Debezium's engine has, too", seconds=round(peer.seconds_from_first, 1))
         return {
             "peer": f"Debezium {vitess_peer.VERSION}, as JSON",
             "peer_ratio": round(peer.seconds_from_first / own.seconds, 2),
@@ -194,9 +194,9 @@ class _Backlog:
         return found
 
     def _counted(self, begin: dict[str, str], end: dict[str, str], unparsed: int) -> tuple[int, float]:
-        """Count the bytes of all shards in one stream; return them, and how long it took.
+        """Count the bytes of all shards in one stream; return their number and the duration in seconds.
 
-        :param unparsed: so many are only counted. What comes then is parsed, too, until the end is there.
+        :param unparsed: number of bytes that are only counted. Later ones are also parsed, to find the end.
         """
         request = pb.VStreamRequest(
             tablet_type=pb.PRIMARY,
@@ -223,7 +223,7 @@ class _Backlog:
         raise TailraceError(Kind.INTERNAL, f"count the bytes of a backlog: the stream ended after {count}")
 
     def _copy(self, name: str) -> Path:
-        """Return a copy of the log that has the positions before the backlog."""
+        """Return the path of a copy of the log, which has the positions before the backlog."""
         at = self._at.with_name(f"{self._at.name}-{name}")
         shutil.copytree(self._at, at)
         return at
@@ -249,9 +249,9 @@ def _reaches(response: bytes, wanted: dict[str, GtidSet]) -> bool:
 
 
 class _Durable:
-    """The listener of a log that says when so many rows are durable.
+    """The listener of a log, with an event that is set when `rows` rows are durable.
 
-    To ask for progress instead, 200 times a second, took as much of the interpreter as the capture did.
+    Polling the progress 200 times a second took as much of the interpreter's time as the capture.
     """
 
     def __init__(self, rows: int) -> None:
@@ -269,7 +269,7 @@ class _Durable:
             self._end = header.log_offset + header.raw_size
 
     def durable(self, tail: Tail) -> None:
-        """See whether all of them are before `tail`."""
+        """Set the event if all rows are before `tail`."""
         if self._missing <= 0 and tail.offset >= self._end:
             self.is_there.set()
 
@@ -298,7 +298,7 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
 
 
 def _thousand() -> dict[str, Any]:
-    """Capture a thousand idle shards in a process of its own: from nothing, then from their positions."""
+    """Capture a thousand idle shards in a separate process: from nothing, then from their positions."""
     server = [sys.executable, "-m", "tailrace_bench.support.idle_vtgate", str(SHARDS)]
     with (
         tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name,

@@ -1,4 +1,4 @@
-"""A backlog of a keyspace through the embedded engine to a handler, as JSON, and through Debezium's."""
+"""A backlog of a keyspace through the embedded engine, and through Debezium's, to a handler, as JSON."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def is_here() -> bool:
 def receive(
     address: str, keyspace: str, table: str, positions: Mapping[str, str], rows: int, directory: Path
 ) -> debezium.PeerRun:
-    """Have Debezium's engine hand `rows` records of a table to a handler of batches, as JSON.
+    """Pass `rows` records of a table through Debezium's engine to a handler of batches, as JSON.
 
-    :param positions: of each shard, from where on.
+    :param positions: the start position of each shard.
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
     """
     host, _, port = address.rpartition(":")
@@ -47,7 +47,7 @@ def receive(
         "vitess.shard": ",".join(positions),
         "vitess.vgtid": json.dumps(vgtid),
         "vitess.tablet.type": "MASTER",
-        # Its default is less than a response may have.
+        # A response may exceed the default.
         "vitess.grpc.max_inbound_message_size": str(64 << 20),
         "table.include.list": f"{keyspace}.{table}",
         "snapshot.mode": "never",
@@ -56,9 +56,9 @@ def receive(
 
 
 def hand_over(source: Mapping[str, Any], log_path: Path, rows: int) -> EngineRun:
-    """Have our engine, in a process of its own, hand over `rows` records.
+    """Pass `rows` records through our engine to a handler, in a separate process.
 
-    :param log_path: of a log that has the positions from which on they come.
+    :param log_path: path of a log with the start positions.
     """
     found = answer_of(__name__, json.dumps(source), log_path, rows, deadline_s=DEADLINE_S)
     return EngineRun(**found)

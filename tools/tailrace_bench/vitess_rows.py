@@ -1,4 +1,4 @@
-"""Responses of VStream to frames of the log, and on to typed Arrow columns, on one core."""
+"""VStream responses to frames of the log, and these to typed Arrow columns, on one core."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _COLUMNS = (
 _TIME_S = 1_700_000_000
 _SERVER = "0b1cf0f1-6b3e-11ef-8bd5-0242ac120002"
 
-#: About what a capture has at once while there is a backlog.
+#: Approximate number of responses that a capture transcodes at a time while there is a backlog.
 _RESPONSES_AT_ONCE = 64
 
 
 def measure(rows: int | None = None) -> Result:
-    """Transcode the responses of `rows` inserts five times, after one pass that is not counted; in CPU time.
+    """Measure the CPU time of transcoding responses of `rows` inserts, five times after an uncounted pass.
 
     The reference reads the same responses with protobuf's own compiled parser, and counts the rows.
     """
@@ -68,7 +68,7 @@ def measure(rows: int | None = None) -> Result:
 
 
 class _Shard:
-    """A shard's transcoder, whose table is described by the first responses that it gets."""
+    """A shard's transcoder, whose first response describes the table."""
 
     def __init__(self, first: bytes) -> None:
         self._transcoder = Transcoder(_KEYSPACE, _SHARD, LogTables({}))
@@ -77,13 +77,13 @@ class _Shard:
         self._schema = [frame for _, frame in schema_frames(described.frames)]
 
     def transcode(self, responses: Sequence[bytes]) -> None:
-        """Make frames of responses, as many at a time as a capture takes."""
+        """Transcode responses to frames, as many at a time as a capture."""
         for made in self._made(responses):
             if made.is_open:
                 raise TailraceError(Kind.INTERNAL, "transcode responses: a transaction is open")
 
     def decode(self, responses: Sequence[bytes]) -> None:
-        """Make frames of responses, and typed columns of the frames."""
+        """Transcode responses to frames, and decode these to typed columns."""
         for made in self._made(responses):
             for changes in decode_block(made.frames, 0, None, self._schema):
                 changes.rows()

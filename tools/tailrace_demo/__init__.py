@@ -1,4 +1,4 @@
-"""`tailrace demo`: the main job on a real PostgreSQL, with a hard kill in the middle, proven."""
+"""`tailrace demo`: a pipeline on a real PostgreSQL, killed while it works, with a check of the result."""
 
 from tailrace_demo.story import run
 

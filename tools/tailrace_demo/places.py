@@ -1,4 +1,4 @@
-"""The demo's directory: what lies where, and that only its own is ever emptied."""
+"""The demo's directory: the paths of its files, and a check that only a demo's directory is emptied."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from tailrace.errors import Kind, TailraceError
 
-#: Tells that the demo made a directory, and is locked while it runs there.
+#: File that marks a directory as created by the demo; locked while a demo runs there.
 _MARK = ".tailrace-demo"
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the demo's files lie."""
+    """The paths of the demo's files."""
 
     root: Path
 
@@ -49,9 +49,9 @@ class Places:
 
 @contextlib.contextmanager
 def own_directory(path: Path) -> Iterator[Places]:
-    """Make `path`, or empty it if an earlier demo made it, and keep other demos out of it.
+    """Create `path`, or empty it if an earlier demo created it, and exclude other demos from it.
 
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if something else lies there, or a demo runs.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if it contains other files, or a demo runs there.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = path.resolve()
@@ -59,7 +59,7 @@ def own_directory(path: Path) -> Iterator[Places]:
     if entries and _MARK not in entries:
         raise TailraceError(
             Kind.ENVIRONMENT_UNFIT,
-            f"prepare the demo's directory: {path} holds something that the demo did not make",
+            f"prepare the demo's directory: {path} contains files that no demo has created",
             "name an empty or new directory with --dir",
         )
     lock = os.open(path / _MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -70,7 +70,7 @@ def own_directory(path: Path) -> Iterator[Places]:
             raise TailraceError(
                 Kind.ENVIRONMENT_UNFIT,
                 f"prepare the demo's directory: another demo runs in {path}",
-                "wait for its end, or name another directory with --dir",
+                "wait until it ends, or name another directory with --dir",
             ) from None
         for entry in entries:
             if (path / entry).is_dir():

@@ -1,4 +1,4 @@
-"""The pipeline as the demo runs it: the real command on a real file, in a separate process."""
+"""The demo's pipeline: `tailrace run` in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class DemoPipeline:
-    """`tailrace run FILE`, its output appended to `output`. Killed if the context is left."""
+    """`tailrace run FILE`, with its output appended to `output`. Leaving the context kills it."""
 
     def __init__(self, file: Path, output: Path) -> None:
         self._command = [sys.executable, "-m", "tailrace", "run", str(file)]
@@ -32,7 +32,7 @@ class DemoPipeline:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it in a separate session: a terminal's Ctrl-C reaches the demo alone."""
+        """Start it in a separate session, so that a terminal's Ctrl-C reaches only the demo."""
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
@@ -46,8 +46,8 @@ class DemoPipeline:
     def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
         """Wait for `condition` while the pipeline runs.
 
-        :raises TailraceError: `INTERNAL` if the pipeline ends by itself or time is up, with
-            the last lines of its output.
+        :raises TailraceError: `INTERNAL`, with the last lines of its output, if the pipeline ends
+            by itself or the timeout has passed.
         """
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
@@ -55,14 +55,14 @@ class DemoPipeline:
             if (status := self._process.poll()) is not None:
                 self._fail(f"it ended with status {status}", what)
             if time.monotonic() > deadline:
-                self._fail(f"it did not get there within {timeout_s:.0f} s", what)
+                self._fail(f"this did not happen within {timeout_s:.0f} s", what)
             time.sleep(_POLL_S)
 
     def kill(self) -> None:
-        """End it at once with SIGKILL: nothing is flushed, nothing is closed.
+        """Kill it with SIGKILL: nothing is flushed, nothing is closed.
 
-        Its Spark, a process of its own, notices and ends too, in its own time: until then it may
-        still write, which is part of the trial.
+        Its Spark process notices this and ends, too, but later: until then it may still write, which
+        is a part of the demo's test.
         """
         if self._process is not None:
             self._process.kill()
@@ -70,18 +70,18 @@ class DemoPipeline:
             self._process = None
 
     def stop(self) -> None:
-        """End it as an operator does, by SIGTERM.
+        """Stop it with SIGTERM, as an operator does.
 
-        :raises TailraceError: `INTERNAL` if it does not end soon, or not with status 0.
+        :raises TailraceError: `INTERNAL` if it does not end in time, or not with status 0.
         """
         assert self._process is not None
         self._process.terminate()
         try:
             status = self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._fail(f"it was still there {_STOP_TIMEOUT_S:.0f} s after SIGTERM", "its orderly end")
+            self._fail(f"it still runs {_STOP_TIMEOUT_S:.0f} s after SIGTERM", "its clean end")
         if status != 0:
-            self._fail(f"it ended with status {status}", "its orderly end")
+            self._fail(f"it ended with status {status}", "its clean end")
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +96,6 @@ class DemoPipeline:
             last = "".join(deque(output, maxlen=15)).strip()
         raise TailraceError(
             Kind.INTERNAL,
-            f"wait for the pipeline ({what}): {found}; its last words:\n{last}",
+            f"wait for the pipeline ({what}): {found}; its last output:\n{last}",
             f"all of its output is in {self._output}",
         )

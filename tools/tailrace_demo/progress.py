@@ -1,4 +1,4 @@
-"""How far the pipeline is, as `tailrace status` tells it."""
+"""The pipeline's progress, from the document of `tailrace status`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.pipeline.status import document as status
 class PipelinePositions:
     """Positions of the pipeline at one moment.
 
-    `position` is an LSN of the source; `sinks` are offsets of the log, by sink, 0 for none.
+    `position` is an LSN of the source; `sinks` are log offsets by sink, 0 for none.
     """
 
     position: int
@@ -22,23 +22,23 @@ class PipelinePositions:
 
     @property
     def phrase(self) -> str:
-        """Say it in a few words."""
+        """A short description of the positions."""
         if not self.log_end:
             return "no log yet"
         behind = self.log_end - min(self.sinks.values())
         return f"log {_size(self.log_end)}, lake {_size(behind)} behind"
 
     def beyond(self, before: PipelinePositions) -> bool:
-        """Return whether every sink got further than it was."""
+        """Return whether every sink has advanced since `before`."""
         return all(position > before.sinks[name] for name, position in self.sinks.items())
 
     def has_everything_after(self, lsn: int) -> bool:
-        """Return whether something after `lsn` was captured, and all of the log is in every sink."""
+        """Return whether a change after `lsn` was captured, and every sink has the whole log."""
         return self.position > lsn and min(self.sinks.values()) >= self.log_end
 
 
 def progress(config: EngineConfig) -> PipelinePositions:
-    """Return the pipeline's progress, whether it runs or not."""
+    """Return the pipeline's progress, even if it is not running."""
     document = status.document(config)
     task = document["tasks"][0]
     return PipelinePositions(

@@ -1,6 +1,6 @@
-"""What the demo claims in the end, found out from the lake and the source alone.
+"""Checks the demo's claims, by reading only the lake and the source.
 
-The lake is read by delta-rs, which shares no code with what wrote it.
+The lake is read with delta-rs, which shares no code with the writer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace_demo.shop import LEDGER_SUM, TABLES, source_rows
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim, what was found, and whether that bears the claim out."""
+    """A claim, what was found, and whether the claim is true."""
 
     claim: str
     found: str
@@ -28,11 +28,11 @@ class Claim:
 
 
 def findings(mirrors: Path, history: Path, shop: psycopg.Connection[Any]) -> Iterator[Claim]:
-    """Yield each claim with its proof.
+    """Yield each claim with the result of its check.
 
     :param mirrors: folder of the mirror tables.
-    :param history: folder of the tables that hold every change.
-    :param shop: a connection to the source, at rest.
+    :param history: folder of the tables with every change.
+    :param shop: a connection to the source, which nothing writes to any more.
     """
     source = {table: source_rows(shop, table) for table in TABLES}
     for table, rows in source.items():
@@ -71,16 +71,16 @@ def _nothing_twice(events: dict[str, pa.Table]) -> Claim:
 
 
 def _each_transfer_once(transfer: pa.Table, wanted: int) -> Claim:
-    # By the snapshot or by the stream: where the one ends and the other begins is a favourite
-    # place to lose a row, or to get it twice.
+    # From the snapshot or from the stream: at the point where the stream continues the snapshot, an
+    # error would lose a row or deliver it twice.
     distinct = pc.count_distinct(transfer["id"]).as_py()
     found = f"{wanted:,} in the shop, {len(transfer):,} in the history"
     return Claim("every transfer arrived, and once", found, wanted == len(transfer) == distinct)
 
 
 def _no_movement_missing(account: pa.Table, newest: dict[int, int]) -> Claim:
-    # Each movement raises the account's version by one. So the versions that arrived must run
-    # from the snapshot's to the one that the shop has now, each of them once.
+    # Each movement increases the account's version by one. So the history must have every version
+    # from the snapshot's to the current one, each exactly once.
     versions = account.group_by("id").aggregate(
         [("version", name) for name in ("count", "count_distinct", "min", "max")]
     )

@@ -1,4 +1,4 @@
-"""How the demo talks: steps with a live line on a terminal, plain lines elsewhere."""
+"""The demo's output: steps with a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN_INTERVAL_S = 5.0
 
 
 class ScreenStep:
-    """One step under way. `note` says how it goes, `result` what came of it."""
+    """A running step. `note` shows its progress; `result` is shown at its end."""
 
     def __init__(self, title: str, status: Status | None, console: Console) -> None:
         self._title = title
@@ -39,17 +39,17 @@ class ScreenStep:
 
 
 class Screen:
-    """Prints the demo's story to standard output."""
+    """Prints the demo's steps and results to standard output."""
 
     def __init__(self) -> None:
         self._console = Console()
-        if not self._console.is_terminal:  # no file or pipe should wrap paths at 80 columns
+        if not self._console.is_terminal:  # so that paths in a file or pipe are not wrapped at 80 columns
             self._console = Console(width=160)
         self._started = time.monotonic()
 
     @contextmanager
     def step(self, title: str) -> Iterator[ScreenStep]:
-        """Show `title` while the body works, and its result and time when it is done."""
+        """Show `title` while the body runs, and its result and duration at the end."""
         began = time.monotonic()
         if self._console.is_terminal:
             with self._console.status(title, spinner="dots") as status:
@@ -93,7 +93,7 @@ class Screen:
         self._console.print(f"\n{text} [dim]({seconds:.0f} s)[/]", highlight=False)
 
     def pointers(self, title: str, rows: list[tuple[str, str]]) -> None:
-        """Show commands or places, each with what it is."""
+        """Show commands or paths, each with a description."""
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
         table.add_column(no_wrap=True)
         table.add_column(style="dim")

@@ -1,8 +1,8 @@
 """The demo's source: a small shop whose books can be checked.
 
-Each sale, refund and shipment is one transaction. Money only ever moves between accounts, so
-the sum of all balances stays what it was on the first day, and each account counts its own
-movements in `version`: both show at once if a change was lost, doubled or torn.
+Each sale, refund and shipment is one transaction. Money only moves between accounts, so the sum
+of all balances never changes, and each account counts its movements in `version`: both show
+whether a change was lost or duplicated, or a transaction delivered partially.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ insert into account select g, case g when {SHOP_ACCOUNT} then 'the shop' else 'c
 
 
 class Shop:
-    """Writers at work on a database, from entering to leaving the context.
+    """Threads that write to a database within the context.
 
-    :param pause_s: how long each writer rests between two transactions.
+    :param pause_s: pause of each writer between two transactions, in seconds.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Shop:
 
     @property
     def transactions(self) -> int:
-        """How many transactions were committed so far."""
+        """Number of transactions that were committed so far."""
         return self._transactions
 
     @property
     def changes(self) -> int:
-        """How many rows those transactions inserted, updated or deleted."""
+        """Number of rows that these transactions inserted, updated or deleted."""
         return self._changes
 
     def open(self) -> None:
@@ -82,9 +82,9 @@ class Shop:
             connection.execute(_SCHEMA.encode())
 
     def close(self) -> None:
-        """Let each writer end the transaction under way, and stop.
+        """Stop each writer after its current transaction.
 
-        :raises Exception: whatever a writer died of.
+        :raises Exception: the error with which a writer failed.
         """
         self._stop.set()
         for thread in self._threads:
@@ -93,9 +93,9 @@ class Shop:
             raise self._failure
 
     def last_sale(self) -> int:
-        """Make one more sale, the writers being gone; return an LSN just before it.
+        """Make one more sale after the writers have stopped; return an LSN directly before it.
 
-        Who has this sale has everything before it, too: the LSN tells it from the others.
+        A sink with a change after this LSN has this sale, and with it everything before.
         """
         with self._connect() as connection:
             lsn = connection.execute("select pg_current_wal_insert_lsn()").fetchone()
@@ -173,7 +173,7 @@ def _pay(connection: psycopg.Connection[Any], source: int, target: int, amount: 
         "insert into transfer (from_account, to_account, amount) values (%s, %s, %s)",
         (source, target, amount),
     )
-    # Always in the order of the accounts' numbers: no deadlock.
+    # In the order of the accounts' numbers, to avoid deadlocks.
     for account, delta in sorted([(source, -amount), (target, amount)]):
         connection.execute(
             "update account set balance = balance + %s, version = version + 1 where id = %s", (delta, account)

@@ -1,4 +1,4 @@
-"""The demo from its first line to its last: a shop, a pipeline, a hard kill and a proof."""
+"""The steps of the demo: a shop, a pipeline, a kill, and a check of the result."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ sinks:
 
 
 def run(directory: Path | None = None, *, keep: bool = True, seconds: float = 12) -> int:
-    """Show the main job on a real PostgreSQL, and prove what it promises.
+    """Run a pipeline on a real PostgreSQL, kill it, run it again, and check its guarantees.
 
-    :param directory: where to put the files; emptied first if an earlier demo made it.
-    :param keep: leave the files there for a look.
-    :param seconds: how long the pipeline works in all, besides starting and catching up.
-    :returns: the exit status: 0 if everything that is claimed was found true.
-    :raises TailraceError: if something that the demo needs is not there, or the pipeline fails.
+    :param directory: for the files; emptied first if an earlier demo created it.
+    :param keep: whether to keep the files.
+    :param seconds: total duration of the pipeline's work, without starting and catching up.
+    :returns: the exit status: 0 if all claims are true.
+    :raises TailraceError: if a requirement of the demo is missing, or the pipeline fails.
     """
     require_java()
     install = find_install(POSTGRES_VERSION)
@@ -83,14 +83,14 @@ def run(directory: Path | None = None, *, keep: bool = True, seconds: float = 12
 
 
 def _trade(screen: Screen, places: Places, shop: Shop, process: DemoPipeline, seconds: float) -> None:
-    """Let the shop work while the pipeline runs, is killed and runs again; drain it at the end."""
+    """Let the shop work while the pipeline runs, is killed and runs again; then let it catch up and stop."""
     with shop:
         with screen.step("[bold]tailrace run pipeline.yaml[/], while the shop sells") as step:
             _live(step, places, shop, process, seconds / 2)
         with screen.step("kill it with SIGKILL, in the middle of its work") as step:
-            step.result = f"process {process.pid}; the shop goes on selling"
+            step.result = f"process {process.pid}; the shop continues to sell"
             process.kill()
-        with screen.step("run it again, just so") as step:
+        with screen.step("run it again with the same command") as step:
             _live(step, places, shop, process, seconds / 2)
     with screen.step("close the shop, let the pipeline catch up, stop it") as step:
         _catch_up(step, places, process, shop.last_sale())
@@ -99,7 +99,7 @@ def _trade(screen: Screen, places: Places, shop: Shop, process: DemoPipeline, se
 
 
 def _live(step: ScreenStep, places: Places, shop: Shop, process: DemoPipeline, seconds: float) -> None:
-    """Run the pipeline until it has moved data into every sink, and for `seconds` more."""
+    """Run the pipeline until every sink has got changes, and for `seconds` more."""
     before = _progress(places)
     process.start()
 
@@ -122,7 +122,7 @@ def _live(step: ScreenStep, places: Places, shop: Shop, process: DemoPipeline, s
 
 
 def _catch_up(step: ScreenStep, places: Places, process: DemoPipeline, last_sale: int) -> None:
-    """Wait until everything that the shop did is in every sink."""
+    """Wait until every sink has all changes of the shop."""
 
     def caught_up() -> bool:
         now = _progress(places)

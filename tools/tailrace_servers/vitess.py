@@ -1,8 +1,7 @@
-"""A real Vitess cluster of one's own: for the tests and the benchmarks.
+"""An embedded Vitess cluster for the tests and the benchmarks.
 
-etcd, vtctld and vtgate, and for each shard a MySQL server and a vttablet, which is its primary; with replicas
-if they are asked for. Its own data directory, its own ports on 127.0.0.1. It ends with the process that made
-it, unless that is killed itself.
+etcd, vtctld and vtgate, and for each shard a MySQL server and a vttablet, which is its primary. It has its
+own data directory and ports on 127.0.0.1. It ends with the process that started it, unless that is killed.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ performance_schema_max_table_instances = 200
 performance_schema_max_thread_instances = 200
 """
 
-#: Of each vttablet. A transaction that vtgate leaves open when it switches a shard holds up writers so long.
+#: Options of each vttablet. A transaction that vtgate leaves open at a switch blocks writers for this long.
 _TABLET_OPTIONS = ("--queryserver-config-transaction-timeout", "3s", "--vreplication_retry_delay", "1s")
 _MESSAGE_BYTES = str(64 << 20)
 
 
 @dataclass(frozen=True, slots=True)
 class VitessInstall:
-    """Where the programs of one release are, MySQL's server and etcd."""
+    """The paths of one release's programs, of MySQL and of etcd."""
 
     release: str
     bin: Path
@@ -67,9 +66,9 @@ class VitessInstall:
 
 
 def find_vitess() -> VitessInstall:
-    """Return the programs of the release that TAILRACE_VITESS names, else of 22; `make vitess` makes them.
+    """Return the programs of the release in TAILRACE_VITESS, by default 22; `make vitess` builds them.
 
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if they are not here.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if there are none.
     """
     release = os.environ.get("TAILRACE_VITESS") or "22"
     at = Path(sys.prefix) / "share" / "tailrace" / "vitess"
@@ -78,7 +77,7 @@ def find_vitess() -> VitessInstall:
         if not os.access(program, os.X_OK):
             raise TailraceError(
                 Kind.ENVIRONMENT_UNFIT,
-                f"look for Vitess {release}: there is no {program}",
+                f"find Vitess {release}: {program} does not exist",
                 "run `make vitess` in the checkout",
             )
     return found
@@ -103,12 +102,12 @@ class _Tablet:
 
 
 class EmbeddedVitess:
-    """One cluster with one keyspace. Make it, then `start()`; as a context manager it is started.
+    """An embedded cluster with one keyspace. Call `start`, or use it as a context manager.
 
     :param install: from `find_vitess`.
-    :param shards: by their ranges of keys; `("0",)` is a keyspace that is not sharded.
+    :param shards: by their key ranges; `("0",)` is an unsharded keyspace.
     :param vschema: of the keyspace, from the start: `{"sharded": True, "vindexes": …, "tables": …}`.
-    :param schema: statements of DDL for the keyspace.
+    :param schema: DDL statements for the keyspace.
 
     Not thread-safe, but `kill_vtgate`, `kill_tablet` and `kill_mysql` may be called from any thread.
     """
@@ -148,28 +147,28 @@ class EmbeddedVitess:
 
     @property
     def release(self) -> str:
-        """Which of Vitess it is: `22`."""
+        """The release of Vitess, such as `22`."""
         return self._install.release
 
     @property
     def address(self) -> str:
-        """Where vtgate speaks gRPC, `host:port`."""
+        """The address of vtgate for gRPC, `host:port`."""
         return f"127.0.0.1:{self._ports['vtgate_grpc']}"
 
     @property
     def mysql_port(self) -> int:
-        """The port of 127.0.0.1 where vtgate speaks MySQL's protocol."""
+        """The port of vtgate for MySQL's protocol, on 127.0.0.1."""
         return self._ports["vtgate_mysql"]
 
     @property
     def shards(self) -> list[str]:
-        """The shards that have a tablet that runs."""
+        """The shards with a running tablet, sorted."""
         return sorted({tablet.shard for tablet in self._tablets.values()})
 
     def start(self) -> Self:
-        """Start everything; wait until writes go through vtgate.
+        """Start all servers; wait until vtgate serves.
 
-        :raises TailraceError: `ENVIRONMENT_UNFIT` if something does not come up; with its last words.
+        :raises TailraceError: `ENVIRONMENT_UNFIT`, with its last output, if a server does not start.
         """
         self._prepare()
         self._start_control()
@@ -183,7 +182,7 @@ class EmbeddedVitess:
         return self
 
     def close(self) -> None:
-        """End all processes at once and remove the data. Idempotent."""
+        """Kill all processes and remove the data. Idempotent."""
         _end(self._processes, self.directory)
         self._mysql_pids.clear()
         self._at_exit.detach()
@@ -205,7 +204,7 @@ class EmbeddedVitess:
 
     @contextlib.contextmanager
     def connection(self, target: str = "") -> Iterator[Any]:
-        """Yield a connection of pymysql's to vtgate, with autocommit.
+        """Yield a pymysql connection to vtgate, in autocommit mode.
 
         :param target: such as `shop/-80` for one shard; empty: the keyspace.
         """
@@ -226,14 +225,14 @@ class EmbeddedVitess:
             made.close()
 
     def execute(self, *statements: str, target: str = "") -> list[tuple[Any, ...]]:
-        """Run statements through vtgate, each committed by itself; return the rows of the last one."""
+        """Run statements through vtgate, each in its own transaction; return the rows of the last one."""
         with self.connection(target) as connection, connection.cursor() as cursor:
             for statement in statements:
                 cursor.execute(statement)
             return list(cursor.fetchall())
 
     def mysql(self, shard: str, *statements: str) -> None:
-        """Run statements on the MySQL server of a shard itself, as its administrator."""
+        """Run statements directly on the MySQL server of a shard, as its administrator."""
         import pymysql
 
         socket = self.directory / self._tablet(shard).directory / "mysql.sock"
@@ -248,7 +247,7 @@ class EmbeddedVitess:
     # Parts of the cluster
 
     def add_tablets(self, shards: Sequence[str]) -> None:
-        """Give each of `shards` a MySQL server and a tablet, and make it the primary."""
+        """Start a MySQL server and a tablet for each of `shards`, and make the tablet its primary."""
         added = [_Tablet(next(self._numbers), self.keyspace, shard) for shard in shards]
         for tablet in added:
             self._tablets[tablet.uid] = tablet
@@ -266,9 +265,9 @@ class EmbeddedVitess:
             self._wait_for_http(f"vttablet-{tablet.uid}", tablet.port, "/healthz")
 
     def start_vtgate(self, *options: str) -> None:
-        """Start vtgate, also after `kill_vtgate`; wait until it serves.
+        """Start vtgate, possibly after `kill_vtgate`; wait until it serves.
 
-        :param options: beside those that it needs, such as those of TLS.
+        :param options: options in addition to the required ones, such as those of TLS.
         """
         ports = self._ports
         self._spawn(
@@ -284,19 +283,19 @@ class EmbeddedVitess:
         self._wait_for_http("vtgate", ports["vtgate"], "/debug/status")
 
     def kill_vtgate(self) -> None:
-        """End vtgate with SIGKILL."""
+        """Kill vtgate with SIGKILL."""
         _kill(self._processes.pop("vtgate"))
 
     def kill_tablet(self, shard: str) -> None:
-        """End the vttablet of a shard with SIGKILL; its MySQL server stays."""
+        """Kill the vttablet of a shard with SIGKILL; its MySQL server keeps running."""
         _kill(self._processes.pop(f"vttablet-{self._tablet(shard).uid}"))
 
     def kill_mysql(self, shard: str) -> None:
-        """End the MySQL server of a shard with SIGKILL."""
+        """Kill the MySQL server of a shard with SIGKILL."""
         _kill_pid(self._mysql_pids.pop(self._tablet(shard).uid))
 
     def start_servers(self, shard: str) -> None:
-        """Start again what was killed of a shard's vttablet and MySQL server; wait until it serves."""
+        """Start a shard's killed vttablet, MySQL server or both again; wait until the shard serves."""
         tablet = self._tablet(shard)
         name = f"vttablet-{tablet.uid}"
         if tablet.uid not in self._mysql_pids:
@@ -308,16 +307,16 @@ class EmbeddedVitess:
         self._wait_for_http(name, tablet.port, "/healthz")
 
     def stop_tablet(self, shard: str) -> None:
-        """Stop the tablet and the MySQL server of a shard for good: it was retired."""
+        """Stop the tablet and the MySQL server of a retired shard for good."""
         tablet = self._tablet(shard)
         _kill(self._processes.pop(f"vttablet-{tablet.uid}"))
         _kill_pid(self._mysql_pids.pop(tablet.uid))
         del self._tablets[tablet.uid]
 
     def ctl(self, *arguments: str) -> str:
-        """Run a command of vtctldclient's; return what it printed.
+        """Run a command of vtctldclient; return its output.
 
-        :raises TailraceError: `ENVIRONMENT_UNFIT` if it failed; with its last words.
+        :raises TailraceError: `ENVIRONMENT_UNFIT`, with its last output, if it failed.
         """
         server = f"127.0.0.1:{self._ports['vtctld_grpc']}"
         return self._run(str(self._install.bin / "vtctldclient"), "--server", server, *arguments)
@@ -331,9 +330,9 @@ class EmbeddedVitess:
         targets: Sequence[str],
         on_step: Callable[[str], None] = lambda _step: None,
     ) -> None:
-        """Move the keys of `sources` to `targets`, up to the switch of all traffic; `complete` comes after.
+        """Move the keys of `sources` to `targets`, up to the switch of all traffic, before `complete`.
 
-        :param on_step: called after each step with `tablets`, `copied` and `switched`.
+        :param on_step: is called after each step with `tablets`, `copied` or `switched`.
         """
         self.add_tablets(targets)
         on_step("tablets")
@@ -349,11 +348,11 @@ class EmbeddedVitess:
         self._reshard(workflow, "reversetraffic")
 
     def switch(self, workflow: str) -> None:
-        """Switch the traffic of a workflow to its targets, again after `reverse`."""
+        """Switch the traffic of a workflow to its targets; may be repeated after `reverse`."""
         self._reshard(workflow, "switchtraffic")
 
     def complete(self, workflow: str, sources: Sequence[str] = ()) -> None:
-        """Delete the shards that a workflow has emptied; stop the tablets of `sources`, which are those."""
+        """Delete the source shards of a workflow, and stop the tablets of `sources`, which are the same."""
         self._reshard(workflow, "complete")
         for shard in sources:
             self.stop_tablet(shard)
@@ -377,7 +376,7 @@ class EmbeddedVitess:
         return next(tablet for tablet in self._tablets.values() if tablet.shard == shard)
 
     def _prepare(self) -> None:
-        """Make the directory, and copies of the programs where the servers' account can't get at them."""
+        """Create the directories, and copies of the programs if the servers' account can't read them."""
         (self.directory / "log").mkdir()
         (self.directory / "mysql.cnf").write_text(_MYSQL_SETTINGS, "ascii")
         self._own(self.directory / "log", self.directory / "mysql.cnf")
@@ -418,7 +417,7 @@ class EmbeddedVitess:
         self.ctl("AddCellInfo", "--root", f"/vitess/{CELL}", "--server-address", topology, CELL)
 
     def _program(self, name: str, port: int, grpc_port: int, services: str) -> list[str]:
-        """Return the command of one of Vitess' servers, with the options that all of them take."""
+        """Return the command of one of Vitess' servers, with their common options."""
         return [
             *(str(self._install.bin / name), *self._common()),
             *("--topo_implementation", "etcd2", "--topo_global_root", "/vitess/global"),
@@ -437,7 +436,7 @@ class EmbeddedVitess:
         self._run(str(self._install.bin / "mysqlctl"), *self._common(), *at, command)
 
     def _make_mysql_data(self, tablet: _Tablet) -> None:
-        """Make a tablet's data directory: a copy of one that was made once, since that takes seconds."""
+        """Create a tablet's data directory as a copy of a template, as initialising one takes seconds."""
         template = self.directory / "template"
         if not template.exists():
             first = _Tablet(1, "", "")
@@ -446,7 +445,7 @@ class EmbeddedVitess:
             pid = int((made / "mysql.pid").read_text())
             os.kill(pid, signal.SIGTERM)
             self._wait("the end of MySQL's first server", lambda: not Path(f"/proc/{pid}").exists())
-            (made / "data" / "auto.cnf").unlink()  # else all servers would be one and the same
+            (made / "data" / "auto.cnf").unlink()  # otherwise all servers would have the same identity
             made.rename(template)
         self._mysqlctl(tablet, "init_config")
         for part in ("data", "innodb"):
@@ -482,7 +481,7 @@ class EmbeddedVitess:
         return {**os.environ, **own}
 
     def _as_account(self) -> list[str]:
-        # Not by Popen's own `user`: that forks, which a process with gRPC in it can't do safely.
+        # Not with Popen's `user`: that forks, which is not safe in a process that uses gRPC.
         if self._account is None:
             return []
         return ["setpriv", f"--reuid={self._account.uid}", f"--regid={self._account.gid}", "--clear-groups"]
@@ -496,7 +495,7 @@ class EmbeddedVitess:
                 stderr=output,
                 env=self._environment(),
                 cwd=self.directory,
-                start_new_session=True,  # a terminal's Ctrl-C is not for the server
+                start_new_session=True,  # so that a terminal's Ctrl-C does not reach the server
             )
 
     def _run(self, *command: str) -> str:
@@ -520,7 +519,7 @@ class EmbeddedVitess:
                 Kind.ENVIRONMENT_UNFIT,
                 f"run {Path(command[0]).name} {' '.join(command[-4:])}: it ended with status "
                 f"{done.returncode}: {words[-1500:]}",
-                "see what it says",
+                "see its output",
             )
         return said
 
@@ -547,7 +546,7 @@ class EmbeddedVitess:
             output = (self.directory / f"{process}.out").read_bytes()
             words = f": {output[-1500:].decode('utf-8', 'replace')}"
         raise TailraceError(
-            Kind.ENVIRONMENT_UNFIT, f"wait for {what} of Vitess: it did not come{words}", "see what it says"
+            Kind.ENVIRONMENT_UNFIT, f"wait for {what} of Vitess: it was not ready{words}", "see its output"
         )
 
 
@@ -565,8 +564,8 @@ def _kill_pid(pid: int) -> None:
 
 
 def _mysql_servers(directory: Path) -> Iterator[int]:
-    """Yield MySQL's servers below a directory. They are no children of ours: mysqlctl may have been ended
-    before it told of the one that it started.
+    """Yield the process ids of MySQL's servers below a directory. They are not children of this process, and
+    a killed mysqlctl may not have reported the server that it started.
     """
     own = f"--defaults-file={directory}/".encode()
     for process in Path("/proc").glob("[0-9]*"):

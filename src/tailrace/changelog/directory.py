@@ -71,7 +71,7 @@ class LogDirectory:
                 Kind.LOG_FOREIGN,
                 f"open the change log: it was made from {_describe(log.identity.source)}, "
                 f"the configuration names {_describe(source)}",
-                "give this pipeline a directory of its own in log.path, or correct the source",
+                "give this pipeline its own directory in log.path, or correct the source",
                 {"path": str(path)},
             )
         return log

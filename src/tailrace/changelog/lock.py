@@ -36,7 +36,7 @@ def take_lock(task_path: Path) -> int:
         raise TailraceError(
             Kind.LOG_LOCKED,
             f"open the change log for writing: {error.holder or 'another process'} is writing it",
-            "stop the other pipeline, or give this one a log of its own",
+            "stop the other pipeline, or give this one its own log",
             {"file": str(path)},
         ) from None
     except OSError as error:
@@ -118,6 +118,6 @@ def refuse_if_written(log_path: Path, task: str) -> None:
         raise TailraceError(
             Kind.LOG_LOCKED,
             "start the pipeline: its change log is being written by another process",
-            "stop the other one (`tailrace status FILE` shows it), or give this pipeline a log of its own",
+            "stop the other one (`tailrace status FILE` shows it), or give this pipeline its own log",
             {"path": str(log_path)},
         )

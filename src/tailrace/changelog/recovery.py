@@ -180,7 +180,7 @@ def _sound_blocks(file: SegmentFile, durable_to: int) -> list[Block]:
     walk = file.start()
     try:
         for block in index.walk_blocks(file, walk, None, payloads=True):
-            blocks.append(block)  # noqa: PERF402 (what came before the damage is kept)
+            blocks.append(block)  # noqa: PERF402 (the blocks before the damage are kept)
     except DamageError as error:
         if (follows := index.find_block(file, walk.file_at + 1)) is not None:
             never_promised = 0 <= durable_to <= walk.offset

@@ -176,7 +176,7 @@ class _TaskCheck:
                 self._problem(file.path, walk.file_at, str(error))
                 if resume is None or index.footer_starts(file, resume):
                     return False
-                _go_on_at(file, walk, resume)
+                _continue_at(file, walk, resume)
         return True
 
     def _is_torn(self, file: SegmentFile, walk: Walk) -> bool:
@@ -234,7 +234,7 @@ def _footer_problem(file: SegmentFile, walk: Walk, builder: RunBuilder, *, seale
     return None
 
 
-def _go_on_at(file: SegmentFile, walk: Walk, file_at: int) -> None:
+def _continue_at(file: SegmentFile, walk: Walk, file_at: int) -> None:
     """Move the walk to a block after damage, as if everything before that block were sound."""
     data = durable.read_fully(file.fd, codec.BLOCK_HEADER_SIZE_MAX, file_at)
     header = codec.decode_block_header(data, 0, file.seed)

@@ -47,8 +47,8 @@ __all__ = ["Insertion", "LogListener", "LogOptions", "LogWriter", "Tail"]
 class LogOptions:
     """Settings of a log's writer.
 
-    `segment_bytes`: a segment is sealed, and the next one started, before the first block after it has
-    reached this size on disk. Retention removes whole segments.
+    `segment_bytes`: once a segment has reached this size on disk, it is sealed, and the next block starts
+    a new one. Retention removes whole segments.
 
     `compression`: `none`, `lz4` or `zstd`, block by block; readers accept any mixture. Measured on
     pgoutput frames of a ten-column table (184 bytes a frame, blocks of 2 MiB, one core): lz4 stores

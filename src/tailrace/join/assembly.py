@@ -1,8 +1,8 @@
-"""Whole transactions of joined rows: what the partitions gave, put together in the transactions' order.
+"""Assembles joined rows of all partitions to whole transactions, in the order of the transactions.
 
-A transaction is whole when as many of its rows are there as it has changes, or when no partition can have
-more of it. It may be written in parts while it is not: then it stays open until it is whole. A part has no
-row behind one that may still come from another partition, as that may be a truncation.
+A transaction is whole when all of its rows, as counted by its `END`, are joined, or when no partition can
+have more of them. Before that it may be written in parts: then it stays open until it is whole. A part has
+no row after one that another partition may still have, as that may be a truncation.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tailrace.join.merge import Position
 from tailrace.join.messages import Place
 from tailrace.join.partition import JoinedRows
 
-#: Behind the last place in any transaction.
+#: A place after the last one in any transaction.
 _ALL = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionRun:
-    """Rows of one transaction that follow each other in a partition.
+    """Consecutive rows of one transaction in a partition.
 
     :param transaction: offset of its `END`; None: rows of no transaction.
     :param last: exclusive.
-    :param size_bytes: their part of the bytes of what was taken with them.
+    :param size_bytes: the rows' share of the size of `taken`.
     """
 
     place: Place
@@ -41,29 +41,29 @@ class TransactionRun:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return self.last - self.first
 
     @property
     def position(self) -> Position:
-        """Where the merge of the partition goes on after them."""
+        """Position from which the partition's merge continues after these rows."""
         return self.taken.joined.position(self.last - 1)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was joined to the first of them (`partition.TRANSACTION`)."""
+        """The values joined to the first row (`partition.TRANSACTION`)."""
         found: dict[str, Any] = self.taken.facts[self.first].as_py() or {}
         return found
 
     def rows_upto(self, order: int) -> int:
-        """Return how many of them, the first ones, have places in their transaction up to this one."""
+        """Return the number of first rows whose place in the transaction is at most `order`."""
         if self.transaction is None:
             return self.rows
         orders = self.taken.joined.orders[self.first : self.last]
         return int(np.searchsorted(orders, order, side="right"))
 
     def messages(self) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-        """Yield each row's place in its transaction (0: not said), key and value."""
+        """Yield each row's place in its transaction (`UNKNOWN`: not given), key and value."""
         count = self.rows
         messages = self.taken.messages.slice(self.first, count)
         orders = self.taken.joined.orders[self.first : self.last].tolist()
@@ -72,30 +72,30 @@ class TransactionRun:
 
 
 class Assembly:
-    """What was joined and is not written yet, by partition; each in its order."""
+    """The joined rows that are not written yet, by partition, each in its order."""
 
     def __init__(self) -> None:
         self._runs: dict[Place, deque[TransactionRun]] = {}
         self._waiting: dict[Place, int] = {}
         self._waiting_bytes: dict[Place, int] = {}
         self._open: int | None = None
-        self._written = 0  # rows of the open one
+        self._written = 0  # rows of the open transaction
 
     @property
     def open(self) -> int | None:
-        """The transaction that is written in part."""
+        """The transaction of which a part is written; None: there is none."""
         return self._open
 
     def waiting(self, place: Place) -> int:
-        """Return how many rows of a partition wait."""
+        """Return the number of a partition's rows that wait."""
         return self._waiting.get(place, 0)
 
     def waiting_bytes(self, place: Place) -> int:
-        """Return how many bytes they have."""
+        """Return the size of a partition's rows that wait, in bytes."""
         return self._waiting_bytes.get(place, 0)
 
     def add(self, place: Place, taken: JoinedRows) -> None:
-        """Add what a partition gave."""
+        """Add joined rows of a partition."""
         joined = taken.joined
         own = np.where(joined.transactions >= 0, joined.offsets, -1)
         bounds = [0, *(np.flatnonzero(np.diff(own)) + 1).tolist(), joined.rows]
@@ -109,7 +109,7 @@ class Assembly:
             runs.append(TransactionRun(place, taken, transaction, first, last, (last - first) * row_bytes))
 
     def take_loose(self) -> list[TransactionRun]:
-        """Return rows of no transaction that are first in their partition; none while one is open."""
+        """Return rows of no transaction that are first in their partition; none if a transaction is open."""
         found: list[TransactionRun] = []
         if self._open is None:
             for runs in self._runs.values():
@@ -118,24 +118,24 @@ class Assembly:
         return found
 
     def next(self) -> TransactionRun | None:
-        """Return rows of the first transaction that waits; None: none does."""
+        """Return rows of the first transaction that waits; None: there is none."""
         heads = (_head(runs, None) for runs in self._runs.values())
         return min(
             (run for run in heads if run is not None), key=lambda run: run.transaction or 0, default=None
         )
 
     def rows_of(self, transaction: int) -> int:
-        """Return how many rows of the first transaction wait here or were written."""
+        """Return the number of rows of the first transaction that wait here or were written."""
         written = self._written if self._open == transaction else 0
         return written + sum(_rows(_own(runs, transaction), transaction) for runs in self._runs.values())
 
     def frontier(
         self, needed: Callable[[Place], int], places: Sequence[Place], beside: int | None = None
     ) -> int:
-        """Return the first transaction of which rows may still come, or wait here.
+        """Return the first transaction of which rows wait here, or may still follow.
 
-        :param needed: of a partition, the first transaction that its next rows may be of.
-        :param beside: one whose rows that wait here are left aside.
+        :param needed: returns for a partition the first transaction that its next rows may belong to.
+        :param beside: a transaction whose rows that wait here are ignored.
         """
         first = []
         for place in places:
@@ -144,7 +144,7 @@ class Assembly:
         return min(first, default=0)
 
     def in_order_upto(self, transaction: int, needed: Callable[[Place], int], places: Sequence[Place]) -> int:
-        """Return the place in the first transaction before which no more of its rows come.
+        """Return the place in the first transaction up to which no more of its rows can follow.
 
         :param needed: as `frontier`.
         """
@@ -152,16 +152,16 @@ class Assembly:
         for place in places:
             runs = self._runs.get(place, ())
             if needed(place) > transaction or _head(runs, transaction) is not None:
-                continue  # it has no more of them
+                continue  # it has no more rows of the transaction
             own = [run for run in runs if run.transaction == transaction]
             upto = min(upto, int(own[-1].taken.joined.orders[own[-1].last - 1]) if own else 0)
         return upto
 
     def take(self, transaction: int, *, closes: bool, upto: int = _ALL) -> list[TransactionRun]:
-        """Return rows of the first transaction that wait, with those of none among them.
+        """Return the waiting rows of the first transaction, with rows of no transaction between them.
 
-        :param closes: whether there are no more of it; else it is open, once it has a row.
-        :param upto: the last place in it that is taken; where places are not said, all are.
+        :param closes: whether no more rows follow; otherwise the transaction is open once a row is returned.
+        :param upto: the last place in the transaction that is taken; rows without a place are always taken.
         """
         found: list[TransactionRun] = []
         for runs in self._runs.values():
@@ -188,12 +188,12 @@ class Assembly:
 
 
 def _head(runs: Iterable[TransactionRun], beside: int | None) -> TransactionRun | None:
-    # The first run of a transaction, of another one than `beside`.
+    # Returns the first run of a transaction other than `beside`.
     return next((run for run in runs if run.transaction is not None and run.transaction != beside), None)
 
 
 def _own(runs: Iterable[TransactionRun], transaction: int, *, to_end: bool = False) -> list[TransactionRun]:
-    # The runs of a transaction that is first, and of none between them, or, with `to_end`, behind them, too.
+    # Returns the runs of the first transaction, and runs of none between them or, with `to_end`, after them.
     found: list[TransactionRun] = []
     count = 0
     for run in runs:

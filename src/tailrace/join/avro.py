@@ -1,7 +1,7 @@
-"""Debezium's topics in Avro, with a schema registry: what the merge compares, and whole documents.
+"""Debezium's topics in Avro with a schema registry: extraction for the merge, and whole documents.
 
 Confluent's wire format: a zero, four bytes of the schema's id, and Avro's binary form. For the merge only the
-members that are used are decoded; the others are passed over.
+members that are used are decoded; the others are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.join.extraction import DATA, TRANSACTION, Transactions, data_rows, ended
 from tailrace.join.merge import DataRows
 
-#: A zero, and the schema's id.
+#: Size of the zero and the schema's id.
 _HEADER_BYTES = 5
 
 
@@ -53,7 +53,7 @@ class DebeziumAvro:
             written, wanted = self._schema(number, fields, side)
             try:
                 record = fastavro.schemaless_reader(io.BytesIO(value[_HEADER_BYTES:]), written, wanted)
-            except Exception:  # noqa: BLE001 - whatever it meets; its words may quote what it read
+            except Exception:  # noqa: BLE001 - of any kind; its message may quote what was read
                 raise _violation(f"one is not as its schema {number} says", messages, place) from None
             found.append(record)  # type: ignore[arg-type]
         columns = {name: [record.get(name) for record in found] for name, _ in fields}
@@ -69,7 +69,7 @@ class DebeziumAvro:
 
 
 class AvroDocuments:
-    """Documents in Avro as Kafka Connect's JSON has them, but for bytes, which stay bytes. One thread."""
+    """Documents in Avro in the form of Kafka Connect's JSON, except that bytes stay bytes. One thread."""
 
     def __init__(self, options: RegistryAddress) -> None:
         self._registry = Registry(options)
@@ -78,21 +78,21 @@ class AvroDocuments:
     def __call__(self, message: bytes) -> tuple[Mapping[str, Any], Any]:
         """Return the schema and the payload.
 
-        :raises ValueError: it is not in the wire format, or not as its schema says.
-        :raises TailraceError: `JOIN_VIOLATED` if the schema is none of Avro; `REGISTRY_REFUSED`,
+        :raises ValueError: the message is not in the wire format, or does not match its schema.
+        :raises TailraceError: `JOIN_VIOLATED` if the schema is not an Avro schema; `REGISTRY_REFUSED`,
             `REGISTRY_UNREACHABLE`.
         """
         if (number := _schema_number(message)) is None:
             raise ValueError
         if number not in self._schemas:
-            # Values of logical types stay as Kafka Connect has them.
+            # Values of logical types keep Kafka Connect's form.
             text = _avro_schema(self._registry, number)
             parsed = fastavro.parse_schema(json.loads(text, object_hook=_without_logic))
             self._schemas[number] = parsed, _connect_schema(parsed, {})
         written, schema = self._schemas[number]
         try:
             return schema, fastavro.schemaless_reader(io.BytesIO(message[_HEADER_BYTES:]), written, None)
-        except Exception:  # noqa: BLE001 - whatever it meets; its words may quote what it read
+        except Exception:  # noqa: BLE001 - of any kind; its message may quote what was read
             raise ValueError from None
 
 
@@ -123,14 +123,14 @@ def _without_logic(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-#: Kafka Connect's name of a type of Avro, where it is another one.
+#: Kafka Connect's names of Avro's types, if they differ.
 _CONNECT_TYPES = {"int": "int32", "long": "int64", "record": "struct", "fixed": "bytes", "enum": "string"}
 
 
 def _connect_schema(schema: Any, known: dict[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return a parsed schema as Kafka Connect's JSON has it.
+    """Return a parsed schema in the form of Kafka Connect's JSON.
 
-    :param known: records by their full name: each is described where it comes first.
+    :param known: records by their full name: each is described at its first occurrence.
     """
     if isinstance(schema, list):
         return _connect_schema(next((each for each in schema if each != "null"), "null"), known)
@@ -153,7 +153,7 @@ def _connect_schema(schema: Any, known: dict[str, Mapping[str, Any]]) -> Mapping
 
 
 def _projection(schema: Any, fields: dict[str, pa.DataType]) -> Any:
-    """Return the schema with these members alone, so that the others are passed over."""
+    """Return the schema with only these members, so that the others are skipped."""
     members = []
     for field in schema.get("fields", ()):
         kind = fields.get(field["name"])

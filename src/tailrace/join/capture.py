@@ -1,8 +1,8 @@
-"""The capture of joined topics: transactions, whole, from Kafka into the change log.
+"""The capture of joined topics: writes whole transactions from Kafka to the change log.
 
-The log holds, in each transaction, how far the partitions are that have rows of it: what it says after a
-restart is what it has. A position is that of the transaction's commit where its id says one (PostgreSQL),
-else one more than the offset of its `END`.
+In each transaction the log has the positions of the partitions that have rows of it, so after a restart these
+always match the log. The log's position is that of the transaction's commit if its id has one (PostgreSQL),
+otherwise the offset of its `END` plus one.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth
 from tailrace.sources.reconnection import Reconnection
 from tailrace.sources.row_frames import RowFrames
 
-#: From one look at the ends of partitions, and for new ones, to the next.
+#: Interval of requesting the ends of partitions, and new partitions, in seconds.
 _LOOK_S = 0.5
-#: Positions of partitions that no row comes to are written down so often, with whatever is written.
+#: Shortest interval of writing the positions of partitions without rows, in seconds, with other frames.
 _IDLE_S = 30.0
-#: A read waits so long for the first message.
+#: Longest wait of a read for the first message, in seconds.
 _READ_S = 0.1
-#: Frames that are collected before they are appended, about.
+#: Approximate number of rows that are collected before they are appended.
 _CHUNK_ROWS = 20_000
 
 _NUMBER = re.compile(r"(\d{1,10}):")
 
 
 def fingerprint(section: KafkaJoinSection, reader: MessageReader) -> SourceFingerprint:
-    """Return what a log of these topics says of its source."""
+    """Return the fingerprint of the source in a log of these topics."""
     return SourceFingerprint(
         "kafka-join", reader.cluster(), section.transactions, ",".join(sorted(section.data))
     )
 
 
 def document_of(section: KafkaJoinSection) -> Callable[[bytes], tuple[Mapping[str, Any], Any]]:
-    """Return what reads a message's schema and payload."""
+    """Return a function that returns a message's schema and payload."""
     return json_document if section.registry is None else AvroDocuments(section.registry)
 
 
 def position_after(ended: EndedTransaction) -> int:
-    """Return the log's position once a transaction is in it."""
+    """Return the log's position after a transaction."""
     return _commit_position(ended.order, ended.offset) + 1
 
 
@@ -69,7 +69,7 @@ def _commit_position(order: int | None, offset: int) -> int:
 
 
 class KafkaJoinCapture:
-    """Brings the topics of one cluster into one log (`sources.contract.Capture`)."""
+    """The capture of one cluster's topics into one log (`sources.contract.Capture`)."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class KafkaJoinCapture:
     def run(self) -> None:
         """Capture until `stop`.
 
-        :raises TailraceError: what a person must deal with; `SOURCE_UNREACHABLE` if that lasts.
+        :raises TailraceError: errors that need the user; `SOURCE_UNREACHABLE` if it lasts.
         """
         try:
             self._connections.run(self._run_once)
@@ -110,7 +110,7 @@ class KafkaJoinCapture:
             self._phase = "stopped"
 
     def stop(self) -> None:
-        """Ask `run` to return."""
+        """Make `run` return."""
         self._stopping.set()
 
     def caught_up(self, position: int) -> bool:
@@ -118,7 +118,7 @@ class KafkaJoinCapture:
         return self._is_at_end and self._durable.position >= position
 
     def progress(self) -> CaptureProgress:
-        """Return how far it is."""
+        """Return the capture's progress."""
         durable, flow = self._durable, self._flow_progress
         return CaptureProgress(
             phase=self._phase,
@@ -167,7 +167,7 @@ class KafkaJoinCapture:
 
 
 class _Stream:
-    """From where the log ends, on one connection."""
+    """The stream of transactions from the log's end on, over one connection."""
 
     def __init__(self, section: KafkaJoinSection, reader: MessageReader, writer: LogWriter) -> None:
         self.flow = JoinFlow(section, extraction_of(section), reader)
@@ -179,37 +179,37 @@ class _Stream:
         self._assembly = Assembly()
         self._frames = RowFrames()
         self._collected = 0  # rows
-        self._closed = UNKNOWN  # the transaction that was written last
-        self._passed: EndedTransaction | None = None  # the last one before those that are needed
+        self._closed = UNKNOWN  # the transaction that was completed last
+        self._passed: EndedTransaction | None = None  # the last one before those that are still needed
         self._open_facts: dict[str, Any] = {}
-        self._states: dict[Place, Position] = {}  # as of the end of the open one
+        self._states: dict[Place, Position] = {}  # after the rows written of the open transaction
         self._idle_s = time.monotonic()
         self._position = writer.tail.position
         states = metadata_frames.shard_states(in_force)
         states.pop(TABLES, None)
         self._written = {_place(name): position_of(state) for name, state in states.items()}
         begin = _positions_to_begin(self._written)
-        # Rows of a partition that is new are of transactions that are not in the log yet.
+        # Rows of a new partition belong to transactions that are not in the log yet.
         first = min((at.transactions for at in begin.values()), default=None)
         new = None if first is None else Position(0, first)
         self.flow.begin({place: begin.get(place, new) for place in self.flow.places()})
-        # Written with what is written first: retention may have removed what was before them.
+        # Written with the first rows: retention may have removed the messages before these positions.
         self._begun = {
             place: partition.merge.position
             for place, partition in self.flow.partitions.items()
             if place not in self._written
         }
-        # Transactions whose END was read before partitions were looked for.
+        # Offset before which each END was read before partitions were last listed.
         self._looked_at = 0
 
     def take_and_write(self) -> int:
-        """Take what is joined, and write the transactions that are whole; return how many rows."""
+        """Take joined rows, and write the transactions that are whole; return the number of rows written."""
         flow, window, written = self.flow, self.flow.window, 0
         if window is None:
             return 0
         while True:
             for place, partition in flow.partitions.items():
-                # Also where rows wait: what comes next may be the rest of their transaction.
+                # Even if rows of it wait: the next ones may complete their transaction.
                 if (taken := partition.take_rows(window)) is not None:
                     self._assembly.add(place, taken)
             rows = self._write()
@@ -225,20 +225,20 @@ class _Stream:
         return written
 
     def look(self) -> bool:
-        """Look for new partitions, and have transactions passed; return whether all partitions are read."""
+        """Start new partitions, and pass transactions; return whether all partitions are at their end."""
         flow, window = self.flow, self.flow.window
         fed = 0 if window is None else window.next_offset
         new = Position(0, self._first_needed())
         flow.look_for_partitions(flow.places, lambda _: new)
         self._looked_at = fed
-        # Also where rows wait here: each has the position that it is at, and no more of it comes.
+        # Even if joined rows wait here: each has its position, and no rows of the passed transactions follow.
         flow.pass_transactions(list(flow.partitions))
         if window is not None and (last := window.last_before(window.next_offset)) is not None:
             self.end = max(self.end, position_after(last))
         return all(map(flow.is_at_end, flow.partitions))
 
     def write_progress(self) -> None:
-        """Say how far the source is where it has no rows for us, and how far partitions without rows are."""
+        """Write the source's position past transactions without rows, and positions of idle partitions."""
         last = self._passed
         if self._assembly.open is not None or last is None or position_after(last) <= self._position:
             return
@@ -274,7 +274,7 @@ class _Stream:
         return rows
 
     def _next(self) -> tuple[int, dict[str, Any]] | None:
-        # The transaction that comes next, if it is known that none comes before it, and what is known of it.
+        # Returns the next transaction and its facts, if it is known that no other one precedes it.
         if (is_open := self._assembly.open) is not None:
             return is_open, self._open_facts
         run, window = self._assembly.next(), self.flow.window
@@ -288,7 +288,7 @@ class _Stream:
     def _is_whole(self, transaction: int, count: int | None) -> bool:
         if count is not None and self._assembly.rows_of(transaction) >= count:
             return True
-        # It has rows in other topics: no partition may have more, new ones neither.
+        # The count may include rows of other topics: it is whole if no partition, old or new, can have more.
         return transaction < self._looked_at and self._frontier(transaction) > transaction
 
     def _frontier(self, beside: int | None = None) -> int:
@@ -308,7 +308,7 @@ class _Stream:
         else:
             upto = assembly.in_order_upto(transaction, self._needed, list(self.flow.partitions))
             if not (runs := assembly.take(transaction, closes=False, upto=upto)):
-                return 0  # a partition that is not full has what comes next
+                return 0  # the next row is in a partition that is not full
         if not is_open:
             self._open_facts = facts
             self._position = _commit_position(facts["position"], transaction)
@@ -358,7 +358,7 @@ class _Stream:
         self._collected += len(found)
 
     def _idle_states(self) -> None:
-        # So that a restart does not need transactions that are long gone.
+        # So that a restart does not need transactions that retention has removed.
         self._idle_s = time.monotonic()
         states = self._states_begun()
         for place, partition in self.flow.partitions.items():
@@ -368,7 +368,7 @@ class _Stream:
             self._state(place, position)
 
     def _states_begun(self) -> dict[Place, Position]:
-        # Where partitions began of which the log has no position; once.
+        # Returns, only once, the start positions of partitions that have none in the log.
         begun, self._begun = self._begun, {}
         return begun
 
@@ -394,8 +394,8 @@ class _Stream:
 
 
 def _positions_to_begin(written: Mapping[Place, Position]) -> dict[Place, Position]:
-    # All before the last transaction of which the log has rows is in it, whichever partition they are of: one
-    # that had no row for long, too, needs none of the transactions before it.
+    # The log has everything before its last transaction with rows, for all partitions: even one without rows
+    # for a long time needs none of the earlier transactions.
     last = max((at.transactions for at in written.values() if at.seen), default=UNKNOWN)
     return {place: Position(at.data, last) if at.transactions < last else at for place, at in written.items()}
 

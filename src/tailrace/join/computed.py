@@ -1,9 +1,9 @@
-"""What the merge compares, computed by expressions over messages.
+"""Extraction of keys and orders for the merge, with expressions over messages.
 
-The language is that of transformations. A path begins with `value` or `key`; `value.a.b` is a field of a
-field. `message.offset` and `message.timestamp_ms` are what Kafka says of the message. What is taken of
-`value` and of `key` is text, whatever JSON has there: so the type does not depend on what is read at a
-time, and an expression that does not fit is refused before anything is read.
+The language is that of transformations. A path starts with `value` or `key`; `value.a.b` is a field of a
+field. `message.offset` and `message.timestamp_ms` are the message's offset and time in Kafka. Fields of
+`value` and `key` are text, whatever their type in JSON: so the type does not depend on the messages of a
+batch, and an expression with a wrong type is refused before anything is read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tailrace.expressions.sql import inputs_of
 from tailrace.join.extraction import MESSAGES, Transactions, keyed_data, keyed_transactions
 from tailrace.join.merge import DataRows
 
-#: What a path in an expression begins with.
+#: The first names of paths in expressions.
 ROOTS = ("value", "key", "message")
-#: What there is under `message`.
+#: The names below `message`.
 _NUMBERS = ("offset", "timestamp_ms")
 
-#: Of a document that has its schema beside it, what is in its `payload`.
+#: The `payload` of a document that has a schema; otherwise the document.
 _UNWRAPPED = (
     "CASE WHEN json_valid(c0) THEN CASE WHEN json_exists(c0, '/schema') "
     "THEN CAST(coalesce(c0 -> '/payload', c0) AS VARCHAR) ELSE c0 END ELSE c0 END"
@@ -33,7 +33,7 @@ _UNWRAPPED = (
 
 
 class _MessageRows:
-    """Messages as what an expression is computed over (`expressions.computing.Rows`)."""
+    """Messages as the rows of an expression (`expressions.computing.Rows`)."""
 
     def __init__(self, messages: pa.RecordBatch) -> None:
         self.messages = messages
@@ -43,10 +43,10 @@ class _MessageRows:
         return len(self.messages)
 
     def column(self, parts: Path) -> pa.Array:
-        """Return the column that a path means.
+        """Return the column of a path.
 
         :raises NoColumnError: if there is none.
-        :raises duckdb.Error: if a message is no JSON, and has to be.
+        :raises duckdb.Error: if a message is not JSON, and the path has fields.
         """
         if parts not in self._known:
             self._known[parts] = self._column(parts)
@@ -74,7 +74,7 @@ class _MessageRows:
 
 
 def require_key(text: str) -> None:
-    """Check that an expression gives texts or whole numbers.
+    """Check that an expression returns texts or whole numbers.
 
     :raises ExpressionError: with the place.
     """
@@ -82,7 +82,7 @@ def require_key(text: str) -> None:
 
 
 def require_number(text: str) -> None:
-    """Check that an expression gives whole numbers, or texts that may be such; as `require_key`."""
+    """Check that an expression returns whole numbers, or texts that may be such; as `require_key`."""
     _require_type(text, "this must be a whole number")
 
 
@@ -102,8 +102,8 @@ class ComputedFields:
     """Extraction from messages of any kind, by expressions.
 
     :param data: the expressions `key` and `order` of data messages.
-    :param ones: `key`, `order`, `count` and `time_ms` of the messages of which there is one for each key.
-        An empty text: not said.
+    :param ones: `key`, `order`, `count` and `time_ms` of the transaction topic's messages, one for each key.
+        An empty text: not given.
     """
 
     def __init__(self, data: dict[str, str], ones: dict[str, str]) -> None:
@@ -113,14 +113,14 @@ class ComputedFields:
         )
 
     def data(self, messages: pa.RecordBatch) -> DataRows:
-        """Return keys and orders; a message whose key is null is of no transaction."""
+        """Return keys and orders; a message whose key is null has no transaction."""
         keys, keyed = _keyed(messages, "data", self._data)
         orders = pa.nulls(len(messages), pa.int64())
         found = _computed("data.order", self._data["order"], keyed)
         return keyed_data(messages, keys, pc.replace_with_mask(orders, keys.is_valid(), found))
 
     def transactions(self, messages: pa.RecordBatch) -> Transactions:
-        """Return one for each message whose key is not null."""
+        """Return a transaction for each message whose key is not null."""
         keys, keyed = _keyed(messages, "transactions", self._ones)
         orders, counts, times_ms = (
             _computed(f"transactions.{name}", self._ones[name], keyed)
@@ -133,7 +133,7 @@ class ComputedFields:
 def _keyed(
     messages: pa.RecordBatch, side: str, expressions: dict[str, Expression | None]
 ) -> tuple[pa.Array, _MessageRows]:
-    # Each message's key, and those with one: the others may be anything.
+    # Returns each message's key, and the messages that have one: the others may have any form.
     keys = _computed(f"{side}.key", expressions["key"], _MessageRows(messages))
     return keys, _MessageRows(messages.filter(keys.is_valid()))
 
@@ -149,7 +149,7 @@ def _computed(name: str, expression: Expression | None, rows: _MessageRows) -> p
     except duckdb.Error as error:
         said = reason(error)
     except pa.ArrowInvalid:
-        # Arrow's own words quote what it read.
+        # Arrow's message quotes what it read.
         said = "a value is no whole number" if kind == pa.int64() else "a message is not text"
     offsets = rows.column(("message", "offset"))
     raise TailraceError(

@@ -26,23 +26,23 @@ from tailrace.records.batch import Batch, Offset, Partition
 
 log = structlog.get_logger(__name__)
 
-#: From one look for new partitions to the next, and from one for the ends of partitions where nothing comes.
+#: Intervals in seconds: of listing new partitions, and of requesting the ends of partitions without messages.
 _LOOK_S = 30.0
 _PASS_S = 1.0
-#: A read waits so long for the first message, so that a stop is seen.
+#: Longest wait of a read for the first message, in seconds, so that a stop is noticed.
 _READ_S = 0.1
-#: These look at no message's time, which takes a tenth of the time that reading a message does.
+#: Extractions that use no message times, whose conversion takes a tenth of the time of reading a message.
 _WITHOUT_TIMES = frozenset({DebeziumJson, DebeziumAvro, JsonFields})
 
 
 class KafkaJoin:
-    """Joins changes in Kafka with their transactions, without a store.
+    """A connector that joins changes in Kafka with their transactions, without a state store.
 
-    Each partition of the data topics is a partition of the engine's; its offset is both positions. A record
-    has the key and value of the data message as bytes, and what is joined to it as a header.
+    Each partition of the data topics is a partition of the engine; its offset has both sides' positions.
+    A record has the key and value of the data message as bytes, and the transaction's values as a header.
 
-    :param extraction: for topics that are not Debezium's JSON. With tasks in this process it is shared.
-    :param options: those of `KafkaJoinOptions`; in place of the engine's `settings`.
+    :param extraction: for topics that are not Debezium's JSON. Tasks in this process share it.
+    :param options: those of `KafkaJoinOptions`; they override the engine's `settings`.
     """
 
     def __init__(self, extraction: Extraction | None = None, **options: Any) -> None:
@@ -61,7 +61,7 @@ class KafkaJoin:
             reader.close()
 
     def task_settings(self, tasks_max: int) -> Sequence[Settings]:
-        """Return for each task its number and how many there are: it takes its share of the partitions."""
+        """Return for each task its number and the number of tasks, which determine its partitions."""
         tasks = min(tasks_max, sum(self._partitions.values()))
         return [{"task": task, "tasks": tasks} for task in range(tasks)]
 
@@ -72,7 +72,7 @@ class KafkaJoin:
         return KafkaJoinTask(options, self._extraction or extraction_of(options))
 
     def stop(self) -> None:
-        """Let go of nothing: connections are the tasks'."""
+        """Do nothing: only tasks have connections."""
 
 
 def extraction_of(form: JoinedTopics) -> Extraction:
@@ -122,18 +122,18 @@ def reader_of(options: JoinedTopics, extraction: Extraction | None = None) -> Me
 
 
 class KafkaJoinTask:
-    """Reads its share of the data partitions and the transaction topic, once for all of them."""
+    """A task that reads its share of the data partitions, and the transaction topic once for all of them."""
 
     def __init__(self, options: KafkaJoinOptions, extraction: Extraction) -> None:
         self._options, self._extraction = options, extraction
         self._opened: MessageReader | None = None
         self._ready: list[Batch] = []
         self._turn = 0
-        self._moved: set[Place] = set()  # partitions that gave records since transactions were passed
+        self._moved: set[Place] = set()  # partitions with joined records since transactions were last passed
         self._looked_s = self._passed_s = 0.0
 
     def start(self, context: TaskContext) -> None:
-        """Connect, and go on at both positions of each partition."""
+        """Connect, and continue at the positions of each partition."""
         self._context = context
         self._task, self._tasks = int(context.settings["task"]), int(context.settings["tasks"])
         self._opened = reader_of(self._options, self._extraction)
@@ -158,14 +158,14 @@ class KafkaJoinTask:
 
     @property
     def errors(self) -> Sequence[TailraceError]:
-        """What the client reports while it can't read: it connects again by itself."""
+        """The client's errors while it can't read; it reconnects by itself."""
         return [
             TailraceError(Kind.SOURCE_UNREACHABLE, f"read from Kafka: {said}")
             for said in (self._opened.errors if self._opened is not None else ())
         ]
 
     def commit(self, partition: Partition, offset: Offset) -> None:
-        """Keep nothing: offsets are not committed to the cluster."""
+        """Do nothing: offsets are not committed to the cluster."""
 
     def stop(self) -> None:
         """Close the connections."""
@@ -178,7 +178,7 @@ class KafkaJoinTask:
         return self._opened
 
     def _share(self) -> list[Place]:
-        # The partitions that are this task's: the same ones whichever topics grow.
+        # Returns the partitions of this task, which stay the same when topics get more partitions.
         first = {topic: place for place, topic in enumerate(self._options.data)}
         return [
             place for place in self._flow.places() if (first[place[0]] + place[1]) % self._tasks == self._task
@@ -217,11 +217,11 @@ class KafkaJoinTask:
         if now_s >= self._passed_s + _PASS_S or flow.is_held:
             self._passed_s = now_s
             self._numbers.show(flow.progress())
-            # Brokers are asked about partitions that give nothing: others pass transactions by their records.
-            # These may be of none, as a snapshot's: all are asked about once the transactions are held.
+            # Brokers are asked about partitions without records: others pass transactions with their records.
+            # These may have no transaction, as in a snapshot: all are asked about once that topic is paused.
             asked = [place for place in places if flow.is_held or place not in self._moved]
             self._moved.clear()
-            # What is written now is committed before a batch that is waiting to be polled.
+            # An offset written now is committed before those of batches that wait to be polled.
             waiting = [batch.partition for batch in self._ready]
             for place in flow.pass_transactions(asked):
                 partition = flow.partitions[place]
@@ -231,13 +231,13 @@ class KafkaJoinTask:
 
 
 class _Numbers:
-    # The flow's numbers, for those who watch the engine.
+    # The flow's numbers as metrics of the engine.
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._counted = 0
 
     def show(self, found: FlowProgress) -> None:
-        """Set the numbers."""
+        """Update the metrics."""
         for number in found.numbers():
             if number.rises:
                 self._metrics.counter(number.name, number.description).inc(number.value - self._counted)

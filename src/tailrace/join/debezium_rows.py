@@ -1,6 +1,6 @@
-"""Debezium's documents as rows of tables, for the change log: JSON, with schemas or without, or Avro. Pure.
+"""Converts Debezium's documents (JSON with or without schemas, or Avro) to rows for the change log. Pure.
 
-A schema tells the types of columns; without one each column is text. A table's description is written before
+A schema has the types of columns; without one each column is text. A table's description is written before
 its first change, and again when its columns or their types have changed.
 """
 
@@ -17,7 +17,7 @@ from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import control_json
 from tailrace.sources.row_frames import UNCHANGED, ColumnShape, Row, RowFrames, TableShape
 
-#: The state in the log that says which numbers columns have had, by table.
+#: Name of the state in the log with the highest column number of each table.
 TABLES = "tables"
 
 #: A document's column: its name, and its type's schema, if there is one.
@@ -27,7 +27,7 @@ _Field = tuple[str, Mapping[str, Any]]
 @dataclass(slots=True)
 class _Table:
     shape: TableShape
-    highest: int  # number that a column has had
+    highest: int  # the highest number that a column has had
     fields: Sequence[_Field] = ()
     writers: Sequence[tuple[str, Writer, Mapping[str, Any]]] = ()
 
@@ -35,21 +35,21 @@ class _Table:
 def json_document(message: bytes) -> tuple[Mapping[str, Any], Any]:
     """Return a message's schema, empty if it has none, and its payload.
 
-    :raises ValueError: it is no JSON.
+    :raises ValueError: the message is not JSON.
     """
     document = json.loads(message)
-    # A key may have a column of that name.
+    # A key may have a column with one of these names.
     if isinstance(document, dict) and document.keys() == {"schema", "payload"}:
         return document["schema"] or {}, document["payload"]
     return {}, document
 
 
 class DebeziumTables:
-    """The tables that documents speak of, as the log describes them.
+    """The tables of the documents, as the log describes them.
 
-    :param in_force: what the log keeps in force.
-    :param placeholder: what a document has for a value that was not sent.
-    :param document: a message's schema and payload, as `json_document`.
+    :param in_force: the schema frames in force in the log, by key.
+    :param placeholder: the text that a document has for a value that was not sent.
+    :param document: returns a message's schema and payload, as `json_document`.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class DebeziumTables:
         self._is_new = False
 
     def state(self) -> dict[str, int] | None:
-        """Return what `TABLES` says, if that has changed since this was last asked."""
+        """Return the state `TABLES` if it has changed since the last call; otherwise None."""
         if not self._is_new:
             return None
         self._is_new = False
         return {str(table.shape.relation): table.highest for table in self._tables.values()}
 
     def write(self, frames: RowFrames, key: bytes | None, value: bytes, *, rows: bool = False) -> None:
-        """Write a change, inside a transaction, or, with `rows`, inside a snapshot.
+        """Write a change within a transaction, or, with `rows`, within a snapshot.
 
         :raises TailraceError: `DECODE_FAILED`.
         """
@@ -178,10 +178,10 @@ class DebeziumTables:
         of_delete: bool,
         rows: bool,
     ) -> _Table:
-        """Return the table as it is for a row with `fields`; describe it if it has changed.
+        """Return the table for a row with `fields`; write its description if it has changed.
 
-        A delete may have the key alone, and `rows` come from partitions that are read at their own pace, also
-        after a change of the table that is younger: neither takes a column away.
+        A delete may have only the key, and `rows` come from partitions that are read independently, possibly
+        after a later change of the table: neither removes a column.
         """
         table = self._tables.get(name)
         if table is not None and table.fields == fields:
@@ -206,7 +206,7 @@ class DebeziumTables:
             shape = shape if table is None else replace(shape, version=shape.version + 1)
             frames.describe(shape)
             self._is_new = True
-        # Of a row that lacks columns, `fields` do not say what the table has.
+        # The fields of a row that lacks columns do not describe the table.
         is_whole = len(names) == len(fields)
         found = _Table(shape, highest, fields if is_whole else (), writers)
         self._tables[name] = found
@@ -216,7 +216,7 @@ class DebeziumTables:
 def _numbered(
     names: Sequence[str], sent: Mapping[str, Mapping[str, Any]], known: Sequence[ColumnShape], highest: int
 ) -> tuple[tuple[ColumnShape, ...], int]:
-    """Return columns of these names, and the highest number that one has had."""
+    """Return columns with these names, and the highest number that a column has had."""
     before = {column.name: column for column in known}
     columns = []
     for name in names:

@@ -1,6 +1,6 @@
-"""Values of Debezium's documents as PostgreSQL's text, by the schemas that the documents have for them. Pure.
+"""Converts values of Debezium's documents to PostgreSQL's text, by their schemas. Pure.
 
-What a type of Debezium's has no form for, Tailrace's own sink writes as PostgreSQL's text: `NaN` of a
+Values for which Debezium's types have no form, Tailrace's own sink writes as PostgreSQL's text: `NaN` of a
 decimal, `infinity` of a date, a timestamp beyond 64 bits (docs/converters.md, "Differences from Debezium").
 
 Source: Debezium 3.6, io.debezium.time, io.debezium.data, UnchangedToastedPlaceholder.
@@ -23,12 +23,12 @@ import pyarrow as pa
 
 from tailrace.decode.values.stamps import stamp_texts
 
-#: Makes PostgreSQL's text of a value; the second argument is the value's schema.
+#: Returns PostgreSQL's text of a value; the second argument is the value's schema.
 Writer = Callable[[Any, Mapping[str, Any]], str]
 
 _DAY_0 = date(1970, 1, 1)
 _TIME_0 = datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without a zone
-#: Of `bit varying` without a length: zeros at the beginning are not in the bytes.
+#: Length of `bit varying` without a limit: its bytes do not have the zeros at its start.
 _LENGTH_UNKNOWN = 2**31 - 1
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _STAMP = re.compile(
@@ -36,7 +36,7 @@ _STAMP = re.compile(
 )
 _ISO_STAMP = re.compile(r"([+-]?)(\d{4,})(-\d\d-\d\d)T(\d\d:\d\d:\d\d(?:\.\d+)?)(Z|[+-][\d:]+)")
 
-#: Infinite timestamps, by units in a second: those of Debezium up to 3.6 and, in milliseconds, since 3.7.
+#: Infinite timestamps, by units per second: those of Debezium up to 3.6 and, in milliseconds, since 3.7.
 _INFINITIES: dict[int, dict[int, str]] = {
     1_000: {
         9_223_372_036_825_200: "infinity",
@@ -50,7 +50,7 @@ _INFINITIES: dict[int, dict[int, str]] = {
 
 
 class Placeholder:
-    """What documents have in the place of a value that was not sent.
+    """The placeholder that documents have for a value that was not sent.
 
     :param text: Debezium's `unavailable.value.placeholder`.
     """
@@ -59,8 +59,8 @@ class Placeholder:
         raw = text.encode()
         encoded = _base64(raw)
         self._plain = {text, raw, encoded}
-        # Of arrays of texts, of bytes, of numbers and of booleans, of maps, and of decimals with a scale of
-        # their own, alone and in arrays. Debezium's of an array of UUIDs is one that Java names after it.
+        # The forms for arrays of texts, bytes, numbers and booleans, for maps, and for decimals with a scale
+        # in each value, alone and in arrays. For an array of UUIDs it is Java's name-based UUID of the text.
         bits = np.unpackbits(np.frombuffer(raw, np.uint8)).astype(bool).tolist()
         named = UUID(bytes=hashlib.md5(raw, usedforsecurity=False).digest(), version=3)
         self._nested: list[Any] = [[text], [encoded], [raw], list(raw), bits, {text: text}, [str(named)]]
@@ -68,14 +68,14 @@ class Placeholder:
         self._nested += [*decimals, *([decimal] for decimal in decimals)]
 
     def stands_for(self, value: Any) -> bool:
-        """Return whether a value is the placeholder, in the form that its type has for it."""
+        """Return whether a value is the placeholder in the form of its type."""
         if isinstance(value, str | bytes):
             return value in self._plain
         return isinstance(value, list | dict) and value in self._nested
 
 
 def column_type(schema: Mapping[str, Any]) -> tuple[str, Writer]:
-    """Return PostgreSQL's type for values of a schema, and what writes them; text if there is no schema."""
+    """Return PostgreSQL's type for values of a schema, and their writer; text if there is no schema."""
     if not schema:
         return "text", _text
     logical = _LOGICAL.get(schema.get("name") or "")
@@ -147,7 +147,7 @@ def _zone(text: str) -> str:
 def _decimal(value: Any, schema: Mapping[str, Any]) -> str:
     if isinstance(value, dict):  # VariableScaleDecimal
         scale, raw = int(value["scale"]), _raw(value["value"])
-    # Eight letters of base64 may be those of `Infinity`: only a decimal without a precision can be infinite.
+    # `Infinity` is also valid base64: only a decimal without a precision can be infinite.
     elif value == "NaN" or (schema.get("type") == "struct" and value in _NO_NUMBERS):
         return str(value)
     else:
@@ -194,7 +194,7 @@ def _double(value: Any, _schema: Mapping[str, Any]) -> str:
 
 
 def _real(value: Any, schema: Mapping[str, Any]) -> str:
-    # The fewest digits that are this number in 32 bits: Avro's are read into 64.
+    # The shortest text of this number in 32 bits: Avro's are read as 64 bits.
     return _double(float(str(np.float32(value))), schema)
 
 
@@ -208,7 +208,7 @@ def _text(value: Any, _schema: Mapping[str, Any]) -> str:
     return value if isinstance(value, str) else _json(value, _schema)
 
 
-#: By the name of a logical type: PostgreSQL's type, and what writes a value as its text.
+#: PostgreSQL's type and the writer of values, by the name of a logical type.
 _LOGICAL: dict[str, tuple[str, Writer]] = {
     "io.debezium.time.Date": ("date", _day),
     "org.apache.kafka.connect.data.Date": ("date", _day),
@@ -229,7 +229,7 @@ _LOGICAL: dict[str, tuple[str, Writer]] = {
     "io.debezium.data.Xml": ("xml", _plain),
     "io.debezium.data.Bits": ("varbit", _bits),
 }
-#: By Connect's type.
+#: PostgreSQL's type and the writer of values, by Kafka Connect's type.
 _TYPES: dict[str, tuple[str, Writer]] = {
     "boolean": ("bool", _plain),
     "int8": ("int2", _plain),

@@ -1,4 +1,4 @@
-"""What the merge compares, taken from messages of Kafka: Debezium's topics, in JSON. Pure.
+"""Extraction of keys and orders for the merge from Kafka messages: Debezium's JSON, and other JSON. Pure.
 
 Messages are record batches with the columns of `MESSAGES`, in the order of their partition.
 """
@@ -33,9 +33,9 @@ MESSAGES = pa.schema(
 class Transactions:
     """Transactions of a part of the transaction topic.
 
-    :param rows: what the merge compares.
-    :param ids: their names, as consumers know them; text.
-    :param times_ms: of the commits, in milliseconds since 1970; null: not said.
+    :param rows: the values that the merge compares.
+    :param ids: the transactions' ids for consumers; text.
+    :param times_ms: of the commits, in milliseconds since 1970; null: not given.
     """
 
     rows: TransactionRows
@@ -44,10 +44,10 @@ class Transactions:
 
 
 class Extraction(Protocol):
-    """Tells keys and orders of messages; given by the user for topics that are not Debezium's. Any thread."""
+    """Extracts keys and orders from messages; users can supply one for other topics. Any thread."""
 
     def data(self, messages: pa.RecordBatch) -> DataRows:
-        """Return what the merge compares of data messages: one row for each of them."""
+        """Return the values that the merge compares: one row for each data message."""
         ...
 
     def transactions(self, messages: pa.RecordBatch) -> Transactions:
@@ -63,7 +63,7 @@ _Found = TypeVar("_Found")
 def extracted(
     extract: Callable[[pa.RecordBatch], _Found], messages: pa.RecordBatch, topic: str, partition: int | str
 ) -> _Found:
-    """Return what an extraction finds in messages of a partition, which its errors then name."""
+    """Return the result of an extraction from messages of a partition, whose name is added to errors."""
     try:
         return extract(messages)
     except TailraceError as error:
@@ -89,31 +89,31 @@ TRANSACTION = [
 class DebeziumJson:
     """Extraction from the topics that Debezium and Tailrace write as JSON, with or without schemas.
 
-    Of PostgreSQL the number of a transaction is its key, and the position of its commit its order: a row says
-    after which commit it comes. Of other databases the whole id is the key, and nothing is said of orders.
+    For PostgreSQL, the key is the transaction's number, and the order is the position of its commit: a row
+    has the position of the commit that it follows. For others the key is the whole id; there are no orders.
     """
 
     def data(self, messages: pa.RecordBatch) -> DataRows:
-        """Return keys and orders; a message without `transaction`, as of a snapshot, has none."""
+        """Return keys and orders; a message without `transaction`, as in a snapshot, has none."""
         return data_rows(messages, json_members(messages, DATA))
 
     def transactions(self, messages: pa.RecordBatch) -> Transactions:
-        """Return the transactions whose `END` is among the messages; a `BEGIN` says nothing that is used."""
+        """Return the transactions whose `END` is among the messages; a `BEGIN` is ignored."""
         return ended(messages, json_members(messages, TRANSACTION))
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFields:
-    """Extraction from documents of any kind, by the names of their fields; `a.b` is a field of a field.
+    """Extraction from other JSON documents, by the names of their fields; `a.b` is a field of a field.
 
     A key is a text or a whole number, the same on both sides; an order, a count and a time are whole numbers.
 
-    :param key: of data: the key of the row's transaction, or whatever it is one of.
-    :param order: of data: the row's place in it, rising. Empty: not said.
-    :param one_key: on the side of which there is one for each key.
-    :param one_order: rises from one to the next. Empty: not said.
-    :param one_count: how many rows it has. Empty: not said.
-    :param one_time_ms: when it was. Empty: not said.
+    :param key: of data: the key of the row's transaction, or of another group of rows.
+    :param order: of data: the row's place in the transaction, increasing. Empty: not given.
+    :param one_key: the key in the transaction topic, which has one message for each key.
+    :param one_order: increases from transaction to transaction. Empty: not given.
+    :param one_count: number of the transaction's rows. Empty: not given.
+    :param one_time_ms: time of the transaction. Empty: not given.
     """
 
     key: str
@@ -124,18 +124,18 @@ class JsonFields:
     one_time_ms: str = ""
 
     def data(self, messages: pa.RecordBatch) -> DataRows:
-        """Return keys and orders; a message without the key is of no transaction."""
+        """Return keys and orders; a message without the key has no transaction."""
         return keyed_data(messages, *_fields(messages, self.key, [self.order]))
 
     def transactions(self, messages: pa.RecordBatch) -> Transactions:
-        """Return one for each message that has the key."""
+        """Return a transaction for each message that has the key."""
         numbers = [self.one_order, self.one_count, self.one_time_ms]
         found = _fields(messages, self.one_key, numbers)
         return keyed_transactions(messages, *found, rises=bool(self.one_order))
 
 
 def keyed_data(messages: pa.RecordBatch, keys: pa.Array, orders: pa.Array) -> DataRows:
-    """Return what the merge compares of data messages with these keys, texts, and orders, whole numbers."""
+    """Return the values that the merge compares for data messages with these keys (text) and orders."""
     unknown = np.full(len(messages), UNKNOWN, np.int64)
     return DataRows(np.asarray(messages.column("offset")), keys, unknown, _integers(orders))
 
@@ -149,9 +149,9 @@ def keyed_transactions(
     *,
     rises: bool,
 ) -> Transactions:
-    """Return one for each message that has a key.
+    """Return a transaction for each message that has a key.
 
-    :param rises: whether there are orders at all.
+    :param rises: whether transactions have orders.
     """
     there = keys.is_valid()
     found = (messages.column("offset"), keys, orders, counts, times_ms)
@@ -162,7 +162,7 @@ def keyed_transactions(
 
 
 def _fields(messages: pa.RecordBatch, key: str, numbers: Sequence[str]) -> list[pa.Array]:
-    # The key as text, and the numbers, null where a name is empty; the key's field may be one of them.
+    # Returns the key as text, and the numbers, null for an empty name; the key's field may be one of them.
     others = [(name, pa.int64()) for name in numbers if name and name != key]
     found = _at_paths(messages, [(key, pa.string()), *others])
     own = _read_paths(messages, [(key, pa.int64())]) if key in numbers else {}
@@ -174,14 +174,14 @@ def _at_paths(messages: pa.RecordBatch, paths: Sequence[tuple[str, pa.DataType]]
     try:
         return _read_paths(messages, paths)
     except TailraceError:
-        # Keys that are numbers: a column has one type.
+        # The keys may be numbers: a column has one type.
         first, *others = paths
         try:
             found = _read_paths(messages, [(first[0], pa.int64()), *others])
         except TailraceError:
             if len(messages) == 1:
                 raise
-            # Keys of both kinds, or a message that is wrong: which one, the parts show.
+            # Keys of both kinds, or an invalid message: divide the batch to find out which.
             half = len(messages) // 2
             parts = [_at_paths(part, paths) for part in (messages.slice(0, half), messages.slice(half))]
             return {name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]}
@@ -201,7 +201,7 @@ def _read_paths(messages: pa.RecordBatch, paths: Sequence[tuple[str, pa.DataType
 
 
 def _members(paths: Sequence[tuple[Sequence[str], pa.DataType]]) -> list[tuple[str, pa.DataType]]:
-    # The types of documents in which these paths are.
+    # Returns the members of documents that contain these paths, with their types.
     below: dict[str, list[tuple[Sequence[str], pa.DataType]]] = {}
     for (first, *rest), kind in paths:
         below.setdefault(first, []).append((rest, kind))
@@ -212,9 +212,9 @@ def _members(paths: Sequence[tuple[Sequence[str], pa.DataType]]) -> list[tuple[s
 
 
 def data_rows(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> DataRows:
-    """Return keys and orders of Debezium's changes, of which these members (`DATA`) were found.
+    """Return keys and orders of Debezium's changes with these members (`DATA`).
 
-    :raises TailraceError: `JOIN_VIOLATED` for what is no change.
+    :raises TailraceError: `JOIN_VIOLATED` for a message that is not a change.
     """
     transaction, source = found["transaction"], found["source"]
     ids = pc.struct_field(transaction, "id")
@@ -240,9 +240,9 @@ def data_rows(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> DataRo
 
 
 def ended(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> Transactions:
-    """Return the transactions that have ended, of messages of which these members (`TRANSACTION`) were found.
+    """Return the ended transactions of messages with these members (`TRANSACTION`).
 
-    :raises TailraceError: `JOIN_VIOLATED` for one without an id.
+    :raises TailraceError: `JOIN_VIOLATED` for an `END` without an id.
     """
     is_end = pc.fill_null(pc.equal(found["status"], "END"), False)
     ids, counts, times = (
@@ -270,7 +270,7 @@ def _integers(values: pa.Array) -> Integers:
 def json_members(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataType]]) -> dict[str, pa.Array]:
     """Return some members of the messages' documents, or of the `payload` in them.
 
-    :raises TailraceError: `JOIN_VIOLATED` for what is no JSON.
+    :raises TailraceError: `JOIN_VIOLATED` for a message that is not JSON.
     """
     if not any(name == WRAPPER for name, _ in fields):
         found = members(messages.column("value"), fields)
@@ -294,7 +294,7 @@ def _parsed(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataType]])
     except pa.ArrowInvalid:
         table = None
     if table is None or table.num_rows != count:
-        # Arrow's own words quote what it read.
+        # Arrow's message quotes what it read.
         raise TailraceError(
             Kind.JOIN_VIOLATED,
             "read messages: one is no document that JSON and Debezium know",
@@ -307,7 +307,7 @@ def _parsed(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataType]])
 
 
 def _lines(documents: pa.Array) -> pa.Buffer:
-    # One document a line.
+    # Returns the documents as lines.
     lines = pc.binary_join_element_wise(documents, b"\n", b"")
     first, last = np.frombuffer(lines.buffers()[1], np.int32)[[lines.offset, lines.offset + len(lines)]]
     return lines.buffers()[2].slice(first, last - first)

@@ -1,7 +1,7 @@
-"""The flow of a join: what is read of both sides, the queues, and the merges. On one thread.
+"""The flow of a join: reads both sides into the queues of the merges. On one thread.
 
-The connector and the source of `tailrace run` drive it: they read, take what is joined of each partition, and
-have the transactions passed that a partition has no rows of.
+The connector and the source of `tailrace run` drive it: they call `read`, take the joined rows of each
+partition, and call `pass_transactions` for transactions without rows in a partition.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tailrace.join.options import JoinedTopics
 from tailrace.join.partition import JoinPartition, TransactionWindow
 from tailrace.sources.progress import SourceNumber
 
-#: How full a queue may be so that its partition is read on.
+#: Fill level of a queue, as a fraction, up to which reading its partition is resumed.
 _PART_TO_READ_ON = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class FlowProgress:
-    """How far both sides are, and how full the queues.
+    """The lag of both sides, and the sizes of the queues.
 
-    :param data_lag: messages of the data partitions that are not taken yet; an estimate, as of the last read.
-    :param transactions_lag: likewise, of the transaction topic.
-    :param rows_queued: rows that wait for their transaction, of `bytes_queued`, in all partitions.
-    :param transactions_queued: transactions that wait for rows, in the partition where they are most.
-    :param paused: partitions whose queue is full, the transaction topic's among them.
-    :param pauses: times that one was paused.
+    :param data_lag: messages of the data partitions that are not joined yet; estimated at the last read.
+    :param transactions_lag: messages of the transaction topic that are not read yet; likewise.
+    :param rows_queued: rows that wait for their transaction, in all partitions, with `bytes_queued` bytes.
+    :param transactions_queued: transactions that wait for rows, in the partition that has most of them.
+    :param paused: number of partitions whose queue is full, including the transaction topic's.
+    :param pauses: number of times that one was paused.
     """
 
     data_lag: int = 0
@@ -44,7 +44,7 @@ class FlowProgress:
     pauses: int = 0
 
     def numbers(self) -> tuple[SourceNumber, ...]:
-        """Return them as metrics."""
+        """Return the values as metrics."""
         return tuple(
             SourceNumber(f"tailrace_join_{name}", description, getattr(self, name), name == "pauses")
             for name, description in _METRICS.items()
@@ -63,7 +63,7 @@ _METRICS = {
 
 
 def require_one_partition(topic: str, count: int) -> None:
-    """Check that a transaction topic with so many partitions has an order.
+    """Check that a transaction topic has one partition, and with it an order.
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
@@ -77,7 +77,7 @@ def require_one_partition(topic: str, count: int) -> None:
 
 
 def data_partitions(options: JoinedTopics, reader: MessageReader) -> dict[str, int]:
-    """Return how many partitions each data topic has now.
+    """Return the current number of partitions of each data topic.
 
     :raises TailraceError: as `MessageReader.partitions_of`; as `require_one_partition`.
     """
@@ -87,7 +87,7 @@ def data_partitions(options: JoinedTopics, reader: MessageReader) -> dict[str, i
 
 
 class JoinFlow:
-    """Some data partitions, and the transaction topic, once for all of them."""
+    """Some data partitions, with the transaction topic, which is read once for all of them."""
 
     def __init__(self, options: JoinedTopics, extraction: Extraction, reader: MessageReader) -> None:
         self._options, self._extraction, self._reader = options, extraction, reader
@@ -95,14 +95,14 @@ class JoinFlow:
         self._is_paused = False
         self._pauses = 0
         self._safe = reader.end(self._transactions)
-        # Transactions that are passed once a partition is read up to an offset: their last, and that offset.
+        # The last transaction that is passed once its partition is read up to an offset, and that offset.
         self._passing: dict[Place, tuple[int, int]] = {}
-        self._unqueued: dict[Place, pa.RecordBatch] = {}  # what was read and is in no queue yet
+        self._unqueued: dict[Place, pa.RecordBatch] = {}  # messages that were read and are in no queue yet
         self.partitions: dict[Place, JoinPartition] = {}
         self.window: TransactionWindow | None = None
 
     def places(self) -> list[Place]:
-        """Return all partitions of the data topics, as they are now; topic by topic.
+        """Return all current partitions of the data topics, topic by topic.
 
         :raises TailraceError: as `data_partitions`.
         """
@@ -110,9 +110,9 @@ class JoinFlow:
         return [(topic, number) for topic in self._options.data for number in range(counts[topic])]
 
     def begin(self, positions: Mapping[Place, Position | None], *, were_added: bool = False) -> None:
-        """Read partitions from their positions, or, without one, from the first message that is there.
+        """Start to read partitions at their positions, or, without one, at their first message.
 
-        Both sides are read from offsets: what retention removes meanwhile is noticed.
+        Both sides are read from offsets, so it is an error if retention removes the next messages meanwhile.
 
         :param were_added: they were not there when partitions were looked for before: their rows are of
             transactions whose `END` came after that.
@@ -132,26 +132,26 @@ class JoinFlow:
         self._reader.begin({place: position.data for place, position in begun.items()})
 
     def _begin_transactions(self, first: int) -> None:
-        # Before the data: what the client reads ahead comes in its order, and rows wait for transactions.
+        # Before the data: the client reads ahead in this order, and rows wait for transactions.
         if self.window is None:
             self._reader.begin({self._transactions: first})
             self.window = TransactionWindow(first)
         elif first < self.window.next_offset:
-            # What the window has stays in it: rows of other partitions may be joined before it is read again.
+            # The window keeps its transactions: other partitions may need them before they are read again.
             self.window.next_offset = first
             self._reader.seek(self._transactions, first)
-            self._unqueued.pop(self._transactions, None)  # it is read again
+            self._unqueued.pop(self._transactions, None)  # they are read again
             self._is_paused = False
 
     def look_for_partitions(
         self, mine: Callable[[], Sequence[Place]], position: Callable[[Place], Position | None]
     ) -> list[Place]:
-        """Begin the partitions that are new, and return them.
+        """Start to read the partitions that are new, and return them.
 
-        :param mine: asks for the partitions that there are now.
-        :param position: what was committed of a partition.
+        :param mine: returns the current partitions.
+        :param position: returns the committed position of a partition.
         """
-        # Asked for first: a partition may be added, and a transaction with rows in it end, before the other.
+        # The end is read first: afterwards a partition may be added, and a transaction with rows in it end.
         safe = self._reader.end(self._transactions)
         new = [place for place in mine() if place not in self.partitions]
         if new:
@@ -160,9 +160,9 @@ class JoinFlow:
         return new
 
     def read(self, timeout_s: float) -> None:
-        """Read what is there, after at most so long, and queue it.
+        """Read the available messages and queue them; wait at most `timeout_s` for the first one.
 
-        After an error the next call queues what this one did not: the reader is behind it already.
+        After an error the next call queues the messages that this one did not, as the reader has passed them.
 
         :raises TailraceError: as `MessageReader.read`; `JOIN_VIOLATED`; what the extraction raises.
         """
@@ -183,9 +183,9 @@ class JoinFlow:
             partition.add_transactions(transactions.rows)
 
     def hold_or_read_on(self, place: Place, waiting: int = 0, waiting_bytes: int = 0) -> None:
-        """Do not read a partition whose queue is full, until half of it has gone.
+        """Pause a partition whose queue is full, and resume it when half of the queue is free.
 
-        :param waiting: records that were taken and wait elsewhere; with so many bytes.
+        :param waiting: number of records that were taken and wait elsewhere, with `waiting_bytes` bytes.
         """
         partition = self.partitions[place]
         part = max(
@@ -201,16 +201,16 @@ class JoinFlow:
             self._reader.resume(place)
 
     def forget(self, before: int | None = None) -> None:
-        """Forget the transactions that nobody needs, and hold or read on the transaction topic.
+        """Remove transactions that are not needed, and pause or resume the transaction topic.
 
-        :param before: the first one that is still needed for rows that were taken.
+        :param before: the first transaction that is still needed for rows that were taken.
         """
         if self.window is None:
             return
         partitions = self.partitions.values()
         needed = min(each.transactions_needed for each in partitions)
         self.window.forget_before(needed if before is None else min(before, needed))
-        # A partition that has what is read next already does not get it again.
+        # A partition that already has the transactions that are read next does not queue them again.
         read_next = self.window.next_offset
         queues = (each.merge.transactions_queued for each in partitions if each.transactions_fed <= read_next)
         queued = max(queues, default=0)
@@ -221,16 +221,16 @@ class JoinFlow:
 
     @property
     def is_held(self) -> bool:
-        """Whether the transaction topic is not read on, as too many wait for rows."""
+        """Whether the transaction topic is paused, as too many transactions wait for rows."""
         return self._is_paused
 
     def pass_transactions(self, places: Sequence[Place]) -> list[Place]:
-        """Pass the transactions of which these partitions have no rows; return where some were passed.
+        """Pass the transactions without rows in these partitions; return the partitions that passed any.
 
-        The rows of a transaction are written before its END. So they are below the end of what is written
-        in their partition, if that is asked for after the END was read; once the partition is read up to
-        there, none of them can come. The end of what is committed would not do: Kafka closes a transaction
-        in one partition after the other, and an END may be readable before its rows.
+        The rows of a transaction are written before its END. So they are before the written end of their
+        partition, if that is requested after the END was read; once the partition is read up to there, no
+        more of them can follow. The committed end is not enough: Kafka closes a transaction in one
+        partition after the other, and an END may be readable before its rows.
         """
         passed = []
         for place in places:
@@ -247,11 +247,11 @@ class JoinFlow:
         return passed
 
     def is_at_end(self, place: Place) -> bool:
-        """Tell whether everything that is committed in a partition was read; asks the broker."""
+        """Return whether all committed messages of a partition were read; asks the broker."""
         return self._reader.position(place) >= self._reader.end(place)
 
     def progress(self) -> FlowProgress:
-        """Return how far both sides are."""
+        """Return the lag of both sides, and the sizes of the queues."""
         partitions = self.partitions.values()
         queued = sum(each.data_queued for each in partitions)
         return FlowProgress(

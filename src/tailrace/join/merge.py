@@ -1,8 +1,8 @@
 """The merge of one data partition with the transaction topic: two bounded queues, both in order. Pure.
 
-The rule: if the heads of both queues have the same key, the data row is joined and its queue advances; else
-the transaction queue advances; if a queue is empty, the merge waits. It is applied to runs of rows of one
-transaction, with Arrow's and numpy's functions, never row by row.
+The rule: if the heads of both queues have the same key, the data row is joined and its queue advances;
+otherwise the transaction queue advances; if a queue is empty, the merge waits. The rule is applied to runs of
+rows of one transaction, with functions of Arrow and numpy, never row by row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Integers = npt.NDArray[np.int64]
 #: An order, a bound or a count that is not known.
 UNKNOWN = -1
 
-#: Keys of transactions that were passed, remembered to find repeated ones. The newest; about 1 MB.
+#: Number of keys of passed transactions that are kept to detect repeated ones: the newest; about 1 MB.
 PASSED_MAX = 10_000
 
 
@@ -31,11 +31,10 @@ PASSED_MAX = 10_000
 class DataRows:
     """Rows of a data partition, in its order; all arrays have one value for each.
 
-    :param offsets: in the partition, rising.
+    :param offsets: in the partition, increasing.
     :param keys: of the rows' transactions; null: a row of no transaction, such as one of a snapshot.
-    :param follows: the order of a transaction: those up to it come before the row's own, and the next one is
-        the row's own. `UNKNOWN`: not said.
-    :param orders: the row's place in its transaction, rising; `UNKNOWN`: not said.
+    :param follows: the row's transaction is the first with a higher order than this. `UNKNOWN`: not given.
+    :param orders: the row's place in its transaction, increasing; `UNKNOWN`: not given.
     """
 
     offsets: Integers
@@ -53,10 +52,10 @@ class DataRows:
 class TransactionRows:
     """Rows of the transaction topic, one for each transaction; all arrays have one value for each.
 
-    :param offsets: in the topic's partition, rising.
+    :param offsets: in the topic's partition, increasing.
     :param keys: unique, never null.
-    :param orders: rising from transaction to transaction; None: the topic has none.
-    :param counts: how many rows the transaction has in all partitions; `UNKNOWN`: not said.
+    :param orders: increasing from transaction to transaction; None: the topic has none.
+    :param counts: number of the transaction's rows in all partitions; `UNKNOWN`: not given.
     """
 
     offsets: Integers
@@ -71,7 +70,7 @@ class TransactionRows:
         return TransactionRows(self.offsets[cut], self.keys[cut], orders, self.counts[cut])
 
     def followed_by(self, others: TransactionRows) -> TransactionRows:
-        """Return these rows and others behind them."""
+        """Return these rows, followed by others."""
         orders = None
         if self.orders is not None and others.orders is not None:
             orders = np.concatenate([self.orders, others.orders])
@@ -85,13 +84,13 @@ class TransactionRows:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a merge goes on: the offset that is committed.
+    """The position from which a merge continues, which is committed as its offset.
 
     :param data: offset of the next data row.
-    :param transactions: offset of the transaction of the last row that was joined, for its next rows; that of
-        the next one if there is none.
-    :param seen: rows of that transaction that were joined.
-    :param order: of the last of them; `UNKNOWN` if it has none.
+    :param transactions: offset of the transaction of the last joined row, as more of its rows may follow; if
+        there is none, of the next transaction.
+    :param seen: number of that transaction's rows that were joined.
+    :param order: order of the last of these rows; `UNKNOWN` if it has none.
     """
 
     data: int = 0
@@ -102,15 +101,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a merge step gives: the first rows of the data queue, which they leave.
+    """The result of a merge step: the first rows of the data queue, which are removed from it.
 
-    :param rows: how many.
-    :param transactions: for each, the place of its transaction in their queue before the step; -1: none.
-    :param offsets: for each row, that of its transaction; of a row without one, that of the one before.
-    :param next_offsets: of the data, after each row.
-    :param seen: for each, rows of its transaction in this partition up to it, inclusive.
-    :param orders: for each, its place in its transaction.
-    :param ends: for each, whether it is known that no row of its transaction follows in this partition.
+    :param rows: number of rows; all arrays have one value for each.
+    :param transactions: index of the row's transaction in the transaction queue before the step; -1: none.
+    :param offsets: offset of the row's transaction; for a row without one, that of the previous row.
+    :param next_offsets: offset of the data after the row.
+    :param seen: number of the transaction's rows in this partition up to the row, inclusive.
+    :param orders: the row's place in its transaction.
+    :param ends: whether it is known that no row of the transaction follows in this partition.
     """
 
     rows: int
@@ -122,7 +121,7 @@ class Joined:
     ends: npt.NDArray[np.bool_]
 
     def position(self, row: int) -> Position:
-        """Return where a merge goes on after a row."""
+        """Return the position from which a merge continues after a row."""
         return Position(
             int(self.next_offsets[row]), int(self.offsets[row]), int(self.seen[row]), int(self.orders[row])
         )
@@ -130,17 +129,17 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    # Rows of one transaction that follow each other; the rows of a chunk are cut into them once.
+    # A chunk of rows, divided once into runs: consecutive rows of one transaction.
     rows: DataRows
     starts: Integers
     keys: pa.Array
 
 
 class Merge:
-    """The merge of one data partition, as of a position.
+    """The merge of one data partition.
 
-    :param position: where it goes on.
-    :param names: of topics and partitions, for errors.
+    :param position: the position from which it continues.
+    :param names: topic and partition, for errors.
     """
 
     def __init__(self, position: Position, names: Mapping[str, str | int] | None = None) -> None:
@@ -156,28 +155,28 @@ class Merge:
 
     @property
     def position(self) -> Position:
-        """Where the merge goes on after everything that it gave."""
+        """The position after everything that `take` returned."""
         return self._position
 
     @property
     def data_queued(self) -> int:
-        """Rows that wait for their transaction."""
+        """Number of rows that wait for their transaction."""
         return sum(len(runs.rows.offsets) for runs in self._data)
 
     @property
     def transactions_queued(self) -> int:
-        """Transactions that wait for rows."""
+        """Number of transactions that wait for rows."""
         return 0 if self._window is None else len(self._window.offsets)
 
     @property
     def transactions_from(self) -> int | None:
-        """Offset of the first transaction that waits for rows; None if none does."""
+        """Offset of the first transaction that waits for rows; None if there is none."""
         return None if not self.transactions_queued or self._window is None else int(self._window.offsets[0])
 
     def add_data(self, rows: DataRows) -> None:
-        """Queue rows that follow those that were queued before.
+        """Queue the rows after those that were queued before.
 
-        :raises TailraceError: `JOIN_VIOLATED` if offsets do not rise.
+        :raises TailraceError: `JOIN_VIOLATED` if offsets do not increase.
         """
         self._data_offset = self._rising(rows.offsets, self._data_offset, "data")
         if len(rows.offsets):
@@ -185,10 +184,11 @@ class Merge:
             self._data.append(_Runs(rows, starts, rows.keys.take(pa.array(starts))))
 
     def add_transactions(self, rows: TransactionRows) -> None:
-        """Queue transactions that follow those that were queued before.
+        """Queue the transactions after those that were queued before.
 
-        One that comes again is not queued, nor what follows it: `take` raises when all before it is joined.
-        :raises TailraceError: `JOIN_VIOLATED` if offsets do not rise.
+        A repeated one and those after it are not queued: `take` raises the error once all rows before it are
+        joined.
+        :raises TailraceError: `JOIN_VIOLATED` if offsets do not increase.
         """
         self._transaction_offset = self._rising(rows.offsets, self._transaction_offset, "transaction")
         if self._failure is not None or not len(rows.offsets):
@@ -207,9 +207,9 @@ class Merge:
         self._window = rows if self._window is None else self._window.followed_by(rows)
 
     def take(self) -> Joined:
-        """Return the rows that can be joined now, maybe none, and how many transactions have left the queue.
+        """Return the rows that can be joined now, which may be none.
 
-        :raises TailraceError: `JOIN_VIOLATED` if what comes next breaks what the merge relies on.
+        :raises TailraceError: `JOIN_VIOLATED` if the next row or transaction violates the rules of the merge.
         """
         rows, starts, keys = self._queue()
         is_real = np.asarray(pc.is_valid(keys))
@@ -225,7 +225,7 @@ class Merge:
             failure = self._never_comes(rows, int(starts[stop]), keys[stop])
             is_waiting = failure is None
         end = int(starts[stop]) if stop < len(starts) else len(rows.offsets)
-        # The run that stops it is of another transaction than the last joined one, or breaks the rules.
+        # The run at which it stops is of another transaction than the last joined row, or violates a rule.
         joined, repeated = self._join(rows, starts[:stop], places[:stop], end, has_next=stop < len(starts))
         if joined.rows < end:
             is_waiting, failure = False, repeated
@@ -240,11 +240,11 @@ class Merge:
         return joined
 
     def pass_transactions(self, offset: int, data: int) -> int:
-        """Pass the transactions up to an offset, inclusive, as no row of them will come; return how many.
+        """Pass the transactions up to an offset, inclusive, and return their number.
 
-        Only while no row is queued: the caller knows that none of the partition's rows is theirs.
+        Only if no row is queued. The caller knows that the partition has no more rows of these transactions.
 
-        :param data: offset up to which the partition was read; there may have been aborted rows before it.
+        :param data: offset up to which the partition was read; there may be aborted rows before it.
         """
         if self._data or self._window is None:
             return 0
@@ -256,9 +256,9 @@ class Merge:
         return passed
 
     def require_order(self) -> None:
-        """Refuse rows behind the one that waits whose transaction was there before: that one's is missing.
+        """Check that no later row's transaction was passed while the first row waits for its own.
 
-        :raises TailraceError: `JOIN_VIOLATED`.
+        :raises TailraceError: `JOIN_VIOLATED`: the first row's transaction is missing.
         """
         rows, starts, keys = self._queue()
         if not len(starts) or self._passed is None:
@@ -286,7 +286,7 @@ class Merge:
         return int(offsets[-1])
 
     def _good_transactions(self, rows: TransactionRows) -> int:
-        # How many come before the first one that was there already.
+        # Returns the number of transactions before the first repeated one.
         if rows.orders is not None:
             is_bad = rows.orders <= np.concatenate([[self._last_order], rows.orders[:-1]])
         else:
@@ -299,7 +299,7 @@ class Merge:
         return int(bad[0]) if len(bad) else len(rows.offsets)
 
     def _misplaced(self, follows: Integers, places: Integers) -> int:
-        # The first run whose transaction was passed before it, or is not the one that must be its own.
+        # Returns the first run whose transaction precedes that of an earlier run, or contradicts `follows`.
         real = np.flatnonzero(places >= 0)
         if not len(real):
             return len(places)
@@ -317,7 +317,7 @@ class Merge:
         return self._out_of_place(int(rows.offsets[row]), int(self._window.offsets[place]))
 
     def _never_comes(self, rows: DataRows, row: int, key: pa.Scalar) -> TailraceError | None:
-        # Whether the transaction of a row, which is not queued, can't come any more.
+        # Returns the error if the transaction of a row, which is not queued, can't follow any more.
         data, window, follows = int(rows.offsets[row]), self._window, int(rows.follows[row])
         if self._passed is not None and pc.index(self._passed, key).as_py() >= 0:
             return self._out_of_place(data, self._position.transactions)
@@ -353,7 +353,7 @@ class Merge:
     # ------------------------------------------------------------------ the step
 
     def _queue(self) -> tuple[DataRows, Integers, pa.Array]:
-        # The whole data queue as one chunk, with its runs.
+        # Returns the whole data queue as one chunk, with its runs.
         if not self._data:
             return _NO_ROWS, _NONE, pa.array([], pa.string())
         if len(self._data) > 1:
@@ -366,7 +366,7 @@ class Merge:
         return runs.rows, runs.starts, runs.keys
 
     def _places(self, keys: pa.Array) -> Integers:
-        # For each run, where its transaction is queued; -1: it is not, or the run has none.
+        # Returns for each run the index of its transaction in the queue; -1: not queued, or no transaction.
         if self._window is None or not len(keys):
             return np.full(len(keys), UNKNOWN, np.int64)
         found = pc.index_in(keys, value_set=self._window.keys)
@@ -375,7 +375,7 @@ class Merge:
     def _join(
         self, rows: DataRows, starts: Integers, places: Integers, end: int, *, has_next: bool
     ) -> tuple[Joined, TailraceError | None]:
-        """Return the rows before `end`, or before one that was there already, with its error."""
+        """Return the joined rows before `end`, or before a repeated row, with the error for it."""
         state, failure = self._position, None
         place = np.repeat(places, np.diff(np.append(starts, end)))
         real = np.flatnonzero(place >= 0)
@@ -428,7 +428,7 @@ class Merge:
 
 
 def _run_starts(keys: pa.Array) -> Integers:
-    # Where a row begins that is of another transaction than the row before it.
+    # Returns the indexes of rows that are of another transaction than the row before.
     if len(keys) == 0:
         return _NONE
     is_null = np.asarray(pc.is_null(keys))

@@ -1,4 +1,4 @@
-"""Messages of Kafka as the join reads them: of several partitions, with one consumer."""
+"""Reads messages of several Kafka partitions with one consumer, for the join."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from tailrace.kafka.client.rights import is_denial
 #: Topic and number of a partition.
 Place = tuple[str, int]
 
-#: Headers of a message, where they are read.
+#: The column of a message's headers, if they are read.
 HEADERS_FIELD = pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 _HEADER = ("key", "value")
-#: Of a timestamp, which the client gives with its kind.
+#: The time of a timestamp, which the client returns with its kind.
 _TIME = itemgetter(1)
 
-#: Messages that a read takes, and the bytes with which it has enough: what is read together of a partition is
-#: written in one transaction, of which each is waited for. What the client has read ahead may come beyond it.
-#: And how many messages are objects at a time: of more, Python's garbage collector would look through each
-#: several times.
+#: Limits of a read, in messages and bytes: a partition's messages of one read are written in one transaction,
+#: for whose commit the writer waits. The last batch of `_TAKEN_MAX` messages may exceed the limit of bytes.
+#: `_TAKEN_MAX` limits the number of message objects at a time: Python's garbage collector would visit more
+#: of them several times.
 _READ_MAX = 65_536
 _READ_BYTES_MAX = 32 << 20
 _TAKEN_MAX = 500
-#: What the client reads ahead: of all partitions together in kilobytes, and at most so many messages of
-#: one. A partition of which so much is there is looked at again soon (the client's own default is a second).
-#: Answers of brokers are compressed, so they are smaller than that: 2 MiB of a partition, 8 of all.
+#: Limits of the client's read-ahead: kilobytes of all partitions together, and messages of one partition. A
+#: partition that has reached a limit is fetched again soon (the client's default is a second later). Brokers'
+#: responses are compressed, so their limits are lower: 2 MiB of a partition, 8 of all.
 _READ_AHEAD_KBYTES = 16 << 10
 READ_AHEAD = {
     "queued.max.messages.kbytes": _READ_AHEAD_KBYTES,
@@ -58,22 +58,22 @@ READ_AHEAD = {
     "fetch.message.max.bytes": 2 << 20,
     "fetch.wait.max.ms": 50,
 }
-#: The client tries to connect again more often than that, and says so.
+#: Age up to which the client's errors are reported, in seconds: its attempts to connect are more frequent.
 _ERRORS_S = 30.0
-#: Longest that an answer of a broker is waited for.
+#: Timeout of requests to brokers, in seconds.
 ANSWER_S = 30.0
 
-#: The client looks for the coordinator of its group, which it has without using it.
+#: Errors of the request for the coordinator of the group, which the client sends even if it does not use it.
 _OF_GROUPS = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What one read gave.
+    """The result of a read.
 
-    :param messages: of each partition that had some: columns of `MESSAGES`.
-    :param ends: for each partition whose end was reached, the offset of the message that comes next there.
+    :param messages: by partition, its messages, with the columns of `MESSAGES`.
+    :param ends: for each partition whose end was reached, the offset of the next message.
     """
 
     messages: Mapping[Place, pa.RecordBatch]
@@ -81,13 +81,13 @@ class Read:
 
 
 class MessageReader:
-    """One consumer of some partitions, committed records alone; no group, so no rebalance. One thread.
+    """A reader of committed records of some partitions; without a group, so without rebalances. One thread.
 
-    :param settings: of a consumer, without what is set here.
+    :param settings: settings of the consumer, except for those that are set here.
     :param admin: settings of an admin client, for `written_end`.
-    :param with_headers: whether messages have the column `headers`, too.
-    :param with_times: whether the column `timestamp_ms` says when they were written; else it is null.
-    :param keeps_progress: whether the consumer's group is used; else it needs no right to it.
+    :param with_headers: whether messages also have the column `headers`.
+    :param with_times: whether the column `timestamp_ms` has the messages' times; otherwise it is null.
+    :param keeps_progress: whether the consumer's group is used; otherwise no right to the group is needed.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class MessageReader:
         self._with_headers, self._with_times = with_headers, with_times
         self._passes_over = frozenset() if keeps_progress else _OF_GROUPS
         self._group = settings["group.id"]
-        self._errors: dict[str, tuple[float, str]] = {}  # when it was said last, and the words
+        self._errors: dict[str, tuple[float, str]] = {}  # by name: time of the last one, and the message
         client = {**settings, **READ_AHEAD, "error_cb": self._failed}
         self._consumer: Consumer = made(Consumer, client)
         self._admin = AdminClients(admin)
         self._positions: dict[Place, int] = {}
 
     def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:
-        """Return how many partitions each topic has.
+        """Return the number of partitions of each topic.
 
-        :raises TailraceError: `TABLE_MISSING` for one that does not exist; `SOURCE_UNREACHABLE`.
+        :raises TailraceError: `TABLE_MISSING` for a topic that does not exist; `SOURCE_UNREACHABLE`.
         """
         found = {}
         for topic in topics:
@@ -130,30 +130,30 @@ class MessageReader:
         return str(self._asked(lambda: self._consumer.list_topics(timeout=ANSWER_S), "").cluster_id)
 
     def begin(self, positions: Mapping[Place, int]) -> None:
-        """Read these partitions, too, each from an offset."""
+        """Start to read these partitions, each from an offset, in addition to the others."""
         self._positions |= positions
         self._consumer.incremental_assign(
             [TopicPartition(*place, offset) for place, offset in positions.items()]
         )
 
     def seek(self, place: Place, offset: int) -> None:
-        """Read a partition again, from an offset on."""
+        """Read a partition from an offset on, again if it was read before."""
         if place in self._positions:
             self._consumer.incremental_unassign([TopicPartition(*place)])
         self.begin({place: offset})
 
     def pause(self, place: Place) -> None:
-        """Read nothing of a partition for now."""
+        """Stop reading a partition until `resume`."""
         self._consumer.pause([TopicPartition(*place)])
 
     def resume(self, place: Place) -> None:
-        """Read a partition again."""
+        """Continue to read a paused partition."""
         self._consumer.resume([TopicPartition(*place)])
 
     def read(self, timeout_s: float) -> Read:
-        """Return what is there, after at most `timeout_s`.
+        """Return the available messages; wait at most `timeout_s` for the first one.
 
-        :raises TailraceError: `LOG_RANGE_GONE` if an offset is not there any more; what the cluster refuses.
+        :raises TailraceError: `LOG_RANGE_GONE` if an offset does not exist any more; errors of the cluster.
         """
         waited = self._consumer.poll(timeout_s)
         taken = [] if waited is None else [waited]
@@ -173,9 +173,9 @@ class MessageReader:
         return Read(found, ends)
 
     def _sort(self, taken: list[Message], parts: dict[Place, _Columns], ends: dict[Place, int]) -> int:
-        # Adds messages to what their partitions have; returns how many bytes they take.
+        # Adds messages to the columns of their partitions; returns their size in bytes.
         size = 0
-        # Messages of one partition that follow each other, at once; an error by itself.
+        # Consecutive messages of one partition together; each error separately.
         for first, last in _runs(taken):
             message = taken[first]
             place = (message.topic() or "", message.partition() or 0)
@@ -190,47 +190,47 @@ class MessageReader:
         return size
 
     def end(self, place: Place) -> int:
-        """Return the offset behind the last committed message of a partition; asks the broker."""
+        """Ask the broker for the offset after the last committed message of a partition."""
         _first, last = self._asked(
             lambda: self._consumer.get_watermark_offsets(TopicPartition(*place), ANSWER_S), place[0]
         )
         return int(last)
 
     def written_end(self, place: Place) -> int:
-        """Return the offset behind the last message that is written, committed or not; asks the broker."""
+        """Ask the broker for the offset after the last message of a partition, committed or not."""
         ask = functools.partial(
             offsets_of, self._admin, [place], OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED
         )
         return int(self._asked(ask, place[0])[place])
 
     def first(self, place: Place) -> int:
-        """Return the offset of the first message that is still there; asks the broker."""
+        """Ask the broker for the offset of a partition's first message."""
         first, _last = self._asked(
             lambda: self._consumer.get_watermark_offsets(TopicPartition(*place), ANSWER_S), place[0]
         )
         return int(first)
 
     def lag(self, place: Place) -> int:
-        """Return how many offsets are behind what was read, as of the last answer of the broker."""
+        """Return the number of offsets after the last one read, as of the broker's last response."""
         _first, last = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
         return max(0, int(last) - self._positions[place])
 
     def position(self, place: Place) -> int:
-        """Return the offset that is read next; it is the end's if that was reached."""
+        """Return the offset that is read next; at the end of the partition, the end's offset."""
         return self._positions[place]
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._consumer.close()
 
     @property
     def errors(self) -> Sequence[str]:
-        """What the client said of late, while it could not read. Any thread."""
+        """The client's recent errors, while it can't read. Any thread."""
         since_s = time.monotonic() - _ERRORS_S
         return [said for at_s, said in list(self._errors.values()) if at_s >= since_s]
 
     def keep_progress(self, place: Place, offset: int, metadata: str) -> None:
-        """Keep an offset of a partition, with what is said of it, under the consumer's group.
+        """Store an offset of a partition, with metadata, in the consumer's group.
 
         :raises TailraceError: `SOURCE_PRIVILEGE_MISSING`, `SOURCE_UNREACHABLE`.
         """
@@ -283,9 +283,9 @@ class MessageReader:
 
 
 def _runs(messages: list[Message]) -> Iterator[tuple[int, int]]:
-    # First and last, exclusive, of the messages of one partition that follow each other; of each error.
+    # Yields first and last, exclusive, of consecutive messages of one partition; for each error separately.
     whose = Message.topic, Message.partition
-    # Mostly it is one: found out in C, as this is done for every message.
+    # Mostly there is one partition: tested in C, as this is done for every message.
     if not any(map(Message.error, messages)) and all(len(set(map(of, messages))) == 1 for of in whose):
         yield 0, len(messages)
         return
@@ -306,7 +306,7 @@ def _committed(consumer: Consumer, wanted: list[TopicPartition]) -> None:
 def offsets_of(
     admin: AdminClients, places: Sequence[Place], spec: Callable[[], Any], isolation: IsolationLevel
 ) -> dict[Place, int]:
-    """Return where partitions begin or end, as `spec` says; asks the brokers.
+    """Ask the brokers for the offset of each partition that `spec` names: its first or its end.
 
     :raises KafkaException: what they answer instead.
     """
@@ -333,7 +333,7 @@ def topic_missing(topic: str) -> TailraceError:
 
 
 def progress_failure(error: KafkaError, topic: str) -> TailraceError:
-    """Return the error for progress that can't be kept or asked."""
+    """Return the error for progress that can't be stored or read."""
     if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED or is_denial(error):
         return TailraceError(
             Kind.SOURCE_PRIVILEGE_MISSING,
@@ -350,9 +350,9 @@ def progress_failure(error: KafkaError, topic: str) -> TailraceError:
 
 
 class _Columns:
-    # What messages of one partition hold, in order. Arrow is given them once, at the end of a read: it lets
-    # go of the interpreter at each call, and then waits until the thread that sends does. Headers, which are
-    # many objects each, it is given with each part.
+    # The columns of one partition's messages, in order. They become Arrow arrays once, at the end of a read:
+    # Arrow releases the interpreter's lock at each call, and then waits until the sending thread releases it.
+    # Headers, which are many objects each, are converted with each part.
     def __init__(self, with_headers: bool, with_times: bool) -> None:
         self._with_headers, self._with_times = with_headers, with_times
         self._keys: list[Any] = []
@@ -362,7 +362,7 @@ class _Columns:
         self.offsets = array("q")
 
     def add(self, messages: list[Message]) -> int:
-        """Add messages; return how many bytes they have."""
+        """Add messages; return their size in bytes."""
         keys, values = (list(map(of, messages)) for of in (Message.key, Message.value))
         self._keys += keys
         self._values += values
@@ -376,7 +376,7 @@ class _Columns:
         return size
 
     def batch(self) -> pa.RecordBatch:
-        """Return them all."""
+        """Return all messages as a record batch."""
         keys, values = (pa.array(found, pa.binary()) for found in (self._keys, self._values))
         offsets = pa.array(np.frombuffer(self.offsets, np.int64))
         times_ms = pa.nulls(len(offsets), pa.int64())

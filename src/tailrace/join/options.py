@@ -41,7 +41,7 @@ class DataFields(_Fields):
 
 
 class TransactionFields(_Fields):
-    """Fields of the messages on the side that has one for each key."""
+    """Fields of the transaction topic's messages, of which there is one for each key."""
 
     key: _Path = Field(description="The key, no other message's; messages without it are passed over.")
     order: _OptionalPath = Field(default="", description="A whole number that rises from one to the next.")
@@ -50,7 +50,7 @@ class TransactionFields(_Fields):
 
 
 class JoinFields(Section):
-    """Where keys and orders are, by the names of fields."""
+    """The fields with keys and orders."""
 
     data: DataFields
     transactions: TransactionFields
@@ -92,7 +92,7 @@ class TransactionExpressions(Section):
 
 
 class JoinExpressions(Section):
-    """What keys and orders are, by expressions."""
+    """The expressions for keys and orders."""
 
     data: DataExpressions
     transactions: TransactionExpressions
@@ -151,12 +151,12 @@ class JoinedTopics(Section):
         return self
 
     def joined_topic(self, topic: str) -> str:
-        """Return where the records of a data topic go."""
+        """Return the topic of a data topic's joined records."""
         return topic
 
 
 class KafkaJoinOptions(JoinedTopics):
-    """What the connector is set to."""
+    """The settings of the connector."""
 
     topic: Annotated[str, Field(min_length=1), AfterValidator(_has_one_placeholder)] = Field(
         default="{topic}-joined",
@@ -175,7 +175,7 @@ class KafkaJoinOptions(JoinedTopics):
         return self
 
     def joined_topic(self, topic: str) -> str:
-        """Return where the records of a data topic go."""
+        """Return the topic of a data topic's joined records."""
         return self.topic.replace("{topic}", topic)
 
 
@@ -186,10 +186,10 @@ class KafkaJoinSection(SourceSection, JoinedTopics):
 
     @property
     def address(self) -> str:
-        """Where the source is, for people."""
+        """The source's address, for messages."""
         return f"{self.bootstrap_servers}, topics {', '.join(self.data)}"
 
     @property
     def connect_timeout_s(self) -> float:
-        """Seconds that a connection may take."""
+        """Timeout of a connection, in seconds."""
         return 30.0

@@ -1,4 +1,4 @@
-"""A data partition in a join: its messages that wait, its merge, and the batches that come of them."""
+"""A data partition in a join: its waiting messages, its merge, and the batches of joined records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.join.merge import UNKNOWN, Integers, Joined, Merge, Position, Tran
 from tailrace.records.batch import Batch, Offset
 from tailrace.records.group import Group
 
-#: What is joined to a row: facts of its transaction, and the row's place in it.
+#: The values joined to a row: facts of its transaction, and the row's place in it.
 TRANSACTION = pa.struct(
     [
         ("id", pa.string()),
@@ -30,12 +30,12 @@ TRANSACTION = pa.struct(
 
 
 def offset_of(position: Position) -> Offset:
-    """Return a position as it is committed."""
+    """Return a position in the form that is committed."""
     return asdict(position)
 
 
 def position_of(offset: Offset) -> Position:
-    """Return the position that was committed."""
+    """Return the position of a committed offset."""
     return Position(**{name: int(value) for name, value in offset.items()})
 
 
@@ -49,9 +49,9 @@ class EndedTransaction:
 
 
 class TransactionWindow:
-    """The transactions that some partition of a task may still need, once for all of them.
+    """The transactions that a task's partitions may still need, stored once for all of them.
 
-    :param next_offset: the transaction that is read next has this offset or a later one.
+    :param next_offset: the transaction that is read next has this offset or a higher one.
     """
 
     def __init__(self, next_offset: int) -> None:
@@ -60,7 +60,7 @@ class TransactionWindow:
         self.next_offset = next_offset
 
     def add(self, found: Transactions) -> None:
-        """Take transactions that were read; those that are here already stay as they are."""
+        """Add transactions that were read; those that the window already has are not changed."""
         rows = found.rows
         if not len(rows.offsets):
             return
@@ -82,12 +82,12 @@ class TransactionWindow:
         self.next_offset = int(rows.offsets[-1]) + 1
 
     def forget_before(self, offset: int) -> None:
-        """Forget the transactions before an offset, which no partition needs any more."""
+        """Remove the transactions before an offset, which no partition needs any more."""
         count = int(np.searchsorted(self._offsets, offset))
         self._offsets, self._columns = self._offsets[count:], self._columns.slice(count)
 
     def last_before(self, offset: int) -> EndedTransaction | None:
-        """Return the last transaction before an offset that is not forgotten; None: there is none."""
+        """Return the window's last transaction before an offset; None: there is none."""
         count = int(np.searchsorted(self._offsets, offset))
         if not count:
             return None
@@ -100,12 +100,12 @@ class TransactionWindow:
         )
 
     def first_after(self, offset: int) -> int | None:
-        """Return the offset of the first transaction behind that, of those that are not forgotten."""
+        """Return the offset of the window's first transaction after an offset; None: there is none."""
         at = int(np.searchsorted(self._offsets, offset, side="right"))
         return int(self._offsets[at]) if at < len(self._offsets) else None
 
     def facts(self, joined: Joined) -> pa.StructArray:
-        """Return what is joined to rows, a struct of `TRANSACTION`; null for rows of no transaction."""
+        """Return the values joined to rows, a struct of `TRANSACTION`; null for rows of no transaction."""
         has_one = joined.transactions >= 0
         places = np.searchsorted(self._offsets, joined.offsets)
         found = self._columns.take(pa.array(np.where(has_one, places, 0), mask=~has_one))
@@ -129,7 +129,7 @@ def _known(values: pa.Array) -> pa.Array:
 
 
 class _Offsets:
-    """For each record of a batch, where the join goes on once it is done."""
+    """For each record of a batch, the offset from which the join continues after it."""
 
     def __init__(self, joined: Joined, first: int) -> None:
         self._joined, self._first = joined, first
@@ -140,9 +140,9 @@ class _Offsets:
 
 @dataclass(frozen=True, slots=True)
 class JoinedRows:
-    """Rows that are joined, in order.
+    """Joined rows, in order.
 
-    :param messages: columns of `MESSAGES`, and what the reader gave beside them.
+    :param messages: the columns of `MESSAGES`, and any others of the reader.
     :param facts: for each row a struct of `TRANSACTION`; null for rows of no transaction.
     """
 
@@ -158,10 +158,10 @@ class _Waiting:
 
 
 class JoinPartition:
-    """A data partition: on the task's thread alone.
+    """A data partition. Used only on the task's thread.
 
-    :param topic: where its records go when they are joined.
-    :param names: of topic and partition, for errors.
+    :param topic: topic of its joined records.
+    :param name: topic and partition, for errors.
     """
 
     def __init__(self, topic: str, name: Mapping[str, str], position: Position) -> None:
@@ -175,31 +175,31 @@ class JoinPartition:
 
     @property
     def transactions_needed(self) -> int:
-        """Offset of the first transaction that rows may still be joined with."""
+        """Offset of the first transaction with which rows may still be joined."""
         first = self.merge.transactions_from
         return self.transactions_fed if first is None else first
 
     @property
     def data_queued(self) -> int:
-        """Rows that wait for their transaction."""
+        """Number of rows that wait for their transaction."""
         return self.merge.data_queued
 
     def add_data(self, messages: pa.RecordBatch, extraction: Extraction) -> None:
-        """Queue messages that follow those that were queued before."""
+        """Queue the messages after those that were queued before."""
         self.merge.add_data(extracted(extraction.data, messages, **self.name))
         size = messages.nbytes
         self._waiting.append(_Waiting(messages, size))
         self.queued_bytes += size
 
     def add_transactions(self, rows: TransactionRows) -> None:
-        """Queue the transactions that this partition has not seen."""
+        """Queue those of the transactions that this partition has not had before."""
         first = int(np.searchsorted(rows.offsets, self.transactions_fed))
         if first < len(rows.offsets):
             self.transactions_fed = int(rows.offsets[-1]) + 1
             self.merge.add_transactions(rows.part(first, len(rows.offsets)))
 
     def take(self, window: TransactionWindow, records_max: int) -> list[Batch]:
-        """Return batches of what can be joined now, in order.
+        """Return batches of the rows that can be joined now, in order.
 
         :raises TailraceError: `JOIN_VIOLATED`.
         """
@@ -213,7 +213,7 @@ class JoinPartition:
         ]
 
     def take_rows(self, window: TransactionWindow) -> JoinedRows | None:
-        """Return what can be joined now, or None if that is nothing.
+        """Return the rows that can be joined now, or None if there are none.
 
         :raises TailraceError: `JOIN_VIOLATED`.
         """
@@ -230,7 +230,7 @@ class JoinPartition:
         columns: dict[str, Any] = {
             "key": part.column("key"),
             "value": part.column("value"),
-            # One header, not one for each field: seven took half as long as a copy of the message.
+            # One header, not one for each field: seven headers took half as long as a copy of the message.
             "headers": pa.StructArray.from_arrays([rows.facts.slice(first, count)], ["transaction"]),
         }
         group = Group.of_columns(self.topic, np.arange(count), pa.RecordBatch.from_pydict(columns))
@@ -238,7 +238,7 @@ class JoinPartition:
         return Batch(self.name, (group,), count, _Offsets(joined, first), None, ends)
 
     def _taken(self, rows: int) -> pa.RecordBatch:
-        # The messages of the first rows, which leave the queue.
+        # Removes the messages of the first rows from the queue and returns them.
         parts, size = [], 0
         while rows:
             head = self._waiting[0]
@@ -252,5 +252,5 @@ class JoinPartition:
             else:
                 head.messages = head.messages.slice(count)
         if len(parts) == 1 and 2 * parts[0].nbytes >= size:
-            return parts[0]  # as it is: a copy costs time, and a small part would keep all that was read
+            return parts[0]  # without a copy, which takes time; a smaller part would keep all that was read
         return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], MESSAGES)

@@ -1,9 +1,9 @@
-"""Micro-batches of a join, planned from offsets alone: which rows are whose. Pure.
+"""Plans micro-batches of a join from offsets alone. Pure.
 
-A batch begins and ends at two offsets: one of each data partition, and one of the transaction topic. What it
-ends with is, in each partition, every row before the first one that is not below both: whose own offset is
-not below the partition's, or whose transaction's is not below the transaction topic's. So a plan says which
-rows a batch has without anybody having read them, and a batch that is read again has the same ones.
+A batch starts and ends at an offset of each data partition and an offset of the transaction topic. In each
+partition, the end is before the first row that is not before both: whose own offset is not below the
+partition's, or whose transaction's offset is not below the transaction topic's. So a plan determines the rows
+of a batch before anything is read, and a batch that is read again has the same rows.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where a partition begins and ends.
+    """The first offset and the ends of a partition.
 
     :param first: offset of its first record.
-    :param committed: the offset before which nothing is open: readers of committed records end here.
-    :param written: the offset behind the last record, committed or not.
+    :param committed: the offset before which no transaction is open; readers of committed records end here.
+    :param written: the offset after the last record, committed or not.
     """
 
     first: int
@@ -37,11 +37,11 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What a cluster says of the topics; in this order it is asked.
+    """The state of the topics, requested from the cluster in this order.
 
-    :param transactions: of the transaction topic.
-    :param topics: identifiers by topic: one that is created again has another.
-    :param data: of each data partition; `written` is asked before `committed`.
+    :param transactions: ends of the transaction topic.
+    :param topics: identifiers by topic; a topic that is created again has another identifier.
+    :param data: ends of each data partition; `written` is requested before `committed`.
     """
 
     transactions: Ends
@@ -51,10 +51,10 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class SettledTransactions:
-    """Transactions whose rows are all there: those with an END before an offset.
+    """The settled transactions: those with an END before an offset. All their rows can be read.
 
     :param transactions: that offset.
-    :param written: for each partition that there was, the offset before which their rows are.
+    :param written: for each partition that existed, the offset before which their rows are.
     """
 
     transactions: int
@@ -62,11 +62,11 @@ class SettledTransactions:
 
 
 class Settling:
-    """Finds the newest transactions whose rows can all be read, from what the cluster says now and then.
+    """Finds the newest settled transactions from successive states of the cluster.
 
-    The writer of an END has written the rows of its transaction before. They are below the end of their
-    partition, if that is asked later; and they can be read once as much of it is committed. Kafka closes a
-    transaction in one partition after the other: that the END can be read does not say that of the rows.
+    The writer of an END has written the rows of its transaction before. So they are before the written end of
+    their partition, if that is requested after the END was readable; they can be read once that end is
+    committed. Kafka closes a transaction in one partition after the other, so a readable END is not enough.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Settling:
         self._candidate: SettledTransactions | None = None
 
     def look(self, state: ClusterState) -> SettledTransactions | None:
-        """Return the newest that is settled; None: nothing is known yet."""
+        """Return the newest settled transactions after this state; None: none are known yet."""
         now = SettledTransactions(
             state.transactions.committed, {place: ends.written for place, ends in state.data.items()}
         )
@@ -96,9 +96,9 @@ def _is_committed(settled: SettledTransactions, state: ClusterState) -> bool:
 class PartitionPlan:
     """A data partition's part of a batch.
 
-    :param position: where the merge begins; not behind what the batch before ended with.
-    :param begin: the data offset that the batch before ended at.
-    :param end: the data offset that it ends at, exclusive.
+    :param position: the position at which the merge starts; not after the previous batch's end.
+    :param begin: the data offset at which the previous batch ended.
+    :param end: the data offset at which this batch ends, exclusive.
     :param settled: the offset before which all rows of the batch's transactions are.
     """
 
@@ -114,18 +114,18 @@ class PartitionPlan:
 
     @property
     def has_rows(self) -> bool:
-        """Whether there may be something to read."""
+        """Whether the part may have rows."""
         return self.position.data < self.end
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A whole batch; Spark keeps it as the offset that the batch ends at.
+    """The plan of a batch, which Spark stores as the batch's end offset.
 
-    :param group: the consumer group that progress is kept under.
+    :param group: the consumer group in which progress is stored.
     :param topics: identifiers by topic.
-    :param begin: the transaction offset that the batch before ended at.
-    :param end: the one that it ends at, exclusive.
+    :param begin: the transaction offset at which the previous batch ended.
+    :param end: the transaction offset at which this batch ends, exclusive.
     """
 
     group: str
@@ -136,11 +136,11 @@ class BatchPlan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all rows of its transactions are in it, or in earlier ones."""
+        """Whether all rows of its transactions are in this batch or in previous ones."""
         return all(each.is_whole for each in self.partitions.values())
 
     def ends_as(self, other: BatchPlan) -> bool:
-        """Tell whether it ends where another one does."""
+        """Return whether this batch has the same end as another one."""
         ends, others = (
             {place: each.end for place, each in plan.partitions.items()} for plan in (self, other)
         )
@@ -149,11 +149,11 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the merge of a partition was at the end of a batch.
+    """The position of a partition's merge at the end of a batch.
 
-    :param position: where it goes on.
+    :param position: the position from which it continues.
     :param data: the data offset at which the batch ended.
-    :param transactions: the transaction offset at which it ended.
+    :param transactions: the transaction offset at which the batch ended.
     """
 
     position: Position
@@ -163,10 +163,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What a batch may have; None: anything.
+    """The limits of a batch; None: no limit.
 
-    :param offsets: of the data partitions together.
-    :param transaction_offsets: of the transaction topic.
+    :param offsets: number of offsets of all data partitions together.
+    :param transaction_offsets: number of offsets of the transaction topic.
     """
 
     offsets: int | None = None
@@ -175,7 +175,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    # The best that is known of a partition's merge at the end of a plan.
+    # The best known position of a partition's merge at the end of a plan.
     position: Position
     is_exact: bool
 
@@ -183,10 +183,10 @@ class _Known:
 def first_plan(
     group: str, state: ClusterState, positions: Mapping[Place, int], transactions: int
 ) -> BatchPlan:
-    """Return the plan that nothing is before: it ends where the first batch begins.
+    """Return the plan before the first batch: it ends where the first batch starts.
 
-    :param positions: of the first row of each partition.
-    :param transactions: no row there belongs to an earlier one.
+    :param positions: the offset of each partition's first row.
+    :param transactions: an offset such that no row from these on belongs to an earlier transaction.
     """
     partitions = {
         place: PartitionPlan(Position(offset, transactions), offset, offset, offset)
@@ -203,16 +203,16 @@ def next_plan(
     limits: BatchLimits,
     new_from: int,
 ) -> BatchPlan:
-    """Return the plan of the batch that follows.
+    """Return the plan of the next batch.
 
-    :param settled: transactions beyond these wait.
-    :param progress: as readers of earlier batches left it; what is missing is read again from an earlier
-        position, and what is of later batches is not used.
-    :param new_from: the first transaction whose rows may be in a partition that was not there before.
-    :raises TailraceError: `LOG_RANGE_GONE` if partitions, or records that are to be read, are not there.
+    :param settled: the settled transactions, of which alone the batch may have rows.
+    :param progress: stored by readers of earlier batches. A partition without it is read again from an
+        earlier position; progress of later batches is not used.
+    :param new_from: the first transaction that may have rows in a new partition.
+    :raises TailraceError: `LOG_RANGE_GONE` if partitions, or the next records, do not exist any more.
     """
     require_same_topics(before, state)
-    # A partition that was not there when transactions were settled may have rows of them.
+    # A partition that did not exist when transactions were settled may have rows of them.
     knows_all = settled is not None and state.data.keys() <= settled.written.keys()
     end = max(before.end, settled.transactions) if settled is not None and knows_all else before.end
     if limits.transaction_offsets is not None:
@@ -238,7 +238,7 @@ def next_plan(
 
 
 def require_same_topics(before: BatchPlan, state: ClusterState) -> None:
-    """Refuse topics that are not those of a plan, or have lost what comes next.
+    """Refuse topics that are not those of a plan, or have lost the next records.
 
     :raises TailraceError: `LOG_RANGE_GONE`.
     """
@@ -277,7 +277,7 @@ def _known(each: PartitionPlan, transactions: int, progress: Progress | None) ->
         if is_exact or (found.data, found.transactions) > (each.position.data, each.position.transactions):
             known = _Known(found, is_exact)
     if known.position.data >= each.end:
-        # Nothing waits. Transactions without rows here are passed.
+        # No row waits. Transactions without rows in this partition are passed.
         is_passed = each.is_whole and transactions > known.position.transactions
         return _Known(Position(each.end, transactions) if is_passed else known.position, True)
     return known
@@ -293,7 +293,7 @@ def _ends(
     total = sum(ahead.values())
     if limit is None:
         return {place: begin + ahead[place] for place, begin in begins.items()}
-    # Rows that wait for their transaction may all come at once.
+    # Rows that wait for their transaction may all be in the next batch.
     held = sum(begins[place] - each.position.data for place, each in known.items() if each.is_exact)
     left = max(0, limit - held)
     if total <= left:
@@ -305,11 +305,11 @@ def _ends(
     return ends
 
 
-# ---------------------------------------------------------------------- as Spark keeps them
+# ---------------------------------------------------------------------- the stored forms
 
 
 def encoded(plan: BatchPlan) -> dict[str, Any]:
-    """Return a plan as JSON has it."""
+    """Return a plan in its JSON form."""
     topics: dict[str, dict[str, list[int]]] = {}
     for (topic, number), each in sorted(plan.partitions.items()):
         numbers = [each.begin, each.end, each.settled, *_numbers(each.position)]
@@ -324,9 +324,9 @@ def encoded(plan: BatchPlan) -> dict[str, Any]:
 
 
 def decoded(kept: Mapping[str, Any]) -> BatchPlan:
-    """Return the plan of a checkpoint.
+    """Return the plan in a checkpoint.
 
-    :raises TailraceError: `LOG_FORMAT_UNKNOWN` for one of a later version.
+    :raises TailraceError: `LOG_FORMAT_UNKNOWN` if the version is unknown.
     """
     if kept.get("version") != _VERSION:
         raise TailraceError(
@@ -345,12 +345,12 @@ def decoded(kept: Mapping[str, Any]) -> BatchPlan:
 
 
 def encoded_progress(progress: Progress) -> list[int]:
-    """Return progress as it is kept beside the data offset that it leads to."""
+    """Return progress in the form that is stored with the data offset of its position."""
     return [_VERSION, progress.data, progress.transactions, *_numbers(progress.position)]
 
 
 def decoded_progress(kept: Any) -> Progress | None:
-    """Return progress, or None for what is none that is known."""
+    """Return stored progress, or None if the form is unknown."""
     if not isinstance(kept, list) or len(kept) != 7 or kept[0] != _VERSION:
         return None
     if not all(isinstance(value, int) for value in kept):

@@ -1,8 +1,8 @@
-"""The numbers in PostgreSQL's transaction ids and in `source.sequence`, as Debezium writes them. Pure.
+"""Parses PostgreSQL's transaction ids and `source.sequence`, as Debezium writes them. Pure.
 
 An id is `<number>:<position>`, as `761:27303640`. A sequence is a list of two texts, as
-`["27303512","27303640"]`: the position of a commit, and that of the row. Debezium gives the last commit
-before the row's own transaction, Tailrace that of the row's own, which is always behind the row.
+`["27303512","27303640"]`: the position of a commit, and that of the row. In Debezium's it is the last commit
+before the row's transaction, in Tailrace's that of the row's transaction, which is always after the row.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _SPAN = (FROZEN_BYTES, nb.int64, nb.int64)
 _INT64S, _BOOLEANS = nb.int64[::1], nb.boolean[::1]
 
 _QUOTE, _COMMA, _COLON, _OPEN_LIST, _ZERO, _NINE = 34, 44, 58, 91, 48, 57
-# So many digits fit into 64 bits without a sign.
+# Largest number of digits, which always fits into 64 bits without a sign.
 _DIGITS_MAX = 19
 _INT64_MAX = np.uint64(2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionIds:
-    """Ids of transactions, taken apart.
+    """Parsed ids of transactions.
 
-    :param keys: of PostgreSQL's ids the number, of others the whole id; text, null where there is no id.
-    :param positions: of PostgreSQL's ids the position, of others `UNKNOWN`.
+    :param keys: the number of PostgreSQL's ids, or the whole id of others; text, null if there is no id.
+    :param positions: the position of PostgreSQL's ids, or `UNKNOWN` for others.
     """
 
     keys: pa.StringArray
@@ -48,7 +48,7 @@ def _digits_end(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(*_SPAN))
 def _number(b, p, end):  # type: ignore[no-untyped-def]
-    # The number whose digits are [p, end); UNKNOWN: there is no digit, or 64 bits do not hold it.
+    # Returns the number with the digits [p, end); UNKNOWN: there is no digit, or it exceeds 64 bits.
     if p == end or end - p > _DIGITS_MAX:
         return UNKNOWN
     value = np.uint64(0)
@@ -59,7 +59,7 @@ def _number(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.void(FROZEN_BYTES, _ENDS, _BOOLEANS, nb.uint8[::1], nb.int32[::1], _INT64S))
 def _split(b, ends, there, keys, key_ends, positions):  # type: ignore[no-untyped-def]
-    # Lays the keys of ids end to end, and keeps the positions.
+    # Writes the keys of ids one after another into `keys`, with their ends, and the positions.
     to = 0
     for r in range(len(there)):
         first, end = ends[r], ends[r + 1]
@@ -97,7 +97,7 @@ def _split_sequences(b, ends, there, commits, rows):  # type: ignore[no-untyped-
 
 
 def transaction_ids(ids: pa.StringArray) -> TransactionIds:
-    """Take ids of transactions apart."""
+    """Return the parsed ids of transactions."""
     count = len(ids)
     data, ends, there = _texts(ids)
     keys, key_ends = np.empty(ends[-1] - ends[0], np.uint8), np.zeros(count + 1, np.int32)
@@ -109,7 +109,7 @@ def transaction_ids(ids: pa.StringArray) -> TransactionIds:
 
 
 def sequences(texts: pa.StringArray) -> tuple[Integers, Integers]:
-    """Return the positions of the commits and of the rows; `UNKNOWN` for both where it is no sequence."""
+    """Return the positions of the commits and of the rows; both are `UNKNOWN` if a text is not a sequence."""
     commits, rows = np.empty(len(texts), np.int64), np.empty(len(texts), np.int64)
     _split_sequences(*_texts(texts), commits, rows)
     return commits, rows

@@ -1,4 +1,4 @@
-"""A range of one data partition, joined: the same rows at every read, whatever is read at a time."""
+"""The join of a range of one data partition: the same rows at every read, whatever the sizes of the reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.join.merge import UNKNOWN, Integers, Position
 from tailrace.join.partition import JoinedRows, JoinPartition, TransactionWindow
 from tailrace.join.planning import BatchPlan, Place, Progress
 
-#: Columns of what is joined (`partition.TRANSACTION`).
+#: Columns of the joined values (`partition.TRANSACTION`).
 FACTS = (
     "transaction_id",
     "transaction_ts_ms",
@@ -24,19 +24,19 @@ FACTS = (
     "partition_complete",
 )
 
-#: A row is known as its transaction's last if another transaction's row is one of so many that follow.
+#: Number of following rows in which another transaction's row shows that a row is its transaction's last.
 _LOOK_AHEAD_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRange:
-    """What is read of a data partition for one batch.
+    """The range of a data partition that one batch reads.
 
-    :param position: where the merge begins.
-    :param begin: with `transactions_begin`, the ends of the batch before: what is below both was in it.
-    :param end: with `transactions_end`, what is below both is in this batch or was in one before.
-    :param is_whole: whether no row of such transactions follows in this partition.
-    :param is_batch_whole: or in any other.
+    :param position: the position at which the merge starts.
+    :param begin: with `transactions_begin`: rows before both were in a previous batch.
+    :param end: with `transactions_end`: rows before both are in this batch or in a previous one.
+    :param is_whole: whether no further row of these transactions follows in this partition.
+    :param is_batch_whole: whether none follows in any partition.
     """
 
     place: Place
@@ -50,7 +50,7 @@ class JoinRange:
 
 
 def ranges_of(plan: BatchPlan) -> list[JoinRange]:
-    """Return the ranges of a batch in which there may be rows."""
+    """Return the ranges of a batch that may have rows."""
     is_batch_whole = plan.is_whole
     return [
         JoinRange(
@@ -64,7 +64,7 @@ def ranges_of(plan: BatchPlan) -> list[JoinRange]:
 class RangeJoin:
     """Joins the messages of a range. One thread.
 
-    What is joined has the columns of the data messages, `transaction_offset`, and `FACTS`.
+    Joined rows have the columns of the data messages, `transaction_offset`, and `FACTS`.
     """
 
     def __init__(self, wanted: JoinRange, extraction: Extraction) -> None:
@@ -78,27 +78,27 @@ class RangeJoin:
 
     @property
     def data_queued(self) -> int:
-        """Rows that wait for their transaction."""
+        """Number of rows that wait for their transaction."""
         return self._partition.data_queued
 
     @property
     def queued_bytes(self) -> int:
-        """What they have."""
+        """Size of the rows that wait, in bytes."""
         return self._partition.queued_bytes
 
     @property
     def transactions_queued(self) -> int:
-        """Transactions that wait for rows."""
+        """Number of transactions that wait for rows."""
         return self._partition.merge.transactions_queued
 
     def add_data(self, messages: pa.RecordBatch) -> None:
-        """Queue messages of the data partition that follow; those behind the range are left out."""
+        """Queue the next messages of the data partition; those after the range are left out."""
         messages = _before(messages, self._range.end)
         if len(messages):
             self._partition.add_data(messages, self._extraction)
 
     def add_transactions(self, messages: pa.RecordBatch) -> None:
-        """Queue messages of the transaction topic, likewise."""
+        """Queue the next messages of the transaction topic; those after the range are left out."""
         messages = _before(messages, self._range.transactions_end)
         if len(messages):
             found = self._extraction.transactions(messages)
@@ -106,12 +106,12 @@ class RangeJoin:
             self._partition.add_transactions(found.rows)
 
     def take(self) -> pa.RecordBatch | None:
-        """Return rows that are joined, and were in no batch before; None if there are none now.
+        """Return joined rows that no previous batch had; None if there are none now.
 
         :raises TailraceError: `JOIN_VIOLATED`.
         """
         rows = self._partition.take_rows(self._window)
-        # Also where nothing was joined: those before the first row's own transaction were passed.
+        # Even if nothing was joined: the transactions before that of the first row were passed.
         self._window.forget_before(self._partition.transactions_needed)
         if rows is None:
             return None
@@ -125,13 +125,13 @@ class RangeJoin:
         return batch.slice(0, count) if count else None
 
     def is_over(self, data_next: int, transactions_next: int) -> bool:
-        """Tell whether nothing more comes, once so much of both topics was given and taken."""
+        """Return whether no more rows follow, once both topics were added up to these offsets, and joined."""
         if self.data_queued:
             return transactions_next >= self._range.transactions_end
         return data_next >= self._range.end
 
     def rest(self) -> pa.RecordBatch | None:
-        """Return the last rows when it is over.
+        """Return the last rows, when `is_over` is true.
 
         :raises TailraceError: `JOIN_VIOLATED`.
         """
@@ -146,7 +146,7 @@ class RangeJoin:
         return _with_ends(batch, ends)
 
     def progress(self) -> Progress:
-        """Return where the next batch's merge begins, when it is over."""
+        """Return the position of the next batch's merge, when `is_over` is true."""
         wanted, position = self._range, self._partition.merge.position
         position = replace(position, data=position.data if self.data_queued else wanted.end)
         if wanted.is_whole:
@@ -163,7 +163,7 @@ class RangeJoin:
         return pa.RecordBatch.from_pydict(columns).slice(first)
 
     def _given_before(self, offsets: Integers, transactions: Integers, has_one: np.ndarray) -> int:
-        # How many of the rows, the first ones, an earlier batch had.
+        # Returns how many of the first rows a previous batch had.
         if not self._was_given:
             return 0
         after = np.where(np.cumsum(has_one) > 0, transactions, self._last_transaction)
@@ -178,9 +178,9 @@ def _before(messages: pa.RecordBatch, end: int) -> pa.RecordBatch:
 
 
 def _completed(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """Return the rows with `partition_complete`, and for how many, the first ones, it is final.
+    """Return the rows with `partition_complete`, and the number of first rows for which it is final.
 
-    It is told from what follows in the partition and not from what was read at a time.
+    It depends on the following rows of the partition, not on the sizes of the reads.
     """
     transactions = batch.column("transaction_offset")
     real = np.flatnonzero(np.asarray(transactions.is_valid()))

@@ -27,14 +27,14 @@ from tailrace.model import Relation, SourceFingerprint
 from tailrace.sources.findings import Finding, error, from_failure, warning
 from tailrace.sources.progress import SourceLook
 
-#: Messages at a partition's end that are looked through for the newest transaction; then ten times as many.
+#: Number of last messages that are searched for the newest transaction; if there is none, ten times as many.
 _TAIL = 10
-#: Longest that a message which is there is waited for.
+#: Longest wait for a message that exists, in seconds.
 _READ_S = 10.0
 
 
 class KafkaJoinSource:
-    """The type of source (`sources.contract.Source`)."""
+    """The source type `kafka-join` (`sources.contract.Source`)."""
 
     settings: ClassVar[type[SourceSection]] = KafkaJoinSection
 
@@ -48,11 +48,11 @@ class KafkaJoinSource:
         semaphore: FairSemaphore | None = None,
         listener: LogListener | None = None,
     ) -> KafkaJoinCapture:
-        """Return what captures the topics."""
+        """Return the capture of the topics."""
         return KafkaJoinCapture(section, log, options, reader_of, listener)
 
     def end(self, section: KafkaJoinSection, stop: threading.Event) -> int:
-        """Return the position behind the newest transaction."""
+        """Return the position after the newest transaction."""
         reader = reader_of(section)
         try:
             return newest(section, reader)
@@ -62,33 +62,33 @@ class KafkaJoinSource:
     def look(
         self, pipeline: PipelineConfig, directory: LogDirectory, timeout_s: float, stop: threading.Event
     ) -> SourceLook:
-        """Return what the topics say now."""
+        """Return the current end of the topics."""
         return SourceLook(self.end(cast(KafkaJoinSection, pipeline.source), stop))
 
     def snapshots(self, log: Path) -> None:
-        """There are none beside those in the topics."""
+        """Return None: there are no snapshots other than those in the topics."""
 
     def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> KafkaJoinCheck:
         """Return the preflight."""
         return KafkaJoinCheck(cast(KafkaJoinSection, pipeline.source))
 
     def findings_together(self, checks: Sequence[KafkaJoinCheck]) -> Iterator[Finding]:
-        """Sources of this type need nothing together."""
+        """Return no findings: sources of this type do not affect each other."""
         return iter(())
 
     def with_recovery(self, error: TailraceError, pipeline: PipelineConfig) -> TailraceError:
-        """Return the error: the topics are all that there is."""
+        """Return the error unchanged: there are no snapshots with which to recover."""
         return error
 
     def leftover_repair(self, source: SourceFingerprint) -> str:
-        """Nothing is kept for a log."""
+        """Return an empty text: the cluster keeps nothing for a log."""
         return ""
 
 
 def newest(section: KafkaJoinSection, reader: MessageReader) -> int:
-    """Return the position behind the newest transaction in the topic; 0: there is none.
+    """Return the position after the newest transaction in the topic; 0: there is none.
 
-    :raises TailraceError: as `MessageReader`; `SOURCE_UNREACHABLE` if nothing comes.
+    :raises TailraceError: as `MessageReader`; `SOURCE_UNREACHABLE` if no message arrives.
     """
     place: Place = (section.transactions, 0)
     end, count, extraction = reader.end(place), _TAIL, extraction_of(section)
@@ -107,7 +107,7 @@ def newest(section: KafkaJoinSection, reader: MessageReader) -> int:
 
 
 def _messages(reader: MessageReader, place: Place, end: int) -> Iterator[pa.RecordBatch]:
-    # What is read of a partition up to an offset; a read may be of others, or of none.
+    # Yields the messages of a partition up to an offset; a read may return those of others, or none.
     moved_s = time.monotonic()
     while (before := reader.position(place)) < end:
         messages = reader.read(_READ_S).messages.get(place)
@@ -126,7 +126,7 @@ def _messages(reader: MessageReader, place: Place, end: int) -> Iterator[pa.Reco
 
 
 class KafkaJoinCheck:
-    """Preflight: the topics are there, may be read, and hold what is joined."""
+    """The preflight: checks that the topics exist, can be read, and have messages that can be joined."""
 
     def __init__(self, section: KafkaJoinSection) -> None:
         self._section = section
@@ -138,7 +138,7 @@ class KafkaJoinCheck:
         return iter(())
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong with the topics."""
+        """Yield the problems of the topics."""
         reader, section = self._reader, self._section
         if reader is None:
             return
@@ -159,7 +159,7 @@ class KafkaJoinCheck:
                 yield from self._of_data(reader, topic, counts[topic])
 
     def tables(self) -> Sequence[tuple[str, str]]:
-        """What tables there are, the messages say."""
+        """Return none: tables are known only from the messages."""
         return ()
 
     def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
@@ -167,12 +167,12 @@ class KafkaJoinCheck:
         return ()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._reader is not None:
             self._reader.close()
 
     def _of_data(self, reader: MessageReader, topic: str, partitions: int) -> Iterator[Finding]:
-        # The first message that is there tells what the topic holds.
+        # The topic's first message shows its form.
         for number in range(partitions):
             place: Place = (topic, number)
             try:
@@ -181,7 +181,7 @@ class KafkaJoinCheck:
                     continue
                 reader.seek(place, first)
                 found = next(_messages(reader, place, end), None)
-                reader.pause(place)  # what follows there is not looked at
+                reader.pause(place)  # later messages are not checked
             except TailraceError as failure:
                 yield from_failure(failure)
                 return
@@ -192,7 +192,7 @@ class KafkaJoinCheck:
 
 
 def _is_debeziums(section: KafkaJoinSection) -> bool:
-    # Else it is said elsewhere where keys are.
+    # Otherwise `fields` or `expressions` say where keys are.
     return section.fields is None and section.expressions is None
 
 
@@ -222,7 +222,7 @@ def _of_message(
             "see which converter writes the topic: JSON is read without `registry`, Avro with it",
         )
     elif _is_debeziums(section) and event.get("op") != "r" and event.get("transaction") is None:
-        # One that is there and null may be from before transaction metadata was turned on.
+        # A member that is null may be from before transaction metadata was enabled.
         yield (warning if "transaction" in event else error)(
             Kind.SOURCE_MISCONFIGURED,
             f"topic {topic}: its first message names no transaction",

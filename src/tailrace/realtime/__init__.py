@@ -1,1 +1,1 @@
-"""A consumer that is fed from memory while it keeps up, and from the change log while it does not."""
+"""Real time: a consumer is fed from memory while it keeps up, and from the change log otherwise."""

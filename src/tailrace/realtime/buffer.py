@@ -1,8 +1,8 @@
-"""Blocks in memory: what was appended to the log, from when it is durable until a consumer has taken it.
+"""The buffer of real time: blocks that were appended to the log, until the consumer has taken them.
 
-Three threads use it. The appending one puts blocks in, the syncing one says what is durable, the consumer's
-takes. The first two never wait: a block that finds no room empties the buffer, which then takes nothing until
-it is filled again. What the consumer works on counts until it comes back for more.
+Three threads use it: one appends blocks, one reports what is durable, the consumer's takes durable blocks.
+The first two never wait: a block that exceeds the capacity empties the buffer, which then accepts no blocks
+until `fill` is called again. Blocks that the consumer has taken count until it calls `take` again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tailrace.changelog.format import HeldBlock
 
 
 class BlockBuffer:
-    """Holds blocks of one log in its order, at most `capacity_bytes` of frames, for one consumer.
+    """The blocks of one log for one consumer, in log order, with at most `capacity_bytes` of frames.
 
-    Blocks without changes are left out, unless a transaction that is held goes on in them: it is given out
-    when its end is there. Those of several buffers are the same memory.
+    Blocks without changes are left out, unless they continue a transaction in the buffer, which is returned
+    once its end is in the buffer. Several buffers share the memory of a block.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -26,46 +26,46 @@ class BlockBuffer:
         self._lock = threading.Lock()
         self._blocks: deque[HeldBlock] = deque()
         self._size = self._working = self._durable = self._rows = 0
-        self._goes_on_at = -1  # where the next block must begin; -1: anywhere
+        self._goes_on_at = -1  # log offset at which the next block must start; -1: any
         self._lost = ""
         self.fills = False
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of frames that are held, those that the consumer works on among them."""
+        """Size of the frames in the buffer, including those that the consumer has taken, in bytes."""
         return self._size + self._working
 
     @property
     def count(self) -> int:
-        """How many blocks wait for the consumer, durable or not."""
+        """Number of blocks that wait for the consumer, durable or not."""
         return len(self._blocks)
 
     @property
     def rows(self) -> int:
-        """How many changes wait for the consumer, durable or not."""
+        """Number of changes that wait for the consumer, durable or not."""
         return self._rows
 
     @property
     def first_time_us(self) -> int:
-        """Commit time (since 1970) at the end of the first block that waits; 0: none does."""
+        """Commit time (since 1970) at the end of the first block that waits; 0: there is none."""
         with self._lock:
             return self._blocks[0].header.position_time_us if self._blocks else 0
 
     @property
     def lost(self) -> str:
-        """Why it has let go of everything since it was filled last; empty: it has not."""
+        """The reason for which the buffer was emptied since the last `fill`; empty: it was not."""
         return self._lost
 
     def fill(self) -> None:
-        """Take what is appended from now on."""
+        """Accept the blocks that are appended from now on."""
         self._empty(fills=True, lost="")
 
     def drop(self) -> None:
-        """Let go of everything, and take nothing more; the consumer works on nothing of it."""
+        """Remove all blocks and accept no more; the consumer no longer uses any that it has taken."""
         self._empty(fills=False, lost=self._lost)
 
     def append(self, block: HeldBlock) -> None:
-        """Take a block that was just appended, if anything in it is for a consumer."""
+        """Add a block that was just appended to the log, if it has anything for a consumer."""
         header = block.header
         with self._lock:
             if not self.fills:
@@ -85,7 +85,7 @@ class BlockBuffer:
             self._rows += header.rows
 
     def cut(self, log_offset: int) -> None:
-        """Forget what the log had from here on: it was cut back to this offset, or is that long."""
+        """Remove blocks after this offset, at which the log ends or to which it was cut back."""
         with self._lock:
             while self._blocks and self._blocks[-1].header.end > log_offset:
                 gone = self._blocks.pop().header
@@ -93,14 +93,14 @@ class BlockBuffer:
             self._goes_on_at = min(self._goes_on_at, log_offset)
 
     def durable(self, log_offset: int) -> None:
-        """Give out what lies before this offset: it is durable."""
+        """Allow `take` to return the blocks before this offset, which are durable."""
         self._durable = max(self._durable, log_offset)
 
     def take(self, bytes_max: int) -> Sequence[HeldBlock]:
-        """Return blocks that have become durable, in order; none if none have.
+        """Return the next durable blocks, in order; none if there are none.
 
-        Those that were returned before are done with. What comes is whole transactions, of `bytes_max` or, if
-        the first one has more, that one.
+        The consumer no longer uses the blocks of the previous call. The blocks have whole transactions, up to
+        `bytes_max` or, if the first transaction is larger, only that one.
         """
         with self._lock:
             self._working = 0

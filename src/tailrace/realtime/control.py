@@ -1,4 +1,4 @@
-"""What a log keeps of the real-time path of each consumer: commands from any process, and its own state."""
+"""Files of a log for the real-time path of each consumer: commands from any process, and the path's state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FOLDER = "realtime"
 
 @dataclass(frozen=True, slots=True)
 class SwitchCommand:
-    """What somebody has said last, and when (since 1970)."""
+    """The user's last command, and its time (since 1970)."""
 
     on: bool
     time_us: int
@@ -20,9 +20,9 @@ class SwitchCommand:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """What a consumer has kept: whether it may be on, where it was, and whether it is off as it fell back.
+    """A consumer's stored state: whether it may be on, its position, and whether a fall-back switched it off.
 
-    :param command_us: when the command was given that it knew then; 0: there was none.
+    :param command_us: time of the last command that was known then; 0: there was none.
     """
 
     is_on: bool = False
@@ -31,12 +31,12 @@ class KeptState:
     command_us: int = 0
 
     def waits_for_command(self, last: SwitchCommand | None) -> bool:
-        """Return whether it fell back, and nobody has said anything since."""
+        """Return whether the consumer fell back, and there was no command since."""
         return self.fell_back and self.command_us == (0 if last is None else last.time_us)
 
 
 def give_command(directory: LogDirectory, consumer: str, *, on: bool) -> None:
-    """Say that a consumer is to be fed from memory, or no more; stands until the next command.
+    """Store a command to feed a consumer from memory, or not to; it applies until the next command.
 
     :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
@@ -53,7 +53,7 @@ def command(directory: LogDirectory, consumer: str) -> SwitchCommand | None:
 
 
 def keep(directory: LogDirectory, consumer: str, state: KeptState) -> None:
-    """Keep a consumer's state, durably.
+    """Store a consumer's state, durably.
 
     :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
@@ -67,7 +67,7 @@ def keep(directory: LogDirectory, consumer: str, state: KeptState) -> None:
 
 
 def kept(directory: LogDirectory, consumer: str) -> KeptState:
-    """Return what a consumer has kept last.
+    """Return a consumer's state as it was last stored.
 
     :raises TailraceError: `LOG_CORRUPT`.
     """

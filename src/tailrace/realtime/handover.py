@@ -1,7 +1,7 @@
-"""What capture hands over: the blocks of one log, as they are appended, to all consumers that want them.
+"""Passes the blocks of one log from capture to the consumers' buffers, as they are appended.
 
-And what they hand to it: frames for the log. Some captures open the log again at each connection; what the
-writer before has not written is given to the next one.
+In the other direction, it passes frames from consumers to the log's writer. Some captures open the log again
+at each connection: frames that the previous writer has not written are passed to the next one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tailrace.realtime.buffer import BlockBuffer
 class Handover:
     """The listener of one log's writer (`changelog.writer.LogListener`).
 
-    :param buffers: of the consumers; a block that any of them takes is copied once, as the receiving buffer
-        is used again.
-    :param on_durable: called when something has become durable, on the thread that made it so.
+    :param buffers: of the consumers; a block is copied once for all of them, as capture reuses its receive
+        buffer.
+    :param on_durable: called when new blocks have become durable, on the thread that called `sync`.
     """
 
     def __init__(self, buffers: Sequence[BlockBuffer], on_durable: Callable[[], None]) -> None:
         self._buffers = tuple(buffers)
         self._on_durable = on_durable
-        # Of `_inserted`. Who holds it waits for the writer: nothing that the writer calls may take it.
+        # Of `_inserted`. Its holder waits for the writer's locks: callbacks within these must not take it.
         self._lock = threading.Lock()
-        self._inserted: list[Insertion] = []  # those that are not known to be durable, in order
+        self._inserted: list[Insertion] = []  # frames that are not known to be durable, in order
         self._writer: LogWriter | None = None
         self._position = -1
 
@@ -74,7 +74,7 @@ class Handover:
         self._writer = None
 
     def insert(self, insertion: Insertion) -> bool:
-        """Have a frame written at the next boundary; return whether a writer has taken it."""
+        """Pass a frame to the writer for the next boundary; return whether a writer has accepted it."""
         with self._lock:
             writer = self._writer
             if writer is None:
@@ -84,12 +84,12 @@ class Handover:
             try:
                 writer.insert(insertion)
             except TailraceError:
-                return False  # it ends, and says why to capture
+                return False  # the writer has failed, and reports the error to capture
             self._inserted.append(insertion)
         return True
 
     def sync(self) -> None:
-        """Make durable what was appended, if a writer is open."""
+        """Make the appended blocks durable, if a writer is open."""
         writer = self._writer
         if writer is not None:
             try:

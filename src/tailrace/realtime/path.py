@@ -1,8 +1,8 @@
-"""The real-time path of one consumer: drives both sides of `switching`, with buffer, markers and kept state.
+"""The real-time path of one consumer: drives both sides of `switching`, the buffer, markers and stored state.
 
-The consumer asks before it reads (`turn`, on the thread that sends), takes blocks (`take`) while `works` is
-true and reads the log otherwise. `keep` comes every second from another thread: it says what may be let go of
-in the log, marks it there, and looks for commands.
+The consumer calls `turn` before it reads, on the thread that sends. It takes blocks (`take_after`) while
+`works` is true and reads the log otherwise. Another thread calls `keep` every second, which returns up to
+where retention may remove the log, writes the marker for that, and reads commands.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tailrace.realtime.switching import (
 
 log = structlog.get_logger(__name__)
 
-#: Segments whose changes may wait in memory, unless the configuration says how many bytes may.
+#: Capacity of the buffer, in segments, unless the configuration sets it in bytes.
 HOT_SEGMENTS = 2
-#: Waits after a fall-back, until it is tried again.
+#: Shortest and longest wait after a fall-back before another attempt, in seconds.
 RETURN_FIRST_S = 1.0
 RETURN_LONGEST_S = 60.0
 
@@ -49,11 +49,11 @@ _ANSWERS = {_C.MARK_START: _E.START_DURABLE, _C.MARK_STOP: _E.STOP_DURABLE}
 
 @dataclass(frozen=True, slots=True)
 class RealtimeView:
-    """A consumer's real-time path as it is now.
+    """The current state of a consumer's real-time path.
 
-    `because` is the reason of the last change of mode, `position` the log offset before which everything is
-    handled. `lag_segments` are segments of the log that begin after it; `lag_ms` is the age of the oldest
-    change that waits in memory. Counts are of this process.
+    `because` is the reason for the last change of mode, `position` the log offset before which everything is
+    handled. `lag_segments` is the number of segments that start after it; `lag_ms` is the age of the oldest
+    change that waits in memory. Counters start with the process.
     """
 
     mode: RealtimeMode
@@ -73,10 +73,10 @@ class RealtimeView:
 
 
 class RealtimePath:
-    """Drives the two sides of one consumer.
+    """The driver of the two sides of one consumer.
 
-    :param consumer: its name in the log's list of readers.
-    :param segment_bytes: of the log.
+    :param consumer: its name among the log's registered readers.
+    :param segment_bytes: size of the log's segments.
     """
 
     def __init__(self, consumer: str, config: RealtimeConfig, segment_bytes: int) -> None:
@@ -97,23 +97,23 @@ class RealtimePath:
         self._backoff = Backoff(first_s=RETURN_FIRST_S, longest_s=RETURN_LONGEST_S)
         self._because = ""
         self._since_s = 0.0
-        self._fell_back = False  # and nobody has said anything since
+        self._fell_back = False  # and there was no command since
         self._restored = False
         self._switches = self._fall_backs = self._restored_rows = 0
-        #: Segments of the log that begin after what is handled, at the last look.
+        #: Number of segments that start after what is handled, as of the last `keep`.
         self.lag_segments = 0
-        #: Rises with each switch between memory and the log.
+        #: Increases with each switch between memory and the log.
         self.generation = 0
 
     def attach(self, handover: Handover | None) -> None:
-        """Be fed by a capture; None: it can't be, as capture runs in another process."""
+        """Set the capture that feeds the path; None: there is none, as capture runs in another process."""
         with self._lock:
             self._handover = handover
             if handover is None:
                 self._because = "capture runs in another process"
 
     def open(self, directory: LogDirectory, handled: int) -> None:
-        """Begin with what is kept. Before the first `turn`; again where the consumer has gone back.
+        """Start with the stored state. To be called before the first `turn`, and when the consumer went back.
 
         :param handled: the log offset before which everything is handled.
         :raises TailraceError: `LOG_CORRUPT`.
@@ -140,20 +140,20 @@ class RealtimePath:
 
     @property
     def read_from(self) -> int:
-        """Where the log's side goes on; what is sent already lies before."""
+        """The log offset at which the log's side continues; everything before it is sent."""
         return self._log.read_from
 
     @property
     def reads_until(self) -> int | None:
-        """Where the log's side is to stop, and ask again; None: nowhere."""
+        """The log offset at which the log's side must stop and call `turn` again; None: there is none."""
         return self._side.position if self._is_start_known else None
 
     def turn(self, sent: int, rows: int = 0) -> None:
-        """Do what is to be done now. Nobody sends anything for the consumer meanwhile.
+        """Process the events and commands that are due. The caller sends nothing to the consumer meanwhile.
 
         :param sent: the log offset before which everything is sent.
-        :param rows: how many changes that was, since the start.
-        :raises TailraceError: `LOG_WRITE_FAILED` if the state can't be kept.
+        :param rows: number of changes sent since the start.
+        :raises TailraceError: `LOG_WRITE_FAILED` if the state can't be stored.
         """
         if self.works and self._wanted and not self.buffer.lost:
             return
@@ -164,9 +164,9 @@ class RealtimePath:
                 self._step(event, sent, rows)
 
     def take_after(self, sent: int, held: Sequence[HeldBlock], bytes_max: int) -> Sequence[HeldBlock]:
-        """Return what comes next and has something beyond `sent`, as `BlockBuffer.take`.
+        """Return the next blocks that end after `sent`, as `BlockBuffer.take`.
 
-        :param held: what was returned before, if it was not sent whole.
+        :param held: the blocks of the previous call, if they were not sent completely.
         """
         while not (left := [block for block in held if block.header.end > sent]):
             if not (held := self.buffer.take(bytes_max)):
@@ -175,7 +175,7 @@ class RealtimePath:
 
     @property
     def durable_offset(self) -> int:
-        """The log offset before which everything is durable; -1: nobody captures."""
+        """The log offset before which everything is durable; -1: no capture is running."""
         handover = self._handover
         return -1 if handover is None else handover.durable_offset
 
@@ -185,7 +185,7 @@ class RealtimePath:
         return self._directory is not None
 
     def keep(self, handled: int) -> int:
-        """Take note of what is handled, which the consumer has kept; return what may be let go of in the log.
+        """Record what is handled, as the consumer has stored it; return up to where the log may be removed.
 
         :raises TailraceError: `LOG_CORRUPT`.
         """
@@ -212,7 +212,7 @@ class RealtimePath:
         return self._log.position
 
     def view(self) -> RealtimeView:
-        """Return the path as it is now. Any thread."""
+        """Return the current state of the path. Any thread."""
         buffer, side = self.buffer, self._side
         oldest_us = buffer.first_time_us
         return RealtimeView(
@@ -232,7 +232,7 @@ class RealtimePath:
             restored_rows=self._restored_rows,
         )
 
-    # What follows expects the lock to be held.
+    # The methods below must be called with the lock held.
 
     @property
     def _is_start_known(self) -> bool:
@@ -282,7 +282,7 @@ class RealtimePath:
             self._note_switch(event)
 
     def _obey(self, sent: int) -> bool:
-        """Carry out the commands; return whether all are: the rest is tried again at the next turn."""
+        """Run the commands; return whether all were run: the others are repeated at the next turn."""
         while self._todo:
             command = self._todo[0]
             if command is _C.KEEP:
@@ -327,7 +327,7 @@ class RealtimePath:
         else:
             failpoints.hit("realtime.before_mark_start")
         if command is _C.MARK_STOP and self._log.state is LogMode.PASSIVE:
-            # It need not wait until that is durable: a start after a crash says it again.
+            # The log's side does not wait until the marker is durable: a start after a crash writes it again.
             self._log = self._log.step(LogEvent.STOP_REALTIME, self._side.position)
         insertion = self._insert(command)
         if insertion is None:
@@ -360,7 +360,7 @@ class RealtimePath:
         self._fall_backs += 1
         self._fell_back = True
         if self._since_s and now_s - self._since_s > self._backoff.wait_s:
-            self._backoff = self._backoff.after_success()  # it was on for longer than it would wait now
+            self._backoff = self._backoff.after_success()  # it was on for longer than the next wait
         self._since_s = 0.0
         wait_s = self._backoff.wait_s if self._config.return_automatically else float("inf")
         self._backoff, self._begins_at_s = self._backoff.failed(), now_s + wait_s

@@ -1,29 +1,29 @@
-"""Who feeds a consumer, memory or the log: two state machines that speak by markers in the log. Pure.
+"""Switching a consumer between memory and the log: two state machines, with markers in the log. Pure.
 
     real-time side   OFF ──▶ STARTING ──▶ ON ──▶ STOPPING ──▶ OFF
                                  ╰───────────────────╯
     log's side       ACTIVE ──TRY_START_REALTIME──▶ PASSIVE ──STOP_REALTIME──▶ ACTIVE
 
-Both sides are in the process that runs the consumer, and hand over to one dispatcher, one at a time: what
-is *sent* is in its queue, in the log's order; what is *handled* is what the consumer's own record says (its
-offset store, its target), from which it goes on after a crash, by the log's side. What holds, whichever line
-a crash comes at:
+Both sides are in the process that runs the consumer. Only one at a time sends changes to the dispatcher.
+*Sent* changes are in the dispatcher's queue, in the log's order. *Handled* is what the consumer's own record
+says (its offset store, its target); after a crash the log's side continues from there. A crash at any line
+preserves these invariants:
 
-- The log's side becomes PASSIVE at the start marker of this process alone, where everything before is sent.
+- The log's side becomes PASSIVE only at the start marker of this process, when everything before it is sent.
   The real-time side works from there on.
-- That it is on is kept before TRY_START_REALTIME is written, and off after STOP_REALTIME is durable: a side
-  that is kept as on at its start writes STOP_REALTIME before anything else, and begins again.
-- A stop waits until nothing more is sent from memory: the log's side takes over at what was sent last.
-- REALTIME says no more than what is handled. The log lets go of no more than that, on either side.
+- The state "on" is stored before TRY_START_REALTIME is written, and "off" after STOP_REALTIME is durable: a
+  side whose stored state at its start is "on" first writes STOP_REALTIME, and then starts again.
+- A stop waits until nothing more is sent from memory: the log's side continues after what was sent last.
+- The position in REALTIME is at most what is handled. Retention may remove the log up to there, not further.
 
-Positions are log offsets, exclusive. A marker says in the log:
+Positions are log offsets, exclusive. Markers in the log:
 
     {"marker": "realtime", "consumer": NAME, "log_offset": N}       everything before N is handled
-    {"marker": "stop_realtime", "consumer": NAME, "log_offset": N}  the log's side takes over, at N
-    {"marker": "try_start_realtime", "consumer": NAME}              the log's side goes up to here
+    {"marker": "stop_realtime", "consumer": NAME, "log_offset": N}  the log's side continues at N
+    {"marker": "try_start_realtime", "consumer": NAME}              the log's side reads up to here
 
-A marker is the content of a progress frame, which says nothing else: who knows nothing of markers takes it as
-one. It stands between transactions.
+A marker is the content of a progress frame without other content; readers that do not know markers treat it
+as a progress frame. It is written between transactions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tailrace.state_machine import StateMachine
 
 
 class MarkerKind(enum.StrEnum):
-    """What a marker says."""
+    """The kinds of markers."""
 
     REALTIME = "realtime"
     STOP_REALTIME = "stop_realtime"
@@ -47,7 +47,7 @@ class MarkerKind(enum.StrEnum):
 class Marker:
     """A marker of one consumer.
 
-    :param log_offset: everything before it is handled; -1 for `TRY_START_REALTIME`, whose place says all.
+    :param log_offset: everything before it is handled; -1 for `TRY_START_REALTIME`, which has only its place.
     """
 
     kind: MarkerKind
@@ -55,7 +55,7 @@ class Marker:
     log_offset: int = -1
 
     def frame(self, position: int, time_us: int) -> bytes:
-        """Return the frame to append at a boundary: `position` and `time_us` are those of the log there."""
+        """Return the frame to append at a boundary with this position and time of the log."""
         content: dict[str, str | int] = {"marker": str(self.kind), "consumer": self.consumer}
         if self.kind is not MarkerKind.TRY_START_REALTIME:
             content["log_offset"] = self.log_offset
@@ -63,16 +63,16 @@ class Marker:
 
 
 class RealtimeMode(enum.StrEnum):
-    """What the real-time side is about."""
+    """The states of the real-time side."""
 
     OFF = "off"
-    STARTING = "starting"  # memory fills, and the log's side has yet to come to the marker
+    STARTING = "starting"  # the buffer fills, and the log's side has not reached the marker
     ON = "on"
     STOPPING = "stopping"
 
 
 class RealtimeEvent(enum.StrEnum):
-    """What happens to the real-time side."""
+    """The events of the real-time side."""
 
     SWITCHED_ON = "switched on"
     SWITCHED_OFF = "switched off"
@@ -85,23 +85,23 @@ class RealtimeEvent(enum.StrEnum):
 
 
 class RealtimeCommand(enum.StrEnum):
-    """What the driver of the real-time side does, in the order given, before it takes the next event."""
+    """The commands for the real-time side's driver, which runs them in order before the next event."""
 
-    KEEP = "keep"  # `RealtimeSide.is_kept_on` and `position`, durably
-    FILL = "fill"  # begin to fill the buffer
-    DROP = "drop"  # the buffer
-    MARK_START = "mark start"  # answered by START_DURABLE
-    WORK = "work"  # send what the buffer has from `position` on
-    END_WORK = "end work"  # answered by WORKER_ENDED, when nothing more is sent from memory
+    KEEP = "keep"  # store `RealtimeSide.is_kept_on` and `position`, durably
+    FILL = "fill"  # start to fill the buffer
+    DROP = "drop"  # empty the buffer
+    MARK_START = "mark start"  # write the marker; followed by START_DURABLE
+    WORK = "work"  # send the buffer's blocks from `position` on
+    END_WORK = "end work"  # stop sending from memory; then followed by WORKER_ENDED
     MARK_HANDLED = "mark handled"
-    MARK_STOP = "mark stop"  # the log's side takes over; answered by STOP_DURABLE
+    MARK_STOP = "mark stop"  # the log's side continues; followed by STOP_DURABLE
 
 
 _S, _E, _C = RealtimeMode, RealtimeEvent, RealtimeCommand
 
 _GIVE_UP = (_S.STOPPING, (_C.DROP, _C.END_WORK))
 
-#: A move that is not here is not allowed.
+#: The allowed transitions, with their commands.
 TRANSITIONS: dict[tuple[RealtimeMode, RealtimeEvent], tuple[RealtimeMode, tuple[RealtimeCommand, ...]]] = {
     (_S.OFF, _E.SWITCHED_ON): (_S.STARTING, (_C.KEEP, _C.FILL, _C.MARK_START)),
     (_S.STARTING, _E.SWITCHED_OFF): _GIVE_UP,
@@ -115,7 +115,7 @@ TRANSITIONS: dict[tuple[RealtimeMode, RealtimeEvent], tuple[RealtimeMode, tuple[
     (_S.STOPPING, _E.STOP_DURABLE): (_S.OFF, (_C.KEEP,)),
 }
 
-#: Events that bring the position.
+#: Events that set the position.
 _MOVES = frozenset({_E.START_DURABLE, _E.HANDLED, _E.WORKER_ENDED})
 
 
@@ -123,8 +123,7 @@ _MOVES = frozenset({_E.START_DURABLE, _E.HANDLED, _E.WORKER_ENDED})
 class RealtimeSide(StateMachine[RealtimeMode, RealtimeEvent]):
     """The real-time side of one consumer.
 
-    :param position: while it starts, the end of its start marker; while it is on, what is handled; then what
-        was sent last.
+    :param position: STARTING: the start marker's end; ON: what is handled; otherwise: what was sent last.
     """
 
     state: RealtimeMode = RealtimeMode.OFF
@@ -132,9 +131,9 @@ class RealtimeSide(StateMachine[RealtimeMode, RealtimeEvent]):
 
     @classmethod
     def restored(cls, is_on: bool, handled: int) -> tuple[RealtimeSide, tuple[RealtimeCommand, ...]]:
-        """Return the side as a start finds it, and what is to be done: after a crash, its stop.
+        """Return the side at a start, and the commands: after a crash, those of a stop.
 
-        :param is_on: as it was kept.
+        :param is_on: the stored state.
         """
         if is_on:
             return cls(_S.STOPPING, position=handled), (_C.MARK_STOP,)
@@ -143,11 +142,11 @@ class RealtimeSide(StateMachine[RealtimeMode, RealtimeEvent]):
     def step(
         self, event: RealtimeEvent, log_offset: int = -1
     ) -> tuple[RealtimeSide, tuple[RealtimeCommand, ...]]:
-        """Return the side after `event`, and what is to be done.
+        """Return the side after `event`, and the commands.
 
         :param log_offset: of `START_DURABLE`, the marker's end; of `HANDLED`, what is handled now; of
             `WORKER_ENDED`, what was sent last.
-        :raises IllegalTransition: for a move that the table does not have; always a bug.
+        :raises IllegalTransition: for a transition that the table does not have; always a bug.
         """
         state, commands = self.found(TRANSITIONS, event)
         position = log_offset if event in _MOVES else self.position
@@ -155,11 +154,11 @@ class RealtimeSide(StateMachine[RealtimeMode, RealtimeEvent]):
 
     @property
     def is_kept_on(self) -> bool:
-        """Whether `KEEP` keeps that it may be on: a start then writes its stop first."""
+        """The state that `KEEP` stores: whether the side may be on, so that a start first writes its stop."""
         return self.state is not _S.OFF
 
     def marker(self, command: RealtimeCommand, consumer: str) -> Marker:
-        """Return the marker that a command of marking writes."""
+        """Return the marker that a `MARK_…` command writes."""
         if command is _C.MARK_START:
             return Marker(MarkerKind.TRY_START_REALTIME, consumer)
         kind = MarkerKind.STOP_REALTIME if command is _C.MARK_STOP else MarkerKind.REALTIME
@@ -167,14 +166,14 @@ class RealtimeSide(StateMachine[RealtimeMode, RealtimeEvent]):
 
 
 class LogMode(enum.StrEnum):
-    """What the log's side is about."""
+    """The states of the log's side."""
 
     ACTIVE = "active"
-    PASSIVE = "passive"  # it sends nothing, and lets go of what markers say is handled
+    PASSIVE = "passive"  # sends nothing; its position follows the markers
 
 
 class LogEvent(enum.StrEnum):
-    """What the log's side comes upon, or has done. A marker is come upon when it is durable."""
+    """The events of the log's side: changes were handled, or a marker is durable."""
 
     HANDLED = "handled"
     TRY_START_REALTIME = "try_start_realtime"
@@ -182,7 +181,7 @@ class LogEvent(enum.StrEnum):
     STOP_REALTIME = "stop_realtime"
 
 
-#: A move that is not here is not allowed.
+#: The allowed transitions.
 LOG_TRANSITIONS: dict[tuple[LogMode, LogEvent], LogMode] = {
     (LogMode.ACTIVE, LogEvent.HANDLED): LogMode.ACTIVE,
     (LogMode.ACTIVE, LogEvent.TRY_START_REALTIME): LogMode.PASSIVE,
@@ -194,10 +193,10 @@ LOG_TRANSITIONS: dict[tuple[LogMode, LogEvent], LogMode] = {
 
 @dataclass(frozen=True, slots=True)
 class LogSide(StateMachine[LogMode, LogEvent]):
-    """The log's side of one consumer. A start finds it active, at what is handled.
+    """The log's side of one consumer. At a start it is active, at the position that is handled.
 
-    :param position: everything before is handled, as far as this side knows, and may be let go.
-    :param read_from: where it took over last.
+    :param position: everything before it is known to be handled, and retention may remove it.
+    :param read_from: the position at which this side last continued from the real-time side.
     """
 
     state: LogMode = LogMode.ACTIVE
@@ -207,8 +206,8 @@ class LogSide(StateMachine[LogMode, LogEvent]):
     def step(self, event: LogEvent, log_offset: int = -1) -> LogSide:
         """Return the side after `event`.
 
-        :param log_offset: of `STOP_REALTIME`, what was sent last; else what is handled.
-        :raises IllegalTransition: for a move that the table does not have; always a bug.
+        :param log_offset: of `STOP_REALTIME`, what was sent last; otherwise what is handled.
+        :raises IllegalTransition: for a transition that the table does not have; always a bug.
         """
         mode = self.found(LOG_TRANSITIONS, event)
         if event is LogEvent.STOP_REALTIME:

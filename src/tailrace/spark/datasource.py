@@ -203,7 +203,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         from tailrace.spark import position
 
-        return self._kept.encode(position.resolve(self._reader, self._options.starting))
+        return self._positions.encode(position.resolve(self._reader, self._options.starting))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.rows_max is not None:
@@ -215,13 +215,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         from tailrace.spark import position
 
-        begin = position.checked(self._reader, self._kept.decode(start))
+        begin = position.checked(self._reader, self._positions.decode(start))
         self._register(begin)
         end = self._reader.end().offset if self._target is None else self._target
         if begin >= end:
             return start
         if isinstance(limit, ReadAllAvailable):
-            return self._kept.encode(end, begin)
+            return self._positions.encode(end, begin)
         # Spark passes only one limit; if both options are set, both apply.
         rows_max = self._options.rows_max or _UNLIMITED
         bytes_max = self._options.bytes_max or _UNLIMITED
@@ -229,16 +229,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
-        return self._kept.encode(self._reader.boundary_within(begin, rows_max, bytes_max, end), begin)
+        return self._positions.encode(self._reader.boundary_within(begin, rows_max, bytes_max, end), begin)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return self._kept.encode(self._reader.end().offset)
+        return self._positions.encode(self._reader.end().offset)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._reader.end().offset
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        first, last = self._kept.batch(start, end)
+        first, last = self._positions.batch(start, end)
         return _partitions(self._reader, self._options.task, first, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -250,7 +250,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         if self._options.reader_name is not None:
             Readers.open(self._options.path).commit(
-                self._options.reader_name, self._options.task, self._kept.decode(end)
+                self._options.reader_name, self._options.task, self._positions.decode(end)
             )
 
     def _register(self, offset: int) -> None:
@@ -268,7 +268,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return position.opened(self._options.path, self._options.task)
 
     @property
-    def _kept(self) -> LogPosition:
+    def _positions(self) -> LogPosition:
         from tailrace.spark.position import LogPosition
 
         return LogPosition(self._options.path, self._options.task, self._options.table)

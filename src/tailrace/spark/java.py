@@ -1,4 +1,4 @@
-"""Finds Java, starts Spark's Java process, and tells local masters from clusters.
+"""Finds Java, starts Spark's Java process, and distinguishes local masters from clusters.
 
 PySpark would start the process with every setting on its command line, which any user of the
 machine can read. Here the command line has only settings that Java needs at its start; all others,

@@ -84,7 +84,7 @@ def _reader_name(text: str | None) -> str | None:
     if text and len(encode_name(text)) > _READER_NAME_CHARS_MAX:
         raise _invalid(
             f"the option readerName has {len(text)} characters, too many for a file's name",
-            f"choose a name of at most {_READER_NAME_CHARS_MAX} letters and digits",
+            f"choose a shorter name, of at most {_READER_NAME_CHARS_MAX} letters and digits",
         )
     return text or None
 

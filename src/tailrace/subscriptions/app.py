@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-#: One who takes nothing for so long is disconnected. It may come back to where it was.
+#: Time after which a subscriber that accepts no data is disconnected, in seconds. It may resume later.
 SEND_DEADLINE_S = 30.0
-#: After how many ms a browser comes back.
+#: Wait of a browser before it reconnects, in ms.
 RETRY_MS = 1000
 
 _STREAM_HEADERS = [
@@ -46,15 +46,15 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-#: Codes of WebSockets: the server ends; it has failed.
+#: Close codes of WebSockets: the server stops; it has failed.
 _GOING_AWAY, _FAILED = 1001, 1011
 
 
 class ChangesEndpoint:
-    """What answers at `/changes`.
+    """The ASGI application of `/changes`.
 
     :param hubs: by the name of the source.
-    :param pool: for what reads files.
+    :param pool: for functions that read files.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ChangesEndpoint:
         except TailraceError as error:
             await _refuse(error, scope, receive, send)
         except TimeoutError:
-            log.info("a subscriber took nothing for too long and was disconnected")
+            log.info("a subscriber accepted no data for too long and was disconnected")
 
     async def _authorize(self, connection: HTTPConnection) -> None:
         require_origin(connection.headers.get("origin"), self._settings.origins)
@@ -111,7 +111,7 @@ class ChangesEndpoint:
         if self._subscribers >= (most := self._settings.subscribers_max):
             raise TailraceError(
                 Kind.SUBSCRIBERS_EXCEEDED,
-                f"subscribe: there are {most} subscribers, as many as there may be",
+                f"subscribe: there are {most} subscribers, which is the limit",
                 "end some, or raise subscriptions.subscribers_max",
                 {"subscribers_max": most},
             )
@@ -168,7 +168,7 @@ class ChangesEndpoint:
 def application(
     endpoint: ChangesEndpoint, settings: SubscriptionsConfig, on_start: Callable[[], None]
 ) -> Starlette:
-    """Return what serves `/changes`.
+    """Return the ASGI application that serves `/changes`.
 
     :param on_start: called on the event loop when it runs.
     """
@@ -190,7 +190,7 @@ def application(
 
 
 async def _until_gone(serving: Awaitable[None], receive: Receive) -> None:
-    """Serve until that ends or the client has gone."""
+    """Await `serving`, or cancel it when the client has disconnected."""
     working = asyncio.ensure_future(serving)
     gone = asyncio.ensure_future(_gone(receive))
     try:
@@ -206,12 +206,12 @@ async def _until_gone(serving: Awaitable[None], receive: Receive) -> None:
     except OSError as error:
         if isinstance(error, TimeoutError):
             raise
-        # It has gone while we were sending.
+        # The client disconnected during a send.
 
 
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
-        """What clients say is not heard."""
+        """Ignore messages of the client."""
 
 
 async def _refuse(error: TailraceError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -225,4 +225,4 @@ async def _refuse(error: TailraceError, scope: Scope, receive: Receive, send: Se
 
 
 def _log_failure(error: TailraceError) -> None:
-    log.warning("a subscription ended by an error", kind=str(error.kind), error=error.message)
+    log.warning("a subscription ended with an error", kind=str(error.kind), error=error.message)

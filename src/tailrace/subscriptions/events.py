@@ -1,6 +1,6 @@
-"""Changes as subscribers get them: the JSON of `tailrace tail --json`, each with the place behind it.
+"""Changes in the form for subscribers: the JSON of `tailrace tail --json`, each with the position after it.
 
-What is sent is put together by Arrow from JSON that is written once for each part of the log.
+Arrow builds the messages from JSON lines, which are written once for each part of the log.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tailrace.protocol.frames import Numbers
 from tailrace.subscriptions.filters import ChangeFilter
 
 _ANYWHERE = 1 << 62
-#: Of a part of the log, events of so many filters are kept.
+#: Number of filters whose events are cached for a part of the log.
 _EVENTS_KEPT = 4
-#: So many bytes of JSON are a change's beside its values, about.
+#: Approximate size of a change's JSON without its values, in bytes.
 _BESIDE = 450
 
 
@@ -37,25 +37,25 @@ class EventLines:
 
     @property
     def end(self) -> int:
-        """The log offset to go on at behind the last one."""
+        """The log offset to continue from after the last one."""
         return int(self.offsets[-1]) + 1
 
     def since(self, at: int) -> EventLines:
-        """Return the changes at log offset `at` and behind it."""
+        """Return the changes from log offset `at` on, inclusive."""
         first = int(np.searchsorted(self.offsets, at))
         return self if first == 0 else EventLines(self.offsets[first:], self.lines.slice(first))
 
     def first(self, bytes_max: int) -> EventLines:
-        """Return the first of them, so many bytes at most, but one change at least."""
+        """Return the first changes, up to `bytes_max` bytes but at least one change."""
         if not len(self):
             return self
         upto = max(1, int(np.searchsorted(_ends(self.lines), bytes_max, side="right")))
         return EventLines(self.offsets[:upto], self.lines.slice(0, upto))
 
     def as_stream(self, log_mark: str) -> bytes:
-        """Return them as Server-Sent Events. `id` is where to go on behind the event.
+        """Return the changes as Server-Sent Events. `id` is the position to continue from after the event.
 
-        :param log_mark: stands behind each log offset.
+        :param log_mark: is appended to each log offset.
         """
         ids = pc.cast(pa.array(self.offsets + 1), pa.large_string())
         head, middle = (pa.scalar(text, pa.large_string()) for text in ("id: ", f"{log_mark}\ndata: "))
@@ -65,7 +65,7 @@ class EventLines:
         return _bytes(found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found)
 
     def as_messages(self, log_mark: str) -> list[str]:
-        """Return them as messages of a WebSocket; `from` is where to go on behind the change."""
+        """Return the changes as messages of a WebSocket; `from` is the position after the change."""
         offsets, lines = (self.offsets + 1).tolist(), self.lines.to_pylist()
         return [
             f'{{"from":"{offset}{log_mark}","change":{line.removesuffix(chr(10))}}}'
@@ -82,10 +82,10 @@ def chosen(
     since: int,
     bytes_max: int,
 ) -> tuple[EventLines, bool]:
-    """Return what a filter wants of changes, as far as it is at log offset `since` or behind it.
+    """Return the changes from log offset `since` on, inclusive, that a filter selects.
 
-    :param bytes_max: most bytes that they are, about, but for one that is larger by itself.
-    :return: and whether that left something out.
+    :param bytes_max: approximate limit of their size, except for a single larger change.
+    :return: the changes, and whether the limit left any out.
     """
     left = [each.slice(since, _ANYWHERE) for each in found]
     parts = [changes.take(rows) for changes in left if len(rows := wanted.rows(changes))]
@@ -103,7 +103,7 @@ def chosen(
 
 
 def in_order(parts: Sequence[tuple[Numbers, pa.LargeStringArray]]) -> EventLines:
-    """Return events of several tables, each in log order, as one."""
+    """Return events of several tables, each in log order, merged into log order."""
     if not parts:
         return EventLines()
     if len(parts) == 1:
@@ -115,7 +115,7 @@ def in_order(parts: Sequence[tuple[Numbers, pa.LargeStringArray]]) -> EventLines
 
 
 class DecodedRange:
-    """Changes of `[start, end)` of the log, decoded once for all. Any thread."""
+    """The changes in `[start, end)` of the log, decoded once for all subscriptions. Any thread."""
 
     def __init__(
         self, start: int, end: int, found: Sequence[TableChanges], task: str, origin: SourceInfo
@@ -129,15 +129,15 @@ class DecodedRange:
         self._events: dict[ChangeFilter, EventLines] = {}
 
     def means(self, wanted: ChangeFilter) -> bool:
-        """Return whether there is a change of a table that is wanted."""
+        """Return whether there is a change of a table that the filter selects."""
         return any(wanted.means(changes) for changes in self._found)
 
     def has_looked(self, wanted: ChangeFilter) -> bool:
-        """Return whether `look` need not compute anything."""
+        """Return whether `look` has already run for this filter."""
         return wanted in self._rows
 
     def look(self, wanted: ChangeFilter) -> bool:
-        """Look for what a filter wants, once; return whether there is any.
+        """Find the changes that a filter selects, once; return whether there are any.
 
         :raises TailraceError: as `ChangeFilter.rows`; `DECODE_FAILED`.
         """
@@ -146,8 +146,8 @@ class DecodedRange:
         with self._lock:
             for changes in self._found:
                 if wanted.means(changes):
-                    changes.tuples()  # kept with the changes, which others look at meanwhile
-        # An expression may take long: others are not to wait for it.
+                    changes.tuples()  # cached in the changes, which other threads use meanwhile
+        # Without the lock: an expression may take long, and other threads must not wait for it.
         chosen_rows = {
             number: rows for number, changes in enumerate(self._found) if len(rows := wanted.rows(changes))
         }
@@ -159,12 +159,12 @@ class DecodedRange:
         return bool(chosen_rows)
 
     def forget(self, wanted: ChangeFilter) -> None:
-        """Let go of what was found for a filter that nobody has any more."""
+        """Remove the results of a filter that no subscription uses any more."""
         self._rows.pop(wanted, None)
         self._events.pop(wanted, None)
 
     def events(self, wanted: ChangeFilter) -> EventLines:
-        """Return what `look` found. Of the last few filters it is kept: it is asked for part by part."""
+        """Return the changes that `look` found, cached for a few filters, as they are read part by part."""
         if (known := self._events.get(wanted)) is not None:
             return known
         parts = []
@@ -181,7 +181,7 @@ class DecodedRange:
 
 
 def _ends(lines: pa.LargeStringArray) -> Numbers:
-    """Return after how many bytes each line ends."""
+    """Return the end of each line, in bytes from the start of the first one."""
     places: Numbers = np.frombuffer(lines.buffers()[1], np.int64)
     first, last = lines.offset, lines.offset + len(lines)
     ends: Numbers = places[first + 1 : last + 1] - places[first]

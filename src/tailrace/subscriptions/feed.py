@@ -1,4 +1,4 @@
-"""The one thread that follows a log at its end and decodes each new part once, for all who are there."""
+"""The thread that follows a log at its end and decodes each new part once, for all subscriptions there."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tailrace.subscriptions.events import DecodedRange
 from tailrace.subscriptions.filters import ChangeFilter
 from tailrace.subscriptions.served_log import ServedLog
 
-#: Between looks at the log's end, while something comes and once nothing has come for `BUSY_S`.
+#: Intervals of reading the log's end, in seconds: normally, and after `BUSY_S` without new data.
 LOOK_S = 0.001
 QUIET_LOOK_S = 0.01
 BUSY_S = 0.5
 
 
 class Feed:
-    """Follows `log` from `at` on until `stop`.
+    """Follows `log` from `at` on until `stop`. All callbacks are called on its thread.
 
-    :param wanted: what is wanted by somebody now; where that takes no expression, it is looked for on this
-        thread at once.
-    :param deliver: takes each batch, in order, without a gap. On this thread, as the others.
-    :param fail: takes what ended it, if not `stop`.
+    :param wanted: returns the filters of the current subscriptions; those without an expression are applied
+        on this thread at once.
+    :param deliver: is called with each batch, in order, without a gap.
+    :param fail: is called with the error that ended it, if not `stop`.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for the end; returns at once. Something may be delivered yet."""
+        """Request the end; returns at once. A batch may still be delivered afterwards."""
         self._stop.set()
 
     def _run(self) -> None:
         try:
             self._follow()
-        except BaseException as error:  # noqa: BLE001 - it goes to those who are fed
+        except BaseException as error:  # noqa: BLE001 - it ends the subscriptions
             self._fail(as_failure(error))
 
     def _follow(self) -> None:
@@ -71,12 +71,12 @@ class Feed:
                 self._stop.wait(LOOK_S if now_s - came_s < BUSY_S else QUIET_LOOK_S)
 
     def _take(self) -> bool:
-        """Deliver what is new; return whether there was anything."""
+        """Deliver the new batches; return whether there were any."""
         before = self._at
         for batch in self._log.batches(before):
             for wanted in self._wanted():
                 if not wanted.where and batch.means(wanted):
-                    # What fails for one who wants this fails again when it is looked at for that one alone.
+                    # An error is raised again, and reported, when the batch is read for this filter alone.
                     with contextlib.suppress(TailraceError):
                         batch.look(wanted)
             self._at = batch.end

@@ -1,4 +1,4 @@
-"""What a subscription wants: changes of some tables of which an expression is true."""
+"""The filter of a subscription: changes of some tables for which an expression is true."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChangeFilter:
-    """What is wanted. Equal filters choose the same.
+    """A filter of changes. Equal filters select the same changes.
 
     `tables`: patterns as in a pipeline's file, but no regular expressions; none: every table, and logical
     messages. `where`: an expression as in predicates; empty: every change.
@@ -34,12 +34,12 @@ class ChangeFilter:
 
     @property
     def exact_tables(self) -> tuple[str, ...] | None:
-        """The only tables that can be meant; None: others can be, too."""
+        """The tables, if no pattern can match others; None: a pattern may match other tables."""
         exact = self.tables and all(is_exact(each) and '"' not in each for each in self.tables)
         return self.tables if exact else None
 
     def means(self, changes: TableChanges) -> bool:
-        """Return whether changes are of a table that is wanted."""
+        """Return whether changes are of a table that the filter selects."""
         if not self.tables:
             return True
         relation = changes.relation
@@ -48,7 +48,7 @@ class ChangeFilter:
         )
 
     def rows(self, changes: TableChanges) -> Numbers:
-        """Return the places of the changes that are wanted, rising.
+        """Return the indexes of the selected changes, in increasing order.
 
         :raises TailraceError: `CONFIG_INVALID` if the expression does not fit the table.
         """
@@ -59,7 +59,7 @@ class ChangeFilter:
         return np.flatnonzero(truths(changes, expression(self.where)))
 
     def check(self, changes: TableChanges) -> None:
-        """Check the expression against a table, of which there need not be any changes.
+        """Check the expression against a table, even if `changes` has no rows.
 
         :raises TailraceError: `CONFIG_INVALID` if the table has no such column, or one of another type.
         """
@@ -83,15 +83,15 @@ class ChangeFilter:
 
 
 def parsed(tables: list[str], where: str) -> ChangeFilter:
-    """Return the filter that a client has written.
+    """Return the filter of a client's parameters.
 
-    :raises TailraceError: `CONFIG_INVALID`, with what is wrong.
+    :raises TailraceError: `CONFIG_INVALID`, with the problem.
     """
     try:
         for each in tables:
             check_pattern(each)
             if is_regular_expression(each):
-                raise ValueError(f"{each!r} is a regular expression, with which one client could hold up all")
+                raise ValueError(f"{each!r} is a regular expression, with which a client could delay others")
     except ValueError as error:
         raise TailraceError(
             Kind.CONFIG_INVALID,
@@ -106,7 +106,7 @@ def parsed(tables: list[str], where: str) -> ChangeFilter:
 def expression(text: str) -> Expression:
     """Return an expression over changes.
 
-    :raises TailraceError: `CONFIG_INVALID`, with the place of what is wrong.
+    :raises TailraceError: `CONFIG_INVALID`, with the problem and its place.
     """
     from tailrace.expressions.computing import Expression  # loads DuckDB
     from tailrace.expressions.language import ExpressionError

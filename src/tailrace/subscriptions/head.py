@@ -1,13 +1,13 @@
-"""Who is where at the head of a log: a ring of what came last, and who waits for what comes next.
+"""The subscriptions at the head of a log, and a ring of the log's last ranges.
 
-Pure. A subscription has a place in the log, and nothing is queued for it: what it takes next is
+Pure. A subscription has a position in the log, and nothing is queued for it. It reads next
 
-    from the ring   if the ring still holds its place
-    from the log    if it has fallen behind the ring, however far
+    from the ring   if its position is in the ring
+    from the log    if its position is before the ring's start
     nothing         if it has everything: it waits
 
-Subscriptions that want the same are an audience, and a range is looked at once for each. Where it holds
-nothing for an audience, none of its subscriptions notices: those that wait stand where the audience stands.
+Subscriptions with the same filter are an audience, and a range is filtered once for each audience. If the
+range has nothing for the audience, none of them is woken: one that waits has the position of its audience.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ W = TypeVar("W", bound=Hashable)
 
 
 class Ring(Generic[S]):
-    """The last ranges of the log without a gap: up to a number, and so many bytes of the log; at least one.
+    """The last ranges of the log, without a gap: at least one, up to a number and a size in log bytes.
 
-    :param at: the log offset at which the first one will start.
+    :param at: the log offset at which the first one starts.
     """
 
     def __init__(self, at: int, *, ranges_max: int, bytes_max: int) -> None:
@@ -48,12 +48,12 @@ class Ring(Generic[S]):
         return len(self._ranges)
 
     def append(self, range_: S) -> None:
-        """Add what follows on the end, and let go of what there is no room for.
+        """Add the next range, and remove the oldest ones that exceed the limits.
 
-        :raises ValueError: if it leaves something out.
+        :raises ValueError: if the range does not start at the ring's end.
         """
         if range_.start != self.end:
-            raise ValueError(f"a range from {range_.start} on does not follow on {self.end}")
+            raise ValueError(f"a range starts at {range_.start}, but the ring ends at {self.end}")
         self._ranges.append(range_)
         self.end = range_.end
         while len(self._ranges) > 1 and (
@@ -63,9 +63,9 @@ class Ring(Generic[S]):
         self.start = self._ranges[0].start
 
     def between(self, start: int, end: int) -> list[S]:
-        """Return the ranges that hold something of `[start, end)`, in order."""
+        """Return the ranges that overlap `[start, end)`, in order."""
         found: list[S] = []
-        for range_ in reversed(self._ranges):  # what is wanted is nearly always the last
+        for range_ in reversed(self._ranges):  # nearly always only the last one
             if range_.end <= start:
                 break
             if range_.start < end:
@@ -75,7 +75,7 @@ class Ring(Generic[S]):
 
 @dataclass(eq=False, slots=True)
 class Audience(Generic[W]):
-    """The subscriptions that want the same. `at`: everything before it was looked at for them."""
+    """The subscriptions with the same filter. `at`: everything before it was filtered for them."""
 
     wanted: W
     at: int
@@ -85,14 +85,14 @@ class Audience(Generic[W]):
 
 @dataclass(eq=False, slots=True)
 class Subscription(Generic[W]):
-    """One reader. `at`: it has everything before. `LogHead.place` tells of one that waits how far it is."""
+    """One subscription. `at`: it has everything before; while it waits, `LogHead.place` has its position."""
 
     audience: Audience[W]
     at: int
 
 
 class Take(enum.Enum):
-    """Where a subscription takes what comes next."""
+    """Where a subscription reads next."""
 
     RING = "ring"
     LOG = "log"
@@ -102,13 +102,13 @@ class Take(enum.Enum):
 class LogHead(Generic[S, W]):
     """The ring and the audiences. Not thread-safe.
 
-    :param at: the log offset at which the first range will start.
+    :param at: the log offset at which the first range starts.
     """
 
     def __init__(self, at: int, *, ranges_max: int, bytes_max: int) -> None:
         self.ring: Ring[S] = Ring(at, ranges_max=ranges_max, bytes_max=bytes_max)
         self._audiences: dict[W, Audience[W]] = {}
-        #: What is wanted by somebody; replaced whole, so that any thread may read it.
+        #: The filters of all audiences; replaced, not modified, so that any thread may read it.
         self.wanted: tuple[W, ...] = ()
 
     @property
@@ -116,7 +116,7 @@ class LogHead(Generic[S, W]):
         return tuple(self._audiences.values())
 
     def join(self, wanted: W, at: int) -> Subscription[W]:
-        """Begin a subscription that has everything before `at`."""
+        """Add a subscription that has everything before `at`."""
         audience = self._audiences.get(wanted)
         if audience is None:
             audience = self._audiences[wanted] = Audience(wanted, self.ring.end)
@@ -126,7 +126,7 @@ class LogHead(Generic[S, W]):
         return subscription
 
     def leave(self, subscription: Subscription[W]) -> None:
-        """End a subscription."""
+        """Remove a subscription."""
         audience = subscription.audience
         audience.subscriptions.discard(subscription)
         audience.waiting.discard(subscription)
@@ -135,12 +135,12 @@ class LogHead(Generic[S, W]):
             self.wanted = tuple(self._audiences)
 
     def place(self, subscription: Subscription[W]) -> int:
-        """Return where to go on if the subscription ends now."""
+        """Return the log offset to continue from if the subscription ends now."""
         audience = subscription.audience
         return max(subscription.at, audience.at) if subscription in audience.waiting else subscription.at
 
     def append(self, range_: S) -> list[Subscription[W]]:
-        """Add what came; return the subscriptions to wake, whose audience was too slow: they read the log."""
+        """Add a range; return the subscriptions to wake, whose audience was too slow: they read the log."""
         self.ring.append(range_)
         woken: list[Subscription[W]] = []
         for audience in self._audiences.values():
@@ -150,26 +150,26 @@ class LogHead(Generic[S, W]):
         return woken
 
     def next_range(self, audience: Audience[W]) -> S | None:
-        """Return what is to be looked at next for an audience; None: nothing is."""
+        """Return the range to filter next for an audience; None: there is none."""
         return next(iter(self.ring.between(audience.at, self.ring.end)), None)
 
     def looked(self, audience: Audience[W], range_: S, *, found: bool) -> list[Subscription[W]]:
-        """Note that a range was looked at for an audience; return the subscriptions to wake.
+        """Record that a range was filtered for an audience; return the subscriptions to wake.
 
-        :param found: whether it holds something of what the audience wants.
+        :param found: whether the range has changes for the audience.
         """
         if range_.end <= audience.at:
-            return []  # the ring went on without it meanwhile
+            return []  # the ring has advanced past it meanwhile
         ahead = {each for each in audience.waiting if each.at >= range_.end} if found else audience.waiting
         woken = self._wake(audience, ahead) if found else []
         audience.at = range_.end
         return woken
 
     def step(self, subscription: Subscription[W]) -> tuple[Take, S | None]:
-        """Return where a subscription takes what comes next; from the ring, the range that holds it, too.
+        """Return where a subscription reads next and, for the ring, the range that contains its position.
 
-        After `NOTHING` it waits until it is among those to wake. A range was looked at for its audience, or
-        was there before that.
+        After `NOTHING` it waits until it is woken. The range was filtered for the audience, unless it is
+        older than the audience.
         """
         audience = subscription.audience
         subscription.at = self.place(subscription)

@@ -1,6 +1,6 @@
-"""The subscriptions to one log: each takes what it wants, from memory at the log's head, else from the log.
+"""The subscriptions to one log: each gets its changes from memory at the log's head, or else from the log.
 
-All on one event loop, but for what decodes and reads: that is done by the feed's thread and by a pool.
+Everything runs on one event loop, except decoding and reading, which the feed's thread and a pool do.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from tailrace.subscriptions.filters import ChangeFilter
 from tailrace.subscriptions.head import Audience, LogHead, Subscription, Take
 from tailrace.subscriptions.served_log import ServedLog
 
-#: Of the log, decoded; with the JSON it is a few times larger.
+#: Limit of the ring, in bytes of the log; decoded and with the JSON it is a few times larger.
 RING_BYTES_MAX = 8 * MIB
 RING_RANGES_MAX = 4096
-#: Most bytes that are handed over at a time, but for one change that is larger.
+#: Limit of a delivered part, in bytes, except for a single larger change.
 SENT_BYTES_MAX = 256 * 1024
-#: A subscription to which nothing comes is told its place so often.
+#: Interval in which a subscription without changes is sent its position, in seconds.
 HEARTBEAT_S = 30.0
 
 T = TypeVar("T")
 
 
-#: How changes are written for a client; takes what stands behind log offsets as well.
+#: Formats changes for a client; the second argument is the suffix of log offsets.
 Form = Callable[[EventLines, str], T]
 
 
 class Hub:
     """The subscriptions to one log.
 
-    :param pool: reads and decodes for those who are behind, and computes expressions.
+    :param pool: reads and decodes for subscriptions that are behind, and computes expressions.
     """
 
     def __init__(self, log: ServedLog, pool: ThreadPoolExecutor, *, heartbeat_s: float = HEARTBEAT_S) -> None:
@@ -50,12 +50,12 @@ class Hub:
         self._wakers: dict[Subscription[ChangeFilter], asyncio.Future[None]] = {}
         self._looking: dict[Audience[ChangeFilter], asyncio.Task[None]] = {}
         self._failures: dict[Audience[ChangeFilter], TailraceError] = {}
-        #: What was written last: batch, filter, begin and form; the part, and where it ends.
+        #: The part that was formatted last: its batch, filter, start and form; the part; its end.
         self._last: tuple[tuple[object, ...], Any, int] | None = None
         self._is_closing = False
 
     async def position(self, wanted: ChangeFilter, begin: str | None) -> tuple[int, str]:
-        """Return the log offset at which a subscription begins, and what stands behind those of this log.
+        """Return the log offset at which a subscription starts, and the suffix of this log's offsets.
 
         :raises TailraceError: as `ServedLog.check` and `ServedLog.begin`; `LOG_MISSING`, `LOG_CORRUPT`.
         """
@@ -63,7 +63,7 @@ class Hub:
 
         def find() -> tuple[int, str]:
             if not is_followed:
-                self._log.close()  # there may be another log since somebody looked
+                self._log.close()  # there may be another log at the path since the last subscription
             self._log.check(wanted)
             return self._log.begin(begin), self._log.mark
 
@@ -72,11 +72,11 @@ class Hub:
     async def deliveries(
         self, wanted: ChangeFilter, at: int, form: Form[T]
     ) -> AsyncGenerator[tuple[T | None, int]]:
-        """Yield what is wanted from `at` on in parts, each with the log offset to go on at behind it.
+        """Yield the selected changes from `at` on in parts, each with the log offset to continue from next.
 
-        Where nothing has come for a while, the offset alone. For ever, or until `close`.
+        After a time without changes, yields the offset with None. Ends only with `close`.
 
-        Nothing of what is yielded is kept here, so that one who is slow holds no more than one part.
+        Yielded parts are not queued here, so a slow subscriber holds at most one part in memory.
 
         :raises TailraceError: as `ServedLog.read`.
         """
@@ -107,7 +107,7 @@ class Hub:
         form: Form[T],
         mark: str,
     ) -> T | None:
-        """Return what a subscription takes next; None: nothing this time."""
+        """Return the next part of a subscription; None: there is none this time."""
         if (error := self._failures.get(subscription.audience)) is not None:
             raise error
         take, batch = head.step(subscription)
@@ -120,7 +120,7 @@ class Hub:
         wanted, begin = subscription.audience.wanted, subscription.at
         if not batch.has_looked(wanted):
             await self._in_pool(batch.look, wanted)
-        # Those who are at the head with the same filter come one after another.
+        # Subscriptions at the head with the same filter follow one another, and reuse the part.
         key = batch, wanted, begin, form
         if self._last is None or self._last[0] != key:
             rest = batch.events(wanted).since(begin)
@@ -142,7 +142,7 @@ class Hub:
         return events
 
     async def _woken(self, subscription: Subscription[ChangeFilter]) -> None:
-        """Wait until there is something to do for a subscription, or it is time for a heartbeat."""
+        """Wait until a subscription is woken, or for the heartbeat's interval."""
         waker = self._wakers[subscription] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._heartbeat_s):
@@ -191,7 +191,7 @@ class Hub:
         self._wake(head.append(batch))
         for audience in head.audiences:
             if audience in self._looking or audience in self._failures:
-                continue  # its task comes to this batch
+                continue  # its task will reach this batch
             if not batch.means(audience.wanted):
                 head.looked(audience, batch, found=False)
             elif batch.has_looked(audience.wanted):
@@ -202,18 +202,18 @@ class Hub:
     async def _look(
         self, head: LogHead[DecodedRange, ChangeFilter], audience: Audience[ChangeFilter]
     ) -> None:
-        """Look at batches for an audience until it has seen all of the ring."""
+        """Filter batches for an audience up to the ring's end."""
         try:
             while audience.subscriptions and (batch := head.next_range(audience)) is not None:
                 found = await self._in_pool(batch.look, audience.wanted)
                 self._wake(head.looked(audience, batch, found=found))
-        except Exception as error:  # noqa: BLE001 - it goes to the subscriptions
+        except Exception as error:  # noqa: BLE001 - it ends the subscriptions
             self._fail(audience, as_failure(error))
         finally:
             del self._looking[audience]
 
     def _failed(self, head: LogHead[DecodedRange, ChangeFilter], error: TailraceError) -> None:
-        """The log can't be followed: end all subscriptions with the error; later ones open it again."""
+        """End all subscriptions with the error of following the log; later ones open the log again."""
         if self._head is head:
             self._head = self._feed = None
             self._log.close()
@@ -230,9 +230,9 @@ class Hub:
                 _wake(waker)
 
     async def _in_pool(self, function: Callable[..., T], *arguments: object) -> T:
-        """Return what a function returns.
+        """Call a function on the pool and return its result.
 
-        :raises TailraceError: what it raises, whatever that is: clients hear of nothing else.
+        :raises TailraceError: for every error, as clients are sent no other ones.
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)

@@ -1,4 +1,4 @@
-"""What a client asks for, who it is, and what a refusal looks like."""
+"""Requests of clients: their parameters, authentication, and the documents of errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, remember
 from tailrace.subscriptions.filters import ChangeFilter, parsed
 
-#: The cookie with the token, for browsers, whose EventSource and WebSocket send no headers of one's own.
+#: The cookie with the token, for browsers, whose EventSource and WebSocket can't send additional headers.
 COOKIE = "tailrace_token"
 _NAMES = frozenset({"source", "table", "where", "from", "token"})
 _STATUS = {
@@ -29,7 +29,7 @@ _STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """What a client asks for. `begin`: the position that it named; None: from now on."""
+    """A client's request. `begin`: the position that it names; None: the log's current end."""
 
     source: str
     wanted: ChangeFilter
@@ -37,23 +37,23 @@ class SubscriptionRequest:
 
 
 def status_of(error: TailraceError) -> int:
-    """Return the HTTP status that an error means."""
+    """Return the HTTP status of an error."""
     return _STATUS.get(error.kind, 500)
 
 
 def document_of(error: TailraceError) -> dict[str, Any]:
-    """Return an error as clients get it: as the command line's `--json` has it."""
+    """Return the document of an error for clients, which is that of the command line's `--json`."""
     return {"error": error.as_json()}
 
 
 def understood(
     pairs: Sequence[tuple[str, str]], last_event_id: str | None, sources: Sequence[str]
 ) -> SubscriptionRequest:
-    """Return what a query asks for.
+    """Return the request of a query.
 
-    :param pairs: of the query.
-    :param sources: names; one that is the only one may have none.
-    :param last_event_id: what a browser that comes back sends; it is further than `from`.
+    :param pairs: the query's parameters and values.
+    :param sources: names of the sources; a single source may have an empty name.
+    :param last_event_id: sent by a browser that reconnects; takes precedence over `from`.
     :raises TailraceError: `CONFIG_INVALID`.
     """
     for name in sorted({name for name, _ in pairs}):
@@ -64,7 +64,7 @@ def understood(
                 "there are " + ", ".join(sorted(_NAMES)),
             )
         if name != "table" and sum(each == name for each, _ in pairs) > 1:
-            raise TailraceError(Kind.CONFIG_INVALID, f"subscribe: {name} is given twice", "give it once")
+            raise TailraceError(Kind.CONFIG_INVALID, f"subscribe: {name} is given twice", "give it only once")
     values = dict(pairs)
     wanted = parsed([value for name, value in pairs if name == "table"], values.get("where", ""))
     return SubscriptionRequest(
@@ -86,46 +86,46 @@ def _source(name: str | None, sources: Sequence[str]) -> str:
 
 
 def require_token(token: Secret, headers: Mapping[str, str], query: str | None, cookie: str | None) -> None:
-    """Check the token: that of `Authorization: Bearer`, else that of the query, else that of the cookie.
+    """Check the token of `Authorization: Bearer`, or else of the query, or else of the cookie.
 
-    :raises TailraceError: `SUBSCRIPTION_UNAUTHORIZED`; `SECRET_MISSING` if ours can't be read.
+    :raises TailraceError: `SUBSCRIPTION_UNAUTHORIZED`; `SECRET_MISSING` if the configured one can't be read.
     """
     scheme, _, value = headers.get("authorization", "").partition(" ")
     given = value.strip() if scheme.lower() == "bearer" else query or cookie or ""
     if not hmac.compare_digest(given.encode(), resolved_token(token).encode()):
         raise TailraceError(
             Kind.SUBSCRIPTION_UNAUTHORIZED,
-            "subscribe: the token is " + ("not the right one" if given else "missing"),
+            "subscribe: the token is " + ("wrong" if given else "missing"),
             f"send `Authorization: Bearer TOKEN`; from a browser, the parameter token or the cookie {COOKIE}",
         )
 
 
 def resolved_token(token: Secret) -> str:
-    """Return the token, read now.
+    """Read and return the configured token.
 
-    :raises TailraceError: `SECRET_MISSING`, also if it is empty, or nothing that a header can carry.
+    :raises TailraceError: `SECRET_MISSING`, also if it is empty, or a header can't contain it.
     """
     value = token.resolve()
     if not value or not (value.isascii() and value.isprintable() and value == value.strip()):
-        found = "has what a header can't carry: a space at its end, or no ASCII" if value else "is empty"
+        found = "has characters that a header can't: not ASCII, or a space at an end" if value else "is empty"
         raise TailraceError(
             Kind.SECRET_MISSING,
             f"resolve {token}: it {found}",
-            "put a long random text there: openssl rand -hex 32",
+            "use a long random text: openssl rand -hex 32",
         )
     remember(value)
     return value
 
 
 def require_origin(origin: str | None, origins: Sequence[str]) -> None:
-    """Check which site's page asks; other programs than browsers name none.
+    """Check the origin of the page that sends the request; only browsers send one.
 
     :raises TailraceError: `SUBSCRIPTION_FORBIDDEN`.
     """
     if origin is not None and origin not in origins:
         raise TailraceError(
             Kind.SUBSCRIPTION_FORBIDDEN,
-            f"subscribe: pages of {origin} may not",
+            f"subscribe: pages of {origin} are not allowed to",
             f"allow them: --origin {origin}, or origins: [{origin}] under subscriptions in the file",
             {"origin": origin},
         )

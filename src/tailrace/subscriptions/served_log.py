@@ -1,8 +1,8 @@
-"""A change log as subscribers see it: where a subscription begins, and what comes from there on.
+"""A change log as subscriptions read it: their start position, and the changes from there on.
 
-The rules are those of `tailrace tail`: given a pipeline's file, its columns, masks and forms of values; given
-a log's directory, those that are kept beside the log. The latter are read again with each part of the log,
-once it is durable: capture keeps new rules before it appends under them.
+Columns, masks and forms of values are as in `tailrace tail`: those of the pipeline's file or, if only the
+log's directory is known, those stored with the log. The latter are read again for each part of the log that
+has become durable, as capture stores new rules before it appends changes that they apply to.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from tailrace.ranges.positions import locate, parse_point
 from tailrace.subscriptions.events import DecodedRange, EventLines, chosen
 from tailrace.subscriptions.filters import ChangeFilter
 
-#: Who is behind is given so much at a time.
+#: Limit of a part for a subscription that is behind, in bytes.
 PART_BYTES_MAX = 512 * 1024
-#: So much of the log is decoded for that.
+#: Limit of the log that is decoded for a part, in bytes.
 _DECODED_BYTES_MAX = MIB
-#: One reading ends after this long, also where nothing was found: others wait for the thread.
+#: Limit of one call of `read`, in seconds, even if it found nothing: other subscriptions wait for the thread.
 _READ_S = 0.05
-#: So many digits of a log's id stand in a position.
+#: Number of digits of a log's id in a position.
 _MARK_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Where a log is, and in what form it is given.
+    """The path of a log, and the form in which subscribers get its changes.
 
-    `rules` None: as it is kept beside the log. `captures`: whether a table is captured, by schema and name,
-    as far as somebody knows beside the log.
+    `rules` None: those stored with the log. `captures`: whether the pipeline's file selects a table, by its
+    schema and name.
     """
 
     name: str
@@ -80,7 +80,7 @@ def places_in(directory: Path) -> tuple[LogPlace, ...]:
 
 
 class ServedLog:
-    """One log. Opened when it is first read, and again after `close`. Any thread."""
+    """One log, opened at the first read, and again after `close`. Any thread."""
 
     def __init__(self, place: LogPlace) -> None:
         self.place = place
@@ -90,11 +90,11 @@ class ServedLog:
 
     @property
     def mark(self) -> str:
-        """What stands behind a log offset in a position, so that it is this log's only."""
+        """The suffix of log offsets in positions, which identifies this log."""
         return f"@{self._open()[0].identity.log_id[:_MARK_DIGITS]}"
 
     def close(self) -> None:
-        """Let go of what is kept in memory."""
+        """Clear the caches."""
         with self._lock:
             if self._opened is not None:
                 self._opened[1].close()
@@ -108,12 +108,12 @@ class ServedLog:
         return self._open()[1].end().offset
 
     def begin(self, text: str | None) -> int:
-        """Return the log offset that a client names: a position that it was given, or as `tail --from`.
+        """Return the log offset of a client's text: a position from an event, or as for `tail --from`.
 
         :param text: None: the log's end.
-        :raises TailraceError: `CONFIG_INVALID` if it names none; `LOG_RANGE_GONE` if retention has removed
-            it, with the `oldest` position in the context; `LOG_RANGE_INVALID` if it is beyond the end;
-            `OFFSETS_FOREIGN` if it is another log's.
+        :raises TailraceError: `CONFIG_INVALID` if it can't be parsed; `LOG_RANGE_GONE` if retention has
+            removed it, with the `oldest` position in the context; `LOG_RANGE_INVALID` if it is after the
+            end; `OFFSETS_FOREIGN` if it belongs to another log.
         """
         _, reader = self._open()
         if text is None:
@@ -133,7 +133,7 @@ class ServedLog:
             return locate(reader, point)
 
     def check(self, wanted: ChangeFilter) -> None:
-        """Refuse what names no table of the log, or an expression that does not fit the table.
+        """Refuse a filter with a table that the log does not have, or an expression that does not fit it.
 
         :raises TailraceError: `TABLE_UNKNOWN`, `CONFIG_INVALID`.
         """
@@ -157,7 +157,7 @@ class ServedLog:
                 wanted.check(no_changes(relation, policy))
 
     def read(self, at: int, wanted: ChangeFilter) -> tuple[EventLines, int]:
-        """Return what is wanted of the log from `at` on, a bounded part of it, and where to go on.
+        """Return the next selected changes from `at` on, a bounded part, and the log offset to continue from.
 
         :raises TailraceError: `LOG_RANGE_GONE` as `begin`, `LOG_CORRUPT`, `DECODE_FAILED`, `SCHEMA_PENDING`;
             `CONFIG_INVALID` if the expression does not fit a table.
@@ -184,7 +184,7 @@ class ServedLog:
         return EventLines(), at
 
     def batches(self, at: int) -> Iterator[DecodedRange]:
-        """Yield what is durable in the log from `at` on, decoded, without a gap; none if nothing is new.
+        """Yield the durable log from `at` on, decoded, without a gap; nothing if there is nothing new.
 
         :raises TailraceError: as `read`.
         """
@@ -207,7 +207,7 @@ class ServedLog:
             return self._opened
 
     def _table_policy(self) -> TablePolicy:
-        """Return what of the tables is let out, as of now.
+        """Return the current policy for tables and columns.
 
         :raises TailraceError: as `kept_disclosure` and `TablePolicy.of`.
         """
@@ -220,7 +220,7 @@ class ServedLog:
             return self._policy[1]
 
     def _relations(self) -> dict[str, Relation]:
-        """Return the tables that the log knows at its end, by name, as it holds them."""
+        """Return the tables at the log's end, by name, with all columns that the log has."""
         _, reader = self._open()
         end = reader.end().offset
         frames = reader.all_schema_frames(end, end)
@@ -236,7 +236,7 @@ class ServedLog:
 
     @contextlib.contextmanager
     def _naming_oldest(self, wanted: str) -> Iterator[None]:
-        """Have the error of a position that retention has removed name the oldest one."""
+        """Add the oldest position to the error of a position that retention has removed."""
         try:
             yield
         except TailraceError as error:
@@ -246,8 +246,8 @@ class ServedLog:
             raise TailraceError(
                 error.kind,
                 f"subscribe from {wanted}: retention has removed it; the log begins at {oldest}",
-                f"read the tables again, then subscribe from {oldest} or without a position; and give "
-                "log.retention more room",
+                f"read the tables again, then subscribe from {oldest} or without a position; and raise "
+                "the limits in log.retention",
                 {"oldest": oldest},
             ) from None
 
@@ -255,19 +255,19 @@ class ServedLog:
         if text != f"{offset}{self.mark}" or not offset.isdecimal():
             raise TailraceError(
                 Kind.OFFSETS_FOREIGN,
-                f"subscribe from {text}: it is a position in another log than this one, {self.mark[1:]}",
+                f"subscribe from {text}: the position belongs to another log; this one is {self.mark[1:]}",
                 "read the tables again, then subscribe without a position",
             )
         if int(offset) > (end := self.end()):
             raise TailraceError(
                 Kind.OFFSETS_FOREIGN,
-                f"subscribe from {text}: the log ends at {end}, it has lost its end",
+                f"subscribe from {text}: the log ends at {end}, so its end was lost",
                 "read the tables again, then subscribe without a position",
             )
 
 
 def _first_of(piece: Piece) -> Piece:
-    """Return a piece's first blocks, so many that they are decoded together at once."""
+    """Return the first blocks of an input split, as many as are decoded in one batch."""
     size = 0
     for number, block in enumerate(piece.blocks):
         size += block.header.raw_size

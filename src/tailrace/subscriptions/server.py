@@ -1,4 +1,4 @@
-"""Listens on loopback for subscribers, on a thread of its own."""
+"""The HTTP server for subscribers, which listens on loopback and runs on a separate thread."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 HOST = "127.0.0.1"
-#: Read and decode for those who are behind.
+#: Number of threads that read and decode for subscriptions that are behind.
 THREADS = 4
-#: How long the start may take, and what clients do at the end.
+#: Timeouts of the server's start, and of requests that still run when it stops, in seconds.
 START_DEADLINE_S = 30.0
 CLOSE_DEADLINE_S = 5.0
-#: Beside those of subscribers.
+#: Number of open files in addition to those of subscribers.
 _FILES_BESIDE = 512
 
 
 @contextlib.contextmanager
 def serving(places: Sequence[LogPlace], settings: SubscriptionsConfig) -> Iterator[int]:
-    """Serve the changes of some logs while what is inside runs; give the port.
+    """Serve the changes of some logs within the context; yields the port.
 
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if the port can't be had, or a package is missing;
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if the port can't be bound, or a package is missing;
         `SECRET_MISSING`.
     """
     require_ready(settings)
@@ -80,7 +80,7 @@ def serving(places: Sequence[LogPlace], settings: SubscriptionsConfig) -> Iterat
 
 
 def require_ready(settings: SubscriptionsConfig) -> None:
-    """Check what serving needs, but for the port.
+    """Check the requirements of serving, except for the port.
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` if a package is missing; `SECRET_MISSING`.
     """
@@ -105,8 +105,8 @@ def _server(app: Starlette) -> uvicorn.Server:
             loop="asyncio",
             http="h11",
             ws="websockets-sansio",
-            ws_max_size=4096,  # what clients say is not heard
-            ws_per_message_deflate=False,  # some 300 kB for each connection, and loopback is no narrow way
+            ws_max_size=4096,  # messages of clients are ignored
+            ws_per_message_deflate=False,  # takes about 300 kB per connection, and loopback is fast
             lifespan="on",
             # Its log lines have the query, and with it the token.
             log_config=None,
@@ -119,10 +119,10 @@ def _server(app: Starlette) -> uvicorn.Server:
 
 
 def _listening(port: int, unread_s: float) -> socket.socket:
-    """Return a socket that listens; its connections end once nothing was taken from them for so long."""
+    """Return a listening socket whose connections end if the client reads nothing for `unread_s` seconds."""
     try:
         listener = socket.create_server((HOST, port), backlog=2048)
-        # What closes a connection waits for what was written to it: of one who never reads, for ever.
+        # Closing a connection waits until the client has read everything: without a timeout, for ever.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_s * 1000))
         return listener
@@ -136,11 +136,11 @@ def _listening(port: int, unread_s: float) -> socket.socket:
 
 
 def _allow_files(count: int) -> None:
-    """Let this process open so many files: each subscriber is one."""
+    """Raise the process's limit of open files to `count`: each subscriber needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return
     most = count if hard == resource.RLIM_INFINITY else min(count, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if most < count:
-        log.warning("this process may open fewer files than there may be subscribers", files_max=most)
+        log.warning("the limit of open files is lower than subscribers_max requires", files_max=most)

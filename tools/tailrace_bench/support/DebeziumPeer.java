@@ -2,11 +2,11 @@
 //
 //     java -cp <jars> DebeziumPeer.java FORMAT ROWS FILE     FORMAT: json, connect, kafka, latency or print; FILE: properties
 //
-// The handler does what a handler must: it looks at each record, marks it, and finishes the batch. That of
-// kafka sends the records first, with the settings that begin with peer.producer., and waits for them all.
-// That of print writes each event as a line: topic, key and value, in base64, or - where there is none; it
-// counts only records of the topic peer.last.topic.
-// That of latency takes the time from the commit to the handler for each record, and writes a line of them all.
+// The handler does what every handler must: it reads each record, marks it, and finishes the batch. With
+// kafka it first sends the records, with the settings of prefix peer.producer., and waits for all of them.
+// With print it writes each event as a line: topic, key and value in base64, or - if there is none; only
+// records of the topic peer.last.topic are counted.
+// With latency it measures the time from the commit to the handler for each record, and prints all in a line.
 // Prints one JSON object: seconds from the start of the engine and from its first record to the last.
 
 import io.debezium.embedded.Connect;
@@ -76,7 +76,7 @@ public class DebeziumPeer {
                 + "\"characters\": %d}",
             records, (last - started) / 1e9, (last - first) / 1e9, cpu / 1e9, characters));
         System.out.flush();
-        // What was measured is over: the slot is dropped by whoever made it.
+        // The measurement is over; the caller drops the slot.
         Runtime.getRuntime().halt(0);
     }
 

@@ -1,1 +1,1 @@
-"""What benchmarks share: backlogs, clusters, peers, and the form of a result."""
+"""Shared parts of the benchmarks: backlogs, clusters, peers, and the form of a result."""

@@ -1,6 +1,6 @@
-"""How long after its commit a row arrives: at a subscriber, at `tailrace tail`, at a reader of Kafka.
+"""Measures the latency from a row's commit to a subscriber, to `tailrace tail`, or to a reader of Kafka.
 
-Each reads in a separate process. What comes is Debezium's JSON, ours or the peer's, with the commit's time.
+Each reads in a separate process. All read Debezium's JSON, which has the time of the commit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tailrace_bench.support import topics
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 DEADLINE_S = 120.0
-#: What every subscriber of a benchmark sends.
+#: The token of subscribers in benchmarks.
 TOKEN = "bench"
 _COMMITTED = re.compile(rb'"source":\{[^{}]*?"ts_us":(\d+)')
 
 
 def at(what: str, *where: str, warm_up_s: float, measured_s: float) -> np.ndarray:
-    """Return milliseconds from the commit to the arrival of each row, for so long after a warm-up.
+    """Return milliseconds from the commit to the arrival of each row, for `measured_s` after a warm-up.
 
-    :param what: `subscriber`, where: its port; `tail`: the log's directory; `kafka`: address and topic.
+    :param where: of `what` `subscriber`: the port; `tail`: the log's directory; `kafka`: address and topic.
     """
     program = command(what, *where, warm_up_s=warm_up_s, measured_s=measured_s)
     deadline_s = 2 * DEADLINE_S + warm_up_s + measured_s
@@ -37,18 +37,18 @@ def at(what: str, *where: str, warm_up_s: float, measured_s: float) -> np.ndarra
 
 
 def command(what: str, *where: str, warm_up_s: float, measured_s: float) -> list[str]:
-    """Return the command of such a process."""
+    """Return the command of a process that `at` runs."""
     return [sys.executable, "-m", __name__, str(warm_up_s), str(measured_s), what, *where]
 
 
 def points(milliseconds: np.ndarray) -> dict[str, float]:
-    """Return what a person wants to know of them."""
+    """Return percentiles, maximum and count of latencies."""
     found = {f"p{p:g}_ms": round(float(np.percentile(milliseconds, p)), 2) for p in PERCENTILES}
     return found | {"max_ms": round(float(milliseconds.max()), 1), "rows": len(milliseconds)}
 
 
 def asked(port: int, wanted: str) -> socket.socket | None:
-    """Return a subscription that has begun; None if there is none to be had yet."""
+    """Return a started subscription; None if the server does not accept it yet."""
     try:
         found = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
     except ConnectionRefusedError:
@@ -61,7 +61,7 @@ def asked(port: int, wanted: str) -> socket.socket | None:
 
 
 def _take(read: Callable[[], bytes], warm_up_s: float, measured_s: float) -> list[float]:
-    """Read for so long after a warm-up, which begins with the first row."""
+    """Read for `measured_s` after a warm-up, which starts with the first row."""
     began_s, rest, milliseconds = 0.0, b"", []
     deadline_s = time.monotonic() + DEADLINE_S
     while not began_s or time.monotonic() - began_s < warm_up_s + measured_s:

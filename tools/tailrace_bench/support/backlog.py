@@ -1,6 +1,4 @@
-"""Capture a prepared backlog into a log, in a separate process, so that its CPU and memory
-can be told from everything else.
-"""
+"""Captures a prepared backlog into a log, in a separate process whose CPU and memory are measured."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace_bench.support import table
 from tailrace_bench.support.process import answer_of
 
-#: How a run captures: the stream alone; or an initial snapshot.
+#: What a run captures: the stream alone, or an initial snapshot.
 STREAM, SNAPSHOT = "never", "initial"
 
-#: A capture that has not received its backlog by then has hung.
+#: Timeout of a capture, in seconds.
 DEADLINE_S = 600.0
 
-#: How often the run is looked at, which costs the process that is measured.
+#: Interval of checking the progress, in seconds; it takes CPU time of the measured process.
 _LOOK_S = 0.025
 
 
@@ -32,8 +30,8 @@ _LOOK_S = 0.025
 class CaptureRun:
     """One timed pass: from the start of the task to the fsync of the backlog's last commit.
 
-    `seconds` leaves out the start of the interpreter and its imports. `rss_bytes_max` is the
-    whole process's high-water mark, `rss_bytes_before` its size before the first byte came.
+    `seconds` excludes the start of the interpreter and its imports. `rss_bytes_max` is the maximum
+    of the whole process, `rss_bytes_before` its size before the first byte was received.
     """
 
     rows: int
@@ -46,20 +44,20 @@ class CaptureRun:
 
 def capture(dsn: str, slot: str, log: Path, end_lsn: int) -> CaptureRun:
     """Capture from `slot` until everything before `end_lsn` is durable in the log at `log`, in a
-    process of its own.
+    separate process.
 
-    Both must come from `prepare`, called before the backlog was made.
+    `prepare` must have created both before the backlog.
     """
     return CaptureRun(**_run_child(dsn, slot, log, end_lsn))
 
 
 def snapshot(dsn: str, slot: str, log: Path) -> CaptureRun:
-    """Take the initial snapshot into a new log at `log`, until all of it is durable."""
+    """Take the initial snapshot into a new log at `log`, until it is durable."""
     return CaptureRun(**_run_child(dsn, slot, log, 0, SNAPSHOT))
 
 
 def prepare(dsn: str, slot: str, log: Path) -> None:
-    """Create the slot and its log, as a pipeline's first start does, and stop again."""
+    """Create the slot and its log, as a pipeline's first start does, and stop."""
     _run_child(dsn, slot, log, 0)
 
 
@@ -90,7 +88,7 @@ def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, how: str) -> Cap
     def run() -> None:
         try:
             task.run()
-        except BaseException as error:  # noqa: BLE001 — carried to the waiting thread
+        except BaseException as error:  # noqa: BLE001 — raised by the waiting thread
             failures.append(error)
 
     thread = threading.Thread(target=run)

@@ -1,4 +1,4 @@
-"""Runs a module of the benchmarks as a program, with the kernels loaded, which is not what is measured."""
+"""Runs a module of the benchmarks as a program, after loading the kernels, which is not measured."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Debezium's asynchronous engine, the peer of two benchmarks, and of a test of the converter `json`: fetched
-by `make bench-peers`.
+"""Debezium's asynchronous engine: the peer of benchmarks, and of a test of the converter `json`.
+`make bench-peers` fetches it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tailrace.errors import Kind, TailraceError
 from tailrace_bench.support import table
 from tailrace_servers.postgres import EmbeddedPostgres
 
-#: Of the connector; the newest engine that can be had is 3.6.3.
+#: Version of the connector; the newest available engine is 3.6.3.
 VERSION = "3.7.0.Final"
 JARS = Path(sys.prefix) / "share" / "tailrace" / "debezium"
 DEADLINE_S = 1000.0
 
-#: Larger than the defaults (2 048 and 8 192), with which it was slower.
+#: Sizes of batch and queue, larger than the defaults (2 048 and 8 192), with which it was slower.
 BATCH_ROWS, QUEUE_ROWS = 16_384, 65_536
 HEAP = "2g"
 
-#: The producer of the form `kafka`: as sure, and with messages as large, as our own.
+#: Settings of the producer in the form `kafka`: with the same durability and batch size as our own.
 PRODUCER = {
     "acks": "all",
     "enable.idempotence": "true",
@@ -38,7 +38,7 @@ PRODUCER = {
     "buffer.memory": str(256 << 20),
 }
 
-#: Batches of the default size, and no wait where there is none to be had.
+#: Settings for low latency: batches of the default size, and polling without a wait.
 QUICK = {"poll.interval.ms": "1", "max.batch.size": "2048", "max.queue.size": "8192"}
 
 Format = Literal["json", "connect", "kafka"]
@@ -46,9 +46,9 @@ Format = Literal["json", "connect", "kafka"]
 
 @dataclass(frozen=True, slots=True)
 class PeerRun:
-    """One timed pass: from the start of the engine, and from its first record, to the last record.
+    """One timed pass: seconds from the start of the engine, and from its first record, to the last record.
 
-    Neither has the start of the Java machine in it; the second also leaves out the connector's own.
+    Both exclude the start of the JVM; the second also excludes the start of the connector.
     """
 
     rows: int
@@ -73,12 +73,12 @@ def receive(
     producer: Mapping[str, str] | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> PeerRun:
-    """Have Debezium's engine hand `rows` records of `slot` to a handler of batches.
+    """Pass `rows` records of `slot` through Debezium's engine to a handler of batches.
 
-    :param form: `json` without schemas; `connect`: Kafka Connect's records as they are; or `kafka`: as
-        `json`, and the handler sends them to the topic that they name, and waits for all of a batch.
+    :param form: `json` without schemas; `connect`: unconverted Kafka Connect records; or `kafka`: like
+        `json`, and the handler sends each batch to Kafka and waits until all of it is written.
     :param producer: for `kafka`, the settings of the producer.
-    :param settings: beside, or in the place of, those of the benchmarks.
+    :param settings: settings that are added to those of the benchmarks, or replace them.
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
     """
     given = {**_settings(postgres, slot, threads), **(settings or {})}
@@ -87,7 +87,7 @@ def receive(
 
 
 def latencies(postgres: EmbeddedPostgres, slot: str, rows: int, directory: Path) -> list[int]:
-    """Return for each of `rows` records the microseconds from its commit until the peer's handler had it.
+    """Return for each of `rows` records the microseconds from its commit to the peer's handler.
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
     """
@@ -97,7 +97,7 @@ def latencies(postgres: EmbeddedPostgres, slot: str, rows: int, directory: Path)
 
 
 class PeerEvent(NamedTuple):
-    """An event as the peer's handler gets it; None: no key, a tombstone."""
+    """An event of the peer's handler; None: no key, a tombstone."""
 
     topic: str
     key: str | None
@@ -109,7 +109,7 @@ def events(
 ) -> list[PeerEvent]:
     """Return the events of `slot`, as JSON, up to the batch of the first one for `last_topic`.
 
-    :param settings: beside, or in the place of, those of the benchmarks.
+    :param settings: settings that are added to those of the benchmarks, or replace them.
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
     """
     given = {**_settings(postgres, slot, 1), **settings, "peer.last.topic": last_topic}
@@ -123,7 +123,7 @@ def _decoded(text: str) -> str | None:
 
 
 def run(form: str, rows: int, settings: Mapping[str, str], directory: Path, jars: Path = JARS) -> list[str]:
-    """Have the engine of some jars hand over `rows` records; return the lines of its output.
+    """Run the engine in a folder of jars for `rows` records; return the lines of its output.
 
     :param form: see `DebeziumPeer.java`.
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
@@ -144,7 +144,7 @@ def run(form: str, rows: int, settings: Mapping[str, str], directory: Path, jars
 
 
 def engine_settings(threads: int) -> dict[str, str]:
-    """Return the settings of its engine, for JSON without schemas and a position that is not kept."""
+    """Return the settings of the engine, for JSON without schemas and without stored offsets."""
     return {
         "name": "peer",
         "topic.prefix": "peer",

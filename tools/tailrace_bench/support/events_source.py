@@ -1,4 +1,4 @@
-"""A data source of Spark for a benchmark: a log's keys and values, as the converter `json` makes them."""
+"""A Spark data source for a benchmark: a log's keys and values, written by the converter `json`."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ class _Part(InputPartition):
 
 
 class EventsReader(DataSourceReader):
-    """Converts each piece of the log by itself."""
+    """Converts each input split of the log separately."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
         self._name = name
 
     def partitions(self) -> list[InputPartition]:
-        """Return the pieces of the log, as every reader of it cuts it."""
+        """Return the input splits of the log, which are those of every reader."""
         with LogReader.open(self._path, TASK) as reader:
             start, end = reader.start, reader.end().offset
             return [_Part(piece) for piece in plan.pieces(TASK, reader.blocks(start, end), start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the events of a piece."""
+        """Yield the events of an input split."""
         import numpy as np
         import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""A picture of latencies: one curve of counts for each way, over milliseconds on a logarithmic scale."""
+"""Draws latencies as SVG: a curve of counts for each series, over milliseconds on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _COLOURS = ("#0b6bcb", "#c2571a", "#5f6b7a")
 
 
 def draw(path: Path, title: str, measured: Mapping[str, np.ndarray]) -> None:
-    """Write the picture as SVG.
+    """Write the histogram as SVG.
 
-    :param measured: milliseconds, by the name of each way.
+    :param measured: milliseconds, by the name of each series.
     """
     edges = np.geomspace(_FROM_MS, _TO_MS, _BINS + 1)
     parts = [

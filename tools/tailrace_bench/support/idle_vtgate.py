@@ -1,4 +1,4 @@
-"""A vtgate of many shards in which nothing happens: a process of its own, which prints its port.
+"""A simulated vtgate of many idle shards, in a separate process, which prints its port.
 
 python -m tailrace_bench.support.idle_vtgate 1000
 """
@@ -18,14 +18,14 @@ import grpc.aio
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 
 KEYSPACE = "shop"
-#: Asks how many streams are open.
+#: The query for the number of open streams.
 OPEN_STREAMS = "open streams"
 _SERVICE = "vtgateservice.Vitess"
 _GTID = "0b1cf0f1-6b3e-11ef-8bd5-0242ac120002:1-1000"
 
 
 def shards(count: int) -> list[str]:
-    """Return the names of so many shards of about equal size."""
+    """Return the names of `count` shards of about equal size."""
     bounds = ["", *(f"{(number << 16) // count:04x}" for number in range(1, count)), ""]
     return [f"{start}-{end}" for start, end in itertools.pairwise(bounds)]
 

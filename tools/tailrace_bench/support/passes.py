@@ -1,4 +1,4 @@
-"""Passes of a benchmark: timed, taken in turn with those of their reference, and compared."""
+"""Timed passes of a benchmark, alternating with those of the reference, and their comparison."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One timed pass; `cpu_seconds` of the processes that were asked for."""
+    """One timed pass; `cpu_seconds` is the CPU time of the measured processes."""
 
     seconds: float
     cpu_seconds: float
 
 
 def timed(work: Callable[[], object], cpu_s: Callable[[], float] = time.process_time) -> Pass:
-    """Return how long some work took.
+    """Call `work` and return its duration.
 
-    :param cpu_s: seconds of CPU so far; default: of this process.
+    :param cpu_s: returns the CPU time so far, in seconds; default: of this process.
     """
     cpu, began = cpu_s(), time.perf_counter()
     work()
@@ -32,9 +32,9 @@ def timed(work: Callable[[], object], cpu_s: Callable[[], float] = time.process_
 
 
 def in_turn(number: int, *works: Callable[[], Found]) -> tuple[Found, ...]:
-    """Do each of some works, and return what they gave; each comes first in as many turns.
+    """Call each of `works`, and return their results; another one is first in each turn.
 
-    :param number: of the turn.
+    :param number: number of the turn.
     """
     order = [(number + step) % len(works) for step in range(len(works))]
     found = {place: works[place]() for place in order}
@@ -50,10 +50,10 @@ def compared(ratios: list[float]) -> dict[str, Any]:
 
 
 def cpu_us(passes: Sequence[Pass], records: int) -> float:
-    """Return the median microseconds of CPU for each of so many records a pass."""
+    """Return the median CPU time per record, in microseconds, of passes with `records` records each."""
     return round(median([each.cpu_seconds for each in passes]) / records * 1e6, 2)
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

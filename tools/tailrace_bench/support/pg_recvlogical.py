@@ -1,4 +1,4 @@
-"""pg_recvlogical, the reference: PostgreSQL's own client, as fast as the server's sender goes."""
+"""pg_recvlogical, the reference: PostgreSQL's own client, whose speed is that of the server's sender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that are measured in processes of their own: `tailrace run`, or a module of the benchmarks."""
+"""Measured programs in separate processes: `tailrace run`, or a module of the benchmarks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DEADLINE_S = 600.0
 
 
 def answer_of(module: str, *arguments: object, deadline_s: float = DEADLINE_S) -> Any:
-    """Run a module as a program, and return the JSON document that is the last line of its output."""
+    """Run a module as a program, and return the JSON document in the last line of its output."""
     command = [sys.executable, "-m", "tailrace_bench.support.child", module, *map(str, arguments)]
     done = subprocess.run(command, check=True, timeout=deadline_s, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 class BenchPipeline:
-    """`tailrace run` of one sink, in a separate process; a context manager.
+    """`tailrace run` with one sink, in a separate process; a context manager.
 
     Standard error goes to `<directory>/<name>.err`.
     """
@@ -92,17 +92,17 @@ class BenchPipeline:
         )
 
     def pause(self) -> None:
-        """Stop the process where it stands; its Spark idles. What is committed now piles up."""
+        """Suspend the process; its Spark process is idle. Later commits form a backlog."""
         os.kill(self._running().pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let the process go on."""
+        """Resume the process."""
         os.kill(self._running().pid, signal.SIGCONT)
 
     def wait_until(self, done: Callable[[], bool], every_s: float) -> float:
-        """Wait until `done`, asking every `every_s` seconds; return the seconds that it took.
+        """Wait until `done()` is true, tested every `every_s` seconds; return the duration in seconds.
 
-        :raises TailraceError: if the process ends first, or nothing happens for ten minutes.
+        :raises TailraceError: if the process ends first, or after ten minutes.
         """
         started = time.perf_counter()
         while not done():

@@ -1,4 +1,4 @@
-"""What a benchmark says: a value, a ratio to its reference, and the limit that it ran into."""
+"""The result of a benchmark: a value, the ratio to its reference, and what limits the value."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 class Result:
     """One benchmark's result, in the form of `bench --json`.
 
-    `ratio` is `value` to the reference's value, above 1 where Tailrace is better, of a cost where it
-    is worse; `None` where there is no reference in the run. `limit` names what kept the value from
+    `ratio` is `value` divided by the reference's value, above 1 if Tailrace is better, or, for a cost,
+    if it is worse; `None` without a reference in the run. `limit` names what keeps the value from
     being higher.
     """
 
@@ -30,7 +30,7 @@ class Result:
     details: dict[str, Any] = field(default_factory=dict)
 
     def print(self, *, as_json: bool) -> None:
-        """Print to standard output: one JSON document, or lines for a person."""
+        """Print to standard output: one JSON document, or lines of text."""
         if as_json:
             print(json.dumps(asdict(self), indent=2))
             return
@@ -47,7 +47,7 @@ class Result:
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts about this machine that a figure means nothing without."""
+    """Return the facts about this machine on which figures depend."""
     return {
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -61,10 +61,10 @@ def median(values: list[float]) -> float:
 
 
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return between which two of `values` the median of what they were drawn from lies.
+    """Return a confidence interval of the median, as two of `values`.
 
-    The sign test turned round: it supposes nothing of how they are spread, only that none depends
-    on another. Of fewer than six values, the least and the greatest.
+    It is that of the sign test, which assumes nothing about the distribution, only that the values are
+    independent. For fewer than six values it is the smallest and the largest.
     """
     ordered = sorted(values)
     count = len(ordered)

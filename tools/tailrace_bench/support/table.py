@@ -1,4 +1,4 @@
-"""The ten-column table on which every figure of this project is measured, and a server for it."""
+"""The ten-column table with which benchmarks measure, and a server for it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ ROWS_A_TRANSACTION = 1_000
 
 PUBLICATION = "tailrace_bench"
 
-#: So long a slot may stay in use after its reader ended.
+#: Longest time for which a slot may stay in use after its reader ended, in seconds.
 FREE_DEADLINE_S = 30.0
 
 
-#: A server that PostgreSQL's own sender limits, not its disk: the same for Tailrace and its peers.
+#: Settings with which PostgreSQL's sender is the limit, not the disk; the same for Tailrace and its peers.
 SETTINGS = {
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
     "synchronous_commit": "off",
-    "wal_sender_timeout": "0",  # a pipeline that is held still must not be thrown out
+    "wal_sender_timeout": "0",  # a suspended pipeline must not be disconnected
     "autovacuum": "off",
     "shared_buffers": "512MB",
 }
@@ -85,13 +85,13 @@ def wal_end(connection: psycopg.Connection) -> int:
 
 
 def create_slot(dsn: str, name: str) -> None:
-    """Create a logical slot that will send what is committed from now on."""
+    """Create a logical slot that sends later commits."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
 
 
 def wait_until_read(dsn: str, name: str, stop: threading.Event) -> None:
-    """Wait until somebody reads from a slot, or `stop` is set."""
+    """Wait until a client reads from a slot, or `stop` is set."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         while not _is_active(connection, name):
             if stop.wait(0.05):
@@ -99,7 +99,7 @@ def wait_until_read(dsn: str, name: str, stop: threading.Event) -> None:
 
 
 def drop_slot(dsn: str, name: str) -> None:
-    """Drop a slot, once its reader has gone."""
+    """Drop a slot once its reader has disconnected."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         deadline = time.monotonic() + FREE_DEADLINE_S
         while time.monotonic() < deadline and _is_active(connection, name):

@@ -1,4 +1,4 @@
-"""A Kafka cluster for the benchmarks, and what was written to it."""
+"""A Kafka cluster for the benchmarks, and functions for its topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTITIONS = 4
 _TIMEOUT_S = 60.0
 _WARM, _WARM_MESSAGES, _WARM_CHUNK = "warm-up", 400_000, 20_000
 
-#: Of a broker that keeps up with a producer; what tests save, a measurement must not.
+#: Settings of a broker that keeps up with a producer; those for tests save too much.
 SETTINGS = {
     "num.network.threads": "3",
     "num.io.threads": "8",
@@ -35,7 +35,7 @@ def cluster() -> Iterator[EmbeddedKafka]:
 
 
 def sink(bootstrap: str, prefix: str, *, atomic: bool) -> dict[str, Any]:
-    """Return a sink's section: Debezium's JSON without schemas, into topics of four partitions."""
+    """Return the section of a sink of Debezium's JSON without schemas, with four partitions per topic."""
     return {
         "type": "kafka",
         "name": "kafka",
@@ -49,7 +49,7 @@ def sink(bootstrap: str, prefix: str, *, atomic: bool) -> dict[str, Any]:
 
 
 def require_rows(bootstrap: str, topic: str, rows: int) -> None:
-    """Require that a topic has as many records as there were rows; ends of transactions may be more.
+    """Require that a topic has at least `rows` offsets, which include the ends of transactions.
 
     :raises TailraceError: `INTERNAL` if it has fewer.
     """
@@ -57,7 +57,7 @@ def require_rows(bootstrap: str, topic: str, rows: int) -> None:
     places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     newest = {place: OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
     asked = admin.list_offsets(
-        # The ends of the last transactions may still be on their way to their partitions.
+        # The ends of the last transactions may not be written to all partitions yet.
         newest,
         isolation_level=IsolationLevel.READ_UNCOMMITTED,
         request_timeout=_TIMEOUT_S,
@@ -69,7 +69,7 @@ def require_rows(bootstrap: str, topic: str, rows: int) -> None:
 
 @contextmanager
 def reader(bootstrap: str, topic: str) -> Iterator[Consumer]:
-    """Read what is committed in a topic from now on."""
+    """Yield a consumer that reads a topic's later committed records."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "bench", "isolation.level": "read_committed"}
     )
@@ -81,25 +81,25 @@ def reader(bootstrap: str, topic: str) -> Iterator[Consumer]:
 
 
 def take_away(bootstrap: str, topic: str, rows: int) -> None:
-    """Require that a topic has so many records, as `require_rows`, and delete it."""
+    """Check the number of a topic's records as `require_rows` does, and delete the topic."""
     require_rows(bootstrap, topic, rows)
     remove(bootstrap, topic)
 
 
 def remove(bootstrap: str, topic: str) -> None:
-    """Delete a topic that is not needed any more: a run's records are as much as its log."""
+    """Delete a topic that is not needed any more: its records take as much space as the log."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.delete_topics([topic])[topic].result(_TIMEOUT_S)
 
 
 def create(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> None:
-    """Create a topic, by default as the sink's are."""
+    """Create a topic, by default with the sink's number of partitions."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(_TIMEOUT_S)
 
 
 def warm_up(bootstrap: str) -> None:
-    """Write to a topic of its own until the broker's code is compiled, so that nobody pays for it later."""
+    """Write to a separate topic until the broker's code is compiled, which must not be measured."""
     create(bootstrap, _WARM)
     producer = Producer(
         {"bootstrap.servers": bootstrap, "acks": "all", "compression.type": "lz4", "linger.ms": 20}

@@ -1,4 +1,4 @@
-"""What a reader that knows nothing of Tailrace finds in a sink's folder of the table."""
+"""Counts the visible rows of a table in a sink's folder, as any reader sees them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ParquetFolder:
         self._rows: dict[str, int] = {}
 
     def new_files(self) -> list[Path]:
-        """Return the files that were not there at the last call."""
+        """Return the files that are new since the last call."""
         try:
             names = [entry.name for entry in os.scandir(self._folder)]
         except FileNotFoundError:
@@ -29,7 +29,7 @@ class ParquetFolder:
         return [self._folder / name for name in found]
 
     def rows(self) -> int:
-        """Return the rows that are visible now."""
+        """Return the number of visible rows."""
         self.new_files()
         return sum(self._rows.values())
 
@@ -41,7 +41,7 @@ class VisibleDeltaTable:
         self._folder = sink / TABLE_FOLDER
 
     def rows(self) -> int:
-        """Return the rows that the newest commit shows; 0 before the first."""
+        """Return the number of rows in the newest version; 0 before the first commit."""
         from deltalake import DeltaTable
 
         if not DeltaTable.is_deltatable(str(self._folder)):

@@ -19,7 +19,7 @@ from tailrace.config.source.postgres import SLOT_BYTES_MAX, slot_named_after
 
 
 def collisions(content: Any, base: Path) -> list[ConfigProblem]:
-    """Return the problems; `base` is what paths are relative to."""
+    """Return the problems; paths in the document are relative to `base`."""
     if not isinstance(content, dict):
         return []
     return [*_sources(content), *_sinks(content, base), *_groups(content), *_predicates(content)]

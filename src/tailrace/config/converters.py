@@ -107,7 +107,7 @@ class RegistryAddress(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_way_in(self) -> Self:
+    def _credentials_fit(self) -> Self:
         if self.registry_token and (self.registry_username or self.registry_password):
             raise ValueError("registry_token replaces a user and password: give either")
         if self.registry_password and not self.registry_username:

@@ -82,10 +82,10 @@ class EngineConfig(WithTransformations):
         slots = {slot_named_after(f"{self.name}_{source.source_name}") for source in self.sources}
         if len(slots) < len(self.sources) or any(len(slot) > SLOT_BYTES_MAX for slot in slots):
             raise ValueError("needs a name for each source that gives it its own slot's name")
-        object.__setattr__(self, "sinks", named_sinks(tuple(map(self._decided, self.sinks))))
+        object.__setattr__(self, "sinks", named_sinks(tuple(map(self._with_defaults, self.sinks))))
         return self
 
-    def _decided(self, sink: Sink) -> Sink:
+    def _with_defaults(self, sink: Sink) -> Sink:
         if not isinstance(sink, KafkaSinkConfig):
             return sink
         found = sink.beside(self._offsets_topics)

@@ -24,14 +24,14 @@ ALLOWED_OPTIONS = re.compile(
 _SECRET_OPTIONS = re.compile(r".*(password|secret|passphrase|key\.pem)")
 
 
-def _as_kafka_has_it(topic: str) -> str:
+def _topic_name(topic: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic) or topic in (".", ".."):
         raise ValueError("is not a topic's name: letters, digits, '.', '_' and '-', at most 249 of them")
     return topic
 
 
 #: The complete name of a topic, not a prefix or pattern.
-TopicName = Annotated[str, AfterValidator(_as_kafka_has_it)]
+TopicName = Annotated[str, AfterValidator(_topic_name)]
 
 
 def _allowed(options: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ ClientOptions = Annotated[dict[str, Setting], AfterValidator(_allowed)]
 
 
 class KafkaSection(Section):
-    """What a client of Kafka is set to, wherever a file names a cluster."""
+    """The settings of a Kafka client, for all sections that name a cluster."""
 
     group: Name = Field(
         default="tailrace",

@@ -157,10 +157,10 @@ def _compiled(pattern: str, parts: int) -> re.Pattern[str] | tuple[re.Pattern[st
         return re.compile(expression, re.DOTALL)
     found = _FORMS[parts].fullmatch(pattern)
     parts_of = () if found is None else found.groups()
-    return tuple(re.compile(_looking_once(part), re.DOTALL) for part in parts_of)
+    return tuple(re.compile(_without_backtracking(part), re.DOTALL) for part in parts_of)
 
 
-def _looking_once(part: str) -> str:
+def _without_backtracking(part: str) -> str:
     # As `_of_part`, but text between two stars matches only at its first occurrence: otherwise a pattern with
     # many stars would try every way to split a name that does not match.
     first, *between = part.split("*") if not part.startswith('"') else [part]

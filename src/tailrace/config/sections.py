@@ -145,7 +145,7 @@ class PythonSinkConfig(SinkConfig):
     )
 
     @model_validator(mode="after")
-    def _keep_place(self) -> Self:
+    def _keep_python_path(self) -> Self:
         # The default, the file's directory, is only known here: the settings must be passed on with it.
         self.model_fields_set.add("python_path")
         return self

@@ -380,8 +380,8 @@ def _sslmode(options: dict[str, str]) -> str:
         raise TailraceError(
             Kind.CONFIG_INVALID,
             f"connect with sslmode {given}: it falls back to plain text if the server or "
-            "anybody between says that there is no TLS",
-            "set sslmode: verify-full in source (or require; or disable, if plain text is what is meant)",
+            "an attacker in between says that there is no TLS",
+            "set sslmode: verify-full in source (or require; or disable, if plain text is intended)",
         )
     return given
 

@@ -302,7 +302,7 @@ class DeltaSink:
             return _by_directory(staged)
         holders = self._holders(span.task)
         found = place(staged, holders, have)
-        displaced = found.displaced | self._wanted_only_now(log, span, staged, holders)
+        displaced = found.displaced | self._newly_wanted(log, span, staged, holders)
         missing = LogRange(span.task, have, span.end)
         if lost := self._not_read_again(log, missing, displaced):
             raise _displaced(self.name, lost, {file.source.oid for file in staged if not file.relation.key})
@@ -331,7 +331,7 @@ class DeltaSink:
             raise _left_out(self.name, lost)
         note_read_again(self._opened(), name, due)
 
-    def _wanted_only_now(
+    def _newly_wanted(
         self, log: Path, span: LogRange, staged: Sequence[StagedFile], holders: Mapping[str, Holder]
     ) -> dict[int, Displaced]:
         """Return the relations new to this sink that had rows under a name that its `tables` exclude."""

@@ -224,12 +224,12 @@ def compose(work: Composition) -> dict[str, Any]:
         steps.append(np.full(len(events), step, np.int64))
     events = net(pa.concat_tables(parts), key, np.concatenate(steps))
     if work.rows_only:
-        events = _rows_that_are_there(events)
+        events = _existing_rows(events)
     facts = write_events(work.out, events, work.relation)
     return {**facts, "path": work.out, "rows": len(events), "bytes": os.stat(work.out).st_size}
 
 
-def _rows_that_are_there(events: pa.Table) -> pa.Table:
+def _existing_rows(events: pa.Table) -> pa.Table:
     """Return the rows of a table that was empty before. A value that was never sent is null, and
     `_special` has a null for its column, so that it differs from a NULL of the source.
     """

@@ -121,7 +121,7 @@ def merge(spark: SparkSession | None, folder: DeltaFolder, source: NetSource, ve
     with committing(spark, folder, version) as (session, target):
         changes = _read(session, source)
         if source.moved:
-            changes = _brought_along(session, changes, target.toDF(), source)
+            changes = _with_old_values(session, changes, target.toDF(), source)
         updated = inserted = "s._position"
         if source.open:
             # An unchanged value keeps its text; a value that was never sent stays marked as unknown.
@@ -263,7 +263,7 @@ def _position(special: str) -> str:
 _SPARK = Dialect(quoted, lambda side: f"{side}._position.log_offset", _left)
 
 
-def _brought_along(
+def _with_old_values(
     session: SparkSession, changes: DataFrame, target: DataFrame, source: NetSource
 ) -> DataFrame:
     """Return `changes` with the unchanged values of rows whose key changed, from the rows of their old keys.

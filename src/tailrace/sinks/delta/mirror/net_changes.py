@@ -52,7 +52,7 @@ def events_of(changes: TableChanges, key: Sequence[str]) -> pa.Table:
     count = len(rows)
     columns = {name: rows.column(name) for name in (*own, LOG_OFFSET, UNCHANGED, SPECIAL)}
     columns[UPSERT] = pa.array(op != ord(Op.DELETE))
-    old = _really_old(columns, changes.old_keys(), key)
+    old = _changed_keys(columns, changes.old_keys(), key)
     columns[ORIGIN] = pa.nulls(count, origin_type(rows.schema, key))
     if old is not None:
         columns[ORIGIN] = _origins(columns, old, key)
@@ -66,7 +66,7 @@ def events_of(changes: TableChanges, key: Sequence[str]) -> pa.Table:
     return events
 
 
-def _really_old(
+def _changed_keys(
     columns: dict[str, pa.Array], old: pa.RecordBatch | None, key: Sequence[str]
 ) -> pa.RecordBatch | None:
     """Return those of the old keys that differ from their rows' keys; None if there are none."""

@@ -11,10 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tailrace.decode.gather import text_buffers
 from tailrace.decode.kernel import ABSENT, NULL, TEXT, UNCHANGED
 from tailrace.decode.tuples import WHOLE_ROW, Spans, Tuples
 from tailrace.model import Op, Relation
 from tailrace.protocol.frames import Bytes, Numbers
+
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +35,7 @@ class ComputedColumn:
     place: int
     current: pa.StringArray
     old: pa.StringArray
-    unsent: npt.NDArray[np.bool_]
+    unsent: Mask
     is_cast: bool = False
 
 
@@ -77,8 +80,7 @@ class ComputedColumns:
             at, new = (new, new + 1) if column.place < 0 else (column.place, new)
             for (spans, wanted), values in zip(sides, (column.current, column.old), strict=True):
                 if len(wanted):
-                    _put(spans, at, values, size, None if column.is_cast else wanted)
-                    texts.append(_bytes_of(values))
+                    texts.append(_put(spans, at, values, size, None if column.is_cast else wanted))
                     size += len(texts[-1])
             unsent = column.unsent & (tuples.op == ord(Op.UPDATE))
             current.kind[at][unsent], current.length[at][unsent] = UNCHANGED, 0
@@ -99,12 +101,12 @@ def _widened(spans: Spans, columns: int) -> Spans:
 
 def _put(
     spans: Spans, at: int, values: pa.StringArray, first: int, wanted: npt.NDArray[np.bool_] | None
-) -> None:
-    """Write where the texts of a column lie, which begin at `first` in the buffer.
+) -> Bytes:
+    """Write where the texts of a column lie, and return them: they begin at `first` in the buffer.
 
     :param wanted: the rows that have a value or NULL; None: those whose cell has a text, which changes.
     """
-    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    texts, offsets = text_buffers(values)
     valid = values.is_valid().to_numpy(zero_copy_only=False)
     start, length, kind = spans.start[at], spans.length[at], spans.kind[at]
     if wanted is None:
@@ -113,13 +115,6 @@ def _put(
         there = valid & wanted
         kind[:] = np.where(there, TEXT, np.where(wanted, NULL, ABSENT))
         length[:] = 0
-    start[there] = (offsets[:-1].astype(np.int64) - offsets[0] + first)[there]
+    start[there] = (offsets[:-1] - offsets[0] + first)[there]
     length[there] = np.diff(offsets)[there]
-
-
-def _bytes_of(values: pa.StringArray) -> Bytes:
-    if not len(values) or values.buffers()[2] is None:
-        return np.empty(0, np.uint8)
-    offsets = np.frombuffer(values.buffers()[1], np.int32)
-    first, last = int(offsets[values.offset]), int(offsets[values.offset + len(values)])
-    return np.frombuffer(values.buffers()[2], np.uint8)[first:last]
+    return texts[offsets[0] : offsets[-1]]

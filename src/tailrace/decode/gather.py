@@ -13,12 +13,13 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tailrace.compiled import compiled
-from tailrace.decode.kernel import TEXT
+from tailrace.decode.kernel import NULL, TEXT
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
 
@@ -148,16 +149,25 @@ def gather(cells: Cells) -> pa.StringArray:
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
+    array, perhaps_not_ascii = _gathered(cells)
+    if perhaps_not_ascii:
+        require_utf8(array)
+    return array
+
+
+def gather_bytes(cells: Cells) -> pa.BinaryArray:
+    """Return the cells' bytes, whatever they are; null where there are none."""
+    return _gathered(cells)[0].cast(pa.binary())
+
+
+def _gathered(cells: Cells) -> tuple[pa.StringArray, bool]:
     size = cells.size
     require_room(size)
     offsets = np.empty(len(cells) + 1, np.int32)
     out = np.empty(size + 8, np.uint8)
     perhaps_not_ascii = _copy(cells.buffer, cells.start, cells.length, offsets, out)
     valid, nulls = there(cells)
-    array = string_array(offsets, out, valid, nulls)
-    if perhaps_not_ascii:
-        require_utf8(array)
-    return array
+    return string_array(offsets, out, valid, nulls), perhaps_not_ascii
 
 
 def require_room(size: int) -> None:
@@ -209,6 +219,37 @@ def require_utf8(array: pa.Array) -> None:
         ) from None
 
 
+def array_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which values are there."""
+    if array.null_count == 0:
+        return np.ones(len(array), np.bool_)
+    found: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def bit_map(is_there: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    """Return Arrow's bit map of which values are there; None: all are."""
+    return None if is_there.all() else pa.py_buffer(np.packbits(is_there, bitorder="little"))
+
+
+def text_cells(texts: pa.Array) -> Cells:
+    """Return texts (any of Arrow's types of texts or bytes) as cells.
+
+    :raises TailraceError: `DECODE_FAILED` if they are longer than 2 GiB.
+    """
+    buffer, offsets = text_buffers(texts)
+    if offsets[-1] > TEXT_BYTES_MAX:
+        raise TailraceError(
+            Kind.DECODE_FAILED,
+            "converted records: the texts of one column are longer than 2 GiB",
+            "take smaller batches",
+        )
+    is_there = array_mask(texts)
+    lengths = np.where(is_there, np.diff(offsets), 0)
+    kind = np.where(is_there, TEXT, NULL).astype(np.uint8)
+    return Cells(buffer, offsets[:-1].astype(np.int32), lengths.astype(np.int32), kind)
+
+
 def text_buffers(texts: pa.Array) -> tuple[Bytes, Numbers]:
     """Return the bytes of an array of texts, and where each begins (with the end of the last)."""
     arrow = texts.type
@@ -224,3 +265,15 @@ def text_buffers(texts: pa.Array) -> tuple[Bytes, Numbers]:
         np.int64
     )
     return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), offsets
+
+
+def replaced(array: pa.Array, rows: Numbers, others: pa.Array) -> pa.Array:
+    """Return values, those in `rows` (rising) replaced."""
+    others = others.cast(array.type)
+    if pa.types.is_nested(array.type):  # which `replace_with_mask` does not take
+        places = np.arange(len(array))
+        places[rows] = len(array) + np.arange(len(rows))
+        return pa.concat_arrays([array, others]).take(pa.array(places))
+    mask = np.zeros(len(array), np.bool_)
+    mask[rows] = True
+    return pc.replace_with_mask(array, pa.array(mask), others)

@@ -6,6 +6,7 @@ again from the log, and a target with data gets only the changes that it lacks. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -132,8 +133,7 @@ class Replay:
                 "leave --into out",
             )
         if into is not None:
-            # Registered with the log under a name that no sink can have.
-            self._sink = sink.model_copy(update={"path": into, "name": f"replay:{sink.name}"})
+            self._sink = sink.model_copy(update={"path": into})
         self._is_copy = into is not None
         self._begin = begin
         self._observe = observe
@@ -166,26 +166,27 @@ class Replay:
             _require_columns(directory, self._pipeline.source, reader.renames())
             begin = None if self._begin is None else reader.boundary_up_to(locate(reader, self._begin))
         self._end = tail.offset
-        spark = SparkHost(self._pipeline)
-        name, source = self._pipeline.name, self._pipeline.source
-        self._feed = SinkWorker(
-            self._sink,
-            name,
-            directory.path,
-            lambda: build(self._sink, source, directory.path),
-            spark,
-            begin_at=begin,
-            source=self._pipeline.source_name,
-        )
-        self._feed.finish_at(tail.offset)
-        feeding = Background("replay", self._feed.run)
-        feeding.start()
-        try:
+        with contextlib.ExitStack() as stack:
+            known_as = ""
+            if self._is_copy:  # under a name that no sink can have: the copy is not fed any further
+                known_as = stack.enter_context(Readers(directory).temporary(f"replay:{self._sink.name}"))
+            spark = SparkHost(self._pipeline)
+            stack.callback(spark.stop)
+            name, source = self._pipeline.name, self._pipeline.source
+            self._feed = SinkWorker(
+                self._sink,
+                name,
+                directory.path,
+                lambda: build(self._sink, source, directory.path),
+                spark,
+                begin_at=begin,
+                source=self._pipeline.source_name,
+                reader=known_as,
+            )
+            self._feed.finish_at(tail.offset)
+            feeding = Background("replay", self._feed.run)
+            feeding.start()
             self._watch(feeding, CaptureView.at_rest(TASK, tail))
-        finally:
-            if self._is_copy:
-                Readers(directory).remove(self._sink.name)  # the copy is not fed any further
-            spark.stop()
 
     def summary(self) -> str:
         """Return a sentence that says what the replay wrote."""

@@ -73,6 +73,7 @@ class SinkWorker:
     :param begin_at: the log offset where an empty sink begins; None: at the log's very start.
     :param semaphore: limits how many sources write a batch to the same sink at once.
     :param source: the name of the log's source; empty if it is the only one.
+    :param reader: the sink's name in the log's list of readers; empty: its own.
     :param rules: the rules for columns and masks that capture must have stored in the log before the sink
         begins: capture asks the server which columns they name now. None: there is no wait.
     :param realtime: feeds the sink from memory while it keeps up; None: it is fed from the log alone.
@@ -89,6 +90,7 @@ class SinkWorker:
         begin_at: int | None = None,
         semaphore: FairSemaphore | None = None,
         source: str = "",
+        reader: str = "",
         rules: ColumnPolicy | None = None,
         realtime: RealtimePath | None = None,
     ) -> None:
@@ -103,6 +105,7 @@ class SinkWorker:
         self._begin_at = begin_at
         self._semaphore = semaphore or FairSemaphore(1)
         self._source = source
+        self._reader = reader or config.name
         self._rules = rules
         #: Feeds the sink from memory while it keeps up.
         self.realtime = realtime
@@ -221,8 +224,8 @@ class SinkWorker:
             directory = LogDirectory.open(self._log_path)
             readers, begin = Readers(directory), self._begin_at or 0
             with LogReader.open(directory, TASK) as reader:
-                if readers.get(self.view.name) is None and begin >= reader.start:
-                    readers.register(self.view.name, {TASK: begin})
+                if readers.get(self._reader) is None and begin >= reader.start:
+                    readers.register(self._reader, {TASK: begin})
             self._registered.set()
 
     def _follow(self, sink: Sink, directory: LogDirectory) -> None:
@@ -235,7 +238,7 @@ class SinkWorker:
             else:
                 require_within_log(sink, TASK, reader.end().offset)
             start = self._first_offset(reader, sink.position(TASK))
-            self._noted = readers.begin(self.view.name, TASK, start)
+            self._noted = readers.begin(self._reader, TASK, start)
             has_gone_back, self._reached = start < self._reached, start
             if has_gone_back:
                 self._quiet_until = -1
@@ -310,7 +313,7 @@ class SinkWorker:
         self._noted_s = now
         released = position if self.realtime is None else self.realtime.keep(position)
         if released > self._noted:
-            readers.commit(self.view.name, TASK, released)
+            readers.commit(self._reader, TASK, released)
             self._noted = released
 
     def _count_part(self, sink: Sink, span: LogRange) -> None:
@@ -444,7 +447,7 @@ class SinkWorker:
 
     def _require_offset(self, readers: Readers, position: int | None) -> None:
         """Check that an offset outside of the target is not lower than the last one committed to the log."""
-        known = readers.get(self.view.name)
+        known = readers.get(self._reader)
         committed = 0 if known is None or known.dropped else known.offsets.get(TASK, 0)
         # A sink that has committed nothing is registered at the log offset where it begins.
         if committed <= ((self._begin_at or 0) if position is None else position):

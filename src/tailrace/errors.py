@@ -46,7 +46,7 @@ class Kind(enum.StrEnum):
     COLUMN_NOT_SENT = "column_not_sent"  # the stream lacks a column that the table has
     SHARDS_LOST = "shards_lost"  # their changes are not captured until their keys are copied again
     SNAPSHOT_FAILED = "snapshot_failed"
-    SNAPSHOT_DELAYED = "snapshot_delayed"  # the stream is too far behind, or DDL interrupted it
+    SNAPSHOT_DELAYED = "snapshot_delayed"  # the stream is too far behind, or DDL interfered
 
     # wire
     PROTOCOL_VIOLATION = "protocol_violation"

@@ -43,7 +43,7 @@ def test_every_option_of_libpq_may_be_given_under_its_name_and_reaches_it(tmp_pa
         ("oauth_client_secret", 5, REFUSAL),
         ("require_auth", ["x"], "must be text: put it in quotes"),
         ("client_encoding", "latin1", "can't be set: capture reads UTF-8"),
-        ("sslkeylogfile", "keys", "can't be set: who can read the file can read the connection"),
+        ("sslkeylogfile", "keys", "can't be set: everyone who can read the file can read the connection"),
         ("sslcert", "https://x/y", "must be a path on a local or mounted file system, not a URL"),
         ("options", "${vault:x}", None),
     ],

@@ -179,7 +179,7 @@ name: again
         (
             edited("postgresql://cdc@db.example/shop", "mysql://cdc@db.example/shop"),
             "source.dsn",
-            "no connection",
+            "not a connection",
         ),
         (edited("cdc@db.example/shop", "x/y?client_encoding=latin1"), "source.dsn", "sets client_encoding"),
         (edited("${env:PG_PASSWORD}", "${vault:x}"), "source.password", "reference"),

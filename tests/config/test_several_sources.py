@@ -93,7 +93,7 @@ def test_which_of_several_sources_must_be_said(tmp_path, source, words):
         (edited("tables: [sales.*]", "password: secret"), "sources[1].password", "reference"),
         (edited("tasks_max: 2", "tasks_max: 0"), "tasks_max", "at least 1"),
         (edited("tasks_max: 2", "task_max: 2"), "task_max", "did you mean 'tasks_max'?"),
-        (edited("tasks_max: 2", "source: {host: a}"), "sources", "beside source"),
+        (edited("tasks_max: 2", "source: {host: a}"), "sources", "together with source"),
         ("name: shop\nlog: {path: l}\n", "source", "is required, or sources"),
         ("name: shop\nsources: []\nlog: {path: l}\n", "sources", "at least one"),
         ("name: shop\nsources: {a: 1}\nlog: {path: l}\n", "sources", "list"),

@@ -288,7 +288,7 @@ def test_what_would_make_rows_indistinct_is_refused() -> None:
     assert "columns_exclude leaves out what the table's key needs: 'id'" in hidden.message
     for method in ({"method": "truncate", "length": 1}, {"method": "fixed"}, {"method": "null"}):
         assert "equal, for 'id'" in refusal(STORY, masks=[{"columns": ["*.*.id"], **method}]).message
-    assert "the table has not: 'nowhere'" in refusal(STORY, message_keys={"public.*": ["nowhere"]}).message
+    assert "the table lacks: 'nowhere'" in refusal(STORY, message_keys={"public.*": ["nowhere"]}).message
     assert "old row: 'mail'" in refusal(STORY, message_keys={"public.*": ["id", "mail"]}).message
     chosen = refusal(
         transaction(relation(columns=KEYLESS, key=(), identity="n"), insert("a", "1", "x")),

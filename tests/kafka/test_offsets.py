@@ -58,7 +58,7 @@ def test_offsets_are_shown_set_to_either_side_and_taken_back(orders: Orders) -> 
 
     # Taken back: everything comes again, but for what is then skipped by consent.
     told = run("offsets", "reset", orders.file, "--yes")
-    assert "about 7 changes from the log's start on come again" in told
+    assert "about 7 changes from the log's start on are written to the topics a second time" in told
     assert orders.shown()["log_offset"] is None
     refused = run("offsets", "set", orders.file, "--to", orders.ends[2], "--yes", status=2)
     assert "about 6 changes" in refused
@@ -172,8 +172,8 @@ def test_an_engines_own_offset_in_a_topic_is_set_and_taken_back(
     assert "log_range_invalid" in inside
     skipping = run("offsets", "set", orders.file, "--to", orders.ends[2], "--engine", "--yes", status=2)
     assert "about 3 changes" in skipping
-    assert "would never come to the handler" in skipping
-    assert "come to the handler again" in run("offsets", "reset", orders.file, "--engine", "--yes")
+    assert "would never be passed to the handler" in skipping
+    assert "are passed to the handler again" in run("offsets", "reset", orders.file, "--engine", "--yes")
     assert of_engine() is None
     assert orders.shown()["log_offset"] is None  # the sink's, which was not touched
 

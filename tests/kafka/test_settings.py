@@ -78,7 +78,7 @@ def test_what_exactly_once_rests_on_can_not_be_set(name: str) -> None:
 def test_several_producers_can_not_do_what_takes_one() -> None:
     for setting, why in (
         ({"provide_transaction_metadata": True}, "counts the events of whole transactions"),
-        ({"partition_by": "transaction"}, "where one producer writes them"),
+        ({"partition_by": "transaction"}, "only if one producer writes them"),
     ):
         assert sink_of(runs_on="spark", producers=1, **setting).on_spark
         with pytest.raises(ValidationError, match=f"{next(iter(setting))}: .*{why}.*: set producers: 1"):
@@ -234,9 +234,9 @@ def test_offsets_are_read_as_committed_unless_the_file_says_otherwise() -> None:
 
 @pytest.mark.parametrize("name", ["", "bad name!", "x" * 250, "..", "a\n"])
 def test_what_is_no_name_of_a_topic_is_told_with_the_file(name: str) -> None:
-    with pytest.raises(ValidationError, match="no name of a topic"):
+    with pytest.raises(ValidationError, match="not a topic's name"):
         sink_of(offsets_topic=name)
-    with pytest.raises(ValidationError, match="no name of a topic"):
+    with pytest.raises(ValidationError, match="not a topic's name"):
         OffsetStorage.model_validate({"type": "kafka", "bootstrap_servers": "k", "topic": name})
 
 

@@ -47,7 +47,7 @@ def _wanted(file: Path) -> dict[str, bool]:
 
 def test_a_command_stands_until_the_next_one_and_comes_before_the_file(file: Path) -> None:
     assert _wanted(file) == {"engine:shop": True, "lake": True}
-    assert "real time off of engine:shop, lake" in _run("off", file)
+    assert "real time off for engine:shop, lake" in _run("off", file)
     assert _wanted(file) == {"engine:shop": False, "lake": False}
     said = json.loads(_run("on", file, "--consumer", "lake", "--json"))
     assert said == {"consumers": [{"source": "", "consumer": "lake", "wanted": True}]}

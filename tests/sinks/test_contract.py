@@ -222,7 +222,7 @@ def test_a_directory_that_is_not_there_and_can_not_be_made_is_made(kind, tmp_pat
     with pytest.raises(TailraceError) as raised:
         opened(kind, tmp_path / "disk" / "lake", log)
     assert raised.value.kind is Kind.SINK_WRITE_FAILED
-    assert raised.value.hint == "check that the sink's directory is there and may be written to"
+    assert raised.value.hint == "check that the sink's directory exists and is writable"
     (tmp_path / "disk").unlink()
     (tmp_path / "disk").mkdir()
     sink = opened(kind, tmp_path / "disk" / "lake", log)
@@ -286,7 +286,7 @@ def test_two_engines_cannot_have_one_target(kind, way, tmp_path, log):
         opened(kind, tmp_path / "lake", log)
     assert raised.value.kind is Kind.SINK_LOCKED
     assert str(os.getpid()) in raised.value.message
-    assert raised.value.hint == "stop that engine, or give this sink a name and a path of its own"
+    assert raised.value.hint == "stop that engine, or give this sink its own name and path"
     path = tmp_path / "lake"
     if way == "stopped":
         first.close()

@@ -61,7 +61,7 @@ def test_our_stores_keep_the_contract(tmp_path):
         ({"read": lambda *_: {0: {}}}, "never written"),
         (
             {"read": lambda self, asked: dict(enumerate(MemoryOffsetStore.read(self, asked).values()))},
-            "by their number",
+            "by the index",
         ),
         ({"stop": lambda self: self.__init__()}, "next attempt"),
     ],
@@ -100,7 +100,7 @@ class Forgetful(LinesSource):
 
 def test_a_task_that_begins_anew_is_found_out():
     source = Forgetful(30)
-    with pytest.raises(AssertionError, match="goes on after it"):
+    with pytest.raises(AssertionError, match="continues after it"):
         conformance.check_task(source.create_task, source.task_settings(1)[0], records=30)
 
 

@@ -176,13 +176,13 @@ def _meaning(change: Change) -> str:
             "delivered again, or never"
         )
     if change.effect is Effect.SKIPS:
-        end = "be written to the topics" if for_sink else "come to the handler"
+        end = "be written to the topics" if for_sink else "be passed to the handler"
         return f"{before}; {rows} from there to {change.after:,} would never {end}"
     if change.effect is Effect.REPEATS:
         begin = "the log's start" if change.after is None else f"{change.after:,}"
-        again = "come again, the topics then have them twice" if for_sink else "come to the handler again"
+        again = "are written to the topics a second time" if for_sink else "are passed to the handler again"
         return f"{before}; {rows} from {begin} on {again}"
-    return f"{before}; no change is skipped, none comes again"
+    return f"{before}; no change is skipped or repeated"
 
 
 def _document(change: Change) -> dict[str, Any]:

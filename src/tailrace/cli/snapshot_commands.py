@@ -85,7 +85,7 @@ def _words(snapshot: dict[str, Any]) -> list[str]:
     lines = [f"{snapshot['id']}  {snapshot['origin']}, {snapshot['state']}{where}"]
     for table in snapshot["tables"]:
         chunks = f", {table['chunks_done']} of {table['chunks']} chunks" if table["chunks"] else ""
-        # Not every source counts them.
+        # Some sources do not count rows.
         counted = "" if table["rows"] is None else f": {table['rows']:,} rows{chunks}"
         lines.append(f"    {printable(table['name'])}{counted}")
     return lines + (error_lines(snapshot["error"], "    ") if snapshot["error"] else [])

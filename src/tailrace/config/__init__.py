@@ -1,7 +1,7 @@
-"""One pipeline, one YAML file, one frozen value.
+"""The configuration: a pipeline's YAML file as a frozen value.
 
-Start with `load`, or with `load_engine` where several sources may be. The models state every
-setting with its default, unit and meaning; `docs/configuration.md` is generated from them.
+Start with `load`, or with `load_engine` for files that may have several sources. The models state
+every setting with its default, unit and meaning; `docs/configuration.md` is generated from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds names, slots and paths that sections of a file use twice.
 
-Works on the plain document, so that these are reported beside everything else, each at its
-place. What is no text or no list is left to the models to complain about.
+Works on the plain document, so that these problems are reported together with all others, each at
+its place. Values of a wrong type are ignored here: the models report them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tailrace.config.source.postgres import SLOT_BYTES_MAX, slot_named_after
 
 
 def collisions(content: Any, base: Path) -> list[ConfigProblem]:
-    """Return the problems; `base` is what paths are relative to."""
+    """Return the problems; paths in the document are relative to `base`."""
     if not isinstance(content, dict):
         return []
     return [*_sources(content), *_sinks(content, base), *_groups(content), *_predicates(content)]
@@ -32,7 +32,7 @@ def _sources(content: dict[str, Any]) -> Iterator[ConfigProblem]:
             yield ConfigProblem(("source",), "is required, or sources for several")
         return
     if "source" in content:
-        yield ConfigProblem(("sources",), "is given beside source: move that one into the list, with a name")
+        yield ConfigProblem(("sources",), "is given together with source: move source into it, with a name")
     if not isinstance(sources, list) or not sources:
         yield ConfigProblem(("sources",), "must be a list of at least one source")
         return
@@ -69,8 +69,8 @@ def _source_names(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> I
 
 
 def _slots(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> Iterator[ConfigProblem]:
-    # Slots belong to a server, not to a database. Servers that are named in two ways are found
-    # out when the second source finds the slot of the first, and refuses it.
+    # Slots belong to a server, not to a database. If one server has two names in the file, the second
+    # source finds the slot of the first at its start, and refuses it.
     taken: dict[tuple[str, str], int] = {}
     for index, entry in entries:
         slot, name = entry.get("slot"), entry.get("name")
@@ -110,18 +110,18 @@ def _sinks(content: dict[str, Any], base: Path) -> Iterator[ConfigProblem]:
             for other, owner in taken.items():
                 if place == other or place in other.parents or other in place.parents:
                     yield ConfigProblem(
-                        ("sinks", index, "path"), f"overlaps {owner}: each needs a directory of its own"
+                        ("sinks", index, "path"), f"overlaps {owner}: each needs its own directory"
                     )
                     break
             taken.setdefault(place, f"sinks[{index}].path")
 
 
 def shared_names(content: Any, sinks: Sequence[Sink]) -> list[ConfigProblem]:
-    """Return which sinks have no name, and no default of their own, though their positions go by it.
+    """Return problems of sinks without a name whose default name is not unique, if it identifies positions.
 
     Another order in the file, or a sink that is added before them, would give one the position of another.
 
-    :param sinks: what the content describes.
+    :param sinks: the sinks that the content describes.
     """
     names = {sink.name: index for index, sink in reversed([*enumerate(sinks)])}
     found = []
@@ -132,9 +132,9 @@ def shared_names(content: Any, sinks: Sequence[Sink]) -> list[ConfigProblem]:
             found.append(
                 ConfigProblem(
                     ("sinks", index, "name"),
-                    f"is required: without it, this sink and sinks[{names[default]}] are told apart by their "
-                    f"order alone, and so are their positions. So far this one is {sinks[index].name}, and "
-                    f"sinks[{names[default]}] is {default}: name both so",
+                    f"is required: without it, only their order distinguishes this sink, and its position, "
+                    f"from sinks[{names[default]}]. So far this one is {sinks[index].name}, and "
+                    f"sinks[{names[default]}] is {default}: give them these names",
                 )
             )
     return found
@@ -182,12 +182,12 @@ def _groups(content: dict[str, Any]) -> Iterator[ConfigProblem]:
                 yield ConfigProblem(
                     ("sinks", index, "group"),
                     f"is that of sinks[{other}] too: they would share offsets and fence each other; "
-                    "give each sink a group of its own",
+                    "give each sink its own group",
                 )
 
 
 def _entries(section: Any, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the mappings of a list in a section, each with its place; nothing, if it is no list of them."""
+    """Yield the mappings of a list in a section, each with its index; nothing if it is not a list."""
     found = section.get(name) if isinstance(section, dict) else None
     for index, entry in enumerate(found if isinstance(found, list) else []):
         if isinstance(entry, dict):

@@ -1,4 +1,4 @@
-"""Options of the converters that come with Tailrace: what stands beside `engine.converter.type`."""
+"""Options of the converters that come with Tailrace: the keys next to `engine.converter.type`."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class _Named(Section):
     topic_prefix: str = Field(
         default="",
         max_length=249,
-        description="Debezium's `topic.prefix`: what `source.name` and the names of schemas begin with. "
+        description="Debezium's `topic.prefix`: the start of `source.name` and of the names of schemas. "
         "Default: the pipeline's name.",
     )
     event_time: Literal["commit", "processing"] = Field(
         default="commit",
-        description="What the event's own `ts_ms`, `ts_us` and `ts_ns` are: the commit's time, so that a "
-        "change always gives the same bytes; or the time of conversion, as with Debezium.",
+        description="Time in the event's own `ts_ms`, `ts_us` and `ts_ns`: of the commit, so that a "
+        "change always gives the same bytes; or of the conversion, as with Debezium.",
     )
     tombstones_on_delete: bool = Field(
         default=True, description="Whether an event with the key and no value follows each delete."
     )
     provide_transaction_metadata: bool = Field(
-        default=False, description="Whether events tell their transaction, and their place in it."
+        default=False, description="Whether events have their transaction, and their place in it."
     )
 
 
 class _InPart(_Named):
     rows_in_part: Literal["sent", "filled"] | None = Field(
         default=None,
-        description="The row before a change where the server sent its key alone: `sent`, with the columns "
+        description="The row before a change if the server sent only its key: `sent`, with the columns "
         "that were sent; `filled`, with all columns, null or the type's zero in the others, as Debezium "
-        "does. Default: `filled` with schemas, else `sent`.",
+        "does. Default: `filled` with schemas, otherwise `sent`.",
     )
 
 
@@ -70,32 +70,32 @@ class CloudEventsOptions(_InPart):
 
 _Strategy = Literal["topic", "record", "topic_record"]
 _STRATEGY = (
-    "Under which subject schemas of {} are registered: `topic`, `<topic>-{}`; `record`, the schema's name; "
+    "Subject under which schemas of {} are registered: `topic`, `<topic>-{}`; `record`, the schema's name; "
     "`topic_record`, `<topic>-<name>`."
 )
 
 
 class RegistryAddress(Section):
-    """Where a schema registry is, and how to be let in."""
+    """The address of a schema registry, and the credentials for it."""
 
     registry_url: Annotated[str, AfterValidator(_url)] | tuple[Annotated[str, AfterValidator(_url)], ...] = (
-        Field(description="Address of the schema registry, or a list of addresses of one that has several.")
+        Field(description="Address of the schema registry, or a list of its addresses.")
     )
     registry_username: Setting = Field(default="", description="User, for basic authentication.")
     registry_password: Setting = Field(default="", description="Its password: a reference.")
-    registry_token: Setting = Field(default="", description="Bearer token instead: a reference.")
+    registry_token: Setting = Field(default="", description="Bearer token instead of both: a reference.")
     registry_ca_file: FileName = Field(
-        default="", validate_default=False, description="Roots that the registry's certificate is checked by."
+        default="", validate_default=False, description="Root certificates for the registry's certificate."
     )
     registry_certificate_file: FileName = Field(
-        default="", validate_default=False, description="Certificate to be let in by."
+        default="", validate_default=False, description="Client certificate, for mutual TLS."
     )
     registry_key_file: FileName = Field(default="", validate_default=False, description="Its key.")
     registry_timeout_ms: int = Field(
         default=10_000,
         ge=1,
         le=600_000,
-        description="Longest that one request may take. It is made up to three times at each address; "
+        description="Longest time for one request. It is made up to three times at each address; "
         "Kafka's transaction stays open meanwhile.",
     )
 
@@ -107,9 +107,9 @@ class RegistryAddress(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_way_in(self) -> Self:
+    def _credentials_fit(self) -> Self:
         if self.registry_token and (self.registry_username or self.registry_password):
-            raise ValueError("registry_token stands in the place of a user and password: give either")
+            raise ValueError("registry_token replaces a user and password: give either")
         if self.registry_password and not self.registry_username:
             raise ValueError("registry_password needs registry_username")
         if self.registry_key_file and not self.registry_certificate_file:
@@ -118,16 +118,16 @@ class RegistryAddress(Section):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses, in the order to ask them in."""
+        """The addresses, in the order in which requests try them."""
         return (self.registry_url,) if isinstance(self.registry_url, str) else self.registry_url
 
 
 class RegistryOptions(RegistryAddress, _Named):
-    """What converters have in common whose schemas are in a registry."""
+    """The common options of converters whose schemas are in a registry."""
 
     auto_register_schemas: bool = Field(
         default=True,
-        description="Whether schemas that are new are registered; else one that is not there stops the sink.",
+        description="Whether new schemas are registered; if not, one that is missing stops the sink.",
     )
     key_subject: _Strategy = Field(default="topic", description=_STRATEGY.format("keys", "key"))
     value_subject: _Strategy = Field(default="topic", description=_STRATEGY.format("values", "value"))
@@ -141,8 +141,8 @@ class AvroOptions(RegistryOptions):
 
     name_adjustment: Literal["avro", "avro_unicode", "none"] = Field(
         default="avro",
-        description="Names that Avro can't have: `avro`, `_` for each wrong letter; `avro_unicode`, `_u` and "
-        "its code (of `_`, too), so that no two names become one; `none`, refused.",
+        description="Names that Avro does not allow: `avro`, `_` for each wrong character; `avro_unicode`, "
+        "`_u` and its code (also for `_`), so that names stay different; `none`, refused.",
     )
     logical_types: Literal["connect", "avro"] = Field(
         default="connect",
@@ -159,7 +159,7 @@ class NativeOptions(Section):
     """Arrow and Python objects, `type: arrow` and `type: python`: no options."""
 
 
-#: By name; others are third parties', which check their options themselves.
+#: Options by the converter's name. Converters of other packages check their options themselves.
 OPTIONS: dict[str, type[Section]] = {
     "json": JsonOptions,
     "cloudevents": CloudEventsOptions,
@@ -178,13 +178,13 @@ def _checked(converter: Extension, info: ValidationInfo) -> Extension:
         options = model.model_validate(converter.options, context=info.context)
     except ValidationError as error:
         raise ValueError(f"{converter.type}: {problems_of(error)}") from None
-    # As given, but for files: from here on they are found wherever the options go.
+    # As given, except that names of files are absolute: they stay valid wherever the options are used.
     given = options.model_dump(mode="json", exclude_unset=True)
     return Extension.model_validate({"type": converter.type, **given})
 
 
 def problems_of(error: ValidationError) -> str:
-    """Return what is wrong with options, each by its name, and no value."""
+    """Return the problems of options, each with its option's name and without its value."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     said = [
         (one["loc"], instead_of(("converter", *one["loc"])) or one["msg"].removeprefix("Value error, "))
@@ -193,14 +193,14 @@ def problems_of(error: ValidationError) -> str:
     return "; ".join(": ".join(filter(None, [".".join(map(str, path)), words])) for path, words in said)
 
 
-#: A converter's section; options of those that come with Tailrace are checked with the file.
+#: A converter's section; options of converters that come with Tailrace are checked with the file.
 ConverterSection = Annotated[Extension, AfterValidator(_checked)]
 
 
 def in_bytes(converter: Extension) -> Extension:
     """Return a converter whose keys and values can be written to a topic.
 
-    :raises ValueError: they are objects.
+    :raises ValueError: keys and values are objects.
     """
     if converter.type in ("arrow", "python"):
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Parses YAML to plain values with their lines, and nothing else of YAML.
+"""Parses YAML into plain values with their lines.
 
-The safe loader, one document, a bound on size, depth and number of values (aliases can make a
-short file long), no key twice. A complaint never quotes the file: what stands in the wrong
+Uses the safe loader, and accepts one document of limited size, depth and number of values (aliases can
+make a short file long), without duplicate keys. A problem never quotes the file: a value in a wrong
 place may be a password.
 """
 
@@ -24,7 +24,7 @@ _MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What the file says, and where: `lines` maps a path in it to a line, from 1."""
+    """A file's content, and the line (from 1) of each path in it."""
 
     content: Any
     lines: dict[Path, int]
@@ -38,7 +38,7 @@ class Document:
 
 
 def parse(text: bytes) -> Document:
-    """Return the document in `text`; one that can't be read has problems and no content."""
+    """Return the document in `text`; if it can't be read, with problems and without content."""
     if len(text) > DOCUMENT_BYTES_MAX:
         return _unreadable(f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
     try:
@@ -57,7 +57,7 @@ def parse(text: bytes) -> Document:
     except yaml.YAMLError as error:
         return _unreadable(_reason(error), _line(error))
     except _TooMuchError:
-        return _unreadable("the file holds too many values, or nests them too deeply")
+        return _unreadable("the file has too many values, or nests them too deeply")
     except (RecursionError, ValueError, OverflowError, TypeError):
         return _unreadable("a value in the file can't be read")
     finally:
@@ -69,7 +69,7 @@ class _TooMuchError(Exception):
 
 
 class _Walk:
-    """Notes the line of every value, and keys that come twice or are no words; a key is text."""
+    """Collects the line of every value, and problems of duplicate keys and keys that are not words."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
@@ -96,7 +96,7 @@ class _Walk:
                 continue
             name = str(key.value)
             if key.tag != _MERGE:
-                key.tag = _TEXT  # every key is a name: `no` and `2024` may be those of columns
+                key.tag = _TEXT  # every key is a name: `no` and `2024` may be names of columns
             if name in seen and name != "<<":
                 self.problems.append(
                     ConfigProblem((*path, name), f"is given twice, first in line {seen[name]}", line)

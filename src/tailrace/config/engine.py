@@ -1,8 +1,8 @@
-"""A whole file: one pipeline, whose changes come from one source or from several.
+"""The model of a whole file: one pipeline with one or several sources.
 
-With several, each source has a log and targets of its own, in a folder under its name. So one
-source's part is a pipeline like any other (`EngineConfig.pipelines`), and whatever works on a
-log or a sink knows of no other source.
+With several, each source has its own log and targets, in folders with its name. So one source's
+part is a pipeline like any other (`EngineConfig.pipelines`), and code that works on a log or a
+sink does not depend on the other sources.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tailrace.config.source.types import AnyNamedSource, AnySource
 from tailrace.config.transformations.predicates import WithTransformations
 from tailrace.errors import Kind, TailraceError
 
-#: Each has three threads for its capture and one for each sink.
+#: Most sources of a file. Each has three threads for its capture and one for each sink.
 SOURCES_MAX = 100
 
 
 class EngineConfig(WithTransformations):
-    """What one engine runs."""
+    """The configuration of one engine."""
 
     name: Name = Field(description="Name of the pipeline; part of what sinks record, so keep it.")
     source: AnySource | None = Field(
-        default=None, description="Where changes come from. Either this or `sources` is required."
+        default=None, description="The database to capture. Either this or `sources` is required."
     )
     sources: Annotated[tuple[AnyNamedSource, ...], Field(max_length=SOURCES_MAX)] = Field(
         default=(),
@@ -55,9 +55,9 @@ class EngineConfig(WithTransformations):
         description="Most capture tasks; `sources` are spread evenly over them. A task takes the initial "
         "snapshots of its sources one after another, and streams from all of them at once.",
     )
-    log: LogConfig = Field(description="Where changes are kept.")
+    log: LogConfig = Field(description="The change log.")
     sinks: tuple[Sink, ...] = Field(
-        default=(), description="Where changes go; none: they are only kept in the log."
+        default=(), description="Targets of the changes; none: changes are only stored in the log."
     )
     spark: SparkConfig = Field(default=SparkConfig(), description="Settings of Spark.")
     subscriptions: SubscriptionsConfig | None = Field(
@@ -76,16 +76,16 @@ class EngineConfig(WithTransformations):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        # What a file has wrong is said at its place (`collisions`); this is for Python's callers.
+        # `collisions` reports these problems of a file at their places; this is for callers in Python.
         if (self.source is None) == (not self.sources):
             raise ValueError("needs either source or sources")
         slots = {slot_named_after(f"{self.name}_{source.source_name}") for source in self.sources}
         if len(slots) < len(self.sources) or any(len(slot) > SLOT_BYTES_MAX for slot in slots):
-            raise ValueError("needs a name for each source that makes it a slot's name of its own")
-        object.__setattr__(self, "sinks", named_sinks(tuple(map(self._decided, self.sinks))))
+            raise ValueError("needs a name for each source that gives it its own slot's name")
+        object.__setattr__(self, "sinks", named_sinks(tuple(map(self._with_defaults, self.sinks))))
         return self
 
-    def _decided(self, sink: Sink) -> Sink:
+    def _with_defaults(self, sink: Sink) -> Sink:
         if not isinstance(sink, KafkaSinkConfig):
             return sink
         found = sink.beside(self._offsets_topics)
@@ -106,20 +106,20 @@ class EngineConfig(WithTransformations):
 
     @property
     def has_several(self) -> bool:
-        """Whether it was written with `sources`, which may be one: what is kept lies in folders."""
+        """Whether the file has `sources`, even if only one: logs and targets are in folders."""
         return self.source is None
 
     @property
     def is_atomic_for_nothing(self) -> bool:
-        """Whether `engine.atomic_source_offset_commit` is set, and no offsets are kept in Kafka."""
+        """Whether `engine.atomic_source_offset_commit` is set although no offsets are in Kafka."""
         has_sinks = any(isinstance(sink, KafkaSinkConfig) for sink in self.sinks)
         in_kafka = has_sinks or self.engine.offsets_in_kafka is not None
         return self.engine.atomic_source_offset_commit and not in_kafka
 
     def require_no_delivery(self) -> None:
-        """Check that the file asks for nothing that only a program's engine does.
+        """Check that the file has no setting that only `tailrace.Engine` in a program supports.
 
-        :raises TailraceError: `CONFIG_INVALID` if the engine's records are to go to Kafka.
+        :raises TailraceError: `CONFIG_INVALID` if `engine.kafka` is set.
         """
         if self.engine.kafka is not None:
             raise TailraceError(
@@ -135,7 +135,7 @@ class EngineConfig(WithTransformations):
 
     @property
     def needs_spark(self) -> bool:
-        """Whether anything of it runs on Spark: a sink, tasks, processing."""
+        """Whether anything runs on Spark: a sink, tasks, or record processing."""
         runs_on = {self.engine.tasks_on, self.engine.record_processing.runs_on}
         return "spark" in runs_on or any(sink.on_spark for sink in self.sinks)
 
@@ -149,7 +149,7 @@ class EngineConfig(WithTransformations):
 
     @functools.cached_property
     def pipelines(self) -> tuple[PipelineConfig, ...]:
-        """One for each source, in the order of the file, with its own log and its own targets."""
+        """The pipeline of each source, in the order of the file, with its own log and targets."""
         if self.source is not None:
             return (
                 PipelineConfig(
@@ -164,9 +164,9 @@ class EngineConfig(WithTransformations):
         return tuple(self._part(source) for source in self.sources)
 
     def as_settings(self) -> dict[str, Any]:
-        """Return what the file says, as settings of its connector; references to secrets stay such."""
+        """Return the file's settings as those of its connector; references to secrets are not resolved."""
         found: dict[str, Any] = self.model_dump(mode="json", exclude_unset=True, exclude={"engine"})
-        # Of the engine's own, what says which topics hold offsets: no sink writes records there.
+        # Of the section `engine`, the settings that name topics of offsets: no sink writes records there.
         kept = self.engine.model_dump(mode="json", exclude_unset=True, include={"offset_storage", "kafka"})
         return {**found, "engine": kept} if kept else found
 

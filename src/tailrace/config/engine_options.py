@@ -1,6 +1,6 @@
 """The section `engine`: tasks, record processing and commits.
 
-Names are Debezium's where it has one, in our spelling; docs/engine.md has the table of both.
+Names are Debezium's where it has such an option, with underscores; docs/engine.md has a table of both.
 """
 
 from __future__ import annotations
@@ -15,51 +15,50 @@ from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section
 from tailrace.config.kafka_clients import ClientOptions, KafkaSection, TopicName
 from tailrace.config.transformations.predicates import WithTransformations
 
-#: Beyond this a thread more is memory and nothing else.
+#: Most threads: more of them would only use memory.
 THREADS_MAX = 256
 
-#: Times in a row that a task is started again under `on_task_failure: restart`; then as `stop`.
+#: Most successive restarts of a task under `on_task_failure: restart`; then as `stop`.
 TASK_RESTARTS_MAX = 10
 
-#: No batch has more records than this.
+#: Largest number of records in a batch.
 BATCH_RECORDS_MAX = 65_536
 
 Milliseconds = Annotated[int, Field(ge=0, le=86_400_000)]
 
 
 class RecordProcessing(Section):
-    """How records are transformed, converted and handed over."""
+    """How records are transformed, converted and passed to handlers."""
 
     runs_on: Literal["threads", "spark"] = Field(
         default="threads",
         description="Where records are transformed and converted: on `threads` of this process, or on the "
-        "executors of `spark`, where handlers of single records are called as well under "
-        "`order: unordered`.",
+        "executors of `spark`, which also call handlers of single records under `order: unordered`.",
     )
     threads: Annotated[int, Field(ge=1, le=THREADS_MAX)] | None = Field(
         default=None,
         description="Threads of each task that transform and convert; and as many that call handlers of "
-        "single records, unless `order` is `ordered`. On Spark, those that wait for its jobs. "
-        "Default: the cores.",
+        "single records, unless `order` is `ordered`. On Spark, threads that wait for its jobs. "
+        "Default: the number of cores.",
     )
     order: Literal["ordered", "unordered", "key"] = Field(
         default="ordered",
         description="How a handler of single records is called: `ordered`, in the source's order; "
-        "`unordered`, as records are ready, on several threads at once; `key`, so, but in order for each "
-        "key. A handler of batches always gets them in order.",
+        "`unordered`, as records are ready, on several threads at once; `key`, likewise, but in order for "
+        "each key. A handler of batches always gets them in order.",
     )
     shutdown_timeout_ms: Milliseconds = Field(
         default=1000,
-        description="How long records under way may take when the engine stops; then they are given up, "
-        "and come again at the next start. 0: at once.",
+        description="Longest wait for records in progress when the engine stops; then they are abandoned, "
+        "and delivered again after the next start. 0: at once.",
     )
     batch_records_max: Annotated[int, Field(ge=1, le=BATCH_RECORDS_MAX)] = Field(
         default=BATCH_RECORDS_MAX,
-        description="Most records of a batch: what a handler of batches gets at a time, and is given again "
-        "when it fails.",
+        description="Most records of a batch: a handler of batches gets one at a time, and the same again "
+        "if it fails.",
     )
     queue_batches_max: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=8, description="Most batches of a task that are under way at a time, and not being committed."
+        default=8, description="Most batches of a task in progress at a time, without those being committed."
     )
     queue_bytes_max: Annotated[ByteCount, Field(ge=1)] = Field(
         default=256 * MIB, description="Most bytes of them, but never less than one batch."
@@ -67,7 +66,7 @@ class RecordProcessing(Section):
 
     @property
     def thread_count(self) -> int:
-        """`threads`, or the cores that this process may use."""
+        """`threads`, or the number of cores that this process may use."""
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return self.threads or min(THREADS_MAX, usable)
 
@@ -78,34 +77,34 @@ class OffsetCommit(Section):
     policy: Literal["periodic", "always", "count", "transaction"] = Field(
         default="periodic",
         description="`always`: after each batch, and while one is processed; `periodic`: every "
-        "`interval_ms`; `count`: after `records` records; `transaction`: where no transaction of the source "
-        "is open, at most every `interval_ms`.",
+        "`interval_ms`; `count`: after `records` records; `transaction`: between transactions of the "
+        "source, at most every `interval_ms`.",
     )
     interval_ms: Milliseconds = Field(default=60_000, description="Least milliseconds from commit to commit.")
     records: Annotated[int, Field(ge=1)] = Field(
         default=10_000, description="Records from commit to commit, under `count`."
     )
     timeout_ms: Annotated[int, Field(ge=1, le=86_400_000)] = Field(
-        default=5000, description="Longest that a commit may take; then it is tried again at a later batch."
+        default=5000, description="Longest time for a commit; then it is tried again at a later batch."
     )
 
 
 class OffsetStorage(KafkaSection):
-    """Where offsets are kept."""
+    """The store of offsets."""
 
     type: Literal["log", "file", "memory", "kafka"] = Field(
-        description="`log`: beside the change log; `file`: at `path`; `kafka`: in a compacted topic; "
-        "`memory`: nowhere, each start begins at the log's start."
+        description="`log`: in the change log; `file`: at `path`; `kafka`: in a compacted topic; "
+        "`memory`: not stored, each start begins at the log's start."
     )
     path: LocalPath | None = Field(default=None, description="The file, for `file`.")
     bootstrap_servers: str | None = Field(
-        default=None, min_length=1, description="`host:port`, several with commas between, for `kafka`."
+        default=None, min_length=1, description="`host:port`, several separated by commas, for `kafka`."
     )
     topic: TopicName = Field(
         default="tailrace-offsets",
         description="Compacted topic, for `kafka`. Engines and sinks may share it.",
     )
-    create_topic: bool = Field(default=True, description="Whether it is made if it is missing.")
+    create_topic: bool = Field(default=True, description="Whether it is created if it is missing.")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -117,31 +116,31 @@ class OffsetStorage(KafkaSection):
 
 
 class KafkaDelivery(Section):
-    """Topics of a Kafka cluster that records go to, and their offsets with them."""
+    """Topics of a Kafka cluster for the engine's records, together with their offsets."""
 
-    bootstrap_servers: str = Field(min_length=1, description="`host:port`, several with commas between.")
+    bootstrap_servers: str = Field(min_length=1, description="`host:port`, several separated by commas.")
     group: Name = Field(
         default="tailrace",
-        description="Begins the transactional ids, `<group>-<engine>-offsets` and, for each task, "
-        "`<group>-<engine>-offsets:<task>`; with the engine's name the owner of its offsets.",
+        description="Start of the transactional ids, `<group>-<engine>-offsets` and, for each task, "
+        "`<group>-<engine>-offsets:<task>`; with the engine's name it identifies the owner of offsets.",
     )
     offsets_topic: TopicName = Field(
         default="tailrace-offsets",
-        description="Compacted topic of the offsets; made if missing. Engines and sinks may share it.",
+        description="Compacted topic of the offsets; created if missing. Engines and sinks may share it.",
     )
-    create_topics: bool = Field(default=True, description="Whether topics that are missing are made.")
+    create_topics: bool = Field(default=True, description="Whether missing topics are created.")
     transaction_boundary: Literal["poll", "interval", "connector"] = Field(
         default="poll",
-        description="Where a transaction of Kafka ends (or, without, offsets follow): `poll`, behind each "
-        "batch that a task polled; `interval`, every `offset_commit.interval_ms`; `connector`, where no "
-        "transaction of the source is open. Under the first two also once it has 16 MiB of values, or a "
+        description="Where a Kafka transaction ends (or, without transactions, offsets are written): `poll`, "
+        "after each batch that a task polled; `interval`, every `offset_commit.interval_ms`; `connector`, "
+        "between transactions of the source. Under the first two also once it has 16 MiB of values, or a "
         "quarter of `transaction.timeout.ms` has passed.",
     )
-    options: ClientOptions = Field(default={}, description="Options of librdkafka: as those of the sink.")
+    options: ClientOptions = Field(default={}, description="Options of librdkafka, as for the sink.")
 
     @property
     def storage(self) -> OffsetStorage:
-        """Where the offsets are kept."""
+        """The store of the offsets."""
         return OffsetStorage(
             type="kafka",
             bootstrap_servers=self.bootstrap_servers,
@@ -153,71 +152,70 @@ class KafkaDelivery(Section):
 
 
 class EngineOptions(WithTransformations):
-    """How the engine works."""
+    """Settings of the engine."""
 
     errors_retries_max: Annotated[int, Field(ge=-1)] = Field(
         default=-1,
-        description="Times in a row that what failed with an error that may pass is tried again; -1: for "
-        "ever. A success sets the count back. Without a handler the default is 0: capture and sinks try "
-        "again by themselves.",
+        description="Most successive retries after a transient error; -1: no limit. A success resets the "
+        "count. Without a handler the default is 0: capture and sinks retry by themselves.",
     )
     errors_retry_delay_initial_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
-        default=300, description="Wait before the first retry; doubled for each one in a row."
+        default=300, description="Wait before the first retry; doubled for each further one."
     )
     errors_retry_delay_max_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
         default=10_000, description="Longest wait before a retry."
     )
     on_task_failure: Literal["stop", "restart", "isolate"] = Field(
         default="stop",
-        description="When a task fails for good: `stop` stops all others in good order, and the engine fails "
-        "with its error; `restart` starts that task again, alone, up to 10 times without a record "
-        "processed between; `isolate` lets the others go on, and the "
+        description="When a task fails permanently: `stop` stops all others in order, and the engine fails "
+        "with its error; `restart` starts only that task again, up to 10 times without a record "
+        "processed between; `isolate` lets the others continue, and the "
         "engine fails with its error at its end. Without a handler the default is `isolate`.",
     )
     task_management_timeout_ms: Annotated[int, Field(ge=1, le=86_400_000)] = Field(
-        default=180_000, description="Longest that the start of all tasks may take, and their stop."
+        default=180_000, description="Longest time for the start of all tasks, and for their stop."
     )
     tasks_on: Literal["threads", "spark"] = Field(
         default="threads",
         description="Where the sources are captured: on `threads` of this process, or each by a long-running "
-        "task of a `spark` job on an executor, which writes the log in a directory that is shared with it: "
+        "task of a `spark` job on an executor, which writes the log in a shared directory: "
         "see [Tasks on Spark](engine.md#tasks-on-spark).",
     )
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = Field(
         default=None,
-        description="Port on which the engine's numbers are served to Prometheus, at `/metrics`, while it "
-        "runs; 0: any that is free; it is logged. Default: none.",
+        description="Port on which the engine serves its metrics to Prometheus, at `/metrics`, while it "
+        "runs; 0: any free port; it is logged. Default: none.",
     )
     metrics_host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="Address of this machine that they are served on, for `metrics_port`. Who reaches it "
-        "can read them.",
+        description="Address of this machine for `metrics_port`. Every client that reaches it can read the "
+        "metrics.",
     )
     record_processing: RecordProcessing = Field(
-        default=RecordProcessing(), description="How records are transformed, converted and handed over."
+        default=RecordProcessing(), description="How records are transformed, converted and handled."
     )
     offset_commit: OffsetCommit = Field(default=OffsetCommit(), description="When offsets are committed.")
     atomic_source_offset_commit: bool = Field(
         default=False,
-        description="For sinks of Kafka that do not say it themselves: whether records and their offset are "
-        "one transaction. For `offset_storage` in Kafka: whether the offsets of a commit are, so that an "
-        "older engine of the same name can write no more. Ignored, with a warning, where no offsets are kept "
-        "in Kafka.",
+        description="Default for Kafka sinks: whether records and their offset are written in one "
+        "transaction. For `offset_storage` in Kafka: whether the offsets of a commit are, so that an "
+        "older engine of the same name can't write any more. Ignored, with a warning, if no offsets are "
+        "kept in Kafka.",
     )
     offset_storage: OffsetStorage | None = Field(
         default=None,
-        description="Where offsets are kept. Default: with the connector's log; in memory where it has none.",
+        description="Where offsets are stored. Default: in the connector's log; in memory if it has none.",
     )
     kafka: KafkaDelivery | None = Field(
         default=None,
-        description="Topics that records go to in place of a handler, with their offsets in the same "
+        description="Topics to write records to instead of calling a handler, with their offsets in the same "
         "transaction under `atomic_source_offset_commit`: see "
         "[Records into Kafka](engine.md#records-into-kafka).",
     )
     converter: ConverterSection | None = Field(
         default=None,
-        description="In what form handlers get records. Default: as they are; for `kafka` as `json`.",
+        description="Format in which handlers get records. Default: not converted; for `kafka`, `json`.",
     )
 
     def without_handler(self) -> Self:
@@ -241,22 +239,22 @@ class EngineOptions(WithTransformations):
 
     @property
     def offsets_in_kafka(self) -> OffsetStorage | None:
-        """Where offsets are kept if that is a topic, also one beside the records of `kafka`; else None."""
+        """The store of offsets if it is a topic, including that of `kafka`; otherwise None."""
         storage = self.offset_storage
         return storage if storage is not None and storage.type == "kafka" else None
 
     def _require_fit_for(self, kafka: KafkaDelivery) -> None:
         if self.offset_storage not in (None, kafka.storage):
             raise ValueError(
-                "offset_storage: kafka keeps the offsets in its offsets_topic: leave one of them out"
+                "offset_storage: kafka stores the offsets in its offsets_topic: leave one of them out"
             )
         processing, commit = self.record_processing, self.offset_commit
         if processing.order != "ordered":
             raise ValueError(
-                f"record_processing.order: kafka takes records in order, and not {processing.order}"
+                f"record_processing.order: kafka writes records in order, not {processing.order}"
             )
         if processing.runs_on != "threads":
-            raise ValueError("record_processing.runs_on: kafka's producers are this process': leave it out")
+            raise ValueError("record_processing.runs_on: this process runs kafka's producers: leave it out")
         if {"policy", "records"} & commit.model_fields_set:
             raise ValueError(
                 "offset_commit: offsets are committed with their records, as kafka.transaction_boundary says"

@@ -26,14 +26,14 @@ _SIZE = re.compile(r"(\d{1,15}) ?(B|KiB|MiB|GiB|TiB)")
 _FACTORS = {"B": 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB, "TiB": 1024 * 1024 * MIB}
 
 
-#: Held by the thread that builds a section.
+#: The lock of `Section.model_rebuild`, held while a section is built.
 _building = threading.RLock()
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, without unknown keys, and silent about its input."""
+    """A part of the configuration: frozen, without unknown keys; its errors do not show its input."""
 
-    # Built when it is first used: what is only part of another section never is, by itself.
+    # Built when it is first used: a section that is only a part of another one is never built by itself.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
 
     @classmethod
@@ -45,12 +45,12 @@ class Section(BaseModel):
         _parent_namespace_depth: int = 2,
         _types_namespace: Any = None,
     ) -> bool | None:
-        """Build the section, on one thread at a time: releases of pydantic before 2.14 do not see to that."""
+        """Build the section, on one thread at a time: pydantic before 2.14 does not lock this itself."""
         with _building:
             return super().model_rebuild(
                 force=force,
                 raise_errors=raise_errors,
-                _parent_namespace_depth=_parent_namespace_depth + 1,  # this function is one more
+                _parent_namespace_depth=_parent_namespace_depth + 1,  # for this function's own frame
                 _types_namespace=_types_namespace,
             )
 
@@ -61,7 +61,7 @@ class Section(BaseModel):
 
 
 class Extension(Section):
-    """Something that is found by its name: `type`, and beside it the options that it takes."""
+    """A section for an extension: its name, `type`, and its options."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -69,10 +69,10 @@ class Extension(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was given beside the fields of this section."""
+        """The keys that are not fields of this section, with their values."""
         return dict(self.__pydantic_extra__ or {})
 
-    # Pydantic's own type for the values beside the fields.
+    # Pydantic's own attribute for keys that are not fields.
     __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
 
 
@@ -99,9 +99,9 @@ def _path(value: object, info: ValidationInfo) -> object:
 
 
 def text_or_reference(value: object, info: ValidationInfo) -> str | Secret:
-    """Return text as it is, or as a `Secret` if there are references in it.
+    """Return text unchanged, or as a `Secret` if it has references.
 
-    :raises ValueError: if it is no text; shows nothing of it.
+    :raises ValueError: if it is not text; does not show it.
     """
     if isinstance(value, Secret):
         return value
@@ -114,7 +114,7 @@ def text_or_reference(value: object, info: ValidationInfo) -> str | Secret:
 
 
 def file_name(value: object, info: ValidationInfo) -> str | Secret:
-    """Return the name of a file, made absolute; a `Secret` if there are references in it.
+    """Return the absolute name of a file; a `Secret` if it has references.
 
     :raises ValueError: as `text_or_reference`, or if it is a URL.
     """
@@ -124,13 +124,13 @@ def file_name(value: object, info: ValidationInfo) -> str | Secret:
     return str(_path(found, info))
 
 
-#: A number of bytes; the file may also say `256 MiB`.
+#: A number of bytes; a file may also have text such as `256 MiB`.
 ByteCount = Annotated[int, BeforeValidator(_bytes)]
 
 #: A path; one from a file is relative to that file.
 LocalPath = Annotated[Path, BeforeValidator(_path)]
 
-#: Text that may hold references.
+#: Text that may have references to secrets.
 Text = Annotated[str | Secret, BeforeValidator(text_or_reference), PlainSerializer(str, return_type=str)]
 
 #: As `Text`, for the name of a file; a relative one is relative to the configuration.
@@ -143,7 +143,7 @@ def context_for(base: Path) -> dict[str, Any]:
 
 
 def _name(value: str) -> str:
-    # 54 characters, so that `tailrace_<name>` is a possible name of a slot.
+    # 54 characters, so that `tailrace_<name>` is short enough for a slot's name.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,53}", value):
         raise ValueError("must be 1 to 54 letters, digits or any of _ . -, with a letter or digit first")
     return value

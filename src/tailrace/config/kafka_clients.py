@@ -1,4 +1,4 @@
-"""Settings of a Kafka client, wherever a file names a cluster."""
+"""Settings of a Kafka client, for all sections that name a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from tailrace.config.fields import Name, Section, Setting
 from tailrace.secrets import REFUSAL, Secret, is_reference, remember, resolved
 
-#: By name or by beginning. Others are either our own affair (what guarantees rest on) or make no sense here.
+#: The options that a file may set. Tailrace sets those that its guarantees depend on; others are of no use.
 ALLOWED_OPTIONS = re.compile(
     r"security\.protocol|sasl\..*|ssl\..*|enable\.ssl\..*|https\.ca\..*|client\.(id|rack|dns\.lookup)|"
     r"compression\.(type|codec|level)|linger\.ms|batch\.(size|num\.messages)|message\.max\.bytes|"
@@ -20,18 +20,18 @@ ALLOWED_OPTIONS = re.compile(
     r"broker\.address\..*|metadata\.max\.age\.ms|topic\.metadata\.refresh\.interval\.ms|partitioner"
 )
 
-#: Options that are secrets themselves, not names of files that hold them.
+#: Options that are secrets themselves, not names of files with secrets.
 _SECRET_OPTIONS = re.compile(r".*(password|secret|passphrase|key\.pem)")
 
 
-def _as_kafka_has_it(topic: str) -> str:
+def _topic_name(topic: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic) or topic in (".", ".."):
-        raise ValueError("is no name of a topic: letters, digits, '.', '_' and '-', at most 249 of them")
+        raise ValueError("is not a topic's name: letters, digits, '.', '_' and '-', at most 249 of them")
     return topic
 
 
-#: The name of a topic as it is, not one that it is made of.
-TopicName = Annotated[str, AfterValidator(_as_kafka_has_it)]
+#: The complete name of a topic, not a prefix or pattern.
+TopicName = Annotated[str, AfterValidator(_topic_name)]
 
 
 def _allowed(options: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _allowed(options: dict[str, Any]) -> dict[str, Any]:
         if not ALLOWED_OPTIONS.fullmatch(name):
             raise ValueError(
                 f"{name} can't be set: possible are options of librdkafka for connections, "
-                "security, compression and batching; what exactly-once rests on is the sink's own"
+                "security, compression and batching; the sink sets those that exactly-once depends on"
             )
         if _SECRET_OPTIONS.fullmatch(name) and not is_reference(str(value)):
             raise ValueError(f"{name} {REFUSAL}")
@@ -51,12 +51,12 @@ ClientOptions = Annotated[dict[str, Setting], AfterValidator(_allowed)]
 
 
 class KafkaSection(Section):
-    """What a client of Kafka is set to, wherever a file names a cluster."""
+    """The settings of a Kafka client, for all sections that name a cluster."""
 
     group: Name = Field(
         default="tailrace",
-        description="With the names of pipeline and task the owner of offsets, and the transactional id, "
-        "`<group>-<pipeline>-<task>`: who shares it on one cluster fences each other.",
+        description="Identifies, with the names of pipeline and task, the owner of offsets, and is the start "
+        "of the transactional id, `<group>-<pipeline>-<task>`: producers of one id fence each other.",
     )
     consumer_isolation_level: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",
@@ -71,9 +71,9 @@ class KafkaSection(Section):
 
 
 def client_settings(options: Mapping[str, str | Secret]) -> dict[str, str]:
-    """Return `options` as librdkafka takes them, references resolved now.
+    """Return `options` in librdkafka's form, with references resolved now.
 
-    What is secret is cut out of everything that is shown from then on.
+    `redact` removes their secrets from all output from then on.
     :raises TailraceError: `SECRET_MISSING`.
     """
     found = {name: resolved(value) for name, value in options.items()}

@@ -25,7 +25,7 @@ def load(path: str | Path, source: str | None = None) -> PipelineConfig:
 
     Relative paths in the file are relative to the file. No secret is resolved.
 
-    :param source: whose pipeline, where the file has several sources; None: the only one's.
+    :param source: the source whose pipeline is returned; None: the only one.
     :raises TailraceError: `CONFIG_INVALID`, as `load_engine`, or because there is no such source
         or more than one.
     """
@@ -33,9 +33,9 @@ def load(path: str | Path, source: str | None = None) -> PipelineConfig:
 
 
 def load_engine(path: str | Path) -> EngineConfig:
-    """Return everything that the YAML file at `path` describes, be it one source or several.
+    """Return the configuration in the YAML file at `path`, with one source or several.
 
-    :raises TailraceError: `CONFIG_INVALID`; its message lists every problem, a line each.
+    :raises TailraceError: `CONFIG_INVALID`; its message lists every problem, one per line.
     """
     config, problems = read(path)
     if config is None:
@@ -44,7 +44,7 @@ def load_engine(path: str | Path) -> EngineConfig:
 
 
 def from_mapping(content: Mapping[str, Any], base: Path | None = None) -> EngineConfig:
-    """Return what a file with this content would describe; `base` is what paths are relative to.
+    """Return the configuration of a file with this content; paths are relative to `base`.
 
     :raises TailraceError: `CONFIG_INVALID`, as `load_engine`.
     """
@@ -55,7 +55,7 @@ def from_mapping(content: Mapping[str, Any], base: Path | None = None) -> Engine
 
 
 def read(path: str | Path) -> tuple[EngineConfig | None, list[ConfigProblem]]:
-    """Return what the file describes, or None and every problem, in file order.
+    """Return the file's configuration, or None and all problems, in file order.
 
     Never raises: a file that can't be read is a problem too.
     """
@@ -72,7 +72,7 @@ def read(path: str | Path) -> tuple[EngineConfig | None, list[ConfigProblem]]:
 
 
 def validate(document: Document, base: Path) -> tuple[EngineConfig | None, list[ConfigProblem]]:
-    """As `read`, for a document that was parsed already; `base` is what paths are relative to."""
+    """Return what `read` does, for a parsed document; paths are relative to `base`."""
     problems = [*document.problems, *collisions(document.content, base)]
     config = None
     if not isinstance(document.content, dict):
@@ -82,7 +82,7 @@ def validate(document: Document, base: Path) -> tuple[EngineConfig | None, list[
             config = EngineConfig.model_validate(document.content, context=context_for(base))
         except ValidationError as error:
             found = from_pydantic(error, EngineConfig, SINK_TYPES)
-            # What concerns the file as a whole was said above, at its place.
+            # `collisions` has reported problems of the file as a whole, at their places.
             problems += [problem for problem in found if problem.path or not problems]
         else:
             problems += [*refusals(config), *shared_names(document.content, config.sinks)]

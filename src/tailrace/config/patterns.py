@@ -1,15 +1,15 @@
-"""Which tables, columns and prefixes of logical messages a pattern means.
+"""Patterns of tables, columns and prefixes of logical messages.
 
-A pattern is written in one of two forms:
+A pattern has one of two forms:
 
 - `schema.table` or `schema.table.column`, where `*` stands for any run of characters. The first
-  dot ends the schema and, where there is a column, the last one begins it. A name in double
-  quotes is taken as it stands, dots and stars included; a quote inside is doubled, as in SQL.
-- `/expression/`, a regular expression of Python's that has to fit the whole of the name, its
-  parts joined by dots as the catalogue holds them, without quotes.
+  dot ends the schema and, if there is a column, the last one precedes it. A name in double
+  quotes is literal, including dots and stars; a quote inside is doubled, as in SQL.
+- `/expression/`, a regular expression of Python that must match the whole name: its parts as in
+  the catalogue, without quotes, joined by dots.
 
-Case matters in both: names are compared as the catalogue holds them. A pattern of prefixes is one
-part: text in which `*` stands for any run of characters, dots are like other characters.
+Both are case-sensitive: names are compared as they are in the catalogue. A pattern of prefixes has
+one part: text in which `*` stands for any run of characters, and dots are ordinary characters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMS = {1: _PREFIX, 2: _TABLE, 3: _COLUMN}
 
 
 def check_pattern(text: str) -> str:
-    """Return `text`.
+    """Return `text`, a pattern of tables.
 
     :raises ValueError: if it is neither of the form `schema.table` nor a regular expression.
     """
@@ -39,7 +39,7 @@ def check_pattern(text: str) -> str:
 
 
 def check_column_pattern(text: str) -> str:
-    """Return `text`.
+    """Return `text`, a pattern of columns.
 
     :raises ValueError: if it is neither of the form `schema.table.column` nor a regular expression.
     """
@@ -47,7 +47,7 @@ def check_column_pattern(text: str) -> str:
 
 
 def check_prefix_pattern(text: str) -> str:
-    """Return `text`.
+    """Return `text`, a pattern of prefixes.
 
     :raises ValueError: if it is neither of the form of a prefix nor a regular expression.
     """
@@ -78,45 +78,45 @@ TablePattern = Annotated[str, AfterValidator(check_pattern)]
 ColumnPattern = Annotated[str, AfterValidator(check_column_pattern)]
 PrefixPattern = Annotated[str, AfterValidator(check_prefix_pattern)]
 
-#: A field of patterns of tables, at least one.
+#: At least one pattern of tables.
 Patterns = Annotated[tuple[TablePattern, ...], AfterValidator(_some)]
 
 
 def matches(pattern: str, schema: str, table: str) -> bool:
-    """Return whether `pattern` means this table."""
+    """Return whether `pattern` matches this table."""
     return _fits(pattern, (schema, table))
 
 
 def matches_any(patterns: Iterable[str], schema: str, table: str) -> bool:
-    """Return whether one of `patterns` means this table."""
+    """Return whether one of `patterns` matches this table."""
     return any(matches(pattern, schema, table) for pattern in patterns)
 
 
 def matches_column(pattern: str, schema: str, table: str, column: str) -> bool:
-    """Return whether `pattern`, one of columns, means this column."""
+    """Return whether `pattern`, a pattern of columns, matches this column."""
     return _fits(pattern, (schema, table, column))
 
 
 def matches_any_prefix(patterns: Iterable[str], prefix: str) -> bool:
-    """Return whether one of `patterns`, of prefixes, means the prefix of a logical message."""
+    """Return whether one of `patterns`, of prefixes, matches the prefix of a logical message."""
     return any(_fits(pattern, (prefix,)) for pattern in patterns)
 
 
 def is_exact(pattern: str) -> bool:
-    """Return whether a pattern of tables names just one."""
+    """Return whether a pattern of tables names exactly one table."""
     found = None if _expression(pattern) is not None else _TABLE.fullmatch(pattern)
     return found is not None and not any("*" in part and part[0] != '"' for part in found.groups())
 
 
 def is_regular_expression(pattern: str) -> bool:
-    """Return whether a pattern is a regular expression: one that does not fit may take for ever."""
+    """Return whether a pattern is a regular expression, which may take very long to fail to match."""
     return _expression(pattern) is not None
 
 
 def table_expression(pattern: str, schema: str) -> str | None:
-    """Return a regular expression for the names of the tables of `schema` that a pattern of tables means.
+    """Return a regular expression for the names of the tables of `schema` that a pattern of tables matches.
 
-    Empty: it means none of them. None: the pattern is a regular expression itself.
+    Empty: it matches none of them. None: the pattern is a regular expression itself.
     """
     if _expression(pattern) is not None:
         return None
@@ -127,7 +127,7 @@ def table_expression(pattern: str, schema: str) -> str | None:
 
 
 def one_column(pattern: str) -> tuple[str, str, str] | None:
-    """Return schema, table and column if a pattern of columns names just one; None if it may mean others."""
+    """Return schema, table and column if a pattern of columns names one column; None if it may match more."""
     found = None if _expression(pattern) is not None else _COLUMN.fullmatch(pattern)
     if found is None or any("*" in part and part[0] != '"' for part in found.groups()):
         return None
@@ -136,7 +136,7 @@ def one_column(pattern: str) -> tuple[str, str, str] | None:
 
 
 def _expression(pattern: str) -> str | None:
-    """Return the regular expression that `pattern` is; None if it is of the other form."""
+    """Return the regular expression in `pattern`; None if it has the other form."""
     return pattern[1:-1] if len(pattern) > 2 and pattern[0] == pattern[-1] == "/" else None
 
 
@@ -151,18 +151,18 @@ def _fits(pattern: str, names: tuple[str, ...]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(pattern: str, parts: int) -> re.Pattern[str] | tuple[re.Pattern[str], ...]:
-    # One expression for the whole name, or one for each of its parts; none fits a wrong form.
+    # One expression for the whole name, or one for each of its parts; empty if the form is wrong.
     expression = _expression(pattern)
     if expression is not None:
         return re.compile(expression, re.DOTALL)
     found = _FORMS[parts].fullmatch(pattern)
     parts_of = () if found is None else found.groups()
-    return tuple(re.compile(_looking_once(part), re.DOTALL) for part in parts_of)
+    return tuple(re.compile(_without_backtracking(part), re.DOTALL) for part in parts_of)
 
 
-def _looking_once(part: str) -> str:
-    # As `_of_part`. What stands between two stars is sought once, where it comes first: many stars would
-    # have a name that does not fit be looked at in every way to part it.
+def _without_backtracking(part: str) -> str:
+    # As `_of_part`, but text between two stars matches only at its first occurrence: otherwise a pattern with
+    # many stars would try every way to split a name that does not match.
     first, *between = part.split("*") if not part.startswith('"') else [part]
     if not between:
         return _of_part(part)

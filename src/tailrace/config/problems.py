@@ -1,8 +1,8 @@
-"""Problems of a configuration, in words, each with its place in the file.
+"""Messages for the problems of a configuration, each with its place in the file.
 
-Pydantic's own messages may quote the value that was refused, which may be a password in the
-wrong place. So none of them is shown: every message is made here from the kind of the error
-and the bounds that the field states.
+Pydantic's own messages may quote the refused value, which may be a password in the wrong place.
+So none of them is shown: every message is made here from the kind of the error and the field's
+limits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tailrace.secrets import REFUSAL
 
 Path = tuple[str | int, ...]
 
-_OFFSETS = "keep offsets by `type: log`, `file` or `kafka`, where the engine begins with the log's start"
+_OFFSETS = "store offsets by `type: log`, `file` or `kafka`; the engine then begins at the log's start"
 _CLOUD = "give `registry_username` and `registry_password`: an API key of Confluent's cloud and its secret"
 
-#: Most keys of a section that are listed beside one that it does not have.
+#: Most keys of a section that are listed in the message about an unknown key.
 _LISTED_MAX = 16
 
-#: By section and key, and value where the key has others: what takes its place.
+#: Replacements of removed keys, by section and key, and of removed values, by section, key and value.
 REMOVED: Mapping[str, str] = {
     "source.snapshot_chunk_bytes": "leave it out, or set `snapshot_chunk_rows`: chunks have at most 16 MiB",
     "slot_watch.safe_wal_share_warned": "leave it out: less than 30 % left is a warning",
@@ -40,7 +40,7 @@ REMOVED: Mapping[str, str] = {
     "converter.registry_logical_cluster": _CLOUD,
     "converter.registry_identity_pool": _CLOUD,
     "converter.normalize_schemas": "leave it out: the registry's own configuration has `normalize`",
-    "sinks.transaction_records": "set `batch_rows_max`, which `transaction_boundary: records` goes by",
+    "sinks.transaction_records": "set `batch_rows_max`, which `transaction_boundary: records` uses",
     "source.snapshot_read_on": "leave it out: snapshots are read over `snapshot_connections` connections",
     "offset_storage.type: postgresql": _OFFSETS,
     "offset_storage.dsn": _OFFSETS,
@@ -61,7 +61,7 @@ REMOVED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One thing that is wrong, at `path` in the file (empty: the file as a whole)."""
+    """A problem at `path` in the file (empty: of the file as a whole)."""
 
     path: Path
     message: str
@@ -69,7 +69,7 @@ class ConfigProblem:
 
     @property
     def place(self) -> str:
-        """The path as people write it: `sinks[1].mode`."""
+        """The path as text: `sinks[1].mode`."""
         text = ""
         for part in self.path:
             text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -99,10 +99,10 @@ def from_pydantic(error: ValidationError, model: type[Section], tags: Iterable[s
 
 
 def instead_of(path: tuple[str | int, ...], value: object = None) -> str | None:
-    """Return why a key, or a value of it, is refused that an earlier version had; None if none had it.
+    """Return the message for a key or value that only an earlier version had; None if it had no such.
 
     :param path: of the key in the file.
-    :param value: None: any.
+    :param value: the key's value; None: the key itself.
     """
     names = [str(part) for part in path if not isinstance(part, int)]
     names = ["source" if name == "sources" else name for name in names]
@@ -112,7 +112,7 @@ def instead_of(path: tuple[str | int, ...], value: object = None) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean …?)` if a known name is near, else the empty text."""
+    """Return `; did you mean …?` if a known name is similar, otherwise the empty text."""
     found = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return f"; did you mean {found[0]!r}?" if found else ""
 
@@ -131,7 +131,7 @@ def _path(loc: Path, tags: tuple[str, ...]) -> Path:
 
 
 def _is_marked(part: object) -> bool:
-    # What chooses among models by a function marks its tags, so that they are like no key.
+    # Tags of unions with a function as discriminator are marked by < and >, so that they differ from keys.
     return isinstance(part, str) and part.startswith("<") and part.endswith(">")
 
 
@@ -198,7 +198,7 @@ def _plain_message(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def _names_at(model: type[Section], loc: Path) -> list[str]:
-    # Follows the path through the models, a tag choosing among the models of a union.
+    # Follows the path through the models; a tag in it selects a model of a union.
     candidates: list[tuple[str, type[Section]]] = [("", model)]
     for part in loc:
         if isinstance(part, int):
@@ -215,7 +215,7 @@ def _names_at(model: type[Section], loc: Path) -> list[str]:
 
 
 def _models_in(annotation: Any, tag: str = "") -> list[tuple[str, type[Section]]]:
-    """Return the sections that a field may hold, each with the tag that chooses it."""
+    """Return the sections that a field can have as its value, each with the tag that selects it."""
     if inspect.isclass(annotation) and issubclass(annotation, Section):
         return [(tag or _type_of(annotation), annotation)]
     tags = [mark.tag for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Tag)]

@@ -18,7 +18,7 @@ from tailrace.secrets import Secret, resolved
 
 
 class RetentionConfig(Section):
-    """What may be removed from the log's old end. Nothing, unless a limit is set."""
+    """Limits for the removal of old segments of the log. Without a limit, none is removed."""
 
     size_bytes: Annotated[ByteCount, Field(ge=MIB)] | None = Field(
         default=None, description="Remove the oldest segments while the log is larger than this."
@@ -28,8 +28,8 @@ class RetentionConfig(Section):
     )
     on_slow_reader: Literal["hold", "drop"] = Field(
         default="hold",
-        description="When a limit asks for what a sink has not read yet: `hold` keeps it until the sink "
-        "has read it, `drop` removes it, and the sink stops with an error.",
+        description="If a limit requires the removal of segments that a sink has not read yet: `hold` keeps "
+        "them until it has, `drop` removes them, and the sink stops with an error.",
     )
 
 
@@ -42,11 +42,11 @@ class LogConfig(Section):
     )
     compression: Literal["none", "lz4", "zstd"] = Field(
         default="lz4",
-        description="Compression of the log's blocks, but for those with rows of a snapshot, which it would "
+        description="Compression of the log's blocks, except those with rows of a snapshot, which it would "
         "slow down.",
     )
     retention: RetentionConfig = Field(
-        default=RetentionConfig(), description="What may be removed, and when."
+        default=RetentionConfig(), description="When old segments are removed."
     )
 
 
@@ -56,30 +56,30 @@ class DeltaSinkConfig(FolderSink):
     type: Literal["delta"] = Field(description="Kind of the sink.")
     mode: Literal["append", "mirror"] = Field(
         default="append",
-        description="`append`: every change a row; `mirror`: the table as it is in the source.",
+        description="`append`: one row per change; `mirror`: the table's current state.",
     )
     keyless: Literal["refuse", "full_row"] = Field(
         default="refuse",
-        description="Tables without a key under `mirror`: `refuse` stops the sink; `full_row` takes the "
-        "whole row for the key (needs `REPLICA IDENTITY FULL`; equal rows are counted).",
+        description="Tables without a key under `mirror`: `refuse` stops the sink; `full_row` uses the "
+        "whole row as the key (needs `REPLICA IDENTITY FULL`; equal rows are counted).",
     )
     on_type_change: Literal["stop", "follow"] = Field(
         default="stop",
-        description="When a column's type changes and the rows in the target can't follow exactly: `stop` "
-        "stops the sink; `follow` goes on: under `append` the column becomes text, under `mirror` rows "
-        "get what their old values give in the new type, or NULL.",
+        description="If a column's type changes and the target's rows can't be converted exactly: `stop` "
+        "stops the sink; `follow` continues: under `append` the column becomes text, under `mirror` rows "
+        "get their old values cast to the new type, or NULL.",
     )
 
 
 class FileSinkConfig(FolderSink):
     """A sink of plain files."""
 
-    mode: Literal["append"] = Field(default="append", description="`append`: every change a row, or a line.")
+    mode: Literal["append"] = Field(default="append", description="`append`: one row or line per change.")
     interval_ms: int = Field(
         default=150,
         ge=0,
         le=3_600_000,
-        description="As for all sinks; each batch is a file for each table that changed.",
+        description="As for all sinks; each batch writes one file for each table that changed.",
     )
 
 
@@ -93,7 +93,7 @@ class ParquetSink(FileSinkConfig):
 
 
 class JsonlSink(FileSinkConfig):
-    """JSON Lines files, one change a line."""
+    """JSON Lines files, one line per change."""
 
     type: Literal["jsonl"] = Field(description="Kind of the sink.")
 
@@ -106,7 +106,7 @@ def _handler(value: str) -> str:
 
 
 class PythonSinkConfig(SinkConfig):
-    """A function of one's own, called in this process; each change at least once, in order."""
+    """The user's function, called in this process; each change at least once, in order."""
 
     type: Literal["python"] = Field(description="Kind of the sink.")
     handler: Annotated[str, AfterValidator(_handler)] = Field(
@@ -118,12 +118,12 @@ class PythonSinkConfig(SinkConfig):
     )
     converter: ConverterSection | None = Field(
         default=None,
-        description="In what form it gets records, as `engine.converter`. Default: as they are.",
+        description="Format in which it gets records, as `engine.converter`. Default: not converted.",
     )
     python_path: LocalPath = Field(
         default=Path(),
         validate_default=True,
-        description="Directory to look for the module in, after those of Python. Default: that of the file.",
+        description="Directory of the module, searched after Python's own. Default: that of the file.",
     )
     batch_rows_max: int = Field(default=10_000, ge=1, le=1_000_000, description="Most records in one batch.")
     batch_bytes_max: ByteCount = Field(
@@ -140,13 +140,13 @@ class PythonSinkConfig(SinkConfig):
         default=8,
         ge=-1,
         le=1000,
-        description="Times that the function is called again with the same records before this sink stops. "
-        "-1: as often as it takes.",
+        description="Most retries of the function with the same records before this sink stops. "
+        "-1: no limit.",
     )
 
     @model_validator(mode="after")
-    def _keep_place(self) -> Self:
-        # Where the file lies is known now, and to nobody who is given these settings later.
+    def _keep_python_path(self) -> Self:
+        # The default, the file's directory, is only known here: the settings must be passed on with it.
         self.model_fields_set.add("python_path")
         return self
 
@@ -175,18 +175,18 @@ SINK_TYPES: dict[str, type[SinkConfig]] = {
 class SparkConfig(Section):
     """Settings of the Spark session."""
 
-    master: str = Field(default="local[*]", min_length=1, description="Spark master.")
+    master: str = Field(default="local[*]", min_length=1, description="Spark's master URL.")
     start: Literal["eager", "when_needed"] = Field(
         default="eager",
         description="When Spark is started: `eager`, with the pipeline; `when_needed`, when a backlog or a "
         "merge is too large for this process. A pipeline that never has one needs no Java.",
     )
     conf: dict[str, Setting] = Field(
-        default={}, description="Settings of Spark under their own names; values may be references."
+        default={}, description="Spark properties under their own names; values may be references."
     )
 
     def settings(self) -> dict[str, str]:
-        """Return `conf` as Spark takes it, references resolved now.
+        """Return `conf` with references resolved now.
 
         :raises TailraceError: `SECRET_MISSING`.
         """
@@ -194,21 +194,21 @@ class SparkConfig(Section):
 
 
 class RealtimeConfig(Section):
-    """Whether a consumer is fed from memory, and what happens when it can't keep up."""
+    """Settings for feeding consumers from memory, and for those that can't keep up."""
 
     enabled: bool = Field(
         default=False,
-        description="Whether real time is on. What `tailrace realtime` has said comes before this.",
+        description="Whether real time is on. The command `tailrace realtime` overrides this.",
     )
     buffer_bytes: Annotated[ByteCount, Field(ge=64 * 1024)] | None = Field(
         default=None,
-        description="Most bytes of changes that wait in memory; beyond it a consumer is fed from the log. "
+        description="Most bytes of changes that wait in memory; with more, a consumer is fed from the log. "
         "Default: twice `log.segment_bytes`.",
     )
     return_automatically: bool = Field(
         default=False,
-        description="After such a fall-back, begin again by itself: after a second, then after twice as long "
-        "each time, at most a minute. `false`: wait for `tailrace realtime on`.",
+        description="Return to memory automatically after such a fall-back: after a second, then after twice "
+        "as long each time, at most a minute. `false`: wait for `tailrace realtime on`.",
     )
 
 
@@ -216,11 +216,11 @@ def _from_switch(value: Any) -> Any:
     return {"enabled": value} if isinstance(value, bool) else value
 
 
-#: The section, or `on` or `off` in its place.
+#: The section, or `on` or `off` instead of it.
 RealtimeSection = Annotated[RealtimeConfig, BeforeValidator(_from_switch)]
 
 
-#: Where the token is looked for if nothing else is said.
+#: The default of `subscriptions.token`.
 TOKEN = Secret("${env:TAILRACE_TOKEN}")
 
 
@@ -233,20 +233,20 @@ def _origin(value: str) -> str:
 
 
 class SubscriptionsConfig(Section):
-    """Changes for other processes, over HTTP on this machine."""
+    """Serves changes to other processes, over HTTP on this machine."""
 
     port: Annotated[int, Field(ge=0, le=65_535)] = Field(
-        default=8765, description="Port on 127.0.0.1; 0: any that is free; it is logged."
+        default=8765, description="Port on 127.0.0.1; 0: any free port; it is logged."
     )
     token: Secret = Field(
         default=TOKEN,
-        description="What every client has to send; a reference, `${env:NAME}` or `${file:/path}`. "
+        description="Token that clients must send; a reference, `${env:NAME}` or `${file:/path}`. "
         "Default: `${env:TAILRACE_TOKEN}`.",
     )
     origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = Field(
         default=(),
-        description="Web sites whose pages may subscribe, as `http://localhost:3000`. Other programs than "
-        "browsers need none.",
+        description="Web sites whose pages may subscribe, as `http://localhost:3000`. Only browsers need "
+        "this.",
     )
     subscribers_max: Annotated[int, Field(ge=1, le=100_000)] = Field(
         default=1000, description="Most subscribers at a time."
@@ -256,7 +256,7 @@ class SubscriptionsConfig(Section):
 class PipelineConfig(BaseModel):
     """One pipeline: a source, its log, and the sinks that are fed from the log.
 
-    What a file describes is `EngineConfig`, which has one of these for each source.
+    The model of a file is `EngineConfig`, which has a `PipelineConfig` for each source.
     """
 
     model_config = Section.model_config
@@ -270,7 +270,7 @@ class PipelineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        # Frozen for everybody else: these are the defaults that need more than one section.
+        # The object is frozen, but these defaults need more than one section.
         object.__setattr__(self, "source", self.source.for_pipeline(self.name))
         object.__setattr__(self, "sinks", named_sinks(self.sinks))
         return self
@@ -282,12 +282,12 @@ class PipelineConfig(BaseModel):
 
     @property
     def source_name(self) -> str:
-        """The source's name among several; empty where it is the only one."""
+        """The source's name among several; empty if it is the only one."""
         return self.source.source_name
 
 
 def named_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
-    """Return `sinks`, each with a name; those that have one keep it."""
+    """Return `sinks` with a default name for each that has none."""
     taken = {sink.name for sink in sinks if sink.name}
     named: list[Sink] = []
     for sink in sinks:
@@ -303,6 +303,6 @@ def named_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
 
 
 def default_name(sink: Sink) -> str:
-    """Return what a sink is called that has no name, if no other one is."""
+    """Return the name of a sink that the file gives none, if no other sink has it."""
     words = f"{sink.type}-{sink.target}" if sink.target else sink.type
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", words)[:50]

@@ -1,4 +1,4 @@
-"""What sinks have in common."""
+"""The settings that all sinks have."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tailrace.model import Pacing
 
 
 class SinkConfig(WithTransformations):
-    """What all sinks have in common."""
+    """The settings that all sinks have."""
 
     name: Name = Field(
         default="",
         validate_default=False,
-        description="Name of the sink. Default: its type and the end of its path, or what else it goes to. "
-        "Required where that would be the name of another one, too, and `python` or `kafka` is its type.",
+        description="Name of the sink. Default: its type and the end of its path or other target. "
+        "Required for the types `python` and `kafka` if another sink would have the same default.",
     )
     tables: Patterns | None = Field(
-        default=None, description="Tables that this sink gets. Default: all that are captured."
+        default=None, description="Tables that this sink gets. Default: all captured tables."
     )
     batch_rows_max: int = Field(
         default=1_000_000, ge=1, le=100_000_000, description="Most rows in one batch."
@@ -36,16 +36,14 @@ class SinkConfig(WithTransformations):
         default=500,
         ge=0,
         le=3_600_000,
-        description="Least milliseconds from batch to batch when there is no backlog. 150 for `parquet` and "
-        "`jsonl`.",
+        description="Least milliseconds from batch to batch without a backlog. `parquet`, `jsonl`: 150.",
     )
     retry_attempts_max: int = Field(
         default=-1,
         ge=-1,
         le=1000,
-        description="Times that a failed batch is tried again before this sink stops, where what failed may "
-        "pass. -1: as often as it takes; 8 times in a row in a run that is to end (`--until-caught-up`, "
-        "`replay`).",
+        description="Most retries of a batch after transient errors before this sink stops. -1: no limit; "
+        "8 in a row in a run that must end (`--until-caught-up`, `replay`).",
     )
 
     def wants(self, schema: str, table: str) -> bool:
@@ -54,32 +52,32 @@ class SinkConfig(WithTransformations):
 
     @property
     def on_spark(self) -> bool:
-        """Whether Spark writes it."""
+        """Whether Spark writes the sink."""
         return True
 
     @property
     def small_ranges_in_process(self) -> bool:
-        """Whether a small range may be written without Spark, though Spark writes it."""
+        """Whether this process may write small ranges of a sink that otherwise Spark writes."""
         return False
 
     @property
     def target(self) -> str:
-        """A word for where it goes, for its default name; empty: there is none."""
+        """A word for the target, for the sink's default name; may be empty."""
         return ""
 
     @property
     def pacing(self) -> Pacing:
-        """How its batches are cut and paced."""
+        """Limits for the size and frequency of the sink's batches."""
         return Pacing(self.batch_rows_max, self.batch_bytes_max, self.interval_ms / 1000)
 
     def of_source(self, name: str) -> Self:
-        """Return what this sink is for one of several sources."""
+        """Return this sink for one of several sources."""
         return self
 
     def after(
         self, transformations: Sequence[AnyTransformation], predicates: Mapping[str, AnyPredicate]
     ) -> Self:
-        """Return this sink in a pipeline with these: they come first."""
+        """Return this sink with the pipeline's transformations before its own."""
         if not transformations:
             return self
         steps, chosen = (*transformations, *self.transformations), {**predicates, **self.predicates}

@@ -1,7 +1,7 @@
-"""Debezium's handling modes: the form of values where there is a choice.
+"""Debezium's handling modes: settings for the form of values of some types.
 
-The log holds PostgreSQL's text, whatever is chosen here: another mode and a replay give the same
-changes in another form.
+The log has PostgreSQL's text in every mode, so a replay with another mode gives the same changes
+in another form.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from tailrace.config.fields import Section
 from tailrace.model import OWN_FORMS, ValueModes
 
-#: What a mode's option is called, and its values; Debezium's names, with underscores.
+#: The values of the modes. Their options have Debezium's names, with underscores.
 Decimal = Literal["precise", "double", "string"]
 Time = Literal[
     "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"
@@ -36,7 +36,7 @@ class HandlingModes(Section):
         default=None, description=f"`date`, `time`, `timetz` and `timestamp`: numbers or ISO 8601. {_SEE}"
     )
     interval_handling_mode: Interval | None = Field(
-        default=None, description=f"`interval`: microseconds, a month being 30.4375 days, or ISO 8601. {_SEE}"
+        default=None, description=f"`interval`: microseconds, 30.4375 days per month, or ISO 8601. {_SEE}"
     )
     binary_handling_mode: Binary | None = Field(default=None, description=f"`bytea`: bytes or text. {_SEE}")
     hstore_handling_mode: Hstore | None = Field(
@@ -51,7 +51,7 @@ class HandlingModes(Section):
 
     @property
     def value_modes(self) -> ValueModes:
-        """The modes as decoding takes them."""
+        """The modes in the form that decoding uses."""
         return ValueModes(
             decimal=self.decimal_handling_mode,
             time=self.time_precision_mode,
@@ -63,13 +63,13 @@ class HandlingModes(Section):
 
 
 class ValueHandling(HandlingModes):
-    """The handling modes of a source, and what JSON has besides."""
+    """The handling modes of a source, and the placeholder that only JSON has."""
 
     unavailable_value_placeholder: str = Field(
         default=OWN_FORMS.unavailable_placeholder,
         min_length=1,
         max_length=1000,
-        description="What JSON has in place of a value that was not sent (unchanged TOAST).",
+        description="Text in JSON for a value that was not sent (unchanged TOAST).",
     )
 
     @field_validator("unavailable_value_placeholder")
@@ -81,5 +81,5 @@ class ValueHandling(HandlingModes):
 
     @property
     def value_modes(self) -> ValueModes:
-        """The modes as decoding takes them."""
+        """The modes in the form that decoding uses."""
         return replace(super().value_modes, unavailable_placeholder=self.unavailable_value_placeholder)

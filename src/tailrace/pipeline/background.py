@@ -55,7 +55,7 @@ class Background:
             self._ended.set()
 
 
-def _is_of_spark(error: BaseException) -> bool:
+def _is_from_spark(error: BaseException) -> bool:
     """Return whether `error` comes from PySpark, also where its context was stopped or its JVM died.
 
     PySpark sets the parts of a stopped context to None, so later calls raise an AttributeError there. Calls
@@ -73,7 +73,7 @@ def as_failure(error: BaseException) -> TailraceError:
     """Return `error` as a TailraceError, with passwords removed from texts of other libraries."""
     if isinstance(error, TailraceError):
         return error
-    if _is_of_spark(error):
+    if _is_from_spark(error):
         from tailrace.spark.jobs import translated
 
         found = translated(error)

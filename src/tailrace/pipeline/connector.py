@@ -154,7 +154,7 @@ class PipelineTask:
         """Return the next batch of one of the logs; None if there is none, or the engine has no handler.
 
         If a source fails, the others continue; its error is raised when all have failed or ended.
-        :raises TailraceError: what ended a capture, or all sinks; `LOG_CORRUPT`, `LOG_RANGE_GONE`,
+        :raises TailraceError: the error of a capture, or of all sinks; `LOG_CORRUPT`, `LOG_RANGE_GONE`,
             `DECODE_FAILED`. After a transient error, the next call captures again.
         """
         assert self._context is not None

@@ -87,6 +87,6 @@ def _consumers(
     if not found:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"choose the consumer {consumer!r}: there is none of that name",
+            f"choose the consumer {consumer!r}: there is none with that name",
             f"name one of them with --consumer: {', '.join(sorted(set(known)))}",
         )

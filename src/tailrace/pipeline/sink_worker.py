@@ -170,7 +170,7 @@ class SinkWorker:
                 if self._stop.is_set():
                     break  # a batch that was cancelled at the end: this is safe, and not reported
                 if not self.is_registered:
-                    self._leave_to_the_list()
+                    self._register_without_position()
                 if self.view.batches > batches:
                     backoff = backoff.after_success()
                 if failure.kind is Kind.SCHEMA_PENDING and self._finish_at is None:
@@ -179,7 +179,7 @@ class SinkWorker:
                     self._stop.wait(PENDING_S)
                     continue
                 backoff, wait_s = backoff.after(failure)
-                if wait_s is None or self._is_vain(backoff):
+                if wait_s is None or self._is_out_of_retries(backoff):
                     self._show(state=SinkState.FAILED, error=failure)
                     log.error(  # noqa: TRY400 - the trace is logged by the thread that waits for the end
                         "sink stopped; the pipeline continues without it",
@@ -198,7 +198,7 @@ class SinkWorker:
                 break
         self._show(state=SinkState.STOPPED)
 
-    def _is_vain(self, backoff: Backoff) -> bool:
+    def _is_out_of_retries(self, backoff: Backoff) -> bool:
         # A run that must end does not retry without limit, unless the file sets the number of retries.
         at_end = self._finish_at is not None and self._config.retry_attempts_max < 0
         return at_end and backoff.attempts > ATTEMPTS_AT_END_MAX
@@ -215,7 +215,7 @@ class SinkWorker:
         finally:
             sink.close()
 
-    def _leave_to_the_list(self) -> None:
+    def _register_without_position(self) -> None:
         """Let retention use the log's list of readers while the sink's position can't be read.
 
         Otherwise retention would wait until it can. A sink that is not in the list needs all of the log.

@@ -1,1 +1,1 @@
-"""Sinks: where changes go. `contract` says what one must do, `build` makes them."""
+"""Sinks: the targets of changes. `contract` is their interface, `build` creates them."""

@@ -1,4 +1,4 @@
-"""From a sink's configuration to the sink."""
+"""Creates sinks from their configuration."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 def build(config: SinkConfig, source: SourceSection, log_path: Path) -> Sink:
-    """Return the sink that `config` describes, not yet opened.
+    """Return the sink for `config`, not yet opened.
 
-    :param source: of the log: its masks, handling modes and snapshots.
-    :param log_path: of the log that it is fed from.
+    :param source: the log's source, for its masks, handling modes and snapshots.
+    :param log_path: path of the log that feeds the sink.
     """
     rules, modes = source.disclosure, source.value_modes
     if isinstance(config, FolderSink):
         given = SinkInput(config.tables, rules, modes, chain_of(config))
         return _of_tables(config, given, reads_once=source.snapshot_has_keys_once)
     if isinstance(config, PythonConfig):
-        # Only now: it brings the engine's processing.
+        # Imported here because it loads the engine's processing.
         from tailrace.sinks.python import PythonSink
 
         return PythonSink(config, log_path, rules, modes)
@@ -65,7 +65,7 @@ def _of_tables(config: FolderSink, given: SinkInput, *, reads_once: bool) -> Sin
 
 
 def chain_of(config: FolderSink) -> TableChain:
-    """Return what a sink of tables does to changes before it writes them.
+    """Return the transformations that a sink of tables applies to changes before it writes them.
 
     :raises TailraceError: `CONFIG_INVALID`, `SECRET_MISSING`.
     """
@@ -76,11 +76,11 @@ def chain_of(config: FolderSink) -> TableChain:
 
 
 def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task: str) -> int | None:
-    """Return how far a sink has recorded to be, whether or not an engine writes to it.
+    """Return a sink's recorded position, whether or not an engine writes to it.
 
-    Reads only: no lock, nothing brought to its end. None: nothing was written yet.
+    Reads only: takes no lock and completes no interrupted commit. None: nothing was written yet.
 
-    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`, and what asking a cluster meets.
+    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`, and errors of a Kafka cluster.
     """
     if isinstance(config, DeltaConfig):
         return recorded_delta_position(config.name, config.path, config.mode, pipeline, log.identity, task)
@@ -98,10 +98,10 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task
 
 
 def check_target(config: FolderSink, pipeline: str, log: LogDirectory | None, task: str) -> None:
-    """Check that the sink may write into its directory: that it is its own, or nobody's. Reads only.
+    """Check that the sink may write into its directory: it is the sink's own, or unused. Reads only.
 
     :param log: None: there is none yet.
-    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`; `CONFIG_INVALID` for a path that can't be.
+    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`; `CONFIG_INVALID` for a path that is not allowed.
     """
     if isinstance(config, DeltaConfig):
         require_path(config.name, config.path)
@@ -113,7 +113,7 @@ def check_target(config: FolderSink, pipeline: str, log: LogDirectory | None, ta
 
 
 def _kafka(config: KafkaConfig, rules: ColumnPolicy, modes: ValueModes) -> Sink:
-    # Only now: pipelines without Kafka need not load its client.
+    # Imported here so that pipelines without Kafka do not load its client.
     from tailrace.converters import factory as converters
     from tailrace.sinks.kafka.sink import KafkaSink
     from tailrace.transforms import factory as transformations
@@ -126,5 +126,5 @@ def _kafka(config: KafkaConfig, rules: ColumnPolicy, modes: ValueModes) -> Sink:
 def _unknown(config: SinkConfig) -> TailraceError:
     what = type(config).__name__
     return TailraceError(
-        Kind.INTERNAL, f"look for a sink: nothing is known of {what}", REPORT, {"sink": config.name}
+        Kind.INTERNAL, f"create a sink: {what} is not a known configuration", REPORT, {"sink": config.name}
     )

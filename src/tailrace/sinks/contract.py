@@ -1,8 +1,8 @@
-"""What a sink promises. The docstrings of `Sink` are the specification; one suite tests them all.
+"""The interface of sinks. The docstrings of `Sink` are the specification; one suite tests all sinks.
 
-The rule behind it: the log range that was written is recorded in the same atomic act as the
-data, and read back before the next write. Nobody else's record of a sink's progress counts:
-not Spark's checkpoint, not the log's list of readers.
+The basic rule: the written log range is recorded atomically with the data, and read before the
+next write. No other record of a sink's progress counts: neither Spark's checkpoint nor the log's
+list of readers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkCommit:
-    """What one `write` brought into the sink.
+    """The result of one `write`.
 
     `rows` and `bytes` count what this call wrote: a range that the sink already had gives 0.
-    `seconds` is the time of each step, in order. `dead_letters` are
-    records that went elsewhere, by the user's choice, because the target can't hold them.
+    `seconds` is the time of each step, in order. `dead_letters` counts records that the target
+    refuses and that were written to the dead-letter topic, if the user has set one.
     """
 
     range: LogRange
@@ -41,13 +41,13 @@ class SinkCommit:
 
 
 class SparkNeededError(Exception):
-    """Raised by `Sink.write` without a session: only Spark can write this range. Writing it again is safe."""
+    """Raised by `Sink.write` without a session if only Spark can write the range. A retry is safe."""
 
 
 def required(spark: SparkSession | None) -> SparkSession:
     """Return the session.
 
-    :raises SparkNeededError: there is none.
+    :raises SparkNeededError: it is None.
     """
     if spark is None:
         raise SparkNeededError
@@ -70,48 +70,48 @@ class Sink(Protocol):
         """The sink's type in the configuration: parquet, jsonl, delta."""
 
     def open(self, log: LogIdentity, pipeline: str) -> None:
-        """Take the target for this process, and bring an interrupted commit to its end.
+        """Lock the target for this process, and complete an interrupted commit.
 
-        :raises TailraceError: `SINK_LOCKED` if another engine has it; `SINK_FOREIGN` if it
-            holds data of another log, pipeline or kind of sink, or data that is not ours.
+        :raises TailraceError: `SINK_LOCKED` if another engine has locked it; `SINK_FOREIGN` if it
+            has data of another log, pipeline, kind of sink or program.
         """
 
     def position(self, task: str) -> int | None:
         """Return the log offset up to which every change of `task` is in the sink.
 
         Read from the target itself at `open` and after each failed write. None: nothing of
-        this task was ever written. For sinks of several tables it is a lower bound; single
-        tables may be further, which `write` takes into account.
+        this task was ever written. For sinks of several tables it is a lower bound: some
+        tables may have more, which `write` takes into account.
         """
 
     def reach(self, task: str) -> int | None:
-        """Return the log offset that the furthest part of the sink has got to.
+        """Return the highest log offset that a part of the sink has reached.
 
-        Beyond the log's end it means that the log lost what the sink has: `require_within_log`.
+        If it is beyond the log's end, the log has lost changes that the sink has: `require_within_log`.
         """
 
     def write(
         self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
     ) -> SinkCommit:
-        """Bring the changes of `span` into the sink and record that, atomically.
+        """Write the changes of `span` into the sink and record the range, atomically.
 
-        Exactly once, whatever came before: what the sink already has of `span` is left out, so
-        a range may be repeated, and repeated with another end, after any crash or error. Once
-        `write` returns, `position` is at least `span.end`, durably.
+        Exactly once, whatever failed before: changes that the sink already has are left out, so
+        a range may be repeated, also with another end, after any crash or error. Once `write`
+        returns, `position` is at least `span.end`, durably.
 
-        :param spark: None: write in this process. A sink without Spark (`SinkConfig.on_spark`) gets no
-            session; another one, for small ranges (`SinkConfig.small_ranges_in_process`).
+        :param spark: None: write in this process. A sink without Spark (`SinkConfig.on_spark`) never gets
+            a session; others get none for small ranges (`SinkConfig.small_ranges_in_process`).
         :param log: the log's directory, as executors see it.
         :param span: starts at or before `position`; both ends are boundaries of the log.
         :param pieces: `ranges.plan.pieces` of exactly `span`.
-        :raises SparkNeededError: without a session, where only Spark can write the range.
+        :raises SparkNeededError: without a session, if only Spark can write the range.
         :raises TailraceError: `LOG_RANGE_INVALID` if `span` would leave a gap;
             `SINK_SCHEMA_REFUSED`, `SINK_KEY_MISSING`, `SINK_WRITE_FAILED`, `SINK_FOREIGN`,
-            `SPARK_FAILED`, and what reading the log raises.
+            `SPARK_FAILED`, and errors of reading the log.
         """
 
     def close(self) -> None:
-        """Let the target go. Nothing is lost by not calling it."""
+        """Release the target. Not calling it loses no data."""
 
 
 @runtime_checkable
@@ -129,18 +129,17 @@ class Beats(Protocol):
 def require_within_log(
     sink: Sink, task: str, log_end: int, restart: str = "give the sink a new, empty path"
 ) -> None:
-    """Check, before writing, that the sink has nothing that the log has not.
+    """Check, before writing, that the sink has no changes that the log lacks.
 
     :param log_end: the durable end of the task's log.
-    :param restart: what has the sink read the log from its start.
+    :param restart: in words for the hint: how to make the sink read the log from its start.
     :raises TailraceError: `SINK_AHEAD_OF_LOG`.
     """
     reach = sink.reach(task)
     if reach is not None and reach > log_end:
         raise TailraceError(
             Kind.SINK_AHEAD_OF_LOG,
-            f"compared the sink with the log: the sink holds changes up to {reach}, "
-            f"the log ends at {log_end}",
+            f"compare the sink with the log: the sink holds changes up to {reach}, the log ends at {log_end}",
             "the log was restored from an older copy, or lost its end: restore the newer log, or "
             f"{restart} and let it read the log from its start",
             {"sink": sink.name, "task": task},
@@ -148,11 +147,11 @@ def require_within_log(
 
 
 def first_missing(name: str, span: LogRange, position: int | None) -> int:
-    """Return the log offset from which on the sink lacks the changes of `span`.
+    """Return the log offset of the first change of `span` that the sink may lack.
 
-    :param position: what the sink has everything before, or None.
-    :raises TailraceError: `LOG_RANGE_INVALID` if `span` begins after it; a bug of the caller,
-        never of the data.
+    :param position: the log offset up to which the sink has everything, or None.
+    :raises TailraceError: `LOG_RANGE_INVALID` if `span` begins after it: a bug of the caller,
+        independent of the data.
     """
     if position is None:
         return span.start
@@ -168,15 +167,15 @@ def first_missing(name: str, span: LogRange, position: int | None) -> int:
 
 
 def function_failure(error: Exception, attempted: str, sink: str) -> TailraceError:
-    """Return what a sink raises where a function of the user's raised `error`: of its words only its type,
-    since they may quote a row.
+    """Return the error of a sink for `error`, which the user's function raised. Its text is left out, since
+    it may quote a row.
 
-    `SINK_WRITE_FAILED`, which is tried again; `TASK_FAILED` for `StopEngine`, which only an engine obeys.
+    `SINK_WRITE_FAILED`, which is retried; `TASK_FAILED` for `StopEngine`, which only an engine supports.
     """
     if isinstance(error, StopEngine):
         return TailraceError(
             Kind.TASK_FAILED,
-            f"{attempted}: it asked for the engine's end, which a sink can't have",
+            f"{attempted}: it raised StopEngine, which a sink can't follow",
             "stop the pipeline from outside",
             {"sink": sink},
         )

@@ -1,29 +1,29 @@
-"""Where things lie in a sink's directory, and under which names a target holds tables and columns.
+"""The layout of a sink's directory, and the names of tables and columns in a target.
 
-    <path>/<schema>.<table>/                     one folder a table: data files, a Delta log
-    <path>/_tailrace/identity.json               whose data this is
+    <path>/<schema>.<table>/                     one folder per table: data files, a Delta log
+    <path>/_tailrace/identity.json               the log and pipeline that the data is from
     <path>/_tailrace/lock                        held by the engine that writes
     <path>/_tailrace/staging/<task>-<start>/     files of the range that is being written
-    <path>/_tailrace/manifests/<task>/           Parquet and JSON Lines: one file a commit
-    <path>/_tailrace/position-<task>.json        Delta: a lower bound of what is in
+    <path>/_tailrace/manifests/<task>/           Parquet and JSON Lines: one file per commit
+    <path>/_tailrace/position-<task>.json        Delta: a lower bound of the sink's position
     <path>/_tailrace/columns-<task>.json         Delta mirror: up to where columns may be ahead of rows
 
 Names come from the source, so they are treated as an attacker's: letters, digits, `_` and `-`
-stand for themselves, every other byte of the name's UTF-8 becomes `~` and two hex digits. (Not
-`%`: delta-rs decodes it in paths, in one place but not in another.) So a name can hold no `/`,
-no dot that could be taken for the one between schema and table, no control character; a schema
-whose name begins with `_` gets it encoded, too, since readers skip such folders. Two tables never
-share a folder, save on file systems that ignore case.
+are kept, every other byte of the name's UTF-8 becomes `~` and two hex digits. (Not `%`: delta-rs
+decodes it in paths, in one place but not in another.) So a name contains no `/`, no control
+character, and no dot that could be taken for the one between schema and table; a schema whose
+name begins with `_` gets it encoded, too, since readers skip such folders. Two tables never share
+a folder, except on file systems that ignore case.
 
-Most names of columns stand for themselves. What a target can't hold is written otherwise, so that no name
-stops a sink, in a way that is a function of the table's own names and never gives one name twice:
+Most columns keep their names. Names that a target does not allow are changed, so that no name stops a
+sink. The new name is a function of the table's own names, and unique:
 
 - A character that Delta refuses, and `~`, becomes `~` and two hex digits, as in names of folders.
-- A name that the target needs for itself gets `~own` at its end; so does what is made of one so.
-- Delta ignores case. Of columns whose names differ by case alone one keeps its name, the one in
-  lower case if there is one, else the first; the others get `~~` and a hash of their name.
+- A name of one of the target's own columns gets `~own` at its end; so does a name that already has it.
+- Delta ignores case. Of columns whose names differ only by case one keeps its name, the one in
+  lower case if there is one, otherwise the first; the others get `~~` and a hash of their name.
 
-No name in a Delta table begins with `~` and a letter beyond `f`: columns that only a merge needs do.
+No name in a Delta table begins with `~` and a letter after `f`; temporary columns of a merge do.
 
 Pure: functions of their arguments alone.
 """
@@ -39,7 +39,7 @@ from tailrace.decode.types import METADATA, OLD_KEY
 from tailrace.model import Relation, ReplicaIdentity
 
 STATE = "_tailrace"
-#: File systems allow 255 bytes; staging adds a file's name to a folder's.
+#: Longest name of a table's folder. File systems allow 255 bytes, and staging adds a file's name to it.
 TABLE_DIRECTORY_BYTES_MAX = 150
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
@@ -47,16 +47,16 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 _REFUSED = frozenset(" ,;{}()\n\t=~")
 _OWN = "~own"
 
-#: What every row of a history carries.
+#: Columns that every row of a history has in addition to the table's.
 HISTORY = frozenset(field.name for field in (*METADATA, OLD_KEY))
-#: What a mirror and the net changes on the way to it carry.
+#: Columns that a mirror and its net changes have in addition to the table's.
 MIRROR = HISTORY | {"_position", "_upsert", "_origin", "_sent", "_offset"}
 
 
 def table_directory(schema: str, table: str) -> str:
     """Return the name of a table's folder; different tables give different names.
 
-    A name that would be too long is cut and ends in `~~` and a hash, which no other has.
+    A name that would be too long is shortened and ends in `~~` and a hash of the whole.
     """
     name = f"{_encoded(schema)}.{_encoded(table)}"
     if name.startswith("_"):
@@ -71,19 +71,19 @@ def table_directory(schema: str, table: str) -> str:
 def file_name(task: str, start: int, end: int, piece: int, part: int, suffix: str) -> str:
     """Return a data file's name: a function of the range, its piece and the part in the piece.
 
-    :param part: counts the files of one table, and of one name, in one piece, from 0: a new one begins where
-        the table's schema or name changes.
+    :param part: number of the file among those of one table and one name in the piece, from 0: a new file
+        begins when the table's schema or name changes.
     """
     return f"{_encoded(task)}-{start:016x}-{end:016x}-{piece:05d}-{part:03d}.{suffix}"
 
 
 def staging_directory(task: str, start: int) -> str:
-    """Return the folder, below `STATE`, in which executors leave the files of a range."""
+    """Return the folder, below `STATE`, into which executors write the files of a range."""
     return f"staging/{_encoded(task)}-{start:016x}"
 
 
 def staged_name(directory: str, name: str) -> str:
-    """Return a file's name in the staging folder, where files of all tables lie side by side."""
+    """Return a file's name in the staging folder, which has the files of all tables."""
     return f"{directory}@{name}"
 
 
@@ -99,21 +99,21 @@ def _encoded(name: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def as_files(relation: Relation) -> Relation:
-    """Return the table as Parquet files hold it: all names but those of their own columns."""
+    """Return the table with the column names of Parquet files: only names of their own columns change."""
     return _renamed(relation, [_not_own(column.name, HISTORY) for column in relation.columns])
 
 
 @functools.lru_cache(maxsize=1024)
 def as_history(relation: Relation) -> Relation:
-    """Return the table as a Delta table with every change as a row holds it."""
+    """Return the table with the column names of a Delta table of changes."""
     return _renamed(relation, delta_names([column.name for column in relation.columns], HISTORY))
 
 
 @functools.lru_cache(maxsize=1024)
 def as_mirror(relation: Relation) -> Relation:
-    """Return the table as a Delta table with its current rows holds it.
+    """Return the table with the column names of a Delta mirror.
 
-    Where one of two keys was in force, what is of either identifies a row: whole old rows are sent.
+    If it is unknown which of two keys is in force, the columns of both are the key: whole old rows are sent.
     """
     held = _renamed(relation, delta_names([column.name for column in relation.columns], MIRROR))
     if held.identity is ReplicaIdentity.FULL and held.primary_key and not held.chosen_key:
@@ -123,12 +123,12 @@ def as_mirror(relation: Relation) -> Relation:
 
 
 def as_it_is(relation: Relation) -> Relation:
-    """Return the table itself: JSON holds any name."""
+    """Return the table itself: JSON allows all names."""
     return relation
 
 
 def delta_names(names: Sequence[str], own: Collection[str]) -> list[str]:
-    """Return what a Delta table calls columns of these names; `own`: names of its own columns."""
+    """Return the names of these columns in a Delta table; `own`: names of its own columns."""
     held = [_not_own(_encoded_column(name), own) for name in names]
     keeps: dict[str, str] = {}
     for name in held:
@@ -139,7 +139,7 @@ def delta_names(names: Sequence[str], own: Collection[str]) -> list[str]:
 
 
 def beside(name: str) -> str:
-    """Return the name for a column whose own name another has but for case."""
+    """Return the name for a column whose name differs from another one only by case."""
     return f"{name}~~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
@@ -149,7 +149,7 @@ def _encoded_column(name: str) -> str:
 
 def _not_own(name: str, own: Collection[str]) -> str:
     bare = name
-    while bare.endswith(_OWN):  # another column may be called so, now or later
+    while bare.endswith(_OWN):  # a source's column may have such a name, now or later
         bare = bare.removesuffix(_OWN)
     return name + _OWN if bare.lower() in own else name
 

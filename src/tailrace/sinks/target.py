@@ -1,7 +1,7 @@
-"""A sink's directory: whose it is, who writes to it, and the small files kept about it.
+"""A sink's directory: its identity, its lock and its small state files.
 
-The lock is the operating system's (`flock`): it goes with the process that holds it, however
-that ends, and is no file that could be left behind. The identity is compared at every open.
+The lock is the operating system's (`flock`): it is released when the process that holds it ends,
+in whatever way, and leaves nothing behind. The identity is compared at every open.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _IDENTITY = "identity.json"
-#: What shows that a folder holds a table already.
+#: Names of files and folders that show that a folder contains a table already.
 _DATA_SUFFIXES = (".parquet", ".jsonl", "_delta_log")
 
 
@@ -41,9 +41,9 @@ class Target:
 
     @classmethod
     def open(cls, sink: str, path: Path, kind: str, log: LogIdentity, pipeline: str) -> Target:
-        """Lock the directory, creating it where nothing is, and check whose it is.
+        """Lock the directory, creating it if needed, and check its identity.
 
-        :param kind: what writes here, such as `delta mirror`: no other kind may.
+        :param kind: the kind of the sink, such as `delta mirror`: sinks of another kind are refused.
         :raises TailraceError: `SINK_LOCKED`, `SINK_FOREIGN`, `SINK_WRITE_FAILED`.
         """
         with writing(sink, f"open {path}"):
@@ -66,11 +66,11 @@ class Target:
         return self.path / names.STATE
 
     def staging(self, task: str, start: int) -> Path:
-        """Return the folder in which executors leave files of the range that begins at `start`."""
+        """Return the folder into which executors write files of the range that begins at `start`."""
         return self.state / names.staging_directory(task, start)
 
     def clear_staging(self) -> None:
-        """Remove what earlier writes left behind. Only while no job of this process runs."""
+        """Remove files that earlier writes left. Only while no job of this process runs."""
         with writing(self.sink, "clear the staging folder"):
             remove_folder(self.state / "staging")
 
@@ -84,7 +84,7 @@ class Target:
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace a small state file, durably.
 
-        :raises TailraceError: `SINK_WRITE_FAILED`; what was there before stands.
+        :raises TailraceError: `SINK_WRITE_FAILED`; the file then has its old content.
         """
         with writing(self.sink, f"write {name}"):
             durable.write_atomically(self.state / name, durable.encode_state(content))
@@ -98,7 +98,7 @@ class Target:
 
 @contextlib.contextmanager
 def writing(sink: str, attempted: str) -> Iterator[None]:
-    """Turn what the operating system refuses into `SINK_WRITE_FAILED`, which is tried again."""
+    """Turn errors of the operating system into `SINK_WRITE_FAILED`, which is retried."""
     try:
         yield
     except OSError as error:
@@ -114,17 +114,17 @@ def _refused(sink: str, attempted: str, found: str, number: int | None) -> Tailr
     return TailraceError(
         Kind.SINK_WRITE_FAILED,
         f"{attempted}: {found}",
-        "make room on the sink's file system; it goes on by itself"
+        "make room on the sink's file system; the sink continues by itself"
         if number in (errno.ENOSPC, errno.EDQUOT)
-        else "check that the sink's directory is there and may be written to",
+        else "check that the sink's directory exists and is writable",
         {"sink": sink},
     )
 
 
 def read_checked(path: Path, sink: str) -> dict[str, Any] | None:
-    """Return the content of a checked state file; None if there is none.
+    """Return the content of a state file with a checksum; None if there is no such file.
 
-    :raises TailraceError: `SINK_DAMAGED` if it is not as it was written.
+    :raises TailraceError: `SINK_DAMAGED` if the checksum does not match.
     """
     try:
         data = path.read_bytes()
@@ -143,7 +143,7 @@ def read_checked(path: Path, sink: str) -> dict[str, Any] | None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and what is in it; none is fine, and so are late writers of a dead engine.
+    """Remove a folder with its content, if it exists, also while tasks of a dead engine still write to it.
 
     :raises OSError: if it can't be removed.
     """
@@ -155,7 +155,7 @@ def remove_folder(path: Path) -> None:
 
 
 def sync_directories(directories: set[Path]) -> None:
-    """Make what was created or renamed in each of them durable."""
+    """Make files that were created or renamed in each directory durable."""
     for directory in sorted(directories):
         durable.sync_directory(directory)
 
@@ -163,7 +163,7 @@ def sync_directories(directories: set[Path]) -> None:
 def locked(file: Path, sink: str, path: Path) -> int:
     """Return a lock file's descriptor, locked for this process until it is closed.
 
-    :param path: of what is locked.
+    :param path: the locked directory, for the error.
 
     :raises TailraceError: `SINK_LOCKED`, `SINK_WRITE_FAILED`.
     """
@@ -174,13 +174,13 @@ def locked(file: Path, sink: str, path: Path) -> int:
         raise TailraceError(
             Kind.SINK_LOCKED,
             f"open the sink: another engine writes to it (process {error.holder or 'unknown'})",
-            "stop that engine, or give this sink a name and a path of its own",
+            "stop that engine, or give this sink its own name and path",
             {"sink": sink, "path": str(path)},
         ) from None
 
 
 def require_ours(sink: str, path: Path, kind: str, log: LogIdentity, pipeline: str) -> bool:
-    """Check the target's owner; return whether anybody wrote to it yet. Reads only.
+    """Check the target's identity; return whether it has one, that is, was ever opened. Reads only.
 
     :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
     """
@@ -195,16 +195,16 @@ def require_ours(sink: str, path: Path, kind: str, log: LogIdentity, pipeline: s
             Kind.SINK_FOREIGN,
             f"open the sink: its {name.replace('_', ' ')} is {found.get(name)!r}, "
             f"this pipeline's is {wanted[name]!r}",
-            _FOREIGN_HINTS.get(name, "give this sink a path of its own"),
+            _FOREIGN_HINTS.get(name, "give this sink its own path"),
             {"sink": sink, "path": str(path)},
         )
     return True
 
 
 def require_ours_or_unused(sink: str, path: Path, kind: str, log: LogIdentity | None, pipeline: str) -> None:
-    """Check that `Target.open` would take the directory, but for its lock. Reads only.
+    """Check that `Target.open` would accept the directory, apart from its lock. Reads only.
 
-    :param log: None: there is none yet, so that no target is its.
+    :param log: None: there is none yet, so a target with an identity belongs to another log.
     :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
     """
     if log is None and (path / names.STATE / _IDENTITY).exists():
@@ -235,14 +235,14 @@ _FOREIGN_HINTS = {
 
 
 def _require_unused(path: Path, sink: str) -> None:
-    """Refuse to mix with tables that somebody else put here."""
+    """Raise if the directory has tables of another program, or targets of several sources."""
     for entry in sorted(os.listdir(path)):
         folder = path / entry
         if (folder / names.STATE).is_dir():
             raise TailraceError(
                 Kind.SINK_FOREIGN,
                 f"open the sink: {entry!r} is a target itself, of one of several sources",
-                "give the sink a path of its own",
+                "give the sink its own path",
                 {"sink": sink, "path": str(path)},
             )
         if entry.startswith((".", "_")) or "." not in entry or not folder.is_dir():
@@ -251,6 +251,6 @@ def _require_unused(path: Path, sink: str) -> None:
             raise TailraceError(
                 Kind.SINK_FOREIGN,
                 f"open the sink: {entry!r} already contains data of an unknown writer",
-                "give the sink a path of its own, or move these tables away",
+                "give the sink its own path, or move these tables away",
                 {"sink": sink, "path": str(path)},
             )

@@ -1,13 +1,12 @@
-"""The one job that writes a range: all tables at once, a task of Spark for each piece.
+"""The job that writes a range: all tables at once, with one Spark task for each piece.
 
-A range of one piece is written by the same functions in this process, where Spark has not started or would
-take longer to begin a job than the piece takes to be written.
+A range of one piece is written by the same functions in this process, if Spark has not started or would
+take longer to start a job than this process takes to write the piece.
 
-An executor decodes its piece and writes one file a table (one more where a table's schema
-changes on the way) into the range's staging folder, with PyArrow. Nothing that it does is
-visible or counts for anything: the driver commits. So a task may be repeated, run twice at
-once or be left over from an engine that is dead: the same piece gives the same names and the
-same bytes, each put in place by a rename.
+An executor decodes its piece and writes one file per table (one more if a table's schema changes
+within the piece) into the range's staging folder, with PyArrow. Its files are not visible until
+the driver commits them. So a task may be repeated, run twice at once, or be left over from a dead
+engine: the same piece gives the same names and the same bytes, each put in place by a rename.
 """
 
 from __future__ import annotations
@@ -50,20 +49,20 @@ if TYPE_CHECKING:
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
-#: Executors hold so much of one table before it is written out as a row group.
+#: Most bytes of one table that an executor buffers before it writes them as a row group.
 BUFFERED_BYTES_MAX = 64 << 20
-#: Files that a task writes at a time; then the one that was begun first is finished.
+#: Most files that a task writes at a time; before another one, the oldest is finished.
 OPEN_FILES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SinkInput:
-    """What of a log a sink of folders writes.
+    """The part of a log that a sink of folders writes, and in which form.
 
     :param tables: patterns; None: all tables.
     :param rules: which columns are delivered, and how they are masked.
-    :param modes: how values are given.
-    :param chain: what is done to the changes.
+    :param modes: the form of values.
+    :param chain: the transformations of changes.
     """
 
     tables: tuple[str, ...] | None = None
@@ -78,11 +77,11 @@ class SinkInput:
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """How a sink's files are written.
+    """The format of a sink's files.
 
     :param suffix: of their names.
-    :param names: gives a table as the target holds it. Importable, as what `opener` returns.
-    :param opener: returns what opens a writer, for changes of this origin and task.
+    :param names: returns a table with its column names in the target. Picklable, as the result of `opener`.
+    :param opener: returns a function that opens a writer, for changes of this origin and task.
     """
 
     suffix: str
@@ -92,14 +91,14 @@ class FileFormat:
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """What every task of a range's job is given.
+    """The input of every task of a range's job.
 
     `have` maps tables, by their folders, to the log offset up to which the sink has them
-    already: their changes before it are left out. Tables that it does not name are `have_all` far.
+    already: their changes before it are left out. For other tables it is `have_all`.
     `names` maps a masked and transformed table to its form in the target. `table_policy` and
-    the chain hold secrets: a job is only ever part of a task's closure, which nothing shows.
-    `have_relations` maps relations, by oid, where the sink knows whose rows a folder has; it goes first,
-    since tables change their names. `origin` is what transformations are given as the changes' source.
+    the chain contain secrets: a job is only ever part of a task's closure, which is never shown.
+    `have_relations` maps relations, by oid, if the sink knows whose rows a folder has; it takes precedence,
+    since tables change their names. `origin` is the changes' source for transformations.
     """
 
     log: str
@@ -117,7 +116,7 @@ class WriteJob:
     have_relations: Mapping[int, int]
 
     def first_missing(self, relation: Relation, directory: str) -> int:
-        """Return the log offset from which on the sink lacks what of a table goes into a folder."""
+        """Return the log offset of the first change of a table that a folder may lack."""
         if relation.oid in self.have_relations:
             return self.have_relations[relation.oid]
         return self.have.get(directory, self.have_all)
@@ -125,10 +124,10 @@ class WriteJob:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that an executor left in staging, complete and on disk.
+    """A file that an executor wrote into staging, complete and on disk.
 
-    `relation` is the table as the target holds it, `source` as it is masked, before
-    transformations, and `first` the log offset of the file's first change. `schema` is the file's Arrow
+    `relation` is the table as the target has it, `source` the masked table before transformations,
+    and `first` the log offset of the file's first change. `schema` is the file's Arrow
     schema, serialised; `facts` are further facts of the file's format.
     """
 
@@ -148,7 +147,7 @@ class StagedFile:
 
 
 class FileWriter(Protocol):
-    """Writes one file. `close` returns facts about it, once its bytes are handed over."""
+    """Writes one file. `close` returns facts about it, after all bytes are passed to the system."""
 
     rows: int
 
@@ -157,18 +156,18 @@ class FileWriter(Protocol):
     def close(self) -> dict[str, Any]: ...
 
 
-#: Opens a writer for a path; the relation's typed rows have the given schema.
+#: Opens a writer for a path and the changes of a relation.
 OpenWriter = Callable[[str, Relation], FileWriter]
 
 
 def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[StagedFile]:
-    """Write the changes of one piece, and return the files; all of them are on disk then."""
+    """Write the changes of one piece, and return the files, which are on disk."""
     failpoints.hit("sink.in_task")
     files = _Files(job, open_writer, piece.index)
     stretches = stretches_of(job.log, piece, modes=job.given.modes, table_policy=job.table_policy)
     for changes in itertools.chain.from_iterable(stretch.changes for stretch in stretches):
         relation = changes.relation
-        # A logical message belongs to no table.
+        # A logical message has no table.
         if relation is None or not job.given.wants(relation.schema, relation.table):
             continue
         for target, made in job.given.chain.apply(changes, job.origin):
@@ -180,25 +179,25 @@ def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[St
 
 
 class _Files:
-    """The files that a piece becomes: one for each table and folder, and for each of the table's shapes."""
+    """The files of a piece: one for each table and folder, and for each version of the table's schema."""
 
     def __init__(self, job: WriteJob, open_writer: OpenWriter, piece: int) -> None:
         self._job = job
         self._open_writer = open_writer
         self._piece = piece
         self._open: dict[tuple[str, Relation, Relation], _Writing] = {}
-        # The last number in a folder, and of a relation, which may be renamed.
+        # The last number of a folder, and of a relation, which may be renamed.
         self._parts: dict[str | int, int] = {}
         self._done: list[StagedFile] = []
 
     def write(self, directory: str, source: Relation, changes: TableChanges) -> None:
-        """Write changes of the table `source`, as they are transformed, for a folder."""
+        """Write transformed changes of the table `source` into a file for `directory`."""
         relation = changes.relation
         assert relation is not None, "messages were left out"
         place = (directory, source, relation)
         if place not in self._open:
             for other in list(self._open):
-                # A table's changes before its schema changed are complete.
+                # There are no further changes of an earlier version of the table.
                 if other[1].qualified_name == source.qualified_name and other[1] != source:
                     self._finish(other)
             if len(self._open) >= OPEN_FILES_MAX:
@@ -212,7 +211,7 @@ class _Files:
         self._open[place].write(changes)
 
     def finish(self) -> list[StagedFile]:
-        """Finish what is open and return all files."""
+        """Finish open files and return all files."""
         for place in list(self._open):
             self._finish(place)
         return self._done
@@ -222,7 +221,7 @@ class _Files:
 
 
 class _Writing:
-    """A file on its way into staging, under a temporary name until it is complete."""
+    """A file that is being written into staging, with a temporary name until it is complete."""
 
     def __init__(
         self,
@@ -271,17 +270,17 @@ def write_files(
     have: Mapping[str, int],
     have_relations: Mapping[int, int],
 ) -> list[StagedFile]:
-    """Write what the pieces have of `span` into the range's staging folder, and return the files.
+    """Write the changes of `span` into the range's staging folder, and return the files.
 
-    :param have: as `WriteJob` has it, like `have_relations`.
+    :param have: as in `WriteJob`, like `have_relations`.
     :raises TailraceError: as `run`; `SINK_WRITE_FAILED`.
     """
     wanted = [piece for piece in pieces if piece.end > span.start]
     if not any(piece.rows for piece in wanted):
         return []
     staging = target.staging(span.task, span.start)
-    with writing(target.sink, "make the staging folder"):
-        remove_folder(staging)  # of a write that failed, with another end perhaps
+    with writing(target.sink, "create the staging folder"):
+        remove_folder(staging)  # of a failed write, perhaps with another end
         staging.mkdir(parents=True)
     job = WriteJob(
         str(log), str(staging), span.task, span.start, span.end, given, TablePolicy.of(given.rules),
@@ -296,7 +295,7 @@ def run(
 ) -> list[Result]:
     """Run `function` on each of `work`, as `spark.jobs.run`.
 
-    :raises TailraceError: the first that a task met; `SPARK_FAILED` if Spark itself failed.
+    :raises TailraceError: the first error of a task; `SPARK_FAILED` if Spark itself failed.
     """
     return jobs.run(spark, work, function, partial(_failure, sink))
 
@@ -308,7 +307,7 @@ def _failure(sink: str, error: Exception) -> TailraceError:
         return error
     if isinstance(error, OSError):
         return _refused(error, sink)
-    # Of an error that nobody foresaw, only its type and place: its words may quote a row.
+    # Only the type and place of an unexpected error are shown: its text may quote a row.
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return TailraceError(
         Kind.INTERNAL,
@@ -321,7 +320,7 @@ def _failure(sink: str, error: Exception) -> TailraceError:
 
 def _refused(error: OSError, sink: str) -> TailraceError:
     found = os.strerror(error.errno) if error.errno else type(error).__name__
-    hint = "make room on the sink's file system, or check that it may be written to"
+    hint = "make room on the sink's file system, or check that it is writable"
     if error.errno == errno.ENOENT:
         hint = "the sink's path must lead to the same folder on the driver and on every executor of Spark"
     return TailraceError(
@@ -333,20 +332,20 @@ def _refused(error: OSError, sink: str) -> TailraceError:
 
 
 class ArrowBuffer:
-    """Gathers record batches until they are worth a row group."""
+    """Collects record batches until there are enough for a row group."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
         self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> bool:
-        """Keep `batch`; return whether it is time to `take`."""
+        """Add `batch`; return whether the caller should `take`."""
         self._batches.append(batch)
         self._bytes += batch.nbytes
         return self._bytes >= BUFFERED_BYTES_MAX
 
     def take(self) -> pa.Table | None:
-        """Return what was gathered as a table, and forget it; None if there is nothing."""
+        """Return the collected batches as a table, and empty the buffer; None if it is empty."""
         if not self._batches:
             return None
         table = pa.Table.from_batches(self._batches)

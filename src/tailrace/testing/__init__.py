@@ -1,4 +1,4 @@
-"""Tools for those who test what they build on the engine, or for it: sources, clocks, conformance."""
+"""Tools for tests of programs that use or extend the engine: a source, a clock, conformance checks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether an implementation keeps its contract: checks for connectors, tasks, stores and processors.
+"""Checks that connectors, tasks, offset stores and record processors keep their contracts.
 
-Each is a function for a test of yours; it raises `AssertionError` with the sentence of the contract that
-was broken. Nothing in here needs pytest.
+Call these functions in your tests; they raise `AssertionError` with the broken rule of the contract. They
+don't need pytest.
 
     from tailrace.testing import conformance
 
@@ -38,12 +38,12 @@ from tailrace.testing.source import LinesSource, lines
 from tailrace.testing.source_types import check_source as check_source  # noqa: PLC0414 - a check like the others
 from tailrace.waits import wait_until
 
-#: How long a check waits for what a contract promises to come soon.
+#: Longest wait of a check for behaviour that a contract requires soon, in seconds.
 SOON_S = 30.0
 
 NAME = "conformance"
 
-#: Of the offsets that a task writes itself, about so many are tried.
+#: About how many of the offsets that a task writes itself are checked.
 WRITTEN_CHECKED = 3
 
 
@@ -53,23 +53,23 @@ WRITTEN_CHECKED = 3
 def check_offset_store(make: Callable[[], OffsetStore], *, durable: bool = True) -> None:
     """Check an offset store.
 
-    :param make: returns a store over the same place each time, not started; at first, an empty one.
-    :param durable: whether another store over the same place has what one has written.
+    :param make: returns a store for the same place each time, not started; at first the place is empty.
+    :param durable: whether another store for the same place has the offsets that the first one wrote.
     """
     one, two = {"server": "a"}, {"server": "b", "shard": "-80"}
     store = make()
     require(isinstance(store, OffsetStore), "a store has start, read, write and stop")
     store.start()
-    require(store.read([one, two]) == {}, "what was never written is not among what is read")
+    require(store.read([one, two]) == {}, "read returns no offset that was never written")
     offset = {"line": 2**53, "text": "Ñ ñ", "none": None, "nested": {"list": [1, 2.5, True]}}
     store.write([(one, {"line": 1}), (two, offset)], SOON_S)
     require(store.read([two]) == {0: offset}, "an offset is read as it was written")
     require(
         store.read([two, {"server": "c"}, one]) == {0: offset, 2: {"line": 1}},
-        "offsets are read by their number among the partitions that are asked for",
+        "read returns offsets by the index of their partition in the argument",
     )
     store.write([({"shard": "-80", "server": "b"}, {"line": 5})], SOON_S)
-    require(store.read([two, one]) == {0: {"line": 5}, 1: {"line": 1}}, "a partition is known by its names")
+    require(store.read([two, one]) == {0: {"line": 5}, 1: {"line": 1}}, "names in a partition have no order")
     store.write([], SOON_S)
     _written_at_once(store)
     store.stop()
@@ -78,12 +78,12 @@ def check_offset_store(make: Callable[[], OffsetStore], *, durable: bool = True)
         after.start()
         found = after.read([one, two])
         after.stop()
-        require(found == {0: {"line": 1}, 1: {"line": 5}}, "what was written is there in the next attempt")
-    make().stop()  # a store that did not start is stopped, too
+        require(found == {0: {"line": 1}, 1: {"line": 5}}, "the next attempt reads the written offsets")
+    make().stop()  # a store that was not started can be stopped, too
 
 
 def _written_at_once(store: OffsetStore) -> None:
-    """Write from several threads at once."""
+    """Check that several threads can write at once."""
 
     def write(number: int) -> None:
         for line in range(20):
@@ -103,7 +103,7 @@ def check_connector(
 ) -> None:
     """Check how a connector starts, plans and stops, and that its tasks can be started and stopped.
 
-    :param make: returns a connector over the same source each time.
+    :param make: returns a connector for the same source each time.
     """
     for most in {1, tasks_max}:
         connector = make()
@@ -115,7 +115,7 @@ def check_connector(
             for own in planned:
                 require(json.loads(json.dumps(own)) == own, "settings of tasks are JSON")
             tasks = [connector.create_task() for _ in planned]
-            require(len({id(task) for task in tasks}) == len(tasks), "each task is an object of its own")
+            require(len({id(task) for task in tasks}) == len(tasks), "each task is a separate object")
             partitions: list[Mapping[str, str]] = []
             for number, (task, own) in enumerate(zip(tasks, planned, strict=True)):
                 require(isinstance(task, SourceTask), "a task has the methods of SourceTask")
@@ -134,15 +134,15 @@ def check_connector(
 
 
 def check_task(make: Callable[[], SourceTask], settings: Settings, *, records: int, name: str = NAME) -> None:
-    """Check that a task gives what it has once, in order, and goes on from any offset that it gave.
+    """Check that a task returns each record once, in order, and continues from any of its offsets.
 
-    :param make: returns a task over the same source each time, not started; nothing comes to the source
-        while it is checked.
-    :param records: how many it has at least, over all partitions.
+    :param make: returns a task for the same source each time, not started; the source gets no new records
+        during the check.
+    :param records: least number of its records, over all partitions.
     """
     first = TaskRun(make(), settings, name=name)
     whole = first.poll_until(records, SOON_S)
-    require(sum(batch.polled for batch in whole) >= records, f"the task gives {records} records")
+    require(sum(batch.polled for batch in whole) >= records, f"the task returns {records} records")
     for batch in whole:
         _check_batch(batch)
     first.stop()
@@ -151,7 +151,7 @@ def check_task(make: Callable[[], SourceTask], settings: Settings, *, records: i
     again.stop()
     require(
         _by_partition(repeated) == _by_partition(whole),
-        "a new attempt without offsets gives the same, in order",
+        "a new attempt without offsets returns the same records, in order",
     )
     offsets = _numbered(whole)
     for at in sorted({0, records // 2, records - 1}):
@@ -173,7 +173,7 @@ def _check_goes_on(
     before: Sequence[tuple[str, str]],
     left: Sequence[str],
 ) -> None:
-    """Check that an attempt that begins with an offset gives what is `left` of its partition."""
+    """Check that an attempt that begins with an offset returns `left`, the rest of its partition."""
     partition, offset = json.loads(begin[0]), json.loads(begin[1])
     store = MemoryOffsetStore()
     store.write([(partition, offset)], SOON_S)
@@ -186,12 +186,12 @@ def _check_goes_on(
     rest.stop()
     require(
         found[: len(left)] == left and {(begin[0], o) for o in found}.isdisjoint(before),
-        "an attempt that is started from an offset goes on after it, and repeats nothing before it",
+        "an attempt that starts from an offset continues after it, and repeats no record before it",
     )
 
 
 class TaskRun:
-    """One attempt of a task, driven as the engine drives it."""
+    """One attempt of a task, called as by the engine."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class TaskRun:
         self.task = task
         self.finished = threading.Event()
         self.stopping = threading.Event()
-        #: Offsets that the task wrote itself, each with how many batches it had given.
+        #: Offsets that the task wrote itself, each with the number of batches returned before.
         self.written: list[tuple[Partition, Offset, int]] = []
         self._given = 0
         task.start(
@@ -221,7 +221,7 @@ class TaskRun:
         )
 
     def poll_until(self, records: int, timeout_s: float) -> list[Batch]:
-        """Return what is polled until there are so many records, or it has finished, or time is up."""
+        """Return the polled batches, until they have `records` records, the task finishes, or time is up."""
         found: list[Batch] = []
         deadline_s = time.monotonic() + timeout_s
         while sum(batch.polled for batch in found) < records and time.monotonic() < deadline_s:
@@ -236,14 +236,14 @@ class TaskRun:
         return found
 
     def partitions_of(self, batches: Sequence[Batch]) -> list[Partition]:
-        """Return the partitions of batches, each once."""
+        """Return the distinct partitions of batches."""
         return list({_text(b.partition): b.partition for b in batches}.values())
 
     def _note(self, partition: Partition, offset: Offset) -> None:
         self.written.append((partition, offset, self._given))
 
     def stop(self) -> None:
-        """Stop it as the engine does: `stopping` is set, then `stop` is called, on another thread."""
+        """Stop the task as the engine does: set `stopping`, then call `stop` on another thread."""
         self.stopping.set()
         ended = threading.Thread(target=self.task.stop, daemon=True)
         ended.start()
@@ -254,11 +254,11 @@ class TaskRun:
 def _check_batch(batch: Batch) -> None:
     require(isinstance(batch, Batch), "poll returns a Batch or None")
     names: list[object] = [*batch.partition, *batch.partition.values()]
-    require(all(isinstance(name, str) for name in names), "a partition is made of names and texts")
+    require(all(isinstance(name, str) for name in names), "a partition maps names to texts")
     places = batch.places.tolist()
     require(
         places == sorted(set(places)) and all(0 <= place < batch.polled for place in places),
-        "each record has a place of its own in [0, polled)",
+        "each record has a separate place in [0, polled)",
     )
     for place in range(batch.polled):
         offset = dict(batch.offsets[place])
@@ -296,9 +296,9 @@ def _connector_context(name: str, settings: Settings) -> ConnectorContext:
 
 
 def check_contexts(run: Callable[[SourceConnector, OffsetStore, Callable[[Any], None]], str]) -> None:
-    """Check what an engine gives to connectors and tasks.
+    """Check the contexts that an engine passes to connectors and tasks.
 
-    :param run: runs an engine over the connector and the store to its end, under the name `conformance`, with
+    :param run: runs an engine with the connector and the store to its end, with the name `conformance`,
         transformations that keep every record, the commit policy `always`, and a handler of single records in
         order; returns its metrics as text.
     """
@@ -308,13 +308,13 @@ def check_contexts(run: Callable[[SourceConnector, OffsetStore, Callable[[Any], 
     def handle(record: Any) -> None:
         found = store.read([_LINES]).get(0, {})
         require(found.get("line", 0) < record.after["number"], "nothing is committed before it is processed")
-        require("idle" not in found, "an offset that a task writes passes over no record")
+        require("idle" not in found, "an offset that a task writes skips no record")
 
     text = run(probe, store, handle)
     require(probe.seen == ["connector", "task"], "connector and task are started once each")
     require(
         store.read([_PLAN, _LINES, _IDLE]) == {0: {"parts": 1}, 1: {"line": 20, "idle": True}, 2: {"at": 2}},
-        "what connector and task write themselves is committed, the newest of each partition",
+        "the newest offset of each partition that connector and task write themselves is committed",
     )
     for task, value in (("", 2.0), ("0", 3.0)):
         labels = f'engine="{NAME}",kind="probe",task="{task}"'
@@ -325,7 +325,7 @@ _PLAN, _LINES, _IDLE = {"plan": "a"}, {"partition": "0-0"}, {"idle": "a"}
 
 
 class _Probe:
-    """A connector of lines, with one task; both try what their contexts give."""
+    """A connector of lines, with one task; both check their contexts."""
 
     def __init__(self) -> None:
         self._source = LinesSource(20, batch=7)
@@ -396,7 +396,7 @@ class _ProbeTask:
 
 def _check_tools(context: ConnectorContext | TaskContext) -> None:
     require(isinstance(context.commit_policy, CommitPolicy), "there is a commit policy")
-    require(context.commit_policy.is_due(1, True, 0.0), "the policy is the one that was asked for")
+    require(context.commit_policy.is_due(1, True, 0.0), "the policy is the configured one")
     require(context.clock.monotonic() <= context.clock.monotonic(), "there is a clock")
     require(context.transformations is not None, "transformations are those of the engine")
     if context.transformations is not None:
@@ -406,7 +406,7 @@ def _check_tools(context: ConnectorContext | TaskContext) -> None:
 
 def _counted(context: ConnectorContext | TaskContext, times: int) -> None:
     for _ in range(times):
-        # The same name and labels are the same number.
+        # The same name and labels are the same counter.
         context.metrics.counter("probe_calls", "Calls.", {"kind": "probe"}).inc()
     context.metrics.gauge("probe_level", "A level.").set(4)
     context.metrics.histogram("probe_seconds", "Seconds.", buckets=[1, 2]).observe(1.5)
@@ -416,7 +416,7 @@ def _counted(context: ConnectorContext | TaskContext, times: int) -> None:
 
 
 class Marks:
-    """A committer that keeps what is marked, for `check_processor`."""
+    """A committer that records marks, for `check_processor`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -424,29 +424,29 @@ class Marks:
         self.finished: list[int] = []
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
-        """Keep the places."""
+        """Record the place, or all places of the batch."""
         with self._lock:
             places = range(batch.polled) if place is None else (place,)
             self.marked.setdefault(batch.number, set()).update(places)
 
     def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
-        """Keep the places."""
+        """Record the places."""
         with self._lock:
             self.marked.setdefault(batch.number, set()).update(places)
 
     def mark_dropped(self, batch: Batch) -> None:
-        """Keep the places that are not there."""
+        """Record the places of dropped records."""
         with self._lock:
             missing = set(range(batch.polled)) - set(batch.places.tolist())
             self.marked.setdefault(batch.number, set()).update(missing)
 
     def mark_batch_finished(self, batch: Batch) -> None:
-        """Keep the batch."""
+        """Record the batch's number."""
         with self._lock:
             self.finished.append(batch.number)
 
     def count(self) -> int:
-        """How many records are marked."""
+        """Return the number of marked records."""
         with self._lock:
             return sum(len(places) for places in self.marked.values())
 
@@ -462,7 +462,7 @@ def check_processor(make: Callable[[Callable[[Any], None]], RecordProcessor]) ->
         processor, marks = _initialised(make, lambda record: seen.append(record.after["number"]), threads)
         for first in range(0, 100, 10):
             processor.process(lines("p", first, first + 10))
-        require(_drained(processor), "drain tells when everything is delivered")
+        require(_drained(processor), "drain returns whether everything is delivered")
         require(seen == list(range(1, 101)), "each record is handed over once, in order")
         require(marks.count() == 100, "each record that was handed over is marked")
         processor.close()
@@ -481,7 +481,7 @@ def _check_failure(
     batches = [lines("p", first, first + 10) for first in (0, 10, 20)]
     raised = _raised(processor, batches)
     processor.close()
-    require(isinstance(raised, ValueError), "what a handler raises comes out of process or drain")
+    require(isinstance(raised, ValueError), "process or drain raises a handler's error")
     require(4 not in marks.marked.get(batches[1].number, ()), "what failed is not marked")
 
 
@@ -493,8 +493,8 @@ def _check_end(make: Callable[[Callable[[Any], None]], RecordProcessor], threads
     processor, marks = _initialised(make, stop, threads)
     raised = _raised(processor, [lines("p", 0, 10)])
     processor.close()
-    require(isinstance(raised, StopEngine), "StopEngine of a handler comes out of process or drain")
-    require(marks.count() == 10, "what raised StopEngine is marked")
+    require(isinstance(raised, StopEngine), "process or drain raises a handler's StopEngine")
+    require(marks.count() == 10, "the record whose handler raised StopEngine is marked")
 
 
 def _initialised(
@@ -517,6 +517,6 @@ def _raised(processor: RecordProcessor, batches: Sequence[Batch]) -> BaseExcepti
         for batch in batches:
             processor.process(batch)
         _drained(processor)
-    except Exception as error:  # noqa: BLE001 - this is what is asked for
+    except Exception as error:  # noqa: BLE001 - the caller checks it
         return error
     return None

@@ -23,12 +23,12 @@ from tailrace.records.batch import Offset, Partition
 
 
 class Written:
-    """An offset writer that keeps what is written (`contracts.OffsetWriter`). Any thread."""
+    """An offset writer that keeps offsets in memory (`contracts.OffsetWriter`). Any thread."""
 
     def __init__(self, heard: Callable[[Partition, Offset], None] = lambda _partition, _offset: None) -> None:
         self._lock = threading.Lock()
         self._heard = heard
-        #: What was written, in order.
+        #: The offsets that were written, in order.
         self.offsets: list[tuple[Partition, Offset]] = []
 
     def write(self, partition: Partition, offset: Offset) -> None:
@@ -39,7 +39,7 @@ class Written:
 
 
 def metrics_of(name: str) -> EngineMetrics:
-    """Return the numbers of an engine that there is not: what was counted is in its `registry`."""
+    """Return metrics for tests without an engine; their `registry` has the values."""
     return EngineMetrics(name, lambda: EngineView(name, State.CREATING, (), None, ""))
 
 
@@ -54,7 +54,7 @@ def connector_context(
     offset_writer: OffsetWriter | None = None,
     metrics: EngineMetrics | None = None,
 ) -> ConnectorContext:
-    """Return what a connector may use; what is not given is kept in memory alone."""
+    """Return a connector's context; tools that are not given work in memory."""
     return ConnectorContext(
         name,
         settings,
@@ -81,7 +81,7 @@ def task_context(
     offset_writer: OffsetWriter | None = None,
     metrics: EngineMetrics | None = None,
 ) -> TaskContext:
-    """Return what a task may use; what is not given is kept in memory alone."""
+    """Return a task's context; tools that are not given work in memory."""
     return TaskContext(
         name,
         number,
@@ -98,9 +98,9 @@ def task_context(
 
 
 def require(kept: bool, rule: str) -> None:
-    """Fail with the rule that was broken.
+    """Check that `kept` is true.
 
-    :raises AssertionError: if it was not kept.
+    :raises AssertionError: with `rule`, if it is not.
     """
     if not kept:
         raise AssertionError(f"contract broken: {rule}")

@@ -1,4 +1,4 @@
-"""An engine that shows its tasks to a test, and a clock that stands still until a test moves it."""
+"""An engine that gives tests access to its tasks, and a clock that only a test moves."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TypeVar
 from tailrace.engine.contracts import SourceTask
 from tailrace.engine.engine import Engine
 
-#: How long `wait` sleeps at most before it looks whether the event was set; real time.
+#: Interval at which `wait` checks its event, in seconds of real time.
 _LOOK_S = 0.01
 
 
 class MovableClock:
-    """A `Clock` for tests: back-offs and commit policies go by it. Any thread.
+    """A `Clock` for tests, which back-offs and commit policies use. Any thread.
 
-    The limits of an engine's start and stop go by real time, whatever this says.
+    The limits of an engine's start and stop always use real time.
 
     :param time_us: microseconds since 1970 at the beginning.
     """
@@ -38,7 +38,7 @@ class MovableClock:
         return self._origin_us + round(self.monotonic() * 1_000_000)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: who waits for less is done waiting."""
+        """Move the clock forward; waits whose timeout has passed then end."""
         if seconds < 0:
             raise ValueError("time does not go back")
         with self._changed:
@@ -46,7 +46,7 @@ class MovableClock:
             self._changed.notify_all()
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """Wait for `event` until the clock was moved by `timeout_s`; return whether it is set."""
+        """Wait for `event`, at most until the clock has moved by `timeout_s`; return whether it is set."""
         with self._changed:
             until_s = self._now_s + timeout_s
             self._waiting += 1
@@ -59,7 +59,7 @@ class MovableClock:
         return event.is_set()
 
     def wait_for_waiters(self, count: int = 1, timeout_s: float = 10.0) -> bool:
-        """Wait, in real time, until so many threads wait by this clock; return whether they do."""
+        """Wait, in real time, until `count` threads are in `wait`; return whether they are."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while self._waiting < count:
@@ -74,14 +74,14 @@ T = TypeVar("T")
 
 
 class TestingEngine(Engine):
-    """An `Engine` with which a test may reach what the engine keeps to itself."""
+    """An `Engine` that gives tests access to its tasks."""
 
-    __test__ = False  # pytest would take it for a class of tests
+    __test__ = False  # otherwise pytest would collect it as a class of tests
 
     def run_with_task(self, consumer: Callable[[SourceTask], T], number: int = 0) -> T:
-        """Call `consumer` with a task, on the calling thread, and return what it returns.
+        """Call `consumer` with a task, on the calling thread, and return its result.
 
-        :param number: of the task; its present attempt's.
+        :param number: the task's number; the object is that of its current attempt.
         :raises TailraceError: `ENGINE_MISUSED` before there are tasks, and after the end.
         """
         return consumer(self._task(number))

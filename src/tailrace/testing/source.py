@@ -1,7 +1,7 @@
-"""A source that gives the same lines again and again, and fails on request.
+"""A source that returns the same lines in every run, and fails on request.
 
-What it gives depends on its parameters and on the offset that it is started from, on nothing else: so
-a test can say what must come, in which order, after whatever went wrong.
+Its lines depend only on its parameters and on the offset that it starts from. So a test knows which
+lines must come, in which order, after any fault.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.records.group import Group
 
-#: The words of each line, if a test has no others.
+#: The default words of each line.
 WORDS = "Generated line number"
 
-#: How soon a task that waits for lines sees that the engine wants to stop.
+#: Interval at which a task that waits for lines checks whether the engine stops, in seconds.
 _LOOK_S = 0.1
 
 _AFTER = pa.struct([("partition", pa.string()), ("number", pa.int64()), ("line", pa.string())])
@@ -32,13 +32,13 @@ _SOURCE = pa.struct([("partition", pa.string()), ("number", pa.int64())])
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong when a task does something for the `at`-th time, counted from 1 over all its attempts.
+    """A fault at the `at`-th call of a task's method, counted from 1 over all attempts of the task.
 
-    :param method: `start`, `poll` (counted only when there are lines to give), `commit` or `stop`.
-    :param error: is raised; None: nothing is.
-    :param delay_s: how long it takes before; `start` and `poll` heed the engine's wish to stop.
-    :param deaf: heed nothing.
-    :param call: called before.
+    :param method: `start`, `poll` (counted only when there are lines to return), `commit` or `stop`.
+    :param error: the error to raise; None: none.
+    :param delay_s: delay before it, in seconds; in `start` and `poll` it ends when the engine stops.
+    :param deaf: whether the delay does not end when the engine stops.
+    :param call: a function to call before.
     """
 
     method: str
@@ -56,14 +56,14 @@ class LinesSource:
     Lines are changes with `op` `c` and columns `partition`, `number` (from 1) and `line`, for the topic
     `lines.<partition>`. An offset is `{"line": n}`: line n is done.
 
-    :param lines: in each partition; more come by `append`.
-    :param tasks: how many there are.
-    :param partitions: of each task; polled in turn.
+    :param lines: number of lines in each partition; `append` adds more.
+    :param tasks: number of tasks.
+    :param partitions: number of partitions of each task, which are polled in turn.
     :param batch: most lines in a batch.
-    :param transaction: lines of a transaction; batches may end within one.
-    :param words: of each line; its number follows them.
-    :param ends: tasks finish when all lines were given; without it, they wait for more.
-    :param faults: what goes wrong.
+    :param transaction: number of lines of a transaction; batches may end within one.
+    :param words: text of each line, before its number.
+    :param ends: whether tasks finish when all lines were returned; otherwise they wait for more.
+    :param faults: the faults to cause.
     """
 
     def __init__(
@@ -88,28 +88,28 @@ class LinesSource:
         self._faults = {(fault.method, fault.task, fault.at): fault for fault in faults}
         self._counts: Counter[tuple[str, int]] = Counter()
         self._changed = threading.Condition()
-        #: What was called, in order: `connector.start`, `task.start 0`, …
+        #: The calls, in order: `connector.start`, `task.start 0`, …
         self.calls: list[str] = []
         #: Tasks that were started and not stopped.
         self.open: set[SourceTask] = set()
-        #: For each partition, the offsets that a task heard were committed.
+        #: For each partition, the offsets in calls of a task's `commit`.
         self.committed: dict[str, list[int]] = {name: [] for name in self._lines}
 
     # ------------------------------------------------------------------ for the test
 
     def append(self, lines: int, partition: str = "0-0") -> None:
-        """Have more lines come."""
+        """Add lines to a partition."""
         with self._changed:
             self._lines[partition] += lines
             self._changed.notify_all()
 
     @property
     def partitions(self) -> Sequence[str]:
-        """Their names: `<task>-<partition>`."""
+        """The names of all partitions: `<task>-<partition>`."""
         return tuple(self._lines)
 
     def count(self, method: str, task: int = 0) -> int:
-        """How often a task's method was called, over all attempts."""
+        """Return the number of calls of a task's method, over all attempts."""
         return self._counts[method, task]
 
     # ------------------------------------------------------------------ the connector
@@ -119,7 +119,7 @@ class LinesSource:
         self.calls.append("connector.start")
 
     def task_settings(self, tasks_max: int) -> Sequence[Settings]:
-        """Return for each task its number and its partitions."""
+        """Return the number and the partitions of each task."""
         if self._tasks > tasks_max:
             raise TailraceError(
                 Kind.CONFIG_INVALID,
@@ -142,12 +142,12 @@ class LinesSource:
     # ------------------------------------------------------------------ for its tasks
 
     def lines_in(self, partition: str) -> int:
-        """How many lines a partition has now."""
+        """Return the current number of lines of a partition."""
         with self._changed:
             return self._lines[partition]
 
     def wait_for_lines(self, timeout_s: float, stopping: threading.Event) -> None:
-        """Wait until something may have been appended, or the engine wants to stop."""
+        """Wait until lines may have been appended, or the engine stops."""
         until_s = time.monotonic() + timeout_s
         with self._changed:
             lines = dict(self._lines)
@@ -155,7 +155,7 @@ class LinesSource:
                 self._changed.wait(min(timeout_s, _LOOK_S))
 
     def reached(self, method: str, task: int, stopping: threading.Event | None) -> None:
-        """Count a call, and let go wrong what is to go wrong there."""
+        """Count a call of a task's method, and cause its fault, if there is one."""
         with self._changed:
             self._counts[method, task] += 1
             fault = self._faults.get((method, task, self._counts[method, task]))
@@ -184,7 +184,7 @@ class LinesTask:
         self._turn = 0
 
     def start(self, context: TaskContext) -> None:
-        """Go on after the lines that are done."""
+        """Continue after the lines that were committed."""
         self._context, self._number = context, int(context.settings["task"])
         self._source.open.add(self)
         self._source.reached("start", self._number, context.stopping)
@@ -195,7 +195,7 @@ class LinesTask:
         }
 
     def poll(self, timeout_s: float) -> Batch | None:
-        """Return the next lines of the partition whose turn it is."""
+        """Return the next lines of the next partition."""
         assert self._context is not None
         if not self._left():
             if self._source.ends:
@@ -216,12 +216,12 @@ class LinesTask:
         return lines(name, first, last, self._source.transaction_lines, self._source.words)
 
     def commit(self, partition: Partition, offset: Offset) -> None:
-        """Note what was committed."""
+        """Record the committed offset."""
         self._source.reached("commit", self._number, None)
         self._source.committed[partition["partition"]].append(int(offset["line"]))
 
     def stop(self) -> None:
-        """Let go."""
+        """Mark the task as stopped."""
         self._source.open.discard(self)
         self._source.reached("stop", self._number, None)
 
@@ -238,7 +238,7 @@ class LinesTask:
 
 
 class _Lines:
-    # Offsets of a batch: what is done after each line.
+    # Offsets of a batch, one after each line.
     def __init__(self, first: int) -> None:
         self._first = first
 

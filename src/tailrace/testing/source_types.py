@@ -1,4 +1,4 @@
-"""Whether a type of source keeps its contract (`tailrace.sources.contract`)."""
+"""Checks that a type of source keeps its contract (`tailrace.sources.contract`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.sources.contract import Capture, Source
 from tailrace.testing.contexts import require
 from tailrace.waits import wait_until
 
-#: How long a check waits for what the contract promises.
+#: Longest wait of a check for behaviour that the contract requires, in seconds.
 WAIT_S = 60.0
 _LOOK_S = 0.02
 
@@ -28,8 +28,8 @@ def check_source(source: Source, section: SourceSection, log: Path, commit: Call
     """Check a type of source against a running database.
 
     :param section: settings of the source, of a pipeline named `conformance`.
-    :param log: where the change log is to be; nothing is there yet.
-    :param commit: commits one transaction, and returns how many changes of captured tables it has, 1 or more.
+    :param log: path of a change log that does not exist yet.
+    :param commit: commits one transaction, and returns its number of changes of captured tables, 1 or more.
     """
     require(isinstance(section, source.settings), "`settings` is the class of the section")
     options, stop = LogConfig(path=log), threading.Event()
@@ -54,7 +54,7 @@ def check_source(source: Source, section: SourceSection, log: Path, commit: Call
     with _running(capture()) as second:
         end = source.end(section, stop)
         _wait(lambda: second.caught_up(end), "what was committed while nothing ran is captured later")
-        # One more, so that what a faulty source repeats behind its position is in the log, too.
+        # One more transaction, so that changes that a faulty source repeats are in the log, too.
         expected += commit()
         after = source.end(section, stop)
         _wait(lambda: second.caught_up(after), "`caught_up` says so once a transaction is durable")
@@ -62,7 +62,7 @@ def check_source(source: Source, section: SourceSection, log: Path, commit: Call
 
 
 class _Listener:
-    """Notes that something has become durable."""
+    """A listener that sets an event when transactions have become durable."""
 
     def __init__(self, news: threading.Event) -> None:
         self._news = news

@@ -1,6 +1,6 @@
-"""Whether a transformation, a predicate or a converter keeps its contract.
+"""Checks that a transformation, a predicate or a converter keeps its contract.
 
-As `conformance`: functions for a test of yours; they raise `AssertionError` with the rule that was broken.
+Call them in your tests, as those of `conformance`; they raise `AssertionError` with the broken rule.
 
     from tailrace.testing import stages
 
@@ -30,11 +30,11 @@ from tailrace.transforms.chain import close_of
 from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
 from tailrace.transforms.factory import build
 
-#: Lines of the group that is tried where none is given.
+#: Number of lines of the default group.
 LINES = 40
 THREADS = 4
 
-#: What becomes of records, by their places.
+#: The results for records, by their places.
 _Outcome = dict[int, Any]
 
 
@@ -43,8 +43,8 @@ def check_transformation(
 ) -> None:
     """Check a transformation, of groups or of single records.
 
-    :param make: returns one each time, all alike.
-    :param groups: what is given to it; default: the lines of a `LinesSource`.
+    :param make: returns a new, equal transformation each time.
+    :param groups: its input; default: the lines of a `LinesSource`.
     """
     made = make()
     require(
@@ -130,9 +130,9 @@ def _listed(values: Any, count: int) -> list[Any]:
 
 
 def _check_pure(made: Any, outcome: Callable[[Any, Group], _Outcome], groups: Sequence[Group]) -> None:
-    """Check that what becomes of a record depends on it alone: not on the call, the copy or the thread."""
+    """Check that the result for a record depends only on the record, not on the call, copy or thread."""
     try:
-        copy = pickle.loads(pickle.dumps(made))  # noqa: S301 - what was pickled in the line itself
+        copy = pickle.loads(pickle.dumps(made))  # noqa: S301 - it was pickled in this line
     except Exception as error:
         raise AssertionError(f"contract broken: it pickles ({type(error).__name__} was raised)") from error
     for group in groups or lines("conformance", 0, LINES).groups:
@@ -142,7 +142,7 @@ def _check_pure(made: Any, outcome: Callable[[Any, Group], _Outcome], groups: Se
         halves = (group.slice(0, len(group) // 2), group.slice(len(group) // 2, len(group)))
         require(
             whole == _together(outcome(made, half) for half in halves if len(half)),
-            "what becomes of a record does not depend on the others of its group",
+            "the result for a record does not depend on the others of its group",
         )
         with ThreadPoolExecutor(THREADS) as threads:
             found = list(threads.map(lambda part: outcome(made, part), [group] * THREADS))

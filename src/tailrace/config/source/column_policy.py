@@ -1,6 +1,6 @@
 """The column policy: which columns readers of the log get, how they are masked, and keys that users chose.
 
-The log holds what the server sent. These settings stand between it and whatever reads it.
+The log has everything that the server sent. These settings apply to all reading of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tailrace.secrets import Secret
 
 
 def _mask_method(value: object) -> object:
-    return "null" if value is None else value  # YAML reads a bare null as nothing
+    return "null" if value is None else value  # an unquoted null in YAML is None
 
 
 def _mask_constant(value: object) -> object:
@@ -46,24 +46,24 @@ MaskMethod = Annotated[Literal["hash", "fixed", "truncate", "null"], BeforeValid
 
 
 class MaskOptions(Section):
-    """What is put in the place of values that are masked."""
+    """The method of a mask and its parameters."""
 
     method: MaskMethod = Field(
         description="`hash`: HMAC-SHA-256 of the value's text, 64 hexadecimal digits; `fixed`: `value`; "
-        "`truncate`: the first `length` characters; `null`: NULL. NULL stays NULL under each."
+        "`truncate`: the first `length` characters; `null`: NULL. NULL stays NULL with every method."
     )
     salt: Secret | None = Field(
         default=None,
-        description="Key of `hash`, by reference only. Equal values under one salt have equal hashes, in "
-        "whichever table.",
+        description="Key of `hash`, by reference only. With the same salt, equal values have equal hashes in "
+        "all tables.",
     )
     value: Annotated[str | int | float, PlainValidator(_mask_constant)] | None = Field(
         default=None,
-        description="Value of `fixed`; default `****`. Under a number that its type holds, a column of "
-        "numbers keeps its type; else it is text.",
+        description="Value of `fixed`; default `****`. A column of numbers keeps its type if `value` is a "
+        "number of that type; otherwise it becomes text.",
     )
     length: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
-        default=None, description="Characters that `truncate` leaves."
+        default=None, description="Characters that `truncate` keeps."
     )
 
     @model_validator(mode="after")
@@ -79,7 +79,7 @@ class MaskOptions(Section):
 
 
 class ColumnMask(MaskOptions):
-    """What becomes of the values of some columns."""
+    """A mask for the values of some columns."""
 
     columns: Annotated[tuple[ColumnPattern, ...], AfterValidator(_columns)] = Field(
         description="Columns: `schema.table.column`, `*` for any run of characters; or "
@@ -87,16 +87,16 @@ class ColumnMask(MaskOptions):
     )
 
     def means(self, schema: str, table: str, column: str) -> bool:
-        """Return whether the column is masked by this."""
+        """Return whether this mask applies to the column."""
         return any(matches_column(pattern, schema, table, column) for pattern in self.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnRoles:
-    """What a table's columns are to its rows, as far as the settings must respect it.
+    """A table's columns, its keys, and earlier names of columns, as far as the settings depend on them.
 
-    `identity` are those that updates and deletes send of the old row; `full`: they send all.
-    `primary_key` is the key under `full`, and where there is no identity. `renamed` has, by its name now,
+    `identity` are the columns that updates and deletes send of the old row; `full`: they send all.
+    `primary_key` is the key under `full`, and if there is no identity. `renamed` has, by its current name,
     each column that has had other names (schema, table, column), with all of them, the oldest first.
     """
 
@@ -107,52 +107,52 @@ class ColumnRoles:
     renamed: Mapping[str, tuple[tuple[str, str, str], ...]] = field(default_factory=dict)
 
     def key(self, chosen: tuple[str, ...]) -> frozenset[str]:
-        """Return the columns that tell rows apart."""
+        """Return the columns that identify a row."""
         return frozenset(chosen) or (self.primary_key if self.full else self.identity or self.primary_key)
 
     def names_of(self, schema: str, table: str, column: str) -> tuple[tuple[str, str, str], ...]:
-        """Return all names that the column has had or has, the oldest first."""
+        """Return all earlier names of the column and its current one, the oldest first."""
         return tuple(dict.fromkeys((*self.renamed.get(column, ()), (schema, table, column))))
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Why the settings can't hold for a table, and what to do. Names no values."""
+    """A reason why the settings can't apply to a table, and its repair. Without values of rows."""
 
     message: str
     repair: str
-    needs_full: bool = False  # REPLICA IDENTITY FULL would do, too
+    needs_full: bool = False  # REPLICA IDENTITY FULL would be a repair, too
 
 
 class ColumnPolicy(Section):
-    """Settings of a source that say what readers of the log get of its rows."""
+    """Settings of a source for the columns that readers of the log get."""
 
     columns: tuple[ColumnPattern, ...] = Field(
         default=(),
-        description="Columns to keep, of each table that one of these patterns concerns; its key is always "
-        "kept, and other tables keep all columns. `schema.table.column` with `*`, or "
+        description="Columns to keep, in each table with a column that matches one of these patterns; its "
+        "key is always kept, and other tables keep all columns. `schema.table.column` with `*`, or "
         "`/a regular expression/`.",
     )
     columns_exclude: tuple[ColumnPattern, ...] = Field(
         default=(), description="Columns to leave out; patterns as in `columns`. A key can't be left out."
     )
     masks: tuple[ColumnMask, ...] = Field(
-        default=(), description="Columns whose values are masked; the first that means a column counts."
+        default=(), description="Columns whose values are masked; the first mask that matches counts."
     )
     message_keys: dict[TablePattern, Annotated[tuple[str, ...], AfterValidator(_key)]] = Field(
         default={},
-        description="Columns that are a table's key, by pattern of tables; for tables that have none, or "
-        "another one. The first pattern that means a table counts.",
+        description="Columns of a table's key, by pattern of tables, for tables without a key or with "
+        "another one. The first pattern that matches counts.",
     )
 
     @property
     def disclosure(self) -> ColumnPolicy:
-        """Return these settings alone."""
+        """These settings, without the others of the source."""
         return ColumnPolicy(**{name: getattr(self, name) for name in ColumnPolicy.model_fields})
 
     @property
     def discloses_all(self) -> bool:
-        """Whether readers get everything as it is."""
+        """Whether readers get all columns, unmasked and with their own keys."""
         return not (self.columns or self.columns_exclude or self.masks or self.message_keys)
 
     @property
@@ -161,15 +161,15 @@ class ColumnPolicy(Section):
         return bool(self.columns or self.columns_exclude)
 
     def column_patterns(self) -> list[tuple[str, str]]:
-        """Return all patterns of columns, each with the setting that has it."""
+        """Return all patterns of columns, each after the name of its setting."""
         places = {"source.columns": self.columns, "source.columns_exclude": self.columns_exclude}
         places |= {f"source.masks[{number}].columns": mask.columns for number, mask in enumerate(self.masks)}
         return [(place, pattern) for place, patterns in places.items() for pattern in patterns]
 
     def left_out(self, schema: str, table: str, columns: ColumnRoles) -> frozenset[str]:
-        """Return those of a table's columns that readers do not get; they always get its key.
+        """Return a table's columns that readers do not get; they always get its key.
 
-        What was left out under one of its names is left out under each.
+        A column that is left out under one of its names is left out under all of them.
         """
         unwanted = self._unwanted(schema, table, columns) | self._excluded(schema, table, columns)
         return frozenset(unwanted - columns.key(self.key_of(schema, table)))
@@ -182,13 +182,13 @@ class ColumnPolicy(Section):
         }
 
     def _unwanted(self, schema: str, table: str, columns: ColumnRoles) -> set[str]:
-        """Return the columns that `columns`, the setting, does not keep: their first name decides."""
+        """Return the columns that the setting `columns` does not keep: their oldest name decides."""
         kept = self._kept(schema, table, columns)
         return {column for column, each in kept.items() if not each[0]}
 
     def _kept(self, schema: str, table: str, columns: ColumnRoles) -> dict[str, list[bool]]:
-        """Return whether the setting `columns` keeps each column under each of its names, the oldest
-        first; of names that a table had when no pattern concerned it, nothing.
+        """Return, for each column, whether the setting `columns` keeps it under each of its names, the
+        oldest first; without names that belong to a table's name that no pattern concerns.
         """
         names = {column: columns.names_of(schema, table, column) for column in columns.names}
         kept = {name for each in names.values() for name in each if _any(self.columns, *name)}
@@ -199,13 +199,13 @@ class ColumnPolicy(Section):
         return {column: each for column, each in found.items() if each}
 
     def conflicts(self, schema: str, table: str, columns: ColumnRoles) -> list[Conflict]:
-        """Return why rows of a table would be indistinguishable under these settings."""
+        """Return the reasons why rows of a table could not be identified with these settings."""
         found: list[Conflict] = []
         chosen = self.key_of(schema, table)
         key = columns.key(chosen)
         if missing := set(chosen) - set(columns.names):
             found.append(
-                _conflict("source.message_keys names, and the table has not:", missing, "correct it")
+                _conflict("source.message_keys names columns that the table lacks:", missing, "correct it")
             )
         elif not columns.full and columns.identity and (silent := set(chosen) - columns.identity):
             found.append(
@@ -232,7 +232,7 @@ class ColumnPolicy(Section):
                     "source.columns keeps columns that were renamed, but not under the name that they had "
                     "first:",
                     unclear,
-                    "name them in source.columns under each of their names if they may be let out, or in "
+                    "name them in source.columns under each of their names if readers may get them, or in "
                     "source.columns_exclude if not",
                 )
             )
@@ -243,7 +243,7 @@ class ColumnPolicy(Section):
                     _conflict(
                         f"source.masks has the method {mask.method}, which makes different keys equal, for",
                         {name},
-                        "mask it by a hash, under which different values stay different",
+                        "mask it by a hash, which keeps different values different",
                     )
                 )
         return found
@@ -251,9 +251,9 @@ class ColumnPolicy(Section):
     def mask_of(
         self, schema: str, table: str, column: str, columns: ColumnRoles | None = None
     ) -> ColumnMask | None:
-        """Return how the column is masked; None if it is not.
+        """Return the column's mask; None if it has none.
 
-        The oldest of its names that a mask means decides.
+        The oldest of its names that a mask matches decides.
 
         :param columns: of the table; None: the column has had no other names.
         """

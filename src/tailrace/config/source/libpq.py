@@ -1,7 +1,7 @@
-"""Connection options of libpq under their own names, checked against the list of the libpq at hand.
+"""Connection options of libpq under their own names, checked against the list of the installed libpq.
 
-What they mean and may be stands in PostgreSQL's manual. Declared here are those alone that Tailrace gives
-another default, reads, or names in its documents.
+PostgreSQL's manual describes the options. Declared here are only those that Tailrace reads, documents or
+gives another default.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pydantic_core import PydanticCustomError
 from tailrace.config.fields import Section, Text, file_name, text_or_reference
 from tailrace.secrets import REFUSAL, Secret, is_reference
 
-#: Options whose value is a secret; and so are those that libpq itself marks as passwords.
+#: Options whose value is a secret, in addition to those that libpq itself marks as passwords.
 _SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
 
 #: Options whose value is the name of a file or directory; a relative one is relative to the configuration.
 _FILES = {"passfile", "servicefile", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslcrldir"}
 
-#: Options that are not the user's to set, and why.
+#: Options that users can't set, and why.
 OWN_OPTIONS = {
     "replication": "capture decides which of its connections replicate",
     "client_encoding": "capture reads UTF-8",
-    "fallback_application_name": "application_name is there for it",
-    "sslkeylogfile": "who can read the file can read the connection",
+    "fallback_application_name": "set application_name instead",
+    "sslkeylogfile": "everyone who can read the file can read the connection",
 }
 
 
 @functools.cache
 def known_options() -> frozenset[str]:
-    """Return the names of the options that the libpq at hand has, without `OWN_OPTIONS`."""
+    """Return the names of the installed libpq's options, without `OWN_OPTIONS`."""
     from psycopg.pq import Conninfo
 
     return frozenset(option.keyword.decode() for option in Conninfo.get_defaults()) - OWN_OPTIONS.keys()
@@ -49,7 +49,7 @@ def secret_options() -> frozenset[str]:
 
 def parse_dsn(text: str) -> dict[str, str] | None:
     """Return the options in a connection string; None if libpq does not understand it."""
-    # psycopg's own message quotes the string, so it goes no further.
+    # psycopg's own message quotes the string, so it must not be shown.
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -60,7 +60,7 @@ def parse_dsn(text: str) -> dict[str, str] | None:
 
 
 class _Given(NamedTuple):
-    # An option that is no field: pydantic does not give a validator of such a value its name.
+    # An option that is not a field: pydantic does not pass the name of such a value to its validator.
     name: str
     value: object
 
@@ -122,12 +122,12 @@ class LibpqOptions(Section):
         return super().key_names() | known_options()
 
     def option(self, name: str) -> str | Secret | int | None:
-        """Return the value that the file gives an option of libpq, or the field's default; None: none."""
+        """Return the value of an option of libpq in the file, or the field's default; None: not given."""
         found: str | Secret | int | None = getattr(self, name, None)
         return found
 
     @property
     def given_options(self) -> dict[str, str | Secret | int]:
-        """All options with a value, the defaults of fields among them."""
+        """All options with a value, including defaults of fields."""
         names = [*LibpqOptions.model_fields, *(self.__pydantic_extra__ or {})]
         return {name: value for name in names if (value := self.option(name)) is not None}

@@ -1,8 +1,8 @@
-"""The section `source` for PostgreSQL: libpq's options under their own names, and ours.
+"""The section `source` for PostgreSQL: libpq's options under their own names, and Tailrace's.
 
-Nothing is resolved when the file is read. `conninfo` puts the connection string together at
-the moment of connecting; it is the only place where a password exists in memory, and its
-result must not be logged, stored or put into an error.
+No reference is resolved when the file is read. `conninfo` composes the connection string at the
+moment of connecting; it is the only place where a password exists in memory, and its result must
+not be logged, stored or put into an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.config.source.section import SourceSection, is_loopback
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
 
-#: PostgreSQL allows no longer names.
+#: Longest name of a slot in PostgreSQL, in bytes.
 SLOT_BYTES_MAX = 63
 SLOT_NAME = re.compile(rf"[a-z0-9_]{{1,{SLOT_BYTES_MAX}}}")
 
@@ -44,18 +44,18 @@ def _dsn(value: object, info: ValidationInfo) -> object:
     options = parse_dsn(value)
     if options is None:
         raise ValueError(
-            "is no connection string that libpq understands: write "
+            "is not a connection string that libpq understands: write "
             "postgresql://user@host:port/dbname, and give the password in the field password"
         )
     for name in sorted(secret_options()):
         if name in options and not is_reference(options[name]):
             raise ValueError(
-                f"holds a {name}: take it out and write, beside dsn, "
-                f"{name}: ${{env:NAME}} or {name}: ${{file:/path}}"
+                f"contains a {name}: remove it and add the key "
+                f"{name}: ${{env:NAME}} or {name}: ${{file:/path}} next to dsn"
             )
     for name in OWN_OPTIONS:
         if name in options:
-            raise ValueError(f"sets {name}: take it out, {OWN_OPTIONS[name]}")
+            raise ValueError(f"sets {name}: remove it, {OWN_OPTIONS[name]}")
     return value
 
 
@@ -71,7 +71,7 @@ def slot_named_after(pipeline: str) -> str:
 
 
 def _source_name(value: str) -> str:
-    # No dot: beside folders of tables, `<schema>.<table>`, that of a source is seen at a glance.
+    # Without dots: so the folder of a source differs from those of tables, `<schema>.<table>`.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,51}", value):
         raise ValueError("must be 1 to 52 letters, digits, _ or -, with a letter or digit first")
     if value.lower() == "lock":
@@ -97,7 +97,7 @@ Dsn = Annotated[str | Secret, BeforeValidator(_dsn), PlainSerializer(str, return
 
 
 class HeartbeatConfig(Section):
-    """How the slot's position follows the server while nothing comes for this pipeline."""
+    """How the slot's position follows the server while there are no changes for this pipeline."""
 
     interval_s: float = Field(
         default=10.0,
@@ -116,36 +116,35 @@ class HeartbeatConfig(Section):
         default=None,
         min_length=1,
         max_length=10_000,
-        description="SQL to run instead of `action`, such as an `UPDATE` of a table of your own. Names in it "
-        "need their schema. Tables that are captured can't be written to. That it changes no row is a "
-        "warning.",
+        description="SQL to run instead of `action`, such as an `UPDATE` of your own table. Names in it "
+        "need their schema. It can't write to captured tables. If it changes no row, there is a warning.",
     )
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if self.query is not None and self.action != "keepalive":
-            raise ValueError("action and query exclude each other: take one of them out")
+            raise ValueError("action and query exclude each other: remove one of them")
         return self
 
     @property
     def writes(self) -> bool:
-        """Whether a heartbeat does anything at the source."""
+        """Whether a heartbeat writes to the source."""
         return self.query is not None or self.action != "keepalive"
 
 
 class SlotWatchConfig(Section):
-    """What is asked about the slot while the pipeline runs, and when it is worth a warning."""
+    """Monitoring of the slot while the pipeline runs."""
 
     interval_s: float = Field(
         default=10.0,
         ge=0,
         le=3600,
-        description="Seconds from one look at the slot to the next, on a connection of its own; 0: never.",
+        description="Seconds from one check of the slot to the next, on a separate connection; 0: never.",
     )
     retained_bytes_warned: ByteCount = Field(
         default=8192 * MIB,
         ge=MIB,
-        description="Warn when the server keeps more WAL than this for the slot.",
+        description="Warn if the server keeps more WAL than this for the slot.",
     )
 
 
@@ -157,7 +156,7 @@ class PostgresSource(SourceSection, LibpqOptions):
     type: Literal["postgresql"] = Field(default="postgresql", description="Kind of the source.")
     dsn: Dsn | None = Field(
         default=None,
-        description="Connection string without a password; fields given beside it come before what it says.",
+        description="Connection string without a password; fields of this section override its options.",
     )
     tables: Patterns = Field(
         default=("public.*",),
@@ -165,24 +164,24 @@ class PostgresSource(SourceSection, LibpqOptions):
         "`/a regular expression/` for the whole name. See [selection](selection.md).",
     )
     tables_exclude: tuple[TablePattern, ...] = Field(
-        default=(), description="Tables to leave out of those that `tables` means; patterns as there."
+        default=(), description="Tables to leave out of those that `tables` matches; patterns as there."
     )
     replica_identity: dict[TablePattern, Annotated[str, AfterValidator(_replica_identity)]] = Field(
         default={},
-        description="Replica identity that captured tables are given at each start, by pattern of tables: "
-        "`default`, `full` or `index NAME`. The role must own them. The first pattern that means a table "
-        "counts; others keep what they have.",
+        description="Replica identity to set for captured tables at each start, by pattern of tables: "
+        "`default`, `full` or `index NAME`. The role must own them. The first pattern that matches counts; "
+        "other tables keep theirs.",
     )
     publish_via_partition_root: bool = Field(
         default=True,
-        description="Whether a partitioned table is one table, under its root's name, or each partition one "
-        "of its own. For a publication that Tailrace creates; one that exists stays as it is.",
+        description="Whether a partitioned table is captured as one table, with its root's name, or as one "
+        "table per partition. For publications that Tailrace creates; existing ones are not changed.",
     )
     message_prefixes: tuple[PrefixPattern, ...] = Field(
         default=("*",),
         description="Prefixes of the logical messages (`pg_logical_emit_message`, PostgreSQL 14 and later) "
         "to capture: text, `*` for any run of characters; or `/a regular expression/` for the whole prefix. "
-        "`[]`: none is sent.",
+        "`[]`: none.",
     )
     message_prefixes_exclude: tuple[PrefixPattern, ...] = Field(
         default=(),
@@ -190,8 +189,8 @@ class PostgresSource(SourceSection, LibpqOptions):
     )
     skip_unchanged_updates: bool = Field(
         default=False,
-        description="Leave out updates that change no captured column. Only of tables with `REPLICA IDENTITY "
-        "FULL`, whose updates send the old row.",
+        description="Leave out updates that change no captured column. Only for tables with `REPLICA "
+        "IDENTITY FULL`, whose updates send the old row.",
     )
     origin: Literal["any", "none"] = Field(
         default="any",
@@ -206,15 +205,13 @@ class PostgresSource(SourceSection, LibpqOptions):
     )
     slot_failover: bool = Field(
         default=False,
-        description="Create the slot so that standbys synchronise it and it outlives a failover. "
+        description="Create the slot so that standbys synchronise it and it survives a failover. "
         "PostgreSQL 17 or later.",
     )
     heartbeat: HeartbeatConfig = Field(
         default=HeartbeatConfig(), description="How the slot's position follows an idle server."
     )
-    slot_watch: SlotWatchConfig = Field(
-        default=SlotWatchConfig(), description="When the state of the slot is worth a warning."
-    )
+    slot_watch: SlotWatchConfig = Field(default=SlotWatchConfig(), description="Monitoring of the slot.")
     snapshot: Literal["initial", "when_needed", "never", "only"] = Field(
         default="initial",
         description="`initial`: existing rows first, then changes; `when_needed`: the same, and all tables "
@@ -225,24 +222,24 @@ class PostgresSource(SourceSection, LibpqOptions):
         default=4, ge=1, le=64, description="Connections that read a snapshot at the same time."
     )
     snapshot_chunk_rows: int = Field(
-        default=100_000, ge=1, description="Rows that a chunk of a snapshot is planned to have at most."
+        default=100_000, ge=1, description="Most rows planned for a chunk of a snapshot."
     )
     snapshot_tables: Patterns | None = Field(
         default=None,
-        description="Tables whose rows the initial snapshot reads, in this order of patterns; of the others, "
-        "changes alone are captured. Default: all, by name.",
+        description="Tables whose rows the initial snapshot reads, in this order of patterns; of other "
+        "tables, only changes are captured. Default: all, by name.",
     )
     snapshot_where: dict[TablePattern, str] = Field(
         default={},
-        description="Condition in the server's SQL, by pattern of tables: of these the initial snapshot "
-        "reads only the rows that meet it. The first pattern that means a table counts.",
+        description="Condition in the server's SQL, by pattern of tables: the initial snapshot reads only "
+        "rows of these tables that meet it. The first pattern that matches counts.",
     )
     status_interval_s: float = Field(
         default=10.0,
         gt=0,
         le=60,
         description="Seconds between status messages to the server; a third of its `wal_sender_timeout` "
-        "where that is less.",
+        "if that is less.",
     )
     receive_timeout_s: float = Field(
         default=60.0,
@@ -258,11 +255,11 @@ class PostgresSource(SourceSection, LibpqOptions):
     )
 
     def captures(self, schema: str, table: str) -> bool:
-        """Return whether `tables` means this table and `tables_exclude` does not."""
+        """Return whether `tables` matches this table and `tables_exclude` does not."""
         return matches_any(self.tables, schema, table) and not matches_any(self.tables_exclude, schema, table)
 
     def identity_of(self, schema: str, table: str) -> str:
-        """Return the replica identity that the table is to be given; empty: it keeps what it has."""
+        """Return the replica identity to set for the table; empty: it keeps its own."""
         found = (text for pattern, text in self.replica_identity.items() if matches(pattern, schema, table))
         return next(found, "")
 
@@ -297,12 +294,12 @@ class PostgresSource(SourceSection, LibpqOptions):
         )
 
     def conninfo(self, **overrides: Any) -> str:
-        """Return the connection string, secrets resolved now; `overrides` come before the file.
+        """Return the connection string, with secrets resolved now; `overrides` replace the file's options.
 
-        An override of `options` is put after the file's own, so that it prevails in the session.
+        An override of `options` is appended to the file's own, so that it takes precedence in the session.
 
-        :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` if a reference leads to
-            something that is no connection string.
+        :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` if a reference refers to
+            something that is not a connection string.
         """
         from psycopg.conninfo import make_conninfo
 
@@ -325,7 +322,7 @@ class PostgresSource(SourceSection, LibpqOptions):
 
     @property
     def address(self) -> str:
-        """Where the database is, for people: without user or secrets, references unresolved."""
+        """The database's address, for messages: without user or secrets, with references unresolved."""
         known = parse_dsn(self.dsn) or {} if isinstance(self.dsn, str) else {}
         host = self.host or self.option("hostaddr") or known.get("host") or known.get("hostaddr")
         if host is None:
@@ -350,7 +347,7 @@ class PostgresSource(SourceSection, LibpqOptions):
             if found is None:
                 raise TailraceError(
                     Kind.CONFIG_INVALID,
-                    f"resolve source.dsn: what {self.dsn} refers to is no connection string",
+                    f"resolve source.dsn: {self.dsn} does not refer to a connection string",
                     "write postgresql://user@host:port/dbname",
                 )
             options = {name: resolved(value) for name, value in found.items() if name not in OWN_OPTIONS}
@@ -364,13 +361,13 @@ class NamedSource(PostgresSource):
     """One of several sources."""
 
     name: SourceName = Field(
-        description="Name of the source, no other's: its folder in the log and in each sink, and the end of "
-        "its slot's name; keep it."
+        description="Unique name of the source: its folder in the log and in each sink, and the end of its "
+        "slot's name; keep it."
     )
 
 
 def postgres_source(section: SourceSection) -> PostgresSource:
-    """Return the section as PostgreSQL's, which it is known to be."""
+    """Return `section`, which must be a `PostgresSource`."""
     assert isinstance(section, PostgresSource)
     return section
 
@@ -383,8 +380,8 @@ def _sslmode(options: dict[str, str]) -> str:
         raise TailraceError(
             Kind.CONFIG_INVALID,
             f"connect with sslmode {given}: it falls back to plain text if the server or "
-            "anybody between says that there is no TLS",
-            "set sslmode: verify-full in source (or require; or disable, if plain text is what is meant)",
+            "an attacker in between says that there is no TLS",
+            "set sslmode: verify-full in source (or require; or disable, if plain text is intended)",
         )
     return given
 

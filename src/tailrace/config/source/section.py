@@ -1,4 +1,4 @@
-"""The section `source`, as far as it is the same for every type of source."""
+"""The settings of the section `source` that every type of source has."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tailrace.config.values import ValueHandling
 class SourceSection(ValueHandling, ColumnPolicy):
     """Settings that every source has; a type of source adds its own in a subclass.
 
-    A subclass gives `type` its only value. It is validated before anything is connected to, and goes
-    to executors as JSON: references to secrets stay references until they are used.
+    A subclass gives `type` its only value. The section is validated before any connection, and passed to
+    executors as JSON, with references to secrets unresolved.
     """
 
-    #: Whether a snapshot in the log has each key of a table once: mirrors then take its rows as they are.
-    #: Where it may have a key several times, the last counts.
+    #: Whether a snapshot in the log has each key of a table once, so that mirrors need not search it for
+    #: duplicates. If it may have a key several times, the last row counts.
     snapshot_has_keys_once: ClassVar[bool] = False
 
     type: str = Field(description="Kind of the source.")
@@ -32,7 +32,7 @@ class SourceSection(ValueHandling, ColumnPolicy):
     reconnect_s_max: float = Field(
         default=600.0,
         ge=0,
-        description="Seconds without a connection before the run fails; 0: it never does.",
+        description="Seconds without a connection before the run fails; 0: no limit.",
     )
 
     @model_validator(mode="after")
@@ -48,30 +48,30 @@ class SourceSection(ValueHandling, ColumnPolicy):
 
     @property
     def connect_timeout_s(self) -> float:
-        """Seconds that a connection may take."""
+        """Longest time for a connection, in seconds."""
         return 10.0
 
     @property
     def address(self) -> str:
-        """Where the source is, for people: without user or secrets, references unresolved."""
+        """The source's address, for messages: without user or secrets, with references unresolved."""
         return self.type
 
     @property
     def partition(self) -> dict[str, str]:
-        """What an engine's offsets name this source by, beside the pipeline."""
+        """The identity of this source in an engine's offsets, in addition to the pipeline's name."""
         return {"source": self.type}
 
     def captures(self, schema: str, table: str) -> bool:
-        """Return whether a table is captured, as far as the settings alone say it."""
+        """Return whether a table is captured, according to the settings alone."""
         return False
 
     def for_pipeline(self, _name: str) -> Self:
-        """Return the section with the defaults that need the name of its pipeline."""
+        """Return the section with the defaults that depend on the name of its pipeline."""
         return self
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host's name or address means this machine."""
+    """Return whether a host's name or address is a loopback name or address."""
     if host == "localhost":
         return True
     try:

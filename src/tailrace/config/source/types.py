@@ -40,7 +40,7 @@ def _of_type(
 
 
 def _of_pipeline(value: Any, built_in: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    # One source's pipeline goes to executors as JSON, with the source's name where there are several.
+    # One source's pipeline is passed to executors as JSON, with the source's name if there are several.
     is_named = isinstance(value, dict) and "name" in value
     if is_named and value.get("type", "postgresql") == "postgresql":
         return NamedSource.model_validate(value, context=info.context)

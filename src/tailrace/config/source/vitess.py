@@ -13,7 +13,7 @@ from tailrace.config.source.section import SourceSection, is_loopback
 from tailrace.secrets import Secret
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
-#: No dot: a table's name in a pattern begins after the first one.
+#: Without dots: a table's name in a pattern begins after the first dot.
 _KEYSPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -41,14 +41,14 @@ class VitessSource(SourceSection):
         description="vtgates, each as `host:port` of its gRPC. Each task uses one; the next if it can't be "
         "reached.",
     )
-    keyspace: Annotated[str, AfterValidator(_keyspace)] = Field(description="Keyspace that is captured.")
+    keyspace: Annotated[str, AfterValidator(_keyspace)] = Field(description="Keyspace to capture.")
     tables: Patterns = Field(
         default=("*.*",),
         description="Tables to capture: `keyspace.table`, `*` for any run of characters; or "
         "`/a regular expression/` for the whole name. See [selection](selection.md).",
     )
     tables_exclude: tuple[TablePattern, ...] = Field(
-        default=(), description="Tables to leave out of those that `tables` means; patterns as there."
+        default=(), description="Tables to leave out of those that `tables` matches; patterns as there."
     )
     tablet_type: Literal["primary", "replica", "rdonly"] = Field(
         default="primary", description="Kind of the tablets that changes are read from."
@@ -58,10 +58,10 @@ class VitessSource(SourceSection):
     tls: Literal["verify-full", "disable"] | None = Field(
         default=None,
         description="`verify-full`: TLS, and the certificate must be the host's; `disable`: plain text. "
-        "Default: `disable` where all hosts are this machine, else `verify-full`.",
+        "Default: `disable` if all hosts are this machine, otherwise `verify-full`.",
     )
     tls_ca: FileName | None = Field(
-        default=None, description="PEM file of the authorities that are trusted. Default: the system's."
+        default=None, description="PEM file of trusted authorities. Default: the system's."
     )
     tls_certificate: FileName | None = Field(
         default=None, description="PEM file of the client's certificate, for mutual TLS."
@@ -85,17 +85,17 @@ class VitessSource(SourceSection):
         default=1,
         ge=1,
         le=16,
-        description="Tasks that the shards are dealt to, each with a connection to one of `hosts`. "
+        description="Tasks among which the shards are divided, each with a connection to one of `hosts`. "
         "See [tasks](#tasks).",
     )
     shard_column: str | None = Field(
         default=None,
         min_length=1,
         max_length=63,
-        description="Column that each table gets: the shard that the row's newest change came from.",
+        description="Name of a column to add to each table: the shard of the row's newest change.",
     )
     connect_timeout: float = Field(
-        default=10.0, gt=0, le=600, description="Seconds that a connection or a query may take."
+        default=10.0, gt=0, le=600, description="Longest time for a connection or a query, in seconds."
     )
     heartbeat_interval_s: int = Field(
         default=5, ge=1, le=600, description="Seconds of silence after which vtgate sends a heartbeat."
@@ -107,7 +107,7 @@ class VitessSource(SourceSection):
         description="Seconds without any message of a shard before its stream counts as dead.",
     )
     keepalive_s: float = Field(
-        default=30.0, ge=10, le=3600, description="Seconds from one ping of gRPC's to the next."
+        default=30.0, ge=10, le=3600, description="Seconds from one gRPC ping to the next."
     )
     message_bytes_max: ByteCount = Field(
         default=128 * MIB,
@@ -130,7 +130,7 @@ class VitessSource(SourceSection):
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the connection is by TLS."""
+        """Whether the connection uses TLS."""
         if self.tls is not None:
             return self.tls != "disable"
         names = (host.rpartition(":")[0].strip("[]") for host in self.hosts)
@@ -138,7 +138,7 @@ class VitessSource(SourceSection):
         return bool(given) or not all(map(is_loopback, names))
 
     def captures(self, schema: str, table: str) -> bool:
-        """Return whether `tables` means this table of the keyspace and `tables_exclude` does not."""
+        """Return whether `tables` matches this table of the keyspace and `tables_exclude` does not."""
         is_meant = schema == self.keyspace and matches_any(self.tables, schema, table)
         return is_meant and not matches_any(self.tables_exclude, schema, table)
 

@@ -120,7 +120,7 @@ class _Listing:
                 for column in relation.columns
             )
             facts = Facts(oid, relation.schema, relation.table, relation.primary_key, columns)
-        relation, facts = _let_out(relation, facts, self._rules, self._renames)
+        relation, facts = _disclosed(relation, facts, self._rules, self._renames)
         name = relation.qualified_name
         before = self._shown.get(name) or next(
             (each for each in reversed(self._shown.values()) if each.relation == oid), None
@@ -132,7 +132,7 @@ class _Listing:
             self.found.append(SchemaVersion(relation, facts.columns, log_offset, lsn, changes))
 
 
-def _let_out(
+def _disclosed(
     relation: Relation, facts: Facts, rules: ColumnPolicy, renames: Renames
 ) -> tuple[Relation, Facts]:
     """Return a version without the columns that are left out and the values that masks hide."""
@@ -151,10 +151,10 @@ def _let_out(
             if column.name not in left_out
         )
 
-    let_out = replace(
+    disclosed = replace(
         relation,
         columns=seen(relation.columns),
         primary_key=primary_key,
         chosen_key=tuple(column.name for column in relation.columns if column.name in chosen),
     )
-    return let_out, replace(facts, columns=seen(facts.columns), primary_key=primary_key)
+    return disclosed, replace(facts, columns=seen(facts.columns), primary_key=primary_key)

@@ -49,7 +49,7 @@ def cluster_findings(sink: KafkaSinkConfig, pipeline: PipelineConfig) -> Iterato
     offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S))
     try:
         account.writer(offsets).close()  # the client raises for options that it does not accept
-        yield from _told(offsets.check(create=sink.create_topics))
+        yield from _warnings(offsets.check(create=sink.create_topics))
     except TailraceError as failure:
         yield from_failure(failure)
 
@@ -57,12 +57,12 @@ def cluster_findings(sink: KafkaSinkConfig, pipeline: PipelineConfig) -> Iterato
 def storage_findings(storage: OffsetStorage, name: str) -> Iterator[Finding]:
     """Yield the problems of the topic with the own offsets of the engine `name`."""
     try:
-        yield from _told(KafkaOffsetStore(storage, name, atomic=False).check(ASK_TIMEOUT_S))
+        yield from _warnings(KafkaOffsetStore(storage, name, atomic=False).check(ASK_TIMEOUT_S))
     except TailraceError as failure:
         yield from_failure(failure)
 
 
-def _told(concerns: Sequence[TopicWarning]) -> Iterator[Finding]:
+def _warnings(concerns: Sequence[TopicWarning]) -> Iterator[Finding]:
     for concern in concerns:
         yield warning(Kind.SINK_MISCONFIGURED, concern.message, concern.hint)
 

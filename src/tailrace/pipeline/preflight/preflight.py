@@ -101,7 +101,7 @@ def _of_sources(pipelines: Sequence[PipelineConfig]) -> tuple[list[list[Finding]
         lacking += _guarded(functools.partial(source.findings_together, checks))
     answered = _side_by_side("look", there, _Visit.look, deadline)
     found = [
-        list(visit.found) if visit in answered else [*visit.found, _silent(visit.pipeline, patience_s)]
+        list(visit.found) if visit in answered else [*visit.found, _no_answer(visit.pipeline, patience_s)]
         for visit in visits
     ]
     return found, lacking
@@ -124,7 +124,7 @@ def _side_by_side(
     ]
 
 
-def _silent(pipeline: PipelineConfig, waited_s: float) -> Finding:
+def _no_answer(pipeline: PipelineConfig, waited_s: float) -> Finding:
     return error(
         Kind.SOURCE_UNREACHABLE,
         f"look at {pipeline.source.address}: no answer within {waited_s:.0f} s",

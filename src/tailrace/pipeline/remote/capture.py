@@ -129,7 +129,7 @@ class RemoteCapture:
     def _run_job(self) -> TailraceError | None:
         """Run one job to its end; return why it failed, if it did.
 
-        :raises TailraceError: what the task raised; Spark does not start.
+        :raises TailraceError: the task's error; Spark does not start.
         """
         session = self._spark.session(self._stopping)
         if session is None:

@@ -1,7 +1,7 @@
-"""Delta tables that hold every change as a row: the history of each source table.
+"""Delta tables with one row per change: the history of each source table.
 
-The files are those of the Parquet sink. A commit adds a range's files of one table. Columns that
-the source has got since, and types that hold more, come in a commit of their own just before.
+The files are like those of the Parquet sink. A commit adds a range's files of one table. New
+columns of the source, and wider types, are added in a separate commit just before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DeltaAppend:
-    """Implements `delta_sink.DeltaMode`."""
+    """The mode `append` of the sink `delta` (`delta.sink.DeltaMode`)."""
 
     kind = "append"
     commits_at_once = 8
@@ -40,7 +40,7 @@ class DeltaAppend:
     )
 
     def __init__(self, on_type_change: str = "stop") -> None:
-        """:param on_type_change: `stop`, or `follow`: what no other type holds becomes text."""
+        """:param on_type_change: `stop`, or `follow`: a column becomes text if no other type fits."""
         self._follow = on_type_change == "follow"
 
     def commit(self, spark: SparkSession | None, work: TableWork) -> None:
@@ -66,7 +66,7 @@ class DeltaAppend:
         folder.append(placed, work.version)
 
 
-#: Columns of ours whose content names columns of the table.
+#: Tailrace's own columns whose values contain names of the table's columns.
 _KEPT = tuple((field.name, field.type) for field in (*METADATA[-2:], OLD_KEY))
 
 
@@ -76,10 +76,10 @@ def _schema(serialized: bytes) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class _HistoryPlan:
-    """How a table of changes takes in files of several versions.
+    """How files with several schema versions are added to a table of changes.
 
-    `schema`: its columns afterwards. `rewrite`: steps for what it has, None if that stays.
-    `added`: columns that it lacks. `files`: for each file its steps, None if it fits as it is.
+    `schema`: its columns afterwards. `rewrite`: steps for its existing rows, None if they stay.
+    `added`: columns that it lacks. `files`: for each file its steps, None if it already fits.
     """
 
     schema: pa.Schema
@@ -91,12 +91,12 @@ class _HistoryPlan:
 def _history_plan(
     have: pa.Schema, files: Sequence[pa.Schema], *, follow: bool, context: dict[str, str]
 ) -> _HistoryPlan:
-    """Return how to take in files of these schemas.
+    """Return how to add files with these schemas.
 
-    Columns are matched by name. A type that holds the values of both takes the place of two that
-    differ; where there is none, that is text under `follow`, and refused without.
+    Columns are matched by name. Two different types are replaced by one that has the values of both;
+    if there is none, by text under `follow`, and otherwise the change is refused.
 
-    :param have: the table's columns; none: there is no table.
+    :param have: the table's columns; empty: there is no table.
     :raises TailraceError: `SINK_SCHEMA_REFUSED`.
     """
     target = {field.name: field for field in have}
@@ -133,7 +133,7 @@ def _history_plan(
 
 
 def _place(name: str, target: dict[str, pa.Field]) -> str:
-    """Return the table's column for a file's column: another one where names differ by case."""
+    """Return the table's column for a file's column: with another name if only the case differs."""
     if name in target:
         return name
     taken = any(other.lower() == name.lower() for other in target)
@@ -151,7 +151,7 @@ def _file_steps(
 
 
 def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return a type that holds all values of both as they are; None if there is none."""
+    """Return a type that has all values of both types unchanged; None if there is none."""
     found = widened(one, other)
     if not pa.types.is_string(found):
         return found
@@ -169,7 +169,7 @@ def _refuse_history(name: str, old: pa.DataType, new: pa.DataType, context: dict
         f"follow a change of schema: column {name!r} is {old} in the target and {new} in the source now, and "
         "no type holds both",
         "choose: set `on_type_change: follow` for the sink and start again: the column becomes text, with "
-        "all that it has; or give the sink a new, empty path and let it begin where the log has the new type "
+        "all its values; or give the sink a new, empty path and let it begin where the log has the new type "
         "(`tailrace log schemas`, `tailrace replay --from`); or leave the table out of the sink's `tables`",
         {**context, "column": name},
     )

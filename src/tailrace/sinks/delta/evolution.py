@@ -1,9 +1,8 @@
-"""From the columns that a mirror has to those that it should have: which steps lead there.
+"""Computes the steps from a mirror's columns to those that its table has now.
 
-A target's columns carry, as metadata of their fields, which column of which relation they are
-(`tailrace.column`): oid of the table, number and type of the column. So the target itself records
-how far it has followed, a rename is distinguished from a drop and an addition, and repeating a step
-changes nothing.
+A target's columns have, as metadata of their fields, their column in the source (`tailrace.column`):
+oid of the table, number and type of the column. So the target itself records which schema changes it
+has followed, a rename is distinguished from a drop and an addition, and steps are idempotent.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _TEXTS = frozenset({OIDS["text"], OIDS["varchar"]})
 
 @dataclass(frozen=True, slots=True)
 class ExistingColumn:
-    """A column that a target, or a file of changes, has. 0 where something is not known."""
+    """A column of a target or of a file of changes. Unknown numbers are 0."""
 
     name: str
     kind: pa.DataType
@@ -43,7 +42,7 @@ class ExistingColumn:
     number: int = 0
     type_oid: int = 0
     type_modifier: int = -1
-    type: ValueType | None = None  # under all domains
+    type: ValueType | None = None  # with domains resolved
 
 
 def held_columns(schema: pa.Schema) -> list[ExistingColumn]:
@@ -93,7 +92,7 @@ def described(schema: pa.Schema, relation: Relation) -> pa.Schema:
 
 
 def same_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """Return whether Delta has one type for both: Arrow has several strings and lists."""
+    """Return whether both are the same type in Delta: Arrow has several types for strings and lists."""
     return one == other or bool(
         DeltaSchema.from_arrow(pa.schema([pa.field("c", one)]))
         == DeltaSchema.from_arrow(pa.schema([pa.field("c", other)]))
@@ -108,10 +107,10 @@ def mirror_steps(
     follow: bool,
     context: dict[str, str],
 ) -> list[ShapeStep]:
-    """Return the steps that bring rows with the columns `have` to those of `relation`.
+    """Return the steps that convert rows with the columns `have` to those of `relation`.
 
     :param schema: of the relation's own columns.
-    :param follow: take what can be had where rows can't be followed exactly, instead of refusing.
+    :param follow: convert rows as far as possible if they can't be converted exactly, instead of refusing.
     :raises TailraceError: `SINK_SCHEMA_REFUSED`.
     """
     by_number = {column.number: column for column in have if column.number}
@@ -123,7 +122,7 @@ def mirror_steps(
         old = by_number.get(column.number) if column.number else None
         if old is None:
             namesake = by_name.get(column.name)
-            nameless = column.unknown and not column.number  # it is unknown which column it is
+            nameless = column.unknown and not column.number  # the column's identity is unknown
             if namesake is not None and (not namesake.number or not column.number) and not nameless:
                 old = namesake
         if old is None:
@@ -140,13 +139,13 @@ def mirror_steps(
 
 
 def changes_nothing(have: Sequence[ExistingColumn], steps: Sequence[ShapeStep]) -> bool:
-    """Return whether rows that have these columns are in the shape of `steps` already."""
+    """Return whether rows with these columns already have the schema of `steps`."""
     kinds = {column.name: column.kind for column in have}
     return len(kinds) == len(steps) and all(_stays(step, kinds) for step in steps)
 
 
 def added_only(have: Sequence[ExistingColumn], steps: Sequence[ShapeStep]) -> list[pa.Field] | None:
-    """Return the columns to add, if all else stays and older rows have NULL in them; else None."""
+    """Return the columns to add if all others stay and older rows get NULL in them; otherwise None."""
     kinds = {column.name: column.kind for column in have}
     if not set(kinds) <= {step.source for step in steps}:
         return None
@@ -182,7 +181,7 @@ def _filled(
         return ShapeStep(field, None, unknown=True)
     raise TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
-        f"follow a change of schema: column {column.name!r} was added with values that PostgreSQL made "
+        f"follow a change of schema: column {column.name!r} was added with values that PostgreSQL computed "
         "for each row and did not send, or it is unknown which column a value came from, because the table "
         "was altered several times while capture was behind",
         _choices(context),
@@ -191,14 +190,14 @@ def _filled(
 
 
 def _followed(old: ExistingColumn, column: Column, kind: pa.DataType) -> Coercion | None:
-    """Return what becomes of values of the old type, besides a cast to `kind`, so that they are what
-    PostgreSQL has after the change; None where that is not known.
+    """Return the conversion, in addition to a cast to `kind`, from values of the old type to PostgreSQL's
+    values after the change; None if it is not known.
     """
     new = known_type(column)
     if same_type(old.kind, kind):
         if old.type is not None:
             return coercion(old.type, new, kind)
-        # A table of a version that did not note types: what it noted of the column must be the same.
+        # A table of a version that did not store types: the column's stored oid and modifier must be equal.
         noted = old.type_oid, old.type_modifier
         known = not old.type_oid or noted == (column.type_oid, column.type_modifier)
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
@@ -221,8 +220,8 @@ def _followed(old: ExistingColumn, column: Column, kind: pa.DataType) -> Coercio
 def _choices(context: dict[str, str]) -> str:
     again = shlex.join(["tailrace", "snapshot", "FILE", "--table", context.get("table", "T")])
     return (
-        "choose: set `on_type_change: follow` for the sink and start again, so that rows have what can be "
-        f"known, then have its rows sent again: `{again}`; or begin with a new log, a new snapshot and "
+        "choose: set `on_type_change: follow` for the sink and start again, which converts the rows as far "
+        f"as possible, then have its rows sent again: `{again}`; or begin with a new log, a new snapshot and "
         "an empty path; or leave the table out of the sink's `tables`"
     )
 
@@ -251,13 +250,13 @@ def _refuse_type(
 
 
 def refuse_value(name: str, context: dict[str, str]) -> NoReturn:
-    """Raise that rows of the target have values which the new type of a column can't hold.
+    """Raise the error for rows of the target with values that a column's new type can't represent.
 
     :raises TailraceError: `SINK_SCHEMA_REFUSED`.
     """
     raise TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
-        f"follow a change of schema: column {name!r} has values that its new type can't hold as they are; "
+        f"follow a change of schema: column {name!r} has values that its new type can't hold unchanged; "
         "PostgreSQL changed them and did not send them",
         _choices(context),
         {**context, "column": name},

@@ -1,11 +1,11 @@
-"""One Delta table, as the driver sees it: created, extended and replaced by delta-rs commits.
+"""One Delta table on the driver: creates, extends and replaces it by commits of delta-rs.
 
-Each commit carries a transaction (application id, version): which log, pipeline, table and
-task, and the log offset up to which the table then has everything. Delta keeps it with the
-table; a commit whose transaction somebody else has moved on since is refused, so two engines
-can't both commit a range, even where a lock does not hold.
+Each commit has a transaction (application id, version): the log, pipeline, table and task, and
+the log offset up to which the table then has everything. Delta stores it with the table, and
+refuses a commit if another writer has changed the transaction since, so two engines can't both
+commit a range, even if a lock has no effect.
 
-A commit whose outcome is unknown is looked up, never repeated blindly.
+If the outcome of a commit is unknown, it is looked up before any repetition.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.delta.evolution import held_columns
 from tailrace.sinks.delta.key_bounds import NOTHING
 
-#: What a table may have of Delta without its files being more, or less, than its rows.
+#: Delta's features with which a table's data files have exactly the table's rows.
 _PLAIN_FEATURES = frozenset({"timestampNtz"})
 _STATISTICS_PROPERTIES = ("delta.dataSkippingStatsColumns", "delta.dataSkippingNumIndexedCols")
 
-#: Times that a commit is tried while others (OPTIMIZE, VACUUM, a person) commit to the table.
+#: Most attempts of a commit while others (OPTIMIZE, VACUUM, a user) commit to the table.
 COMMIT_ATTEMPTS_MAX = 8
-#: As many columns have statistics as in any Delta table.
+#: Most columns with statistics: Delta's default.
 _STATISTICS_COLUMNS_MAX = 32
 _UNWRITABLE = "check the table's folder; what was committed is known and will not be written again"
 _UNREADABLE = (
     "check the table's folder. After a loss of power its last commits may be half-written: remove the files "
-    "_delta_log/<version>.json that can't be read, from the highest version down; what they held is written "
+    "_delta_log/<version>.json that can't be read, from the highest version down; their content is written "
     "again"
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -54,7 +54,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class AddedFile:
-    """A data file in the table's folder, to be made part of the table."""
+    """A data file in the table's folder, to be added to the table."""
 
     name: str
     rows: int
@@ -63,9 +63,9 @@ class AddedFile:
 
 
 class DeltaFolder:
-    """The Delta table in one folder, or the place where one will be.
+    """The Delta table in one folder, whether or not it exists yet.
 
-    `table` is its name for people; `application` is what its transactions are kept under.
+    `table` is its name for messages; `application` is the application id of its transactions.
     """
 
     def __init__(self, path: Path, sink: str, table: str, application: str) -> None:
@@ -75,7 +75,7 @@ class DeltaFolder:
         self.application = application
         self.context = {"sink": sink, "table": table}
         self._delta: DeltaTable | None = None
-        self._durable = -1  # the table's version up to which all is on disk
+        self._durable = -1  # the table's version up to which all commits are on disk
 
     def committed(self) -> int | None:
         """Return the log offset up to which the table has everything; None: nothing.
@@ -96,13 +96,13 @@ class DeltaFolder:
             raise TailraceError(
                 Kind.SINK_FOREIGN,
                 "write to a Delta table: it has no record of this pipeline and log",
-                "another writer made it, or created it again: move the table away, or give the sink a "
-                "path of its own",
+                "another writer created it, or created it again: move the table away, or give the sink "
+                "its own path",
                 self.context,
             )
 
     def exists(self) -> bool:
-        """Return whether there was a table when it was last looked at."""
+        """Return whether the table existed when it was last read."""
         return self._delta is not None
 
     def schema(self) -> pa.Schema:
@@ -116,7 +116,7 @@ class DeltaFolder:
         return sum(pa.table(self._delta.get_add_actions(flatten=True))["size_bytes"].to_pylist())
 
     def highest(self, column: str) -> int | None:
-        """Return the greatest value of a column of whole numbers, by the files' statistics; None
+        """Return the highest value of a column of whole numbers, from the files' statistics; None
         if they have none, `key_bounds.NOTHING` if there are no files.
         """
         assert self._delta is not None, "only of an existing table"
@@ -130,16 +130,16 @@ class DeltaFolder:
         return int(pc.max(bounds).as_py()) if known else None
 
     def relation(self) -> int:
-        """Return the oid of the relation whose rows the table has, by its columns; 0: not known."""
+        """Return the oid of the relation whose rows the table has, from its columns; 0: not known."""
         if self._delta is None:
             self._current()
         return max((column.relation for column in held_columns(self.schema())), default=0)
 
     def data_files(self) -> list[str]:
-        """Return the paths of the table's data files, to be read as they are.
+        """Return the paths of the table's data files, which have exactly the table's rows.
 
-        :raises TailraceError: `SINK_SCHEMA_REFUSED` if the table uses something of Delta that
-            makes its files more than what its readers see.
+        :raises TailraceError: `SINK_SCHEMA_REFUSED` if the table has partitions or features of Delta
+            with which that is not so.
         """
         assert self._delta is not None, "only of an existing table"
         foreign = set(self._delta.protocol().reader_features or ()) - _PLAIN_FEATURES
@@ -158,9 +158,9 @@ class DeltaFolder:
         return [str(self.path / urllib.parse.unquote(path)) for path in paths]
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Give the table those of these columns that it lacks, in a separate commit.
+        """Add those of these columns that the table lacks, in a separate commit.
 
-        Again is harmless. Rows from before have NULL in them.
+        Idempotent. Existing rows have NULL in them.
 
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """
@@ -175,14 +175,14 @@ class DeltaFolder:
             self._attempt("add columns to a Delta table", commit)
 
     def unnoted(self, schema: pa.Schema) -> list[pa.Field]:
-        """Return those of `schema`'s columns, which the table has, that have other metadata than there."""
+        """Return those of `schema`'s columns, all of which the table has, whose metadata differs there."""
         have = self.schema()
         return [field for field in schema if field.metadata not in (None, have.field(field.name).metadata)]
 
     def note_columns(self, schema: pa.Schema) -> None:
-        """Store the metadata of `schema`'s columns with the table's, where it differs.
+        """Store the metadata of `schema`'s columns in the table's, where it differs.
 
-        A column's values may stay though its type changes, and the next change begins from there.
+        A change of a column's type may leave its values as they are; the next change begins from that type.
 
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """
@@ -196,11 +196,11 @@ class DeltaFolder:
             )
 
     def reshape(self, files: Sequence[AddedFile], schema: pa.Schema) -> None:
-        """Put `files`, the same rows in another shape, in the place of what the table has.
+        """Replace the table's content by `files`, the same rows with another schema.
 
-        One commit, which leaves the table's transaction where it is.
+        One commit, which does not change the table's transaction.
 
-        :raises TailraceError: `SINK_WRITE_FAILED`, also if somebody else committed since the
+        :raises TailraceError: `SINK_WRITE_FAILED`, also if another writer committed since the
             table's files were read: nothing has changed then.
         """
         delta = self._delta
@@ -222,7 +222,7 @@ class DeltaFolder:
         self._keep_statistics(schema)
 
     def create(self, schema: pa.Schema, files: Sequence[AddedFile], version: int) -> None:
-        """Make the table, with its first files, in one commit.
+        """Create the table with its first files, in one commit.
 
         :raises TailraceError: `SINK_SCHEMA_REFUSED`, `SINK_WRITE_FAILED`.
         """
@@ -249,7 +249,7 @@ class DeltaFolder:
         self._write(files, "append", version)
 
     def replace(self, files: Sequence[AddedFile], version: int, schema: pa.Schema) -> None:
-        """Make `files` all that the table has, and `schema` its columns, in one commit.
+        """Replace the table's content by `files` and its columns by `schema`, in one commit.
 
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """
@@ -261,8 +261,8 @@ class DeltaFolder:
     def make_durable(self, since: int) -> None:
         """Put the table's commits since its transaction was at `since`, and their files, on disk.
 
-        Neither delta-rs nor Spark does; the sink's own position must not outlive a commit. They may be
-        those of a process that died before it did.
+        Neither delta-rs nor Spark does this, and the sink's position must not survive a commit that is lost.
+        The commits may be those of a process that died before it put them on disk.
         """
         log = self.path / "_delta_log"
         delta = self._current()
@@ -271,16 +271,16 @@ class DeltaFolder:
             return
         for version in range(delta.version(), self._durable, -1):
             commit = log / f"{version:020d}.json"
-            with contextlib.suppress(FileNotFoundError):  # few versions have one; it takes older ones' place
+            with contextlib.suppress(FileNotFoundError):  # few versions have one; it replaces older commits
                 sync_file(log / f"{version:020d}.checkpoint.parquet")
                 sync_file(log / "_last_checkpoint")
             try:
-                # Not `splitlines`: a table's statistics may hold U+2028, which JSON does not escape.
+                # Not `splitlines`: a table's statistics may contain U+2028, which JSON does not escape.
                 actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
             except FileNotFoundError:
-                break  # too old for Delta to keep it: a checkpoint has it
+                break  # Delta has removed this old commit: a checkpoint has its content
             for path in (action["add"]["path"] for action in actions if "add" in action):
-                with contextlib.suppress(FileNotFoundError):  # another one took its place, VACUUM took it
+                with contextlib.suppress(FileNotFoundError):  # it was replaced, and VACUUM removed it
                     sync_file(self.path / urllib.parse.unquote(path))
             sync_file(commit)
             if any(self._is_up_to(action, since) for action in actions):
@@ -316,7 +316,7 @@ class DeltaFolder:
             try:
                 commit(delta)
             except CommitFailedError as error:
-                # Somebody else committed first, or this commit did happen: look again.
+                # Another writer committed first, or this commit did happen: read the table again.
                 backoff, wait_s = backoff.after_failure()
                 if wait_s is None:
                     raise self._refused(attempted, error) from error
@@ -328,7 +328,7 @@ class DeltaFolder:
                 return
 
     def _allow(self, schema: pa.Schema) -> None:
-        """Let the table have columns of timestamps without zone, if `schema` does."""
+        """Enable Delta's feature for timestamps without zone, if `schema` has such columns."""
 
         def commit(delta: DeltaTable) -> None:
             if "timestampNtz" not in (delta.protocol().reader_features or ()):
@@ -340,7 +340,7 @@ class DeltaFolder:
             self._attempt("allow a type in a Delta table", commit)
 
     def _keep_statistics(self, schema: pa.Schema) -> None:
-        """Name the new columns in the property that says of which there are statistics."""
+        """Add the new columns to the property with the columns that have statistics."""
         wanted = {
             name: value for name, value in _configuration(schema).items() if name in _STATISTICS_PROPERTIES
         }
@@ -371,7 +371,7 @@ class DeltaFolder:
         return self._delta
 
     def _refused(self, attempted: str, error: Exception, hint: str = _UNWRITABLE) -> TailraceError:
-        # delta-rs's messages speak of files, columns and versions, never of rows.
+        # delta-rs's messages name files, columns and versions, never values of rows.
         found = str(error).splitlines()[0] if str(error) else type(error).__name__
         return TailraceError(
             Kind.SINK_WRITE_FAILED,
@@ -384,9 +384,9 @@ class DeltaFolder:
 def _configuration(schema: pa.Schema) -> dict[str, str]:
     """Return the properties of a new table.
 
-    Statistics are kept of whole numbers, decimals and texts alone. A bound of a date or time may
-    lie outside of the years 1 to 9999 (PostgreSQL's infinity does), and some readers, deltalake
-    among them, can't open a table whose statistics say so.
+    Only whole numbers, decimals and texts have statistics. A bound of a date or time may be
+    outside of the years 1 to 9999 (PostgreSQL's infinity is), and some readers, such as deltalake,
+    can't open a table with such statistics.
     """
     names = [
         field.name
@@ -403,17 +403,17 @@ def _configuration(schema: pa.Schema) -> dict[str, str]:
         if names
         else {"delta.dataSkippingNumIndexedCols": "0"}
     )
-    # A commit a second makes a file a second in the table's log; a day of them is kept.
+    # With one commit per second the table's log gets one file per second; a day of them is kept.
     return {"delta.logRetentionDuration": "interval 1 days", **kept}
 
 
 def _set_properties(delta: DeltaTable, path: Path, wanted: dict[str, str]) -> None:
-    """Give the table properties, in the commit after `delta`'s version.
+    """Set properties of the table, in the commit after `delta`'s version.
 
-    Not by delta-rs: a table with features gets others from it then, `variantType` among them, which
-    no column needs and many readers lack (seen with 1.6.6).
+    Not by delta-rs: for a table with features it adds others, such as `variantType`, which no column
+    needs and many readers lack (seen with 1.6.6).
 
-    :raises CommitFailedError: if somebody else made that commit.
+    :raises CommitFailedError: if another writer made that commit.
     """
     metadata = delta.metadata()
     actions: list[dict[str, Any]] = [

@@ -1,9 +1,9 @@
-"""What bounds of a key prove without reading rows: files that can have no key in common.
+"""Finds files without a common key from the bounds of their keys, without reading rows.
 
-Most tables number their rows upwards. Their new rows then lie beyond all that the mirror has, and
-the nets of two pieces beyond each other; where the bounds prove it, nothing needs to be matched.
+Most tables have ascending keys. Then new rows have higher keys than all rows of the mirror, and the
+net changes of different pieces have no common key. If the bounds prove this, no rows need to be matched.
 
-Pure. Bounds are those of whole numbers; without them nothing is proved.
+Pure. Only whole numbers have bounds; without bounds nothing is proved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOTHING = -(2**63) - 1
 
 
 def apart(files: Sequence[dict[str, Any]], column: str) -> bool:
-    """Return whether these files (facts of `ParquetWriter`) surely share no value of `column`."""
+    """Return whether these files (facts of `ParquetWriter`) certainly have no common value of `column`."""
     held = [facts for facts in files if facts["net_rows"]]
     if not all(bounded(facts, column) for facts in held):
         return False
@@ -26,7 +26,7 @@ def apart(files: Sequence[dict[str, Any]], column: str) -> bool:
 
 
 def beyond(files: Sequence[dict[str, Any]], column: str, highest: int | None) -> bool:
-    """Return whether all rows of these files surely have a greater `column` than `highest`.
+    """Return whether `column` is certainly greater than `highest` in all rows of these files.
 
     :param highest: None: not known.
     """
@@ -37,5 +37,5 @@ def beyond(files: Sequence[dict[str, Any]], column: str, highest: int | None) ->
 
 
 def bounded(facts: dict[str, Any], column: str) -> bool:
-    """Return whether the file's bounds of `column` hold for all of its rows."""
+    """Return whether the file has bounds of `column` that include all of its rows."""
     return column in facts["lowest"] and facts["nulls"].get(column) == 0

@@ -1,7 +1,7 @@
-"""Files brought to another shape, by executors: a table's data files, and files of changes.
+"""Rewrites files to another schema, on executors: a table's data files, and files of changes.
 
-Files are read and written in batches, so memory is bounded whatever their size. What comes out
-lies in the staging folder, and counts for nothing before the driver commits it.
+Files are read and written in batches, so memory is bounded whatever their size. New files are in
+the staging folder, and have no effect before the driver commits them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 BATCH_ROWS = 1 << 16
-#: Files of a table are put together up to this size.
+#: Most bytes of a table's files that one task merges.
 TASK_BYTES = 128 << 20
-#: So much is rewritten in this process: a job of Spark takes longer to begin. Beyond, a task of Spark takes
-#: so much of the files of changes: a migration leaves hundreds of small ones, one for each schema version.
+#: Most bytes that this process rewrites itself: a Spark job takes longer to start. With more, the size of a
+#: Spark task's part of the files of changes: a migration leaves hundreds, one for each schema version.
 IN_PROCESS_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteTask:
-    """Files at `paths`, of rows alike, to be made one at `out`, in the shape of `steps`.
+    """Files at `paths` with one schema, to be rewritten as one file at `out` with the schema of `steps`.
 
-    `kept`: columns of our own that stay after them, with their types.
+    `kept`: Tailrace's own columns that follow the table's, with their types.
     """
 
     paths: tuple[str, ...]
@@ -62,7 +62,7 @@ def conform(work: RewriteTask) -> dict[str, Any]:
     writer = ParquetWriter(work.out, "zstd")
     kept = dict(work.kept)
     for path in work.paths:
-        # Spark's OPTIMIZE writes INT96, which by itself is read as nanoseconds: years 1677 to 2262.
+        # Spark's OPTIMIZE writes INT96, which by default is read as nanoseconds: years 1677 to 2262.
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as held:
             for batch in held.iter_batches(batch_size=BATCH_ROWS):
                 rows = pa.Table.from_batches([batch])
@@ -90,7 +90,7 @@ def conformed(
     plans: Sequence[tuple[StagedFile, Relation, Sequence[ShapeStep] | None]],
     kept: Sequence[tuple[str, pa.DataType]],
 ) -> list[StagedFile]:  # fmt: skip
-    """Return files of changes, each brought to its relation's shape; steps None: it stays.
+    """Return files of changes, each rewritten to its relation's schema; steps None: it is not rewritten.
 
     :raises TailraceError: as `conform`.
     """
@@ -119,7 +119,7 @@ def reshape_table(
     kept: Sequence[tuple[str, pa.DataType]],
     schema: pa.Schema,
 ) -> None:
-    """Bring the rows that the table has into the shape of `steps`, in one commit.
+    """Rewrite the table's rows to the schema of `steps`, in one commit.
 
     :param schema: of the table afterwards.
     :raises TailraceError: `SINK_SCHEMA_REFUSED` before anything is changed; `SINK_WRITE_FAILED`.
@@ -144,7 +144,7 @@ def reshape_table(
     files = []
     for task, facts in zip(tasks, done, strict=True):
         if facts["rows"]:
-            # A unique name: a commit that failed may have happened nevertheless.
+            # A unique name: a commit that raised an error may have happened nevertheless.
             name = f"{stem}-{os.urandom(6).hex()}.parquet"
             Path(task.out).replace(work.folder.path / name)
             files.append(AddedFile(name, facts["rows"], facts["bytes"], facts))
@@ -152,7 +152,7 @@ def reshape_table(
 
 
 def _portions(items: Sequence[Item], sizes: Sequence[int], limit: int) -> list[list[Item]]:
-    """Return items that follow each other put together, up to `limit` bytes; a larger one stays alone."""
+    """Return successive items in groups of up to `limit` bytes; a larger item is a group by itself."""
     portions: list[list[Item]] = []
     filled = 0
     for item, size in zip(items, sizes, strict=True):

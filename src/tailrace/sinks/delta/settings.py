@@ -1,14 +1,14 @@
-"""What a mirror's rows were made under: masks, keys, forms of values and transformations stay, or it stops.
+"""Refuses changes of settings that would leave a mirror with rows of different settings.
 
-A mirror keeps rows that no later change touches. Were a mask added, taken away or given another salt,
-some rows would show what others hide. Were a handling mode changed that leaves a column's type as it is,
-such as bytes in hexadecimal that were base64, rows in two forms would stand beside each other. Of a key
-that `source.message_keys` gives, no server checks that it is a key of all rows: rows with different keys
-may be one row by another key. And a row is not found by a key that is masked or written otherwise.
-A row that no change touches would keep what former transformations made of it.
+A mirror keeps rows that no later change concerns. If a mask were added, removed or given another salt,
+some rows would show values that others hide. If a handling mode changed without changing a column's type,
+such as bytes in hexadecimal instead of base64, rows would have values in two forms. The server does not
+check that a key of `source.message_keys` identifies all rows: rows with different keys may be one row
+according to another key. A row is not found by a key that is masked or written in another form. And rows
+without later changes would keep the values of earlier transformations.
 
-So the target keeps, for each table, what its rows were made under: by the table's oid and the numbers of
-its columns, which stay when they are renamed.
+So the target stores the settings of each table's rows, by the table's oid and the numbers of its columns,
+which stay when they are renamed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 _FILE = "settings.json"
 
-#: The files that earlier versions kept instead, one for each part.
+#: The files of earlier versions instead of it, one for each part.
 _FORMER = {"masks": "masks.json", "key": "keys.json", "forms": "forms.json"}
 
-# Types whose values in typed columns depend on a mode that may leave the column's type as it is.
+# Types whose values in typed columns depend on a mode that may not change the column's type.
 _SAMPLES = {
     OIDS["money"]: "$1,234.56",
     OIDS["bytea"]: "\\xfbff00",
@@ -51,10 +51,10 @@ _SAMPLES_BY_NAME = {"hstore": '"a"=>"1"'}
 def require_same_settings(
     target: Target, table_policy: TablePolicy, chain: TableChain, work: Iterable[TableWork]
 ) -> None:
-    """Check that tables are masked, keyed, formed and transformed as they were, and remember new tables and
-    columns.
+    """Check that the tables' masks, keys, forms of values and transformations are unchanged, and store those
+    of new tables and columns.
 
-    Before anything of `work` is committed.
+    Called before anything of `work` is committed.
 
     :raises TailraceError: `SINK_SCHEMA_REFUSED`, `SINK_WRITE_FAILED`.
     """
@@ -114,14 +114,14 @@ def _same_masks(work: TableWork, table_policy: TablePolicy, before: Mapping[str,
     if changed and (mixed := changed & _in_rows(work, source)):
         raise _DiffersError(
             f"the mask of {', '.join(map(repr, sorted(mixed)))} is not the one that the mirror's rows were "
-            "made under",
+            "written with",
             "the mask and its salt",
         )
     return now if changed else before
 
 
 def _place(column: Column) -> str:
-    """Return what a column's mark is kept under: its number, since names change."""
+    """Return the name under which a column's mark is stored: its number, since names change."""
     return str(column.number) if column.number else column.name
 
 
@@ -144,7 +144,7 @@ def _in_rows(work: TableWork, source: Relation) -> set[str]:
 
 def _same_key(work: TableWork, before: Mapping[str, Any] | None) -> Mapping[str, Any]:
     relation = work.files[-1].relation
-    # By their numbers, since names change; the names are for the message.
+    # Columns are identified by their numbers, since names change; the names are for the message.
     numbers = {column.name: column.number for column in relation.columns}
     now = {
         "key": [numbers[name] or name for name in relation.key],
@@ -177,7 +177,7 @@ def _same_forms(work: TableWork, before: Mapping[str, str]) -> Mapping[str, str]
 
 
 def _forms(relation: Relation) -> dict[str, tuple[str, str]]:
-    """Return, by column and type, the column's name and what becomes of the type's sample."""
+    """Return, by column and type, the column's name and the form of the type's sample value."""
     forms = {}
     for column, kind in zip(relation.columns, column_types(relation), strict=True):
         value = known_type(column)
@@ -207,14 +207,14 @@ def _same_steps(work: TableWork, chain: TableChain, before: Mapping[str, Any]) -
     if _in_rows(work, source):
         if before.get("mark", "") != mark:
             raise _DiffersError(
-                "the transformations of the table are not those that the mirror's rows went through",
+                "the transformations of the table are not those that were applied to the mirror's rows",
                 "the sink's transformations",
             )
         known = before.get("inputs", {})
         if changed := [name for name, read in inputs.items() if known.get(name, read) != read]:
             raise _DiffersError(
-                f"{', '.join(map(repr, changed))} is computed from columns that were altered; rows that were "
-                "there before would keep what they were given",
+                f"{', '.join(map(repr, changed))} is computed from columns that were altered; existing rows "
+                "would keep their old values",
                 "the columns",
             )
     return {"mark": mark, "inputs": inputs} if mark else {}

@@ -1,9 +1,9 @@
-"""How a table's columns in a target are brought to another shape, without a row being lost.
+"""Converts rows of a target to another schema, without losing a row.
 
-A `ShapeStep` makes one column of the new shape: from a column of the old one, renamed or cast, or of
-one value. Steps are worked out by the driver (`evolution`) and done by executors (`conform`), on
-data files of the target and on files of changes alike; so a row that was written before a change
-of schema is the same whichever way it went.
+A `ShapeStep` makes one column of the new schema: from a column of the old one, renamed or cast, or from
+one value. The driver computes the steps (`evolution`), and executors apply them (`conform`) to data
+files of the target and to files of changes alike; so a row that was written before a schema change
+has the same content in both.
 
 Pure: Arrow tables in, Arrow tables out.
 """
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from tailrace.decode.values.texts import texts_of
 from tailrace.sinks.delta.type_changes import SAME, Coercion
 
-#: PostgreSQL's infinities are the outermost values of their types.
+#: PostgreSQL's infinities, in days and microseconds: the highest and lowest values of their types.
 _OUTERMOST_DAYS = pa.array([2**31 - 1, -(2**31)], pa.int32())
 _OUTERMOST_US = (2**63 - 1, -(2**63))
 
@@ -31,12 +31,12 @@ _TEXTS_BY_NAME = (SPECIAL, "_old_key")
 
 @dataclass(frozen=True, slots=True)
 class ShapeStep:
-    """One column of the new shape.
+    """One column of the new schema.
 
-    `source`: the old column, None if there is none; `fill`: what rows then have, as an array of
-    one value, None: NULL. `lenient`: a value that the new type can't hold becomes NULL instead of
-    stopping. `unknown`: rows have a value there that nobody sent; it is marked as such. `text`: what
-    rows have in PostgreSQL, where the column can't hold it. `coerced`: what becomes of texts.
+    `source`: the old column, None if there is none; `fill`: the value of rows in that case, as an array of
+    one value, None: NULL. `lenient`: a value that does not fit the new type becomes NULL instead of an
+    error. `unknown`: rows have a value in PostgreSQL that was not sent; it is marked as such. `text`:
+    PostgreSQL's text of the rows' value if the column can't represent it. `coerced`: conversion of texts.
     """
 
     field: pa.Field
@@ -49,20 +49,20 @@ class ShapeStep:
 
     @property
     def is_marked(self) -> bool:
-        """Return whether rows have something for the column among their special texts."""
+        """Whether rows get an entry for the column among their special texts."""
         return self.unknown or self.text is not None
 
 
-class Unfit(Exception):  # noqa: N818 - the caller knows what to say
+class Unfit(Exception):  # noqa: N818 - the caller turns it into an error
     """A value does not fit the new type of its column; `args[0]` names the column."""
 
 
 def reshaped(rows: pa.Table, steps: Sequence[ShapeStep], kept: Mapping[str, pa.DataType]) -> pa.Table:
-    """Return `rows` in the shape of `steps`, then their columns named in `kept`, as they are.
+    """Return `rows` with the schema of `steps`, followed by their columns in `kept`.
 
-    Lists of names (`_unchanged`) and texts by name (`_special`, also in `_position` and `_origin`)
-    follow the renaming; what belongs to a column that is gone goes with it. A text that a column could not
-    hold moves into the column when that becomes text.
+    Lists of names (`_unchanged`) and texts by name (`_special`, also in `_position` and `_origin`) get the
+    new names, without entries for dropped columns. The text of a value that a column could not represent
+    becomes the column's value when the column becomes text.
 
     :raises Unfit: if a value does not fit, and its step is not lenient.
     """
@@ -79,14 +79,14 @@ def reshaped(rows: pa.Table, steps: Sequence[ShapeStep], kept: Mapping[str, pa.D
         column = rows[name] if name in rows.column_names else pa.nulls(len(rows), kind)
         columns.append(_followed(name, _one(column), names, texts, steps))
         fields.append(pa.field(name, columns[-1].type))
-    if texts and SPECIAL in names:  # of a history, whose own columns are steps, too
+    if texts and SPECIAL in names:  # in a history, Tailrace's own columns have steps, too
         at = next(at for at, step in enumerate(steps) if step.source == SPECIAL)
         columns[at] = _maps(_one(columns[at]), {name: name for name in names}, texts)
     return pa.table(columns, schema=pa.schema(fields))
 
 
 def _special_of(rows: pa.Table) -> pa.MapArray | None:
-    """Return the texts of values that the rows' columns can't hold, by column."""
+    """Return the texts of values that the rows' columns can't represent, by column."""
     if SPECIAL in rows.column_names:
         return _one(rows[SPECIAL])
     return _one(rows[POSITION]).field("special") if POSITION in rows.column_names else None
@@ -98,7 +98,7 @@ def _becomes_text(held: pa.DataType, step: ShapeStep) -> bool:
 
 
 def _with_special(texts: Any, special: pa.MapArray | None, name: str) -> pa.Array:
-    """Return texts, and those of values that the column `name` could not hold in their place."""
+    """Return `texts`, with the texts of values that the column `name` could not represent instead of them."""
     texts = _one(texts)
     if special is None or special.null_count == len(special):
         return texts
@@ -117,13 +117,13 @@ def _made(rows: pa.Table, step: ShapeStep, special: pa.MapArray | None) -> pa.Ar
 
 
 def _cast(values: Any, step: ShapeStep) -> Any:
-    """Return values of the step's old column as its new one has them.
+    """Return values of the step's old column converted to its new one.
 
     :raises Unfit: as `cast_exactly`.
     """
     how = step.coerced
     if how != SAME:
-        values = pc.cast(values, pa.string())  # a MERGE of delta-rs writes views of texts
+        values = pc.cast(values, pa.string())  # a MERGE of delta-rs writes the type string_view
     if how.trimmed:
         values = pc.utf8_rtrim(values, characters=" ")
     if how.padded is not None:
@@ -144,7 +144,7 @@ def cast_exactly(values: Any, kind: pa.DataType, name: str, *, lenient: bool = F
     if pa.types.is_decimal(values.type) and (pa.types.is_decimal(kind) or pa.types.is_integer(kind)):
         digits = kind.scale if pa.types.is_decimal(kind) else 0
         if digits < values.type.scale:
-            # One digit more before the point: 9.9 becomes 10.
+            # Rounding may need one more digit before the point: 9.9 becomes 10.
             room = pa.decimal256(values.type.precision + 1, values.type.scale)
             values = pc.round(pc.cast(values, room), digits, "half_towards_infinity")
     if lenient and pa.types.is_string(kind):
@@ -171,7 +171,7 @@ def cast_exactly(values: Any, kind: pa.DataType, name: str, *, lenient: bool = F
 
 
 def _each(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    # Values that don't fit are found by halving; usually there are few.
+    # Values that don't fit are found by bisection; usually there are few.
     if len(values) == 0:
         return pa.nulls(0, kind)
     try:
@@ -196,9 +196,9 @@ def _followed(
     texts: Collection[str | None],
     steps: Sequence[ShapeStep],
 ) -> pa.Array:
-    """Return a column of our own, with the names in it as they are in the new shape.
+    """Return one of Tailrace's own columns, with the new names of columns in its values.
 
-    :param texts: old columns that became text, and hold what was noted of them.
+    :param texts: old columns that became text, so that they have their special texts as values.
     """
     if name == UNCHANGED:
         return _lists(column, names)
@@ -245,7 +245,7 @@ def _maps(column: pa.MapArray, names: Mapping[str, str], texts: Collection[str |
 
 
 def _marked(column: pa.MapArray, marks: Mapping[str, str | None]) -> pa.MapArray:
-    """Return the texts of rows with `marks` added; a null: the value was never sent."""
+    """Return the special texts of rows with `marks` added; null: the value was never sent."""
     if not marks:
         return column
     if column.null_count < len(column):
@@ -265,7 +265,7 @@ def _origins(
     texts: Collection[str | None],
     steps: Sequence[ShapeStep],
 ) -> pa.StructArray:
-    """Return the keys that rows came from; those have the columns that the key has there."""
+    """Return the keys that rows came from, with the key's columns renamed and converted."""
     kinds = {step.field.name: step for step in steps}
     special = column.field(SPECIAL) if column.type.get_field_index(SPECIAL) >= 0 else None
     arrays, fields = [], []

@@ -1,9 +1,9 @@
-"""What both Delta sinks share: which range each table lacks, one job, a commit a table.
+"""The sink `delta`, with the common part of its modes: one job per range, one commit per table.
 
-Tables commit one by one, so after a crash some may be further than others. Each table records how
-far it is (`DeltaFolder.committed`), and what it has is left out when the range, or another that
-begins at the same place, is written again. The sink's position is a lower bound, moved when all
-tables of a range are committed and on disk; only tables with changes in a range are touched.
+Tables commit one by one, so after a crash some may have more than others. Each table records its
+log offset (`DeltaFolder.committed`), and changes that it has are left out when the range, or another
+that begins at the same offset, is written again. The sink's position is a lower bound. It is moved
+when all tables of a range are committed and on disk; only tables with changes are committed.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
-    """What a range brings to one table: its staged files in log order.
+    """The staged files of a range for one table, in log order.
 
-    `note_columns` keeps from which log offset on the log has the columns that the table is about to get.
+    `note_columns` records the log offset from which on the log has the columns that the table will get.
     """
 
     folder: DeltaFolder
@@ -74,7 +74,7 @@ class TableWork:
         return str(self.staging / names.staged_name(directory, name))
 
     def place(self, file: StagedFile) -> AddedFile:
-        """Move a staged file into the table's folder. Nobody sees it before a commit names it."""
+        """Move a staged file into the table's folder. Readers don't see it before a commit."""
         source = Path(self.staged(file.directory, file.name))
         name = self.move(source, file.name)
         return AddedFile(name, file.rows, file.bytes, file.facts)
@@ -82,8 +82,8 @@ class TableWork:
     def move(self, source: Path, name: str) -> str:
         """Move a file into the table's folder; return its name there: `name` with the commit's version.
 
-        Files are numbered by what the table lacks. If a range has several commits of the table and is
-        written again after the first of them, `name` alone may be that of a file which is committed.
+        Files are numbered within the changes that the table lacks. If a range has several commits of the
+        table and is written again after the first, `name` alone may be the name of a committed file.
         """
         stem, suffix = os.path.splitext(name)
         unique = f"{stem}-{self.version:016x}{suffix}"
@@ -93,21 +93,21 @@ class TableWork:
 
 
 class DeltaMode(Protocol):
-    """How files are written and brought into a table: append or mirror."""
+    """How files are written and committed to a table: append or mirror."""
 
     kind: str
-    #: Tables that are committed at once.
+    #: Number of tables that are committed in parallel.
     commits_at_once: int
-    #: Whether a folder belongs to a relation and follows its name, or to a name.
+    #: Whether a folder belongs to a relation, whose name may change, or to a name.
     follows_names: bool
     format: FileFormat
 
     def commit(self, spark: SparkSession | None, work: TableWork) -> None:
-        """Bring the files into the table and move its transaction, in one Delta commit."""
+        """Commit the files to the table and move its transaction, in one Delta commit."""
 
 
 class DeltaSink:
-    """Implements `contract.Sink`; see this module's docstring for how."""
+    """The sink `delta` (`contract.Sink`); see this module's docstring."""
 
     type = "delta"
 
@@ -139,14 +139,14 @@ class DeltaSink:
         self._target.clear_staging()
 
     def position(self, task: str) -> int | None:
-        """As `contract.Sink.position`: what the position file says."""
+        """As `contract.Sink.position`: the content of the position file."""
         if task not in self._positions:
             content = self._opened().read(_position_file(task))
             self._positions[task] = None if content is None else int(content["position"])
         return self._positions[task]
 
     def reach(self, task: str) -> int | None:
-        """As `contract.Sink.reach`: the furthest table may be ahead of the position."""
+        """As `contract.Sink.reach`: tables may be ahead of the position."""
         reached = [*self._tables_have(task).values()]
         if (position := self.position(task)) is not None:
             reached.append(position)
@@ -178,7 +178,7 @@ class DeltaSink:
             written = time.perf_counter()
             self._commit(spark, log, span, have, staged)
         except BaseException:
-            # Which commits happened is not known here: the tables are asked again.
+            # It is unknown which commits happened: the tables are read again.
             self._have.pop(span.task, None)
             raise
         if self._mode.kind == "mirror":
@@ -206,7 +206,7 @@ class DeltaSink:
     # ------------------------------------------------------------------ steps of a write
 
     def _begin(self, span: LogRange) -> None:
-        """Record where a new sink begins, before its first table can exist."""
+        """Record the position at which a new sink begins, before it creates its first table."""
         tables = self._tables_have(span.task)
         if tables and span.start > 0:
             raise TailraceError(
@@ -221,10 +221,10 @@ class DeltaSink:
     def _with_columns(
         self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
     ) -> tuple[LogRange, Sequence[Piece]]:
-        """Return a range and its pieces, made longer where a table has columns that its rows have later.
+        """Return a range and its pieces, extended if a table already has columns of changes after the range.
 
-        A write that broke off gave them to it. Rows of a shorter range would take them away again, with what
-        can't be had back.
+        An interrupted write added the columns. Rows of a shorter range would remove them again, with values
+        that can't be restored.
         """
         since = self._columns_since(span.task)
         if since is None or since < span.end:
@@ -252,7 +252,7 @@ class DeltaSink:
                 table_policy = with_renames(TablePolicy.of(self._given.rules), reader)
             require_same_settings(self._opened(), table_policy, self._given.chain, work)
         with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit", with_tags_of(spark)) as pool:
-            # Every table is given its chance; the first that failed is what is raised.
+            # All tables are committed, also after a failure; the first error is raised.
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
         for outcome in outcomes:
             outcome.result()
@@ -260,7 +260,7 @@ class DeltaSink:
         self._tables_have(span.task).update(done)
         with writing(self.name, "make commits durable"):
             for directory, committed in self._tables_have(span.task).items():
-                if committed > have:  # by this write, or by one that failed before it came here
+                if committed > have:  # by this write, or by an earlier one that failed before this step
                     self._folder(span.task, directory, directory).make_durable(have)
         remove_folder(staging)
         failpoints.hit("sink.after_publish")
@@ -268,9 +268,9 @@ class DeltaSink:
     def _remove_unread(
         self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
     ) -> None:
-        """Take out of each table that was read again as a whole what is not there any more.
+        """Remove rows that no longer exist from each table that a snapshot has read again as a whole.
 
-        It may be done twice, so it is noted afterwards, and the range's position after that.
+        This may be done twice: it is recorded afterwards, and the range's position after that.
         """
         if not any(block.header.has_schema for piece in pieces for block in piece.blocks):
             return
@@ -295,14 +295,14 @@ class DeltaSink:
     ) -> list[tuple[str, tuple[StagedFile, ...]]]:
         """Return the files of each table in log order, by its folder.
 
-        :raises TailraceError: `SINK_SCHEMA_REFUSED` if rows of a table lie under another name, and do not
-            come again later in the log.
+        :raises TailraceError: `SINK_SCHEMA_REFUSED` if rows of a table are in a folder with another name, and
+            are not read again later in the log.
         """
         if not self._mode.follows_names:
             return _by_directory(staged)
         holders = self._holders(span.task)
         found = place(staged, holders, have)
-        displaced = found.displaced | self._wanted_only_now(log, span, staged, holders)
+        displaced = found.displaced | self._newly_wanted(log, span, staged, holders)
         missing = LogRange(span.task, have, span.end)
         if lost := self._not_read_again(log, missing, displaced):
             raise _displaced(self.name, lost, {file.source.oid for file in staged if not file.relation.key})
@@ -312,7 +312,7 @@ class DeltaSink:
     def _require_returned(
         self, log: Path, span: LogRange, staged: Sequence[StagedFile], holders: Mapping[str, Holder]
     ) -> None:
-        """Check that tables of which the settings left something out for a while are read again in the log.
+        """Check that tables that the settings left out for a while, as a whole or in part, were read again.
 
         :raises TailraceError: `SINK_SCHEMA_REFUSED`.
         """
@@ -324,21 +324,21 @@ class DeltaSink:
             return facts_within(log, LogRange(span.task, span.start, span.start)), renames
 
         awaited = returned(self._opened(), name, self._given, span.start, known)
-        # Only those of which there are rows: the log has facts of others, such as partitions of a root.
+        # Only tables with rows: the log has facts of others, such as partitions of a root.
         there = {file.source.oid for file in staged} | {holder.relation for holder in holders.values()}
         due = {oid: each for oid, each in awaited.items() if oid in there}
         if lost := self._not_read_again(log, span, due):
             raise _left_out(self.name, lost)
         note_read_again(self._opened(), name, due)
 
-    def _wanted_only_now(
+    def _newly_wanted(
         self, log: Path, span: LogRange, staged: Sequence[StagedFile], holders: Mapping[str, Holder]
     ) -> dict[int, Displaced]:
-        """Return the relations new to this sink that had rows under a name which it does not want."""
+        """Return the relations new to this sink that had rows under a name that its `tables` exclude."""
         if self._given.tables is None:
             return {}
         held = {holder.relation for holder in holders.values()}
-        # A relation whose first version this is was never called anything else.
+        # A relation with only its first version has had no other name.
         ordered = sorted(staged, key=attrgetter("first"), reverse=True)
         new = {file.source.oid: file.first for file in ordered if file.source.version > 1}
         if not new.keys() - held:
@@ -352,7 +352,7 @@ class DeltaSink:
     def _not_read_again(
         self, log: Path, span: LogRange, displaced: Mapping[int, Displaced]
     ) -> dict[int, str]:
-        """Return the names of those that no snapshot reads again, later in the log, and that are not gone."""
+        """Return the names of those that still exist and that no snapshot has read again later in the log."""
         if not displaced:
             return {}
         with LogReader.open(log, span.task) as reader:
@@ -385,17 +385,17 @@ class DeltaSink:
         return self._target
 
     def _record(self, task: str, position: int) -> None:
-        self._positions.pop(task, None)  # read again, should this fail half-way
+        self._positions.pop(task, None)  # so that it is read again if this fails half-way
         self._opened().write(_position_file(task), {"position": position})
         self._positions[task] = position
 
     def _columns_since(self, task: str) -> int | None:
-        """Return the log offset of a change whose table may have its columns, and not its row; None: none."""
+        """Return the log offset of a change whose columns, but not its row, a table may have; None: none."""
         content = self._opened().read(_columns_file(task))
         return None if content is None else int(content["since"])
 
     def _note_columns(self, task: str, since: int) -> None:
-        """Keep the log offset of the first change under columns that a table is about to get. Any thread."""
+        """Record the log offset of the first change with columns that a table will get. Any thread."""
         with self._noting:
             if since > (self._columns_since(task) or -1):
                 self._opened().write(_columns_file(task), {"since": since})
@@ -412,7 +412,7 @@ class DeltaSink:
         return f"tailrace:{target.pipeline}:{directory}:{target.log_id}:{task}"
 
     def _tables_have(self, task: str) -> dict[str, int]:
-        """Return how far each table of the target is, by its folder."""
+        """Return the log offset up to which each table has everything, by its folder."""
         if task not in self._have:
             found: dict[str, int] = {}
             parked = self._path.glob(f"{names.STATE}/parked/*/_delta_log")  # by an earlier version
@@ -425,7 +425,7 @@ class DeltaSink:
         return self._have[task]
 
     def _holders(self, task: str) -> dict[str, Holder]:
-        """Return whose rows the folders have, where that is known."""
+        """Return the relation of each folder, as far as it is known."""
         found = {}
         for directory, committed in self._tables_have(task).items():
             oid = self._folder(task, directory, directory).relation()
@@ -441,10 +441,10 @@ class DeltaSink:
 
 
 def read_from(log: Path, span: LogRange, tables: tuple[str, ...] | None) -> dict[int, int]:
-    """Return from which log offset on all rows of a table stand in the log, by oid, as of the range's end;
-    of tables that a snapshot has read again as a whole.
+    """Return, by oid, the log offset from which on the log has all rows of a table, as of the range's end,
+    for tables that a snapshot has read again as a whole.
 
-    :param tables: patterns of those that are wanted: the rows of others do not come here. None: all.
+    :param tables: patterns of the tables that the sink gets; None: all.
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
     """
     facts = facts_within(log, LogRange(span.task, span.end, span.end))
@@ -456,7 +456,7 @@ def read_from(log: Path, span: LogRange, tables: tuple[str, ...] | None) -> dict
 
 
 def facts_within(log: Path, span: LogRange) -> list[Facts]:
-    """Return the facts in force at a range's start, then those in it, in order.
+    """Return the facts in force at a range's start, followed by those in it, in order.
 
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
     """
@@ -479,9 +479,9 @@ def _displaced(sink: str, tables: Mapping[int, str], without_key: set[int]) -> T
         )
     return TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
-        f"mirror a table: {', '.join(named)} had another name, under which the mirror has rows or the sink "
-        "wants none; a mirror does not move them",
-        f"{hint}; or leave a table out with the sink's `tables`, also one that is gone",
+        f"mirror a table: {', '.join(named)} had another name, under which the mirror has its rows or the "
+        "sink gets none; a mirror does not move them",
+        f"{hint}; or leave a table out with the sink's `tables`, also one that no longer exists",
         {"sink": sink, "tables": named},
     )
 
@@ -490,10 +490,10 @@ def _left_out(sink: str, tables: Mapping[int, str]) -> TailraceError:
     named = sorted(tables.values())
     return TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
-        f"mirror a table: the settings left out {', '.join(named)}, or columns of it, for a while, and what "
-        "came in that time does not come any more",
+        f"mirror a table: the settings left out {', '.join(named)}, or columns of it, for a while, and the "
+        "changes of that time are missing",
         f"{_read_again(named)}; or, if it was the table, give the sink a new, empty path, so that it reads "
-        "the log from its start; or leave it out again. Of a table that is gone, move the folder away",
+        "the log from its start; or leave it out again. If the table no longer exists, move its folder away",
         {"sink": sink, "tables": named},
     )
 
@@ -507,12 +507,12 @@ def _read_again(tables: Sequence[str]) -> str:
 
 
 def _refuse_begun_moves(target: Target) -> None:
-    """Refuse a target in which an earlier version was moving folders when it ended."""
+    """Raise if an earlier version ended while it was moving folders of the target."""
     if (target.read("moves.json") or {}).get("moves"):
         raise TailraceError(
             Kind.SINK_DAMAGED,
             "open the sink: an earlier version ended while it renamed folders of tables",
-            "open the sink once with that version, which completes it; or begin with another log, and an "
+            "open the sink once with that version, which completes this; or begin with another log, and an "
             "empty path for the sink",
             {"sink": target.sink},
         )
@@ -538,7 +538,7 @@ def require_path(sink: str, path: Path) -> None:
     if "%" in str(path):
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            "open the sink: its path has a percent sign, which delta-rs can't write to",
+            "open the sink: its path has a percent sign, and delta-rs can't write to such a path",
             "choose another path",
             {"sink": sink, "path": str(path)},
         )

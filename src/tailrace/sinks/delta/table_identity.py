@@ -1,9 +1,9 @@
-"""Which table of the source each folder of a mirror has the rows of, though tables change their names.
+"""Maps folders of a mirror to the source's relations, whose names may change.
 
-A folder goes by a name; its rows belong to a relation, which keeps its oid when it is renamed. A table
-that is dropped and created again is another relation of the same name. A mirror moves no folder: a
-relation whose rows lie under another name than the one it has now is *displaced*, and its rows must come
-again.
+A folder has a table's name; its rows belong to a relation, which keeps its oid when it is renamed. A table
+that is dropped and created again is another relation with the same name. A mirror does not move folders: a
+relation whose rows are in a folder with another name than its current one is *displaced*, and its rows must
+be read again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """A relation whose rows must come again, all of them at the log offset `since` or later.
+    """A relation whose rows must all be read again, at the log offset `since` or later.
 
-    `before` is the name, or the folder, under which it had rows.
+    `before` is the name or the folder under which it had rows.
     """
 
     before: str
@@ -36,25 +36,25 @@ class Displaced:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The files of a range by the folder that they go into, and displaced relations by oid."""
+    """The files of a range by their target folder, and displaced relations by oid."""
 
     tables: list[tuple[str, tuple[StagedFile, ...]]]
     displaced: dict[int, Displaced]
 
 
 def home_folders(holders: Mapping[str, Holder]) -> dict[int, str]:
-    """Return the folder of each relation: of several that have rows of it, the one that is furthest."""
+    """Return the folder of each relation: of several with its rows, the one with the highest offset."""
     ordered = sorted(holders.items(), key=lambda item: item[1].committed)
     return {holder.relation: directory for directory, holder in ordered}
 
 
 def place(files: Sequence[StagedFile], holders: Mapping[str, Holder], have: int) -> Placement:
-    """Return which folder each relation's files go into: that of the last name which it has in the range.
+    """Return the target folder of each relation's files: that of its last name in the range.
 
-    Files of a relation whose name another has by the end of the range go nowhere.
+    Files of a relation whose name belongs to another relation at the end of the range are left out.
 
     :param files: in any order.
-    :param holders: by folder, where it is known.
+    :param holders: the relations of folders, as far as they are known.
     :param have: the log offset at which the range begins.
     """
     homes = home_folders(holders)
@@ -72,7 +72,7 @@ def place(files: Sequence[StagedFile], holders: Mapping[str, Holder], have: int)
             continue
         if holder is not None and holder.relation != oid and homes[holder.relation] == goal:
             if holder.committed > own[-1].first:
-                continue  # it lost the name in a part of the range that was written before
+                continue  # the relation lost its name in a part of the range that was written before
             displaced.setdefault(holder.relation, Displaced(goal, have))
         if homes.get(oid, goal) != goal:
             displaced.setdefault(oid, Displaced(homes[oid], have))
@@ -81,10 +81,10 @@ def place(files: Sequence[StagedFile], holders: Mapping[str, Holder], have: int)
 
 
 def name_now(own: Facts, facts: Iterable[Facts]) -> tuple[str, str] | None:
-    """Return a relation's name according to the log; None if it is gone.
+    """Return a relation's current name according to the log; None if the relation no longer exists.
 
-    :param own: the last that are known of it.
-    :param facts: those of all relations.
+    :param own: the last known facts of the relation.
+    :param facts: the facts of all relations.
     """
     after = [
         each

@@ -1,8 +1,8 @@
-"""What PostgreSQL does to the values of a column whose type is changed, as far as it can be known.
+"""PostgreSQL's conversion of a column's values when its type changes, as far as it is known.
 
-`ALTER TABLE … ALTER c TYPE` rewrites rows by an assignment cast and sends none of them. Where the
-target holds both types alike, as text above all, the cast must be known for the target to follow it;
-where it is not, the sink stops. Domains are resolved, arrays go by their items.
+`ALTER TABLE … ALTER c TYPE` rewrites rows by an assignment cast and sends none of them. If the target
+has the same type for both, such as text, it can follow only if the cast is known; otherwise the sink
+stops. Domains are resolved, arrays are treated as their items.
 
 Pure. Source: PostgreSQL manual, "Type Conversion", "Character Types"; bpchar(), varchar(), numeric() in
 PostgreSQL 18's source.
@@ -23,24 +23,24 @@ from tailrace.model import ValueType
 _BPCHAR, _VARCHAR, _TEXT, _NAME = OIDS["bpchar"], OIDS["varchar"], OIDS["text"], OIDS["name"]
 _NUMERIC = OIDS["numeric"]
 _TEXTS = frozenset({_NAME, _TEXT, _VARCHAR})
-#: Types whose cast to text gives what they are written as.
+#: Types whose cast to text gives the same text as their output function.
 _WRITTEN_ALIKE = frozenset({OIDS["json"], OIDS["jsonb"], OIDS["uuid"]})
-#: … and kinds of types: enumerations, composites, ranges, multiranges.
+#: The same for kinds of types: enumerations, composites, ranges, multiranges.
 _KINDS_WRITTEN_ALIKE = frozenset("ecrm")
 _CITEXT = "citext"
-#: With a smaller modifier these are rounded; without one they are most exact.
+#: Types whose values are rounded to the digits of their modifier; without one they have most digits.
 _WITH_DIGITS = frozenset(OIDS[name] for name in ("time", "timetz", "timestamp", "timestamptz"))
-#: Those of `_WITH_DIGITS` have so many digits after the point without a modifier.
+#: Digits after the point of the types in `_WITH_DIGITS` without a modifier.
 _DIGITS_MAX = 6
 _VARBIT = OIDS["varbit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Coercion:
-    """What becomes of a text: without the blanks at its end, then so many characters long.
+    """A conversion of texts. `trimmed`: blanks at the end are removed.
 
-    :param padded: filled up with blanks to so many characters.
-    :param cut: no longer than so many characters; PostgreSQL lets only blanks be cut.
+    :param padded: number of characters up to which blanks are then appended.
+    :param cut: largest number of characters; PostgreSQL allows only blanks to be cut off.
     """
 
     trimmed: bool = False
@@ -52,7 +52,7 @@ SAME = Coercion()
 
 
 def coercion(old: ValueType, new: ValueType, kind: pa.DataType) -> Coercion | None:
-    """Return what becomes of values that a target holds as `kind` before and after; None: not known."""
+    """Return the conversion of values whose type in the target is `kind` before and after; None: unknown."""
     if old == new:
         return SAME
     items = item_of(old), item_of(new)
@@ -70,7 +70,7 @@ def coercion(old: ValueType, new: ValueType, kind: pa.DataType) -> Coercion | No
 def _of_own_type(old: ValueType, new: ValueType) -> Coercion | None:
     if old.kind and new.kind:
         if old.kind == "e":
-            return SAME if set(old.parts) <= set(new.parts) else None  # labels are only ever added
+            return SAME if set(old.parts) <= set(new.parts) else None  # PostgreSQL can only add labels
         if old.parts != new.parts:
             return None
     return SAME if new.modifier in (-1, old.modifier) else None
@@ -99,7 +99,7 @@ def _keeps_digits(before: int, after: int, kind: pa.DataType) -> bool:
     shape, other = numeric_shape(before), numeric_shape(after)
     if shape is None or other is None:
         return False
-    # A text shows all digits after the point, also those that are 0.
+    # A text has all digits after the point, including trailing zeros.
     return shape[1] == other[1] or (not pa.types.is_string(kind) and shape[1] < other[1])
 
 
@@ -119,12 +119,12 @@ def _to_another(old: ValueType, new: ValueType) -> Coercion | None:
 
 
 def type_as_json(value: ValueType) -> str:
-    """Return what a target notes of a type, for `type_from_json`."""
+    """Return a type as JSON, for a column's metadata in a target; see `type_from_json`."""
     return json.dumps(_as_json(value), separators=(",", ":"))
 
 
 def type_from_json(text: str) -> ValueType | None:
-    """Return the type that a target noted; None if it noted none that can be read."""
+    """Return the type in `text`, from `type_as_json`; None if there is none that can be read."""
     try:
         return _from_json(json.loads(text)) if text else None
     except (AttributeError, KeyError, TypeError, ValueError):

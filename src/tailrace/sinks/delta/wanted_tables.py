@@ -1,10 +1,10 @@
-"""Tables and columns that a mirror's settings left out for a while: the table's rows must come again.
+"""Tables and columns that a mirror's settings left out for a while: their rows must be read again.
 
-The `tables` of a sink and the columns of a source may be changed between runs. What was left out of a table
-then lies before the mirror's position, and does not come any more. A mirror that went on with such a table
-would lack rows, and keep others, or NULL in a column, as they never were. So the target keeps the patterns
-under which it was written last, and, by its oid, each relation of which something came back, with the log
-offset at which it did: all of its rows have to be read again there or later.
+The `tables` of a sink and the columns of a source may be changed between runs. Changes that were left out are
+before the mirror's position, and are not delivered later. Without them the mirror would lack rows, or have
+rows, or NULL in a column, that the source never had. So the target stores the patterns with which it was last
+written, and each relation, by its oid, that is no longer left out or has such a column, with the log offset
+of that change: all of its rows must be read again at that offset or later.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def returned(
     have: int,
     known: Callable[[], tuple[Iterable[Facts], Renames]],
 ) -> dict[int, Displaced]:
-    """Return the relations that came back and were not read again yet, by oid; keep the patterns of now.
+    """Return the relations, by oid, that must be read again and were not yet; store the current patterns.
 
-    A target that keeps none, as earlier versions left it, counts as written under those of now.
+    A target without patterns, from an earlier version, counts as written with the current ones.
 
     :param have: the log offset up to which the mirror has everything.
-    :param known: returns the facts in force there, and other names of columns.
+    :param known: returns the facts in force at that offset, and other names of columns.
     """
     now, kept = _patterns(given), target.read(file)
     if kept is None or kept["patterns"] != now:
@@ -52,7 +52,7 @@ def returned(
 
 
 def note_read_again(target: Target, file: str, relations: Iterable[int]) -> None:
-    """Keep that all rows of these relations stand later in the log."""
+    """Record that all rows of these relations were read again, later in the log."""
     done = {str(oid) for oid in relations}
     kept = target.read(file) if done else None
     if kept is not None:
@@ -76,7 +76,7 @@ def _given(patterns: dict[str, Any]) -> SinkInput:
 
 
 def _columns(facts: Facts, given: SinkInput, renames: Renames) -> set[str]:
-    """Return the columns of a table that a mirror gets under these settings; none, if not the table."""
+    """Return the columns of a table that a mirror gets with these settings; none if it lacks the table."""
     if not given.wants(facts.schema, facts.table):
         return set()
     names = tuple(column.name for column in facts.columns)

@@ -1,4 +1,4 @@
-"""JSON Lines files: one change a line, in Debezium's payload form with its position."""
+"""JSON Lines files: one line per change, in Debezium's payload form with its position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailrace.sinks.write_job import FileFormat
 
 
 class JsonlWriter:
-    """One JSON Lines file. Lines are written as the kernel made them, many at a time."""
+    """A writer of one JSON Lines file. Writes the kernel's lines, many at a time."""
 
     def __init__(self, path: str, task: str, source: SourceInfo) -> None:
         self._file = pa.OSFile(path, "wb")
@@ -47,5 +47,5 @@ def open_jsonl(path: str, _relation: Relation, task: str, source: SourceInfo) ->
     return JsonlWriter(path, task, source)
 
 
-#: Every change a line.
+#: The format of a sink's JSON Lines files: one line per change.
 JSONL = FileFormat("jsonl", as_it_is, lambda origin, task: partial(open_jsonl, task=task, source=origin))

@@ -1,14 +1,14 @@
-"""The commit record of a sink that writes plain files: a chain of manifests.
+"""The commit record of a sink of plain files: a chain of manifests.
 
-A manifest lists the files of one range and is put in place by a hard link, which fails where
-one is already: at most one manifest can follow each position, by any writer. That link is
-the commit. Files become visible after it, so the last manifest, and only the last, may have
-files that are still in staging. Until they are moved, a mark beside the manifest says so: without
-it, files that are not there were published, and taken away since by somebody.
+A manifest lists the files of one range. It is put in place by a hard link, which fails if a
+manifest of that name exists: at most one manifest can follow each position, by any writer. The
+link is the commit. Files become visible after it, so only the last manifest may have files that
+are still in staging. Until they are moved, there is a mark next to the manifest: without the mark,
+missing files were published, and removed later by the user or another program.
 
-A manifest's name is its range's start, so the greatest name is the last, and the chain has no
-hole: each start is the end before it, or an offset up to which the log was read and found to
-hold nothing for the sink (`idle`).
+A manifest's name is its range's start, so the highest name is the last one, and the chain has no
+gap: each start is the previous end, or an offset up to which the log was read and has nothing for
+the sink (`idle`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one commit holds; `[start, end)` in the task's log."""
+    """The content of one commit, the range `[start, end)` of the task's log."""
 
     task: str
     start: int
@@ -67,11 +67,11 @@ class Manifests:
         if not names:
             return None
         content = read_checked(self._directory / max(names), self._sink)
-        assert content is not None, "nobody removes manifests"
+        assert content is not None, "manifests are never removed"
         return _manifest(content)
 
     def position(self) -> int | None:
-        """Return the log offset up to which everything is in; None if nothing was ever written.
+        """Return the log offset up to which the sink has everything; None if nothing was ever written.
 
         :raises TailraceError: `SINK_DAMAGED`.
         """
@@ -83,9 +83,9 @@ class Manifests:
         return max(ends, default=None)
 
     def commit(self, manifest: Manifest) -> None:
-        """Put a manifest at the chain's end, durably. This is the commit.
+        """Append a manifest to the chain, durably. This is the commit.
 
-        :raises TailraceError: `SINK_FOREIGN` if one is there already, which only another
+        :raises TailraceError: `SINK_FOREIGN` if it exists already, which only another
             engine can have written; `SINK_WRITE_FAILED`.
         """
         path = self._directory / f"{manifest.start:016x}.json"
@@ -107,16 +107,16 @@ class Manifests:
             durable.sync_directory(self._directory)
 
     def is_published(self, manifest: Manifest) -> bool:
-        """Return whether a commit's files were moved to their folders; an older version's count as moved."""
+        """Return whether a commit's files were moved to their folders; older versions' always were."""
         return not self._mark(manifest).exists()
 
     def note_published(self, manifest: Manifest) -> None:
-        """Record, durably, that a commit's files are in their folders, where they are durable."""
+        """Record, durably, that a commit's files are durable in their folders."""
         self._mark(manifest).unlink(missing_ok=True)
         durable.sync_directory(self._directory)
 
     def take_back(self, manifest: Manifest) -> None:
-        """Remove the last commit, of whose files there is none: its range is to be written again.
+        """Remove the last commit, which has lost all of its files, so that its range is written again.
 
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """
@@ -129,7 +129,7 @@ class Manifests:
         return self._directory / f"{manifest.start:016x}.unpublished"
 
     def note_idle(self, position: int) -> None:
-        """Record that everything before `position` was read and gave nothing to write.
+        """Record that everything before `position` was read and has nothing for the sink.
 
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """

@@ -1,4 +1,4 @@
-"""Parquet files: how one is written. The Delta sinks write theirs the same way."""
+"""Writes Parquet files, for the sink `parquet` and the Delta sinks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ROW_GROUP_ROWS_MAX = 1 << 20
 
 
 class ParquetWriter:
-    """One Parquet file of typed rows, all of one schema.
+    """A writer of one Parquet file of typed rows, all of one schema.
 
-    Its facts: `schema`, the Arrow schema, serialised; `lowest` and `highest` by column, of whole
+    Its facts: `schema`, the Arrow schema, serialised; `lowest` and `highest` by column, for whole
     numbers; `nulls` by column, for a table format's own statistics.
     """
 
@@ -71,9 +71,9 @@ class ParquetWriter:
 
 
 def _repeating(table: pa.Table) -> list[str]:
-    """Return the columns that a dictionary makes smaller, judged by the first rows.
+    """Return the columns that a dictionary makes smaller, estimated from the first rows.
 
-    Building a dictionary that is then thrown away costs as much as writing the column.
+    Building a dictionary that is not used takes as long as writing the column.
     """
     sample = table.slice(0, 4096)
     names: list[str] = []
@@ -86,7 +86,7 @@ def _repeating(table: pa.Table) -> list[str]:
 
 
 def _statistics(schema: pa.Schema, metadata: Any) -> dict[str, Any]:
-    # Bounds of whole numbers only: dates and times reach beyond what Python's own can hold.
+    # Bounds of whole numbers only: dates and times may be outside of the range of Python's types.
     flat = {field.name for field in schema if not pa.types.is_nested(field.type)}
     whole = {field.name for field in schema if pa.types.is_integer(field.type)}
     lowest: dict[str, int] = {}
@@ -110,7 +110,7 @@ def open_parquet(path: str, _relation: Relation, compression: str = "snappy") ->
 
 
 def parquet_format(compression: str = "snappy") -> FileFormat:
-    """Return the format of a sink's Parquet files: every change a row.
+    """Return the format of a sink's Parquet files: one row per change.
 
     :param compression: `none`, `snappy` or `zstd`.
     """

@@ -1,10 +1,10 @@
-"""A sink of plain files: Parquet or JSON Lines, made exactly-once by a chain of manifests.
+"""A sink of plain files, Parquet or JSON Lines, with exactly-once delivery by a chain of manifests.
 
-One range: executors write files into staging and put them on disk; the driver makes the
-staging folder durable, commits a manifest, and moves the files into their tables' folders. A
-crash before the manifest leaves staging to be thrown away; one after it leaves files that the
-next `open` moves. So a reader of a folder never sees half a file, nor one of a range that was
-not committed; it may see the files of one range appear one after another.
+For each range, executors write files into staging and put them on disk; the driver makes the
+staging folder durable, commits a manifest, and moves the files into their tables' folders. After a
+crash before the manifest, staging is removed; after a later crash, the next `open` moves the files.
+So a reader of a folder never sees an incomplete file, nor one of an uncommitted range; it may see
+the files of one range appear one after another.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 class FileSink:
-    """Implements `contract.Sink`; see this module's docstring for how."""
+    """The sink `parquet` or `jsonl` (`contract.Sink`); see this module's docstring."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class FileSink:
         self._settled = False
 
     def open(self, log: LogIdentity, pipeline: str) -> None:
-        """As `contract.Sink.open`: the last manifest's files are brought to their folders."""
+        """As `contract.Sink.open`: moves the last manifest's files to their folders."""
         self.close()
         self._target = Target.open(self.name, self._path, self.type, log, pipeline)
         self._origin = SourceInfo.of(pipeline, log.source)
@@ -76,7 +76,7 @@ class FileSink:
         return self._positions[task]
 
     def reach(self, task: str) -> int | None:
-        """As `contract.Sink.reach`: all tables are equally far."""
+        """As `contract.Sink.reach`: all tables have the same position."""
         return self.position(task)
 
     def write(
@@ -88,7 +88,7 @@ class FileSink:
         have = first_missing(self.name, span, self.position(span.task))
         if have >= span.end:
             return SinkCommit(span)
-        # Until the range is in as a whole, what this object knows of the target is in doubt.
+        # Until the whole range is written, this object's knowledge of the target is uncertain.
         self._settled = False
         failpoints.hit("sink.before_write")
         assert self._origin is not None, "open comes first"
@@ -114,7 +114,7 @@ class FileSink:
         self._target, self._positions, self._settled = None, {}, False
 
     def _settle(self) -> None:
-        """After a failure, here or in a process that died: look what was committed, finish that."""
+        """Complete the last commit after a failure, in this object or in a process that died."""
         if self._settled:
             return
         self._positions = {}
@@ -148,10 +148,10 @@ class FileSink:
         return committed
 
     def _publish(self, manifests: Manifests, manifest: Manifest) -> None:
-        """Move a committed range's files to their tables' folders; again is harmless.
+        """Move a committed range's files to their tables' folders. Idempotent.
 
-        The staging folder goes last, when the moves are durable: while it is there, the range
-        may not be visible as a whole; where it is not, nobody looks for the files again.
+        The staging folder is removed last, when the moves are durable: while it exists, the range
+        may be visible only in part; once it is removed, the files are not looked for again.
         """
         target = self._opened()
         staging = target.staging(manifest.task, manifest.start)
@@ -161,7 +161,7 @@ class FileSink:
                 self._go_without_staging(manifests, manifest)
             return
         if published:
-            # What is not there any more was moved, and perhaps deleted since.
+            # Files that are missing in staging were moved, and perhaps deleted since.
             files = tuple(file for file in files if _staged(staging, file).exists())
         with writing(self.name, "move files to their folders"):
             made = False
@@ -176,13 +176,13 @@ class FileSink:
             sync_directories({target.path / file.directory for file in files})
             if made:
                 durable.sync_directory(target.path)
-            # First: once it is noted, somebody may delete the files, and they are not written again.
+            # Before staging is removed: after this record, deleted files are not written again.
             manifests.note_published(manifest)
             remove_folder(staging)
             failpoints.hit("sink.after_position")
 
     def _go_without_staging(self, manifests: Manifests, manifest: Manifest) -> None:
-        """Go on where the staging folder of a committed range went before it was noted as published.
+        """Handle a committed range without a record of publication whose staging folder is gone.
 
         :raises TailraceError: `SINK_DAMAGED` if some of its files were published, and others are gone.
         """
@@ -191,7 +191,7 @@ class FileSink:
         if not gone:
             manifests.note_published(manifest)
         elif len(gone) == len(manifest.files):
-            # Nobody has seen any of it. Its range is in the log, or what reads it says that it is not.
+            # No reader has seen any of its files. If the log no longer has the range, reading it fails.
             log.warning(
                 "the staging folder of a committed range is gone: the range is written again",
                 sink=self.name,

@@ -1,1 +1,1 @@
-"""Delta tables that are as the source's tables are."""
+"""Delta tables with the current state of the source's tables."""

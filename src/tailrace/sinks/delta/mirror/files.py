@@ -1,9 +1,9 @@
-"""Files of net changes: what executors make of a piece for a mirror, and of several such files.
+"""Files of net changes, which executors write from a piece for a mirror, or from several such files.
 
-A file holds net events of one table (see `net_changes`): the table's columns, the guard column
-`_position`, and, unless all of its events are rows that are simply there, `_upsert`,
-`_unchanged` and `_origin`. A file without these three is fit to be a data file of the mirror
-as it is, which is how a snapshot gets there without being handled twice.
+A file contains net events of one table (see `net_changes`): the table's columns, the guard column
+`_position`, and, unless all of its events are complete rows, `_upsert`, `_unchanged` and `_origin`.
+A file without these three can be used as a data file of the mirror, so a snapshot is written
+only once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tailrace.sinks.write_job import BUFFERED_BYTES_MAX
 POSITION = "_position"
 POSITION_TYPE = pa.struct([("log_offset", pa.int64()), ("special", pa.map_(pa.string(), pa.string()))])
 EXTRAS = (UPSERT, UNCHANGED, ORIGIN)
-#: Columns that stay with the rows when their shape changes; the type of `_origin` is the file's.
+#: Columns that are kept when the rows' schema changes; the type of `_origin` is the file's.
 KEPT = (
     (POSITION, POSITION_TYPE),
     (UPSERT, pa.bool_()),
@@ -49,12 +49,12 @@ KEPT = (
 
 
 class NetWriter:
-    """Gathers the changes of one table in one piece and writes their net into one file.
+    """Collects the changes of one table in one piece and writes their net changes into one file.
 
-    Its facts, besides those of `ParquetWriter`: `truncated`, the table was emptied and the file
-    has what came after; `plain`, the file is fit as a data file; `snapshot`, the consistent
-    point of the one snapshot that all of its rows are from, or None; `open`, columns that some
-    event leaves to the target's row; `moved`, some of these rows lie under another key there.
+    Its facts, in addition to those of `ParquetWriter`: `truncated`, the table was emptied and the file
+    has the later changes; `plain`, the file can be used as a data file; `snapshot`, the consistent
+    point of the single snapshot that all of its rows are from, or None; `open`, columns whose value some
+    event takes from the target's row; `moved`, some of these rows have another key there.
 
     :param reads_once: a snapshot has each key once.
     """
@@ -66,7 +66,7 @@ class NetWriter:
         self._relation = relation
         self._key = relation.key
         self._events: list[pa.Table] = []
-        self._net_rows = 0  # so many at the front are net events
+        self._net_rows = 0  # number of net events, which are the first ones
         self._bytes = 0
         self._truncated = False
         self._snapshots: set[int | None] = set()
@@ -105,7 +105,7 @@ class NetWriter:
 
     def _net(self) -> pa.Table:
         events = pa.concat_tables(self._events)
-        # Net events are one stretch, before all others: what they leave open is as of its beginning.
+        # Net events are one earlier range as a whole: their unchanged values are as of its start.
         is_net = np.arange(len(events)) < self._net_rows
         return net(events, self._key, np.where(is_net, -1, events[LOG_OFFSET].to_numpy()))
 
@@ -119,10 +119,10 @@ def open_net(path: str, relation: Relation, *, reads_once: bool) -> NetWriter:
         name = ".".join('"' + part.replace('"', '""') + '"' for part in (relation.schema, relation.table))
         raise TailraceError(
             Kind.SINK_KEY_MISSING,
-            "mirror a table: it has no key (a deferrable one is none), so its rows can't be identified",
+            "mirror a table: it has no key (a deferrable one is no key), so its rows can't be identified",
             f"choose: give it one (ALTER TABLE {name} ADD PRIMARY KEY …) and begin with a new log, a new "
             "snapshot and an empty path; or name columns that tell its rows apart in source.message_keys, "
-            "and start again, but not those of a deferrable key, which two rows may have for a moment; "
+            "and start again, but not those of a deferrable key, which two rows may share for a moment; "
             f"or mirror it by whole rows (ALTER TABLE {name} REPLICA IDENTITY FULL, and "
             "`keyless: full_row` for the sink); or leave it out of the sink's `tables`",
             {"table": relation.qualified_name},
@@ -160,7 +160,7 @@ def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict
 
 
 def empty_events(relation: Relation) -> pa.Table:
-    """Return no events of a table, in their schema."""
+    """Return an empty table with the schema of a table's events."""
     from tailrace.decode.types import row_schema
 
     rows = row_schema(relation)
@@ -197,10 +197,9 @@ def _empty_lists(count: int) -> pa.ListArray:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Several files of one table, in log order, to be made one at `out`; `bucket` of `bounds`' buckets.
+    """Files of one table, in log order, to be reduced to one at `out`, for bucket `bucket` of `bounds`.
 
-    `rows_only`: the table was empty before the first of them, so what counts in the end is the
-    rows that are there, not how they came.
+    `rows_only`: the table was empty before the first of them, so only its rows at the end are needed.
     """
 
     relation: Relation
@@ -213,7 +212,7 @@ class Composition:
 
 
 def compose(work: Composition) -> dict[str, Any]:
-    """Write the net of the files' events; return the new file's facts, its `bytes` and `rows`."""
+    """Write the net changes of the files' events; return the new file's facts, `bytes` and `rows`."""
     schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
     key = work.relation.key
     parts, steps = [], []
@@ -225,14 +224,14 @@ def compose(work: Composition) -> dict[str, Any]:
         steps.append(np.full(len(events), step, np.int64))
     events = net(pa.concat_tables(parts), key, np.concatenate(steps))
     if work.rows_only:
-        events = _rows_that_are_there(events)
+        events = _existing_rows(events)
     facts = write_events(work.out, events, work.relation)
     return {**facts, "path": work.out, "rows": len(events), "bytes": os.stat(work.out).st_size}
 
 
-def _rows_that_are_there(events: pa.Table) -> pa.Table:
+def _existing_rows(events: pa.Table) -> pa.Table:
     """Return the rows of a table that was empty before. A value that was never sent is null, and
-    `_special` names its column with a null, so that it is not taken for a NULL of the source.
+    `_special` has a null for its column, so that it differs from a NULL of the source.
     """
     events = events.filter(events[UPSERT])
     unknown = events[UNCHANGED].to_pylist() if len(pc.list_flatten(events[UNCHANGED])) else None
@@ -247,7 +246,7 @@ def _rows_that_are_there(events: pa.Table) -> pa.Table:
 
 
 def bounds_of(path: str, column: str, buckets: int) -> pa.Array | None:
-    """Return rising values of `column` that part its rows into about equal buckets."""
+    """Return ascending values of `column` that divide its rows into buckets of about equal size."""
     values = pq.read_table(path, columns=[column])[column].drop_null()
     if not len(values):
         return None
@@ -257,7 +256,7 @@ def bounds_of(path: str, column: str, buckets: int) -> pa.Array | None:
 
 
 def _bucket_of(values: pa.ChunkedArray, bounds: pa.Array) -> npt.NDArray[np.int64]:
-    # NULL and NaN are below every bound, each equal to itself: they meet in bucket 0.
+    # No comparison with NULL or NaN is true, so both are always in bucket 0.
     bucket = np.zeros(len(values), np.int64)
     for bound in bounds:
         above = pc.greater_equal(values, bound)

@@ -1,5 +1,5 @@
-"""The MERGE of net changes into a mirror: what it says, for any engine; and Spark's, in one commit with its
-transaction.
+"""The MERGE of net changes into a mirror: its statement for any SQL engine, and its execution by Spark, in
+one commit with the table's transaction.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _SETTINGS = {
-    # What is merged is files that nobody changes: no need to copy them first.
+    # The source is files that do not change, so they need not be copied first.
     "spark.databricks.delta.merge.materializeSource": "none",
-    # Spark's default, INT96, counts nanoseconds: years before 1677 and after 2262 wrap around.
+    # Spark's default, INT96, has nanoseconds: years before 1677 and after 2262 overflow.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Days before 1582 are PostgreSQL's, in the one calendar that it and Parquet know.
+    # Days before 1582 are in the proleptic Gregorian calendar, as in PostgreSQL and Parquet.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
 }
 
-#: Characters that have a meaning in a path which Spark is given to read.
+#: Characters with a special meaning in a path that Spark reads.
 _PATTERN = re.compile(r"[\\{}\[\]*?]")
 
 _NONE: Mapping[str, str] = {}
@@ -41,11 +41,11 @@ _EMPTY = "cast(map() as map<string,string>)"
 
 @dataclass(frozen=True, slots=True)
 class NetSource:
-    """Net changes to merge: one event a key in the files at `paths`; `bytes` is what they take in memory.
+    """Net changes to merge: one event per key, in the files at `paths`; `bytes` is their size in memory.
 
-    `open`: columns that some events leave to the target's row. `moved`: for some of those it is
-    the row of another key. `texts`: key columns whose values may need PostgreSQL's text to be
-    distinguished. `null_keys`: some key column is null somewhere. `special`: some rows have special texts.
+    `open`: columns whose value some events take from the target's row. `moved`: some of these rows have
+    another key in the target. `texts`: key columns whose values may need PostgreSQL's text to be
+    distinguished. `null_keys`: some key column has NULL. `special`: some rows have special texts.
     """
 
     paths: tuple[str, ...]
@@ -62,11 +62,11 @@ class NetSource:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How an engine's SQL says what a MERGE asks of net changes `s` and the mirror `t`.
+    """An SQL engine's expressions for a MERGE of net changes `s` into the mirror `t`.
 
-    :param quoted: a column's name.
-    :param log_offset: the guard of a side.
-    :param is_left: whether a change leaves a column as it is.
+    :param quoted: returns a column's name, quoted.
+    :param log_offset: returns the guard of a side.
+    :param is_left: returns the condition that a change does not change a column.
     """
 
     quoted: Callable[[str], str]
@@ -76,9 +76,9 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class MergeStatement:
-    """What becomes of rows that have a change's key, and of changes whose key no row has.
+    """The clauses of a MERGE, for rows with a change's key and for changes whose key no row has.
 
-    `updates` and `inserts` are values by column, `_position` among them, both unquoted.
+    `updates` and `inserts` are values by column, including `_position`, with unquoted names.
     """
 
     delete_if: str
@@ -89,9 +89,9 @@ class MergeStatement:
 
 
 def statement(source: NetSource, sql: Dialect, updated: str, inserted: str) -> MergeStatement:
-    """Return the MERGE of `source`. A change that is not newer than the row, by its guard, does nothing.
+    """Return the MERGE of `source`. A change that is not newer than the row, by its guard, has no effect.
 
-    :param updated: the `_position` of a row that is there, and `inserted`, of one that comes.
+    :param updated: the `_position` of an updated row, and `inserted`, of an inserted one.
     """
 
     def given(name: str) -> str:
@@ -114,17 +114,17 @@ def statement(source: NetSource, sql: Dialect, updated: str, inserted: str) -> M
 
 
 def merge(spark: SparkSession | None, folder: DeltaFolder, source: NetSource, version: int) -> None:
-    """Bring `source` into the table and move its transaction to `version`, in one commit.
+    """Merge `source` into the table and move its transaction to `version`, in one commit.
 
-    :raises TailraceError: `SPARK_FAILED` if it did not happen.
+    :raises TailraceError: `SPARK_FAILED` if nothing was committed.
     """
     with committing(spark, folder, version) as (session, target):
         changes = _read(session, source)
         if source.moved:
-            changes = _brought_along(session, changes, target.toDF(), source)
+            changes = _with_old_values(session, changes, target.toDF(), source)
         updated = inserted = "s._position"
         if source.open:
-            # A value that stays keeps its text; one that was never sent stays marked as unknown.
+            # An unchanged value keeps its text; a value that was never sent stays marked as unknown.
             updated = _position(_joint(_texts_kept("t"), _texts("s")))
             inserted = _position(_joint(_marks(), _texts("s")))
         found = statement(source, _SPARK, updated, inserted)
@@ -143,8 +143,8 @@ def _by_quoted(values: Mapping[str, str]) -> dict[str, str | Column]:
 
 
 def remove_unread(spark: SparkSession | None, folder: DeltaFolder, offset: int) -> None:
-    """Remove the rows that were neither read nor changed at the log offset `offset` or later. Again is
-    harmless; the table's transaction stays where it is.
+    """Remove the rows that were neither read nor changed at the log offset `offset` or later. Idempotent;
+    does not change the table's transaction.
 
     :raises TailraceError: `SPARK_FAILED`.
     """
@@ -162,9 +162,9 @@ def remove_unread(spark: SparkSession | None, folder: DeltaFolder, offset: int) 
 def committing(
     spark: SparkSession | None, folder: DeltaFolder, version: int
 ) -> Iterator[tuple[SparkSession, DeltaTable]]:
-    """Give a session whose one commit to the table carries its transaction.
+    """Return a context with a session whose single commit to the table includes its transaction.
 
-    :raises TailraceError: `SPARK_FAILED` if the body failed and the commit did not happen.
+    :raises TailraceError: `SPARK_FAILED` if the body failed and nothing was committed.
     """
     from delta.tables import DeltaTable
     from py4j.protocol import Py4JError
@@ -178,13 +178,13 @@ def committing(
     try:
         yield session, DeltaTable.forPath(session, str(folder.path))
     except (PySparkException, Py4JError) as error:
-        # It may have been committed all the same: look.
+        # It may have been committed nevertheless, so the table is read.
         if folder.committed() != version:
             raise _failed(error, folder) from error
 
 
 def _session(spark: SparkSession | None, transaction: Mapping[str, str] = _NONE) -> SparkSession:
-    # Of its own: the transaction is a setting, and tables are merged side by side.
+    # A separate session: the transaction is a setting, and tables are merged in parallel.
     session = required(spark).newSession()
     for name, value in {**_SETTINGS, **transaction}.items():
         session.conf.set(name, value)
@@ -192,12 +192,12 @@ def _session(spark: SparkSession | None, transaction: Mapping[str, str] = _NONE)
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as Spark SQL takes it."""
+    """Return a column's name, quoted for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def same_key(source: NetSource) -> str:
-    """Return the condition that a row and a change have the same key; NULL and NaN equal themselves."""
+    """Return the condition that a row and a change have the same key, where NULL = NULL and NaN = NaN."""
     terms = [f"t.{quoted(name)} <=> s.{quoted(name)}" for name in source.key]
     terms += [f"{_text('t', name)} <=> {_text('s', name)}" for name in source.texts]
     return " and ".join(terms)
@@ -213,7 +213,7 @@ def _literal(text: str) -> str:
 
 
 def literal_path(path: str) -> str:
-    """Return a path as Spark takes it for reading, where `[1]`, say, is a pattern."""
+    """Return a path for Spark to read, with characters escaped that are patterns there, such as `[1]`."""
     return _PATTERN.sub(r"\\\g<0>", path)
 
 
@@ -221,7 +221,7 @@ def _read(session: SparkSession, source: NetSource) -> DataFrame:
     changes = session.read.option("mergeSchema", "true").parquet(*map(literal_path, source.paths))
     if "_upsert" not in changes.columns:
         return changes.selectExpr("*", "true as _upsert", "cast(array() as array<string>) as _unchanged")
-    # Files of which only some have the columns: where they are missing, all is simply there.
+    # Only some files have these columns: in the others, all events are complete rows.
     whole = [name for name in changes.columns if name not in ("_upsert", "_unchanged")]
     return changes.selectExpr(
         *(quoted(name) for name in whole),
@@ -235,17 +235,17 @@ def _left(name: str) -> str:
 
 
 def _texts(side: str) -> str:
-    """Return a row's texts, as `_position.special` holds them, never null."""
+    """Return a row's texts, from `_position.special`, never null."""
     return f"coalesce({side}._position.special, {_EMPTY})"
 
 
 def _texts_kept(side: str) -> str:
-    """Return those texts of the target's row whose columns the change left as they were."""
+    """Return those texts of the target's row whose columns the change did not change."""
     return f"map_filter({_texts(side)}, (k, v) -> array_contains(s._unchanged, k))"
 
 
 def _marks() -> str:
-    """Return texts, all null, that mark the values which were never sent."""
+    """Return texts, all null, that mark values that were never sent."""
     return "map_from_arrays(s._unchanged, transform(s._unchanged, n -> cast(null as string)))"
 
 
@@ -263,13 +263,13 @@ def _position(special: str) -> str:
 _SPARK = Dialect(quoted, lambda side: f"{side}._position.log_offset", _left)
 
 
-def _brought_along(
+def _with_old_values(
     session: SparkSession, changes: DataFrame, target: DataFrame, source: NetSource
 ) -> DataFrame:
-    """Return `changes` with what rows that moved to another key bring along from the old one.
+    """Return `changes` with the unchanged values of rows whose key changed, from the rows of their old keys.
 
-    The target's rows before the merge are what counts (`_origin` is a key of theirs), so the
-    result is written out before the merge begins.
+    The target's rows before the merge are used (`_origin` is a key of theirs), so the result is
+    written to a file before the merge begins.
     """
     from pyspark.sql.functions import expr
 
@@ -305,7 +305,7 @@ def _brought_along(
 
 
 def _failed(error: Exception, folder: DeltaFolder) -> TailraceError:
-    # Spark's words may quote values; its name of the error does not.
+    # Spark's message may quote values; its name of the error does not.
     condition = getattr(error, "getCondition", lambda: None)() or type(error).__name__
     return TailraceError(
         Kind.SPARK_FAILED,

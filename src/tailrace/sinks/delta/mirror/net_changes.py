@@ -1,23 +1,23 @@
-"""The net changes of a range of the log: what it does to each row of a table in the end.
+"""Computes the net changes of a range of the log: its final effect on each row of a table.
 
-Arrow tables in, Arrow tables out. An *event* says that at one step a key got a row
-(`_upsert`) or lost it. Net events have one event a key, the last. The net of net events of
-stretches that follow each other is the net of all of them, so executors reduce pieces side by
-side and the results are reduced once more.
+Arrow tables in, Arrow tables out. An *event* means that at one step a key got a row (`_upsert`)
+or lost it. Net events have one event per key, the last one. The net events of successive ranges
+can be reduced again to those of the whole, so executors reduce pieces in parallel, and the
+results are reduced once more.
 
 Events have the table's own columns and
 
-    _upsert      bool: the row is there afterwards
+    _upsert      bool: the row exists afterwards
     _log_offset  int64: of the change
-    _unchanged   list<string>: columns whose value was not sent, so it is what it was before
-    _special     map<string,string>: PostgreSQL's text where a column can't hold a value exactly
-    _origin      struct of the key columns: of a row that came from another key with columns
-                 unchanged: their values are those that the target's row of this key had before
-                 the stretch; null: the row stayed where it was
+    _unchanged   list<string>: columns whose value was not sent, so the old value stays
+    _special     map<string,string>: PostgreSQL's text if a column can't represent a value exactly
+    _origin      struct of the key columns: the old key of a row that changed its key and has
+                 unchanged columns, whose values are those of the target's row with this key
+                 before the range; null: the row kept its key
 
-*Unchanged* is followed through the stretch: a value that was sent earlier for the same row is
-filled in, also where the row changed its key in between, once, or back and forth with another
-(`UPDATE … SET id = -id`). A value that no event of the stretch has is the target row's.
+Unchanged values are filled in from earlier events of the same row in the range, also if the row's
+key changed in between, once, or in exchange with another row (`UPDATE … SET id = -id`). A value
+that no event of the range has is that of the target's row.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _TEXTS = pa.map_(pa.string(), pa.string())
 
 
 def events_of(changes: TableChanges, key: Sequence[str]) -> pa.Table:
-    """Return the changes as events, in log order; truncates give none.
+    """Return the changes as events, in log order; truncates have none.
 
-    An update that changed the key gives two at one step: the old key loses its row, the new
-    one gets it. One that PostgreSQL's index takes for equal, such as 0 for -0, is no other key.
+    An update that changed the key has two at one step: the old key loses its row, the new one gets
+    it. A key that PostgreSQL's index considers equal, such as 0 and -0, is not another key.
     """
     rows = changes.rows()
     own = rows.schema.names[: -len(_METADATA)]
@@ -52,7 +52,7 @@ def events_of(changes: TableChanges, key: Sequence[str]) -> pa.Table:
     count = len(rows)
     columns = {name: rows.column(name) for name in (*own, LOG_OFFSET, UNCHANGED, SPECIAL)}
     columns[UPSERT] = pa.array(op != ord(Op.DELETE))
-    old = _really_old(columns, changes.old_keys(), key)
+    old = _changed_keys(columns, changes.old_keys(), key)
     columns[ORIGIN] = pa.nulls(count, origin_type(rows.schema, key))
     if old is not None:
         columns[ORIGIN] = _origins(columns, old, key)
@@ -66,10 +66,10 @@ def events_of(changes: TableChanges, key: Sequence[str]) -> pa.Table:
     return events
 
 
-def _really_old(
+def _changed_keys(
     columns: dict[str, pa.Array], old: pa.RecordBatch | None, key: Sequence[str]
 ) -> pa.RecordBatch | None:
-    """Return those of `old` that are other keys than their rows have; None if there are none."""
+    """Return those of the old keys that differ from their rows' keys; None if there are none."""
     if old is None:
         return None
     at = np.searchsorted(columns[LOG_OFFSET].to_numpy(), old.column(LOG_OFFSET).to_numpy())
@@ -90,10 +90,10 @@ def origin_type(schema: pa.Schema, key: Sequence[str]) -> pa.DataType:
 
 
 def net(events: pa.Table, key: Sequence[str], steps: Ids | None = None) -> pa.Table:
-    """Return one event for each key of `events`: its last, with values of earlier ones filled in.
+    """Return one event for each key of `events`: its last one, with values of earlier ones filled in.
 
-    :param steps: when each event happened; events of one step happened at once, and there is
-        one a key. Default: by log offset. For net events: the number of their stretch.
+    :param steps: the order of the events; events of one step happened at once, at most one per
+        key. Default: the log offset. For net events: the number of their range.
     """
     if steps is None:
         steps = events[LOG_OFFSET].to_numpy()
@@ -115,7 +115,7 @@ _METADATA = ("_op", "_commit_lsn", "_ordinal", "_xid", "_commit_ts", "_log_offse
 
 
 def _origins(columns: dict[str, pa.Array], old: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
-    """Return `_origin` of each row: the old key, where columns stayed unchanged."""
+    """Return `_origin` of each row: the old key if the row has unchanged columns, otherwise null."""
     at = np.searchsorted(columns[LOG_OFFSET].to_numpy(), old.column(LOG_OFFSET).to_numpy())
     lengths = columns[UNCHANGED].value_lengths().fill_null(0).to_numpy()
     which = np.full(len(lengths), -1, np.int64)
@@ -141,10 +141,10 @@ def _leaving(schema: pa.Schema, old: pa.RecordBatch, key: Sequence[str]) -> pa.T
 
 
 def _key_ids(events: pa.Table, key: Sequence[str], moved: Ids) -> Ids:
-    """Number the keys: one number an event, then one for the origin of each of `moved`.
+    """Return numbers of the keys: that of each event, then that of the origin of each of `moved`.
 
     NULL equals NULL, NaN equals NaN and 0.0 equals -0.0, as in PostgreSQL's indexes. A value
-    that its column can't hold exactly is identified by PostgreSQL's text.
+    that its column can't represent exactly is identified by PostgreSQL's text.
     """
     origins = events[ORIGIN].combine_chunks().take(moved) if len(moved) else None
     special = _column(events, SPECIAL, origins)
@@ -167,7 +167,7 @@ def _codes(values: pa.Array) -> Ids:
         nan = pa.scalar(float("nan"), values.type)
         values = pc.if_else(pc.is_nan(values), nan, pc.add(values, pa.scalar(0.0, values.type)))
     elif pa.types.is_nested(values.type):
-        # An array in a key is rare enough for Python.
+        # An array in a key is rare, so a loop in Python is fast enough.
         values = pa.array(
             [None if value is None else repr(value) for value in python_values(values)], pa.string()
         )
@@ -187,10 +187,10 @@ def _paired(first: Ids, second: Ids) -> Ids:
 
 
 class _Lineages:
-    """Which events belong to one row, though its key changes.
+    """Finds the events of each row, also if its key changes.
 
-    A label stands for a row. At first each key has its own; a row that moves takes its label
-    along, and what comes to the key that it left is another row, with a new label.
+    A label identifies a row. At first each key has its own label; a row whose key changes keeps its
+    label, and later events of the old key belong to another row, with a new label.
     """
 
     def __init__(self, ids: Ids, steps: Ids, order: Ids) -> None:
@@ -203,8 +203,8 @@ class _Lineages:
         self._step_of = steps
 
     def follow(self, moved: Ids, origin_ids: Ids) -> Ids:
-        """Return each event's label. A label that is a key's number is the row that had this key
-        before all events.
+        """Return each event's label. A label that is the number of a key identifies the row that had
+        this key before all events.
         """
         self._unused = max(self._unused, int(origin_ids.max(initial=-1)) + 1)
         by_step = np.argsort(self._step_of[moved], kind="stable")
@@ -221,7 +221,7 @@ class _Lineages:
         return labels
 
     def _move(self, moves: list[tuple[int, int]], step: int) -> None:
-        # All moves of one step happen at once: look first, then change.
+        # All moves of one step happen at once, so all labels are read before any is changed.
         taken = [self._label(origin, step) for _, origin in moves]
         for _, origin in moves:
             self._relabel(origin, step, self._unused)
@@ -249,7 +249,7 @@ class _Lineages:
 
 
 def open_columns_of(lists: pa.ListArray) -> dict[str, Mask]:
-    """Return, for each column that `_unchanged` names somewhere, in which rows it does."""
+    """Return, for each column in any list of `_unchanged`, a mask of the rows whose list has it."""
     if len(lists.flatten()) == 0:
         return {}
     rows, names = pc.list_parent_indices(lists).to_numpy(), lists.flatten()
@@ -294,20 +294,20 @@ def _filled(
 
 
 def _picked(events: pa.Table, winners: Ids) -> pa.Table:
-    """Return the winners. A filter leaves chunks apart, which may be too long for one; `take` does not."""
+    """Return the winners, by a filter: `take` would make one chunk of them, which may be too large."""
     mask = np.zeros(len(events), np.bool_)
     mask[winners] = True
     return events.filter(pa.array(mask))
 
 
 def replaced(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the table with other values in a column."""
+    """Return the table with `values` in the column `name`."""
     at = table.column_names.index(name)
     return table.set_column(at, table.schema.field(at), values)
 
 
 def _specials(events: pa.Table, winners: Ids, sources: dict[str, Ids]) -> pa.Array:
-    """Return `_special` of the winners: a filled-in value brings its text along."""
+    """Return `_special` of the winners, with the texts of filled-in values."""
     special = events[SPECIAL].combine_chunks()
     own = special.take(winners)
     if special.null_count == len(special):
@@ -339,7 +339,7 @@ def _unchanged(still_open: dict[str, Mask], count: int) -> pa.Array:
 def _origin(
     events: pa.Table, key: Sequence[str], winners: Ids, labels: Ids, ids: Ids, still_open: dict[str, Mask]
 ) -> pa.Array:
-    """Return the keys, before all events, of the rows whose open columns' values lie elsewhere."""
+    """Return the keys before all events of rows that need values from the target's row of another key."""
     kind = events.schema.field(ORIGIN).type
     needed = np.zeros(len(winners), np.bool_)
     for mask in still_open.values():
@@ -347,7 +347,7 @@ def _origin(
     needed &= labels[winners] != ids[winners]
     if not needed.any():
         return pa.nulls(len(winners), kind)
-    # What a row is labelled with is the number of a key that some origin names.
+    # A row's label is the number of a key, if an origin has that key.
     origins = events[ORIGIN].combine_chunks()
     moved = np.flatnonzero(origins.is_valid().to_numpy(zero_copy_only=False))
     numbers = _key_ids(events, key, moved)[len(events) :]

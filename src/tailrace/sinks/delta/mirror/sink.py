@@ -1,13 +1,13 @@
-"""Delta tables that are as the source's tables are: the current state, kept by MERGE.
+"""Delta tables with the current state of the source's tables, updated by MERGE.
 
 Executors reduce each piece to its net changes (`files`); files of several pieces are
-reduced once more; then one Delta commit brings a table from one transaction boundary to a later
+reduced once more; then one Delta commit moves a table from one transaction boundary to a later
 one. A new table, or one that was truncated in the range, needs no merge: its rows after the
-range are just those of the net, and they become its content in one commit of delta-rs.
+range are those of the net changes, and become its content in one commit of delta-rs.
 
-Otherwise it is a MERGE by Spark, whose source is files that are there already, so it can't
-change between Spark's two readings of it. A value that was left unchanged is taken from the
-target's row. The guard `_position.log_offset` lets no row go back, whatever is replayed.
+Otherwise Spark executes a MERGE (delta-rs a small one), whose source is existing files, so it can't
+change between Spark's two readings of it. A value that was not sent is taken from the target's
+row. The guard `_position.log_offset` keeps a replay from setting a row back to an older state.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
 
     from tailrace.sinks.delta.sink import TableWork
 
-#: One executor reduces so many net changes of a table, and so many bytes of them in memory, at a time.
+#: Most net changes of a table, and most bytes of them in memory, that one executor reduces at a time.
 BUCKET_ROWS, BUCKET_BYTES = 2_000_000, 512 << 20
 
 
 class DeltaMirror:
-    """Implements `delta_sink.DeltaMode`."""
+    """The mode `mirror` of the sink `delta` (`delta.sink.DeltaMode`)."""
 
     kind = "mirror"
     commits_at_once = 3
@@ -77,11 +77,11 @@ class DeltaMirror:
     def __init__(
         self, keyless: str = "refuse", on_type_change: str = "stop", *, reads_once: bool = False
     ) -> None:
-        """Make a mirror's way of writing.
+        """Create the mode.
 
         :param keyless: `refuse` tables without a key, or mirror them by `full_row`.
-        :param on_type_change: `stop`, or `follow`: what rows have after a change that can't be
-            followed exactly is what their old values give, or NULL.
+        :param on_type_change: `stop`, or `follow`: after a change that can't be followed exactly,
+            rows have their old values cast to the new type, or NULL.
         :param reads_once: the source's snapshots have each key once.
         """
         opener = open_by_key_or_row if keyless == "full_row" else open_net
@@ -90,25 +90,25 @@ class DeltaMirror:
         self._follow = on_type_change == "follow"
 
     def commit(self, spark: SparkSession | None, work: TableWork) -> None:
-        """As `DeltaMode.commit`; a commit for each key that the table has on the way.
+        """As `DeltaMode.commit`; one commit for each key that the table has within the range.
 
         :raises TailraceError: `SINK_SCHEMA_REFUSED` before anything is changed; `SPARK_FAILED`.
         """
         files = _since_truncate(work.files)
-        # A table that was dropped and created again begins empty, as one that was truncated does.
+        # A table that was dropped and created again begins empty, like one that was truncated.
         other = work.folder.relation() not in (0, files[-1].relation.oid)
         from_empty = bool(files[0].facts["truncated"]) or not work.folder.exists() or other
         by_key = [tuple(held) for _, held in groupby(files, lambda file: key_of(file.relation))]
         for number, alike in enumerate(by_key):
             if number > 0:
-                work.folder.committed()  # read again: executors or Spark may have merged the files before
+                work.folder.committed()  # reads the table again: executors or Spark may have committed to it
             last = number + 1 == len(by_key)
             version = work.version if last else by_key[number + 1][0].first
             part = replace(work, files=alike, version=version)
             self._commit_alike(spark, part, from_empty=from_empty and number == 0)
 
     def _commit_alike(self, spark: SparkSession | None, work: TableWork, *, from_empty: bool) -> None:
-        """Bring in files whose rows have one key, in the shape of the last of them."""
+        """Commit files whose rows have the same key columns, with the schema of the last of them."""
         relation = work.files[-1].relation
         own = _own_schema(work.files[-1])
         follow = self._follow
@@ -140,7 +140,7 @@ class DeltaMirror:
     def _reshape(
         self, spark: SparkSession | None, work: TableWork, own: pa.Schema, schema: pa.Schema
     ) -> None:
-        """Give the table the columns that its relation has now, and its rows what belongs there."""
+        """Give the table the current columns of its relation, and its rows the values for them."""
         relation, folder = work.files[-1].relation, work.folder
         have = [column for column in held_columns(folder.schema()) if column.name != POSITION]
         follow = self._follow or not folder.bytes()
@@ -159,7 +159,7 @@ class DeltaMirror:
 
 
 def key_of(relation: Relation) -> tuple[object, ...]:
-    """Return what the key is made of, whatever its columns are called; () if there is none."""
+    """Return the numbers of the key's columns, which stay when they are renamed; () if there is no key."""
     numbers = {column.name: column.number for column in relation.columns}
     return tuple(numbers[name] or name for name in relation.key)
 
@@ -172,7 +172,7 @@ def _steps(
 
 
 def _all_new(files: Sequence[StagedFile], work: TableWork) -> bool:
-    """Return whether the range only brought rows whose keys the target surely does not have."""
+    """Return whether the range only has rows whose keys the target certainly does not have."""
     column = files[-1].relation.key[0]
     facts = [file.facts for file in files]
     return (
@@ -201,7 +201,7 @@ def open_by_key_or_row(path: str, relation: Relation, *, reads_once: bool) -> Ne
 
 
 def _begin(work: TableWork, schema: pa.Schema, files: Sequence[AddedFile]) -> None:
-    """Make `files` all that the table has."""
+    """Replace the table's content by `files`, or create the table with them."""
     schema = described(schema, work.files[-1].relation)
     if work.folder.exists():
         work.folder.replace(files, work.version, schema)
@@ -229,7 +229,7 @@ def _commit_whole_rows(
 
 
 def _since_truncate(files: Sequence[StagedFile]) -> Sequence[StagedFile]:
-    """Return the files that count: what came before the last truncate does not."""
+    """Return the files from the last one with a truncate on: earlier files have no effect."""
     last = max((at for at, file in enumerate(files) if file.facts["truncated"]), default=0)
     return files[last:]
 
@@ -267,7 +267,7 @@ def _placed(work: TableWork, file: StagedFile) -> AddedFile:
 def _net(
     spark: SparkSession | None, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema
 ) -> NetSource:
-    """Return the net changes of all `files`, in files that have one event a key."""
+    """Return the net changes of all `files`, in files with one event per key."""
     key = files[-1].relation.key
     if len(files) == 1 or apart([file.facts for file in files], key[0]):
         found = [
@@ -304,12 +304,12 @@ def _composed(
     buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
     bounds: pa.Array | None = None
     nested = pa.types.is_nested(schema.field(relation.key[0]).type)
-    # A row that moves from key to key must not be parted from its past.
+    # A row whose key changes must be in the same bucket as its earlier events.
     if buckets > 1 and not nested and not any(file.facts["moved"] for file in files):
         largest = max(zip((file.facts["net_rows"] for file in files), paths, strict=True))[1]
         bounds = bounds_of(largest, relation.key[0], buckets)
     serialized = schema.serialize().to_pybytes()
-    # By the table's folder and version: a range may have files of two tables under one name, and two commits.
+    # With the table's folder and version: a range may have two tables with one name, and two commits of one.
     stem = f"net-{work.version:016x}"
     compositions = [
         Composition(
@@ -322,5 +322,5 @@ def _composed(
 
 
 def _may_be_special(kind: pa.DataType) -> bool:
-    """Return whether a column of this type can hold values that only their text distinguishes."""
+    """Return whether a column of this type can have values that only their text distinguishes."""
     return bool(pa.types.is_decimal(kind) or pa.types.is_temporal(kind) or pa.types.is_nested(kind))

@@ -1,9 +1,9 @@
-"""The MERGE of net changes into a mirror of modest size, by delta-rs in an executor.
+"""The MERGE of net changes into a small mirror, by delta-rs in an executor or in this process.
 
-Spark's MERGE costs seconds, however little there is to do; with a hundred tables it would be a
-hundred of them for each range. delta-rs does a small one in a tenth of a second. Both give the
-same result and carry the same transaction; this one takes only what it does surely alike: keys
-of whole numbers, texts and booleans, plain names, and rows that stay at their key.
+Spark's MERGE takes seconds even for few rows, for each table of a range. delta-rs does a small one
+in a tenth of a second. Both give the same result and commit the same transaction. delta-rs is used
+only where its result is certainly the same: keys of whole numbers, texts and booleans, plain names,
+and rows whose key does not change.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tailrace.sinks.delta.mirror.files import POSITION
 from tailrace.sinks.delta.mirror.merge import Dialect, NetSource, statement
 from tailrace.sinks.delta.mirror.net_changes import UNCHANGED, UPSERT, open_columns_of
 
-#: A merge reads what it may change, several times as large in memory. Larger ones are not for this process.
+#: Largest target of a merge in this process: the files that it reads are several times as large in memory.
 IN_PROCESS_TARGET_BYTES_MAX = 16 << 20
-#: Larger targets are Spark's, and more changes, or larger ones in memory: a merge takes some five times
-#: what they take (measured with deltalake 1.6.6).
+#: Largest target, most changes and most bytes of changes in memory for delta-rs; beyond them Spark merges. A
+#: merge needs about five times the changes' memory (measured with deltalake 1.6.6).
 TARGET_BYTES_MAX = 128 << 20
 SOURCE_ROWS_MAX, SOURCE_BYTES_MAX = 200_000, 128 << 20
 
@@ -39,7 +39,7 @@ _SENT = "_sent"
 
 @dataclass(frozen=True, slots=True)
 class SmallMerge:
-    """What an executor is given: `path` of the table, and its transaction after the merge."""
+    """The input of a merge: the table's path, its transaction after the merge, and the net changes."""
 
     path: str
     application: str
@@ -49,7 +49,7 @@ class SmallMerge:
 
 
 def is_small(source: NetSource, schema: pa.Schema, target_bytes: int) -> bool:
-    """Return whether delta-rs may do this merge; `schema` is the table's."""
+    """Return whether delta-rs may do this merge; `schema` is the table's schema."""
     return (
         source.rows <= SOURCE_ROWS_MAX
         and source.bytes <= SOURCE_BYTES_MAX
@@ -62,11 +62,11 @@ def is_small(source: NetSource, schema: pa.Schema, target_bytes: int) -> bool:
 
 
 def merge_small(work: SmallMerge) -> bool:
-    """Merge and commit; done again, it finds the transaction and does nothing.
+    """Merge and commit. Idempotent: a repetition finds the transaction and does nothing.
 
-    :return: False if this is Spark's after all: values that stay have special texts, too, which
-        would have to stay with them.
-    :raises TailraceError: `SINK_WRITE_FAILED` if it did not happen.
+    :return: False if Spark must merge: unchanged values have special texts, which would have to be
+        kept, too.
+    :raises TailraceError: `SINK_WRITE_FAILED` if nothing was committed.
     """
     table = DeltaTable(work.path)
     if (table.transaction_version(work.application) or -1) >= work.version:
@@ -100,20 +100,20 @@ def merge_small(work: SmallMerge) -> bool:
         raise TailraceError(
             Kind.SINK_WRITE_FAILED,
             f"merge changes into a mirror: {type(error).__name__}",
-            "another writer may have committed to the table meanwhile; it is tried again",
+            "another writer may have committed to the table meanwhile; the merge is tried again",
             {"table": work.table},
         ) from error
     return True
 
 
 def remove_unread_small(folder: DeltaFolder, offset: int) -> bool:
-    """Do what `merge.remove_unread` does, in this process.
+    """Remove rows as `merge.remove_unread`, in this process.
 
-    :return: False if this is Spark's: the table is large, or delta-rs failed.
+    :return: False if Spark must do it: the table is large, or delta-rs failed.
     """
     if folder.bytes() > IN_PROCESS_TARGET_BYTES_MAX:
         return False
-    with contextlib.suppress(DeltaError, OSError):  # Spark says what it is, if it meets the same
+    with contextlib.suppress(DeltaError, OSError):  # if Spark has the same error, Spark reports it
         once = CommitProperties(max_commit_retries=1)
         DeltaTable(str(folder.path)).delete(f"{POSITION}['log_offset'] < {offset}", commit_properties=once)
         return True
@@ -121,18 +121,18 @@ def remove_unread_small(folder: DeltaFolder, offset: int) -> bool:
 
 
 def _has_special_texts(table: DeltaTable, path: str) -> bool:
-    # By Arrow's own file system: its threads may call delta-rs' in Python for a second after the last read,
-    # which aborts a process that ends meanwhile.
+    # With Arrow's own file system: its threads may call that of delta-rs, which is in Python, for a second
+    # after the last read, and this aborts a process that ends meanwhile.
     files = fs.SubTreeFileSystem(path, fs.LocalFileSystem())
     held = table.to_pyarrow_table(columns=[POSITION], filesystem=files)[POSITION]
     return any(part.field("special").null_count < len(part) for part in held.chunks)
 
 
 def _read(path: str, source: NetSource, left: Mapping[str, str]) -> pa.Table:
-    """Return a file's events with a column for each question that the merge asks of them.
+    """Return a file's events with all columns that the merge's statement uses.
 
-    `_position` is what a new row gets: its special texts have a null for each value that was
-    never sent; `_sent` is what a row gets that is there already.
+    `_position` is the value for a new row, with a null among its special texts for each value that
+    was never sent; `_sent` is the value for an existing row.
     """
     held = pq.read_table(path)
     position = held[POSITION].combine_chunks()

@@ -1,10 +1,10 @@
-"""Mirrors of tables without a key: rows are what they are made of, and equal ones are counted.
+"""Mirrors of tables without a key: rows are identified by all their values, and equal rows are counted.
 
 Under `REPLICA IDENTITY FULL` a delete and an update send the whole old row. So a range is a
-list of rows that came and rows that went. Equal rows cancel out; of what is left, those that
-came are inserted and, for each that went, one of the target's equal rows is deleted: which of
-them does not matter. Each row of the target has the log offset of the change that brought it in
-its guard column, which no other row has, so that one of several equal rows can be named.
+list of added and removed rows. Equal rows cancel out; of the others, added rows are inserted, and
+for each removed row one of the target's equal rows is deleted; it does not matter which. Each row
+of the target has the log offset of the change that inserted it in its guard column, which no other
+row has, so one of several equal rows can be selected.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from tailrace.sinks.delta.folder import DeltaFolder
 
-_RANK, _MORE = quoted("~rank"), quoted("~more")  # no column of a mirror is called so; see `names`
+_RANK, _MORE = quoted("~rank"), quoted("~more")  # no column of a mirror has such a name; see `names`
 
 
 class WholeRowWriter:
-    """Writes the rows of one table and piece that came and that went, in log order.
+    """Writes the added and removed rows of one table and piece, in log order.
 
-    A file without `_upsert` has only rows that came. Facts as `mirror_files.NetWriter`.
+    A file without `_upsert` has only added rows. Facts as `files.NetWriter`.
     """
 
     def __init__(self, path: str, relation: Relation) -> None:
@@ -99,11 +99,11 @@ def merge_rows(
     *,
     from_empty: bool,
 ) -> None:
-    """Bring the rows that came and went, in files at `paths`, into the table, in one commit.
+    """Merge the added and removed rows, in files at `paths`, into the table, in one commit.
 
     :param from_empty: the table was emptied before the first of them.
-    :raises TailraceError: `SPARK_FAILED` if it did not happen; `SINK_DAMAGED` if a row went that
-        the mirror does not have.
+    :raises TailraceError: `SPARK_FAILED` if nothing was committed; `SINK_DAMAGED` if the mirror lacks a
+        removed row.
     """
     with committing(spark, folder, version) as (session, target):
         changes = session.read.option("mergeSchema", "true").parquet(*map(literal_path, paths))
@@ -134,8 +134,8 @@ def merge_rows(
 
 
 def _ranked(rows: DataFrame, columns: list[str]) -> DataFrame:
-    """Number equal rows from 1, those that came and those that went each for themselves, in `_RANK`;
-    `_MORE` is how many more came than went.
+    """Return `rows` with `_RANK`, which numbers equal added rows from 1, and equal removed rows likewise;
+    and `_MORE`, the number of added rows minus that of removed ones.
     """
     equal = ", ".join([*map(quoted, columns), _texts(POSITION)])
     return rows.selectExpr(
@@ -146,14 +146,12 @@ def _ranked(rows: DataFrame, columns: list[str]) -> DataFrame:
 
 
 def _texts(position: str) -> str:
-    """Return a row's special texts as something that can be compared: maps can't be."""
+    """Return an SQL expression for a row's special texts as text, because maps can't be compared."""
     return f"cast(array_sort(map_entries({position}.special)) as string)"
 
 
 def _victims(went: DataFrame, target: DataFrame, columns: list[str]) -> DataFrame:
-    """Return, for each row that went, the position of one of the target's equal rows; null where
-    there is none left.
-    """
+    """Return, for each removed row, the position of one of the target's equal rows; null if none is left."""
     from pyspark.sql.functions import expr
 
     equal = ", ".join([*map(quoted, columns), _texts(POSITION)])
@@ -178,7 +176,7 @@ def _victims(went: DataFrame, target: DataFrame, columns: list[str]) -> DataFram
 def _unknown_row(folder: DeltaFolder) -> TailraceError:
     return TailraceError(
         Kind.SINK_DAMAGED,
-        "mirror a table by whole rows: a row went that the mirror does not have",
+        "mirror a table by whole rows: a row was removed that the mirror does not have",
         "a column was added with a default, or the mirror began without a snapshot: give the sink a "
         "new, empty path and a log with a snapshot; or give the table a primary key",
         {"sink": folder.sink, "table": folder.table},

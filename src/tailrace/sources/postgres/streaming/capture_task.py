@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -40,7 +39,7 @@ from tailrace.sources.postgres.slot.monitor import SlotWatch
 from tailrace.sources.postgres.snapshot.chunk_planner import SAMPLE_DEADLINE_S
 from tailrace.sources.postgres.snapshot.control import concerns_of
 from tailrace.sources.postgres.snapshot.incremental import IncrementalSnapshots
-from tailrace.sources.postgres.snapshot.initial import InitialSnapshot, lock_wait_s, renew
+from tailrace.sources.postgres.snapshot.initial import InitialSnapshot, lock_wait_s
 from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 from tailrace.sources.postgres.snapshot.requests import Requests
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
@@ -54,6 +53,7 @@ from tailrace.sources.postgres.streaming.reconcile import (
     Start,
     decide,
 )
+from tailrace.sources.postgres.streaming.renewal import renew
 from tailrace.sources.postgres.streaming.standby_status import StatusTimer
 from tailrace.sources.postgres.streaming.stream import AwaitedPosition, Stream
 from tailrace.sources.postgres.streaming.task_log import TaskLog
@@ -197,11 +197,7 @@ class CaptureTask:
                 return
             else:
                 if start.lost is not None:
-                    renew(
-                        session, self._source, task_log.snapshots, facts.slot, start.lost,
-                        may_keep=state is None or state.phase is not CapturePhase.RENEWING,
-                        create=partial(self._create_new_slot, task_log, session, state),
-                    )  # fmt: skip
+                    renew(session, self._source, task_log, facts.slot, start.lost, self._stopping)
                     state = task_log.state
                 self._resume(task_log, facts, state)
                 self._keep_failover(session, facts)
@@ -297,14 +293,6 @@ class CaptureTask:
         phase = CapturePhase.FINISHED if source.snapshot == "only" else CapturePhase.STREAMING
         task_log.keep(replace(state, phase=phase))
         failpoints.hit("snapshot.after_handover")
-
-    def _create_new_slot(
-        self, task_log: TaskLog, session: Session, state: CaptureState | None
-    ) -> server.ExportedSnapshot:
-        """Create the slot of a renewal. If this one does not end, the next one drops the slot."""
-        if state is not None:
-            task_log.keep(replace(state, phase=CapturePhase.RENEWING))
-        return create_own_slot(session, self._source, self._stopping)
 
     def _resume(self, task_log: TaskLog, facts: ServerState, state: CaptureState | None) -> None:
         """Check what may have changed while nothing ran, and write down what did."""

@@ -190,7 +190,7 @@ class CaptureTask:
             start = self._decide(task_log, facts, state)
             if start.action in {Action.FRESH, Action.RESTART}:
                 with self._turn():
-                    self._begin(task_log, session, facts, state, drop_slot=start.action is Action.RESTART)
+                    self._begin(task_log, session, facts, drop_slot=start.action is Action.RESTART)
                 if self._source.snapshot == "only":
                     return
             elif start.action is Action.FINISHED:
@@ -198,8 +198,7 @@ class CaptureTask:
             else:
                 if start.lost is not None:
                     renew(session, self._source, task_log, facts.slot, start.lost, self._stopping)
-                    state = task_log.state
-                self._resume(task_log, facts, state)
+                self._resume(task_log, facts)
                 self._keep_failover(session, facts)
         self._connections.error = None
         with ExitStack() as stack:
@@ -239,21 +238,13 @@ class CaptureTask:
             self._phase = "snapshot"
             yield
 
-    def _begin(
-        self,
-        task_log: TaskLog,
-        session: Session,
-        facts: ServerState,
-        before: CaptureState | None,
-        *,
-        drop_slot: bool,
-    ) -> None:
+    def _begin(self, task_log: TaskLog, session: Session, facts: ServerState, *, drop_slot: bool) -> None:
         """Create publication and slot, and take the snapshot; the intent is on disk before.
 
-        :param before: of an interrupted beginning, of which nothing is in the log.
+        If a beginning was interrupted, nothing of it is in the log.
         """
         self._snapshot.clear()
-        source = self._source
+        source, before = self._source, task_log.state
         exists = publication_row(session, source.publication) is not None
         state = CaptureState(
             phase=CapturePhase.BEGINNING,
@@ -294,9 +285,9 @@ class CaptureTask:
         task_log.keep(replace(state, phase=phase))
         failpoints.hit("snapshot.after_handover")
 
-    def _resume(self, task_log: TaskLog, facts: ServerState, state: CaptureState | None) -> None:
+    def _resume(self, task_log: TaskLog, facts: ServerState) -> None:
         """Check what may have changed while nothing ran, and write down what did."""
-        source = self._source
+        source, state = self._source, task_log.state
         with Session.connect(source, self._stopping) as session:
             require_publication(session, source.publication)
             warn_unmatched(session, source)

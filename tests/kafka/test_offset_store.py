@@ -13,7 +13,7 @@ from tailrace.config.engine_options import OffsetStorage
 from tailrace.engine.offsets.stores import store_for
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets.store import KafkaOffsetStore
-from tailrace.kafka.offsets.topic import key_of, task_in
+from tailrace.kafka.offsets.topic import source_key, task_in
 from tailrace.kafka.producer.partitioner import partition_of
 from tailrace.kafka.producer.writer import AtomicWriter
 from tailrace.testing import LinesSource, conformance
@@ -59,7 +59,7 @@ def test_the_newer_of_two_stores_has_the_offsets_and_the_older_never_again(
     assert KafkaOffsetStore(section, "shop", atomic=True).read([HERE]) == {0: {"line": 3}}
     # What says who has it is no offset of a pipeline of that name, nor of a source.
     keys = {message.key for message in read_topic(kafka.bootstrap, section.topic)}
-    assert key_of("tailrace", "shop", "offsets") in keys
+    assert source_key("tailrace-shop", {"task": "offsets"}) in keys
     assert [task_in(key or b"", "tailrace", "shop") for key in keys] == [None, None]
     with pytest.raises(TailraceError) as misused:
         new.write([({"task": "offsets"}, {"line": 1})], 30)
@@ -191,7 +191,9 @@ def test_a_start_ends_what_members_had_begun_before_a_head_whose_engine_did_not_
     killed = Producer({**member, "log_level": 0})
     killed.init_transactions()
     killed.begin_transaction()
-    killed.produce(section.topic, b"{}", b"[]", partition_of(key_of("tailrace", "shop", "offsets"), 25))
+    killed.produce(
+        section.topic, b"{}", b"[]", partition_of(source_key("tailrace-shop", {"task": "offsets"}), 25)
+    )
     killed.flush()
     failpoints.arm("kafka.after_head=error")
     try:

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets import compacted_read
-from tailrace.kafka.offsets.topic import OffsetsTopic, key_of
+from tailrace.kafka.offsets.topic import OffsetsTopic, source_key
 from tailrace.kafka.producer.partitioner import partition_of
 from tailrace.pipeline.preflight.kafka import cluster_findings, topic_findings
 from tailrace_servers.kafka import EmbeddedKafka, find_jars
@@ -293,9 +293,11 @@ def test_a_transaction_of_another_pipeline_holds_up_no_start(kafka: EmbeddedKafk
 def _in_one_partition(topic_name: str) -> tuple[str, str]:
     """Return two names whose offsets are in one partition."""
     first = f"{topic_name}-a"
-    home = partition_of(key_of("test", first, "0"), 25)
+    home = partition_of(source_key(f"test-{first}", {"task": "0"}), 25)
     names = (f"{topic_name}-b{number}" for number in range(10_000))
-    return first, next(name for name in names if partition_of(key_of("test", name, "0"), 25) == home)
+    return first, next(
+        name for name in names if partition_of(source_key(f"test-{name}", {"task": "0"}), 25) == home
+    )
 
 
 def test_a_record_with_the_key_of_an_offset_is_none(

@@ -124,7 +124,7 @@ def sent(log: HandmadeLog, end: int, share: Share | None = None, **more: Any) ->
     writer = NotedWriter()
     with LogReader.open(log.path, "0") as reader:
         pieces = plan.pieces("0", reader.blocks(0, end), 0, end)
-        for outgoing in records_of(**more).outgoing(reader, pieces, 0, end, Sent(), share):
+        for outgoing in records_of(**more).outgoing(reader, pieces, 0, end, Sent(share)):
             outgoing.send(cast(Writer, writer))
     return writer
 
@@ -287,7 +287,7 @@ def test_two_tables_do_not_share_a_topic_though_only_one_has_changes_since_the_s
         writer = NotedWriter()
         with LogReader.open(log.path, "0") as reader:
             pieces = plan.pieces("0", reader.blocks(first, end), first, end)
-            for outgoing in records_of(**more).outgoing(log.path, pieces, first, end, Sent(), share):
+            for outgoing in records_of(**more).outgoing(log.path, pieces, first, end, Sent(share)):
                 outgoing.send(cast(Writer, writer))
         return writer.told()
 

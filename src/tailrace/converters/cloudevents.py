@@ -14,44 +14,31 @@ from typing import Any
 import numpy as np
 
 from tailrace.config.converters import CloudEventsOptions
-from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable, row_schema
+from tailrace.converters.cells.change_table import ChangeTable, row_schema
 from tailrace.converters.cells.from_columns import change_table_of, plain_change_table_of
 from tailrace.converters.cells.plain import convert_plain, plain_keys
 from tailrace.converters.cells.row_image import Field
 from tailrace.converters.connect_schemas import struct, written
 from tailrace.converters.event_plan import (
     Planned,
+    beside_schema,
     facts_of,
     is_filled,
     key_headers,
     plan_events,
+    transaction_of,
     write_values,
 )
 from tailrace.converters.factory import checked
-from tailrace.decode.json.debezium import COMMIT_LSN, LSN, MS, NS, US, XID, SourceInfo
-from tailrace.decode.json.documents import Plan, Template
-from tailrace.decode.json.json_kernel import (
-    AFTER,
-    AS_ISO,
-    AS_TEXT,
-    BEFORE,
-    CELL,
-    CODED,
-    NOTHING,
-    OP_LETTER,
-    UNLESS,
-)
-from tailrace.decode.json.shard_texts import SHARD_TEXT, VGTID_TEXT
+from tailrace.decode.json.debezium import COMMIT_LSN, LSN, MS, XID, SourceInfo, source_members
+from tailrace.decode.json.documents import Plan
+from tailrace.decode.json.json_kernel import AFTER, AS_ISO, AS_TEXT, BEFORE, CELL, CODED, OP_LETTER
+from tailrace.decode.json.shard_texts import VGTID_TEXT
+from tailrace.decode.json.templates import Part, Slot, Text, Unless
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ReplicaIdentity
 from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
-
-_JSON = "application/json"
-
-_NO_TRANSACTION = (
-    ',"iodebeziumtxid":null,"iodebeziumtxtotalorder":null,"iodebeziumtxdatacollectionorder":null'
-)
 
 
 class CloudEventsConverter:
@@ -80,11 +67,10 @@ class CloudEventsConverter:
         table, planned = self._planned(group)
         if table.source is not None:
             raise _no_postgres(group)
-        data = self._data(table, group, facts)
         filled = is_filled(options.rows_in_part, with_schema=options.schemas_enable)
         now_ns = functools.cache(self._now_ns)  # one time for all that a group has none for
-        template = self._whole(table, facts, data)
-        values = write_values(table, planned, template, filled=filled, now_ns=now_ns)
+        event = self._event(table, group, facts)
+        values = write_values(table, planned, event, filled=filled, now_ns=now_ns)
         return Converted(planned.keys, values, key_headers(planned, group), planned.rows)
 
     def keys(self, group: Group) -> EventKeys:
@@ -106,102 +92,56 @@ class CloudEventsConverter:
         plan = Plan(rows, op, table.choice, table.wanted)
         return table, Planned(plan, None if keys.null_count == len(keys) else keys)
 
-    def _data(self, table: ChangeTable, group: Group, facts: SourceInfo) -> Template:
-        opening, closing = "", ""
-        if self._options.schemas_enable:
-            filled = is_filled(self._options.rows_in_part, with_schema=True)
-            schema = _schema(table, group, facts, filled=filled)
-            opening, closing = f'{{"schema":{schema},"payload":', "}"
-        if table.is_plain:
-            parts = [(opening, CELL)]
-        elif table.is_message:
-            parts = [(opening, AFTER)]
-        else:
-            parts = [(opening + '{"before":', BEFORE), (',"after":', AFTER), ("}", NOTHING)]
-        return [*parts, (closing, NOTHING)]
-
-    def _whole(self, table: ChangeTable, facts: SourceInfo, data: Template) -> Template:
-        name = written(facts.name)[1:-1]
-        place: Template = [
-            (f'{{"id":"name:{name};lsn:', LSN),
-            (";txId:", XID),
-            (';sequence:[\\"', COMMIT_LSN),
-            ('\\",\\"', LSN),
-            ('\\"]', NOTHING),
-        ]
+    def _event(self, table: ChangeTable, group: Group, facts: SourceInfo) -> Part:
+        options = self._options
+        place = Text(
+            (f"name:{facts.name};lsn:", LSN, ";txId:", XID, ';sequence:["', COMMIT_LSN, '","', LSN, '"]')
+        )
         if facts.has_shards:
-            place = [(f'{{"id":"name:{name};vgtid:', CODED - VGTID_TEXT)]
-        context: Template = [
-            *place,
-            (f'","source":"/debezium/{facts.connector}/{name}","specversion":"1.0"', NOTHING),
-            (f',"type":"io.debezium.connector.{facts.connector}.DataChangeEvent","time":', AS_ISO | MS),
-            (f',"datacontenttype":"{_JSON}"', NOTHING),
-        ]  # fmt: skip
-        if self._options.extension_attributes_enable:
-            context += _extensions(table, facts, transaction=self._options.provide_transaction_metadata)
-        return [*context, (',"data":', NOTHING), *data, ("}", NOTHING)]
+            place = Text((f"name:{facts.name};vgtid:", CODED - VGTID_TEXT))
+        context: dict[str, Part] = {
+            "id": place,
+            "source": f"/debezium/{facts.connector}/{facts.name}",
+            "specversion": "1.0",
+            "type": f"io.debezium.connector.{facts.connector}.DataChangeEvent",
+            "time": Slot(AS_ISO | MS),
+            "datacontenttype": "application/json",
+        }
+        if options.extension_attributes_enable:
+            context |= _extensions(table, facts, transaction=options.provide_transaction_metadata)
+        schema = None
+        if options.schemas_enable:
+            filled = is_filled(options.rows_in_part, with_schema=True)
+            schema = _schema(table, group, facts, filled=filled)
+        return {**context, "data": beside_schema(_data(table), schema)}
 
 
-def _extensions(table: ChangeTable, facts: SourceInfo, *, transaction: bool) -> Template:
+def _data(table: ChangeTable) -> Part:
+    if table.is_plain:
+        return Slot(CELL)
+    return Slot(AFTER) if table.is_message else {"before": Slot(BEFORE), "after": Slot(AFTER)}
+
+
+def _extensions(table: ChangeTable, facts: SourceInfo, *, transaction: bool) -> dict[str, Part]:
+    source = source_members(facts, table.schema, table.table, is_snapshot=table.is_snapshot)
+    members = {"op": Text((OP_LETTER,)), **source}
+    of_transaction = transaction_of(table, facts) if transaction else None
+    for name in ("id", "total_order", "data_collection_order"):
+        members[f"tx_{name}"] = _member(of_transaction, name)
+    return {f"iodebezium{name.replace('_', '')}": _as_text(part) for name, part in members.items()}
+
+
+def _member(of: Part, name: str) -> Part:
+    if isinstance(of, Unless):
+        return Unless(of.row, _member(of.value, name))
+    return of[name] if isinstance(of, dict) else None
+
+
+def _as_text(part: Part) -> Part:
     # Attributes have no numbers of 64 bits, so these are texts.
-    database = "" if facts.has_shards else facts.database
-    second = {"snapshot": "true" if table.is_snapshot else "false", "db": database}
-    if facts.has_shards:
-        return _extensions_with_shard(table, facts, second, transaction=transaction)
-    third = {"schema": table.schema, "table": table.table}
-    first = {"version": facts.version, "connector": facts.connector, "name": facts.name}
-    found: Template = [
-        (',"iodebeziumop":"', OP_LETTER),
-        (f'",{_prefixed(first)},"iodebeziumtsms":', AS_TEXT | MS),
-        (f',{_prefixed(second)},"iodebeziumsequence":"[\\"', COMMIT_LSN),
-        ('\\",\\"', LSN),
-        ('\\"]","iodebeziumtsus":', AS_TEXT | US),
-        (',"iodebeziumtsns":', AS_TEXT | NS),
-        (f',{_prefixed(third)},"iodebeziumtxId":', AS_TEXT | XID),
-        (',"iodebeziumlsn":', AS_TEXT | LSN),
-        (',"iodebeziumxmin":null,"iodebeziumorigin":null,"iodebeziumoriginlsn":null', NOTHING),
-    ]  # fmt: skip
-    if not transaction or table.is_snapshot:
-        return [*found, (_NO_TRANSACTION, NOTHING)]
-    return [
-        *found,
-        (',"iodebeziumtxid":', UNLESS | 3 << 8 | XID),
-        ('"', XID),
-        (":", LSN),
-        ('"', NOTHING),
-        (',"iodebeziumtxtotalorder":', UNLESS | 1 << 8 | XID),
-        ("", AS_TEXT | TOTAL_ORDER),
-        (',"iodebeziumtxdatacollectionorder":', UNLESS | 1 << 8 | XID),
-        ("", AS_TEXT | TABLE_ORDER),
-    ]
-
-
-def _extensions_with_shard(
-    table: ChangeTable, facts: SourceInfo, second: dict[str, str], *, transaction: bool
-) -> Template:
-    first = {"version": facts.version, "connector": facts.connector, "name": facts.name}
-    third = {"keyspace": table.schema, "table": table.table}
-    found: Template = [
-        (',"iodebeziumop":"', OP_LETTER),
-        (f'",{_prefixed(first)},"iodebeziumtsms":', AS_TEXT | MS),
-        (f',{_prefixed(second)},"iodebeziumsequence":null,"iodebeziumtsus":', AS_TEXT | US),
-        (',"iodebeziumtsns":', AS_TEXT | NS),
-        (f',{_prefixed(third)},"iodebeziumshard":"', CODED - SHARD_TEXT),
-        ('","iodebeziumvgtid":"', CODED - VGTID_TEXT),
-        ('"', NOTHING),
-    ]
-    if not transaction or table.is_snapshot:
-        return [*found, (_NO_TRANSACTION, NOTHING)]
-    return [
-        *found,
-        (',"iodebeziumtxid":"', CODED - VGTID_TEXT),
-        ('","iodebeziumtxtotalorder":', AS_TEXT | TOTAL_ORDER),
-        (',"iodebeziumtxdatacollectionorder":', AS_TEXT | TABLE_ORDER),
-    ]
-
-
-def _prefixed(values: dict[str, str]) -> str:
-    return written({f"iodebezium{name}": value for name, value in values.items()})[1:-1]
+    if isinstance(part, Unless):
+        return Unless(part.row, _as_text(part.value))
+    return Slot(AS_TEXT | part.number) if isinstance(part, Slot) else part
 
 
 def _schema(table: ChangeTable, group: Group, facts: SourceInfo, *, filled: bool) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tailrace.config.converters import JsonOptions
 from tailrace.converters import connect_schemas as schemas
-from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable, row_schema
+from tailrace.converters.cells.change_table import ChangeTable, row_schema
 from tailrace.converters.cells.from_columns import change_table_of
 from tailrace.converters.cells.plain import convert_plain, plain_values
 from tailrace.converters.cells.row_image import Field
@@ -25,19 +25,20 @@ from tailrace.converters.connect_schemas import EventSchemas, Schema
 from tailrace.converters.event_columns import EventColumns, key_columns, plain_columns, value_columns
 from tailrace.converters.event_plan import (
     Planned,
+    beside_schema,
     facts_of,
     is_filled,
     key_headers,
     plan_events,
+    source_of,
+    transaction_of,
     with_times,
     write_values,
 )
 from tailrace.converters.factory import checked
-from tailrace.decode.json import debezium
-from tailrace.decode.json.debezium import LSN, MS, NS, US, XID, SourceInfo
-from tailrace.decode.json.documents import Template
-from tailrace.decode.json.json_kernel import AFTER, BEFORE, CELL, CODED, NOTHING, OP_LETTER, UNLESS
-from tailrace.decode.json.shard_texts import EPOCH_TEXT, RANK_TEXT, VGTID_TEXT
+from tailrace.decode.json.debezium import MS, NS, US, SourceInfo
+from tailrace.decode.json.json_kernel import AFTER, BEFORE, OP_LETTER
+from tailrace.decode.json.templates import Part, Slot, Text
 from tailrace.model import ReplicaIdentity
 from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
@@ -58,23 +59,19 @@ class JsonConverter:
 
     def convert(self, group: Group) -> Converted:
         """Return keys and values as JSON, in arrays of texts."""
-        with_schema = self._options.schemas_enable
         if not group.is_change:
-            return convert_plain(group, self._facts(group).name, with_schema=with_schema)
+            name = self._facts(group).name
+            return convert_plain(group, name, with_schema=self._options.schemas_enable)
         table = change_table_of(group)
-        filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
-        schemas = self._schemas(table, group, filled=filled) if with_schema else None
-        return self._events(group, table, schemas, filled=filled)
+        return self._events(group, table, self._own_schemas(table, group), filled=self._fills)
 
     def keys(self, group: Group) -> EventKeys:
         """As `KeysFirst.keys`."""
         if not group.is_change:
             found = self.convert(group)
             return EventKeys(found.keys, found.rows)
-        with_schema = self._options.schemas_enable
         table = change_table_of(group)
-        filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
-        planned = self._planned(table, self._schemas(table, group, filled=filled) if with_schema else None)
+        planned = self._planned(table, self._own_schemas(table, group))
         return EventKeys(planned.keys, planned.rows)
 
     def payloads(self, group: Group) -> tuple[Converted, EventSchemas]:
@@ -102,14 +99,8 @@ class JsonConverter:
         in_headers = group.is_second is not None
         planned = plan_events(table, None, tombstones=tombstones, with_keys=in_headers or not with_keys)
         now_ns = functools.cache(self._now_ns)
-        values = value_columns(
-            table,
-            planned,
-            self._facts(group),
-            with_times(table, now_ns),
-            own_times(self._options.event_time, now_ns),
-            transaction=self._options.provide_transaction_metadata,
-        )
+        event = self._event(table, self._facts(group), now_ns)
+        values = value_columns(table, planned, event, with_times(table, now_ns))
         keys = key_columns(table, planned) if with_keys else planned.keys
         events = EventColumns(keys, values, key_headers(planned, group), planned.rows)
         return events, self._schemas(table, group, filled=True)
@@ -123,6 +114,14 @@ class JsonConverter:
 
     def _facts(self, group: Group) -> SourceInfo:
         return facts_of(group, self._options.topic_prefix)
+
+    @property
+    def _fills(self) -> bool:
+        return is_filled(self._options.rows_in_part, with_schema=self._options.schemas_enable)
+
+    def _own_schemas(self, table: ChangeTable, group: Group) -> EventSchemas | None:
+        # Those that events carry; None: they carry none.
+        return self._schemas(table, group, filled=self._fills) if self._options.schemas_enable else None
 
     def _schemas(self, table: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
         single = table.key if table.key is not None and table.key.is_single else None
@@ -144,77 +143,31 @@ class JsonConverter:
         planned = self._planned(table, schemas)
         now_ns = functools.cache(self._now_ns)  # one time for all events of the group
         value_schema = None if schemas is None else schemas.value_text
-        template = self._template(table, self._facts(group), value_schema, now_ns)
-        values = write_values(table, planned, template, filled=filled, now_ns=now_ns)
+        event = beside_schema(self._event(table, self._facts(group), now_ns), value_schema)
+        values = write_values(table, planned, event, filled=filled, now_ns=now_ns)
         return Converted(planned.keys, values, key_headers(planned, group), planned.rows)
 
     def _planned(self, table: ChangeTable, schemas: EventSchemas | None) -> Planned:
         key_schema = None if schemas is None or schemas.key is None else schemas.key_text
         return plan_events(table, key_schema, tombstones=self._options.tombstones_on_delete)
 
-    def _template(
-        self, table: ChangeTable, facts: SourceInfo, schema: str | None, now_ns: Callable[[], int]
-    ) -> Template:
-        opening, closing = ("", "") if schema is None else (f'{{"schema":{schema},"payload":', "}")
-        times = event_times(self._options.event_time, now_ns)
-        transaction = transaction_parts(table, facts, wanted=self._options.provide_transaction_metadata)
-        source = source_parts(table, facts)
-        ms, us, ns = ((f',"{name}":{text}', slot) for name, (text, slot) in times.items())
-        middle = [(',"source":', NOTHING), *source, (',"transaction":', NOTHING), *transaction]
+    def _event(self, table: ChangeTable, facts: SourceInfo, now_ns: Callable[[], int]) -> dict[str, Part]:
+        source = source_of(table, facts)
+        wanted = self._options.provide_transaction_metadata
+        transaction = transaction_of(table, facts) if wanted else None
+        op, times = Text((OP_LETTER,)), own_times(self._options.event_time, now_ns)
         if table.is_message:
-            letter = [(opening + '{"op":"', OP_LETTER), ('"', NOTHING)]
-            return [*letter, ms, *middle, (',"message":', AFTER), ("}" + closing, NOTHING)]
-        images = [(opening + '{"before":', BEFORE), (',"after":', AFTER)]
-        letter = [(',"op":"', OP_LETTER), ('"', NOTHING)]
-        return [*images, *middle, *letter, ms, us, ns, ("}" + closing, NOTHING)]
+            first = {"op": op, "ts_ms": times["ts_ms"]}
+            return {**first, "source": source, "transaction": transaction, "message": Slot(AFTER)}
+        images = {"before": Slot(BEFORE), "after": Slot(AFTER)}
+        return {**images, "source": source, "transaction": transaction, "op": op, **times}
 
 
-def own_times(event_time: str, now_ns: Callable[[], int]) -> dict[str, int | None]:
-    """Return an event's own times; None: those of the change."""
-    units = {"ts_ms": 1_000_000, "ts_us": 1000, "ts_ns": 1}
-    return {name: None if event_time == "commit" else now_ns() // unit for name, unit in units.items()}
-
-
-def event_times(event_time: str, now_ns: Callable[[], int]) -> dict[str, tuple[str, int]]:
-    """Return for each of an event's own times what the template has: a text, and what follows it."""
-    rows = {"ts_ms": MS, "ts_us": US, "ts_ns": NS}
-    times = own_times(event_time, now_ns)
-    return {name: ("", rows[name]) if time is None else (str(time), NOTHING) for name, time in times.items()}
-
-
-def source_parts(table: ChangeTable, facts: SourceInfo) -> Template:
-    """Return the template of `source`."""
-    if table.source is not None:
-        return [("", CELL - table.source[0])]
-    parts = debezium.source_parts(
-        "", facts, table.schema, table.table, is_snapshot=table.is_snapshot, ensure_ascii=False
-    )
-    if facts.has_shards:
-        return [*parts, ("}", NOTHING)]
-    return [*parts, (',"xmin":null,"origin":null,"origin_lsn":null}', NOTHING)]
-
-
-def transaction_parts(table: ChangeTable, facts: SourceInfo, *, wanted: bool) -> Template:
-    """Return the template of `transaction`: null outside of one."""
-    if not wanted or table.is_snapshot or table.source is not None:
-        return [("null", NOTHING)]
-    if facts.has_shards:
-        return [
-            ('{"id":"', CODED - VGTID_TEXT),
-            ('","total_order":', TOTAL_ORDER),
-            (',"data_collection_order":', TABLE_ORDER),
-            (',"transaction_epoch":', CODED - EPOCH_TEXT),
-            (',"transaction_rank":', CODED - RANK_TEXT),
-            ("}", NOTHING),
-        ]
-    return [
-        ("", UNLESS | 5 << 8 | XID),
-        ('{"id":"', XID),
-        (":", LSN),
-        ('","total_order":', TOTAL_ORDER),
-        (',"data_collection_order":', TABLE_ORDER),
-        ("}", NOTHING),
-    ]
+def own_times(event_time: str, now_ns: Callable[[], int]) -> dict[str, Slot | int]:
+    """Return an event's own times, which may be those of the change."""
+    if event_time == "commit":
+        return {"ts_ms": Slot(MS), "ts_us": Slot(US), "ts_ns": Slot(NS)}
+    return {"ts_ms": now_ns() // 1_000_000, "ts_us": now_ns() // 1000, "ts_ns": now_ns()}
 
 
 @functools.lru_cache(maxsize=16)

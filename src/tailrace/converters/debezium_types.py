@@ -132,13 +132,9 @@ def _scalar(value: ValueType, style: int, modes: ValueModes) -> TypeMapping:
         return TypeMapping(style, schema, zero)
     if form in {forms.UNSCALED, forms.AMOUNT_UNSCALED}:
         return TypeMapping(style, _decimal(value, style), '"AA=="')
-    if form in {forms.ISO_STAMP, forms.ISO_DATE, forms.ISO_TIME}:
-        schema, zero = _ISO[form]
-        return TypeMapping(style, schema, zero)
-    if form in {forms.DAYS, forms.TIME_MS, forms.STAMP_MS}:
-        of_connect = "connect" if modes.time == "connect" else "debezium"
-        schema = _TIMES[form, of_connect]
-        return TypeMapping(style, schema, "0")
+    if form in _TIMES:
+        of_time = _connect if modes.time == "connect" else _time
+        return TypeMapping(style, of_time(*_TIMES[form]), "0")
     if form == forms.PAIRS:
         return TypeMapping(
             style, mapping(Schema("string").document(), Schema("string").document(optional=True)), "{}"
@@ -204,19 +200,15 @@ _BY_FORM: dict[int, tuple[Schema, str]] = {
     forms.INTERVAL_US: (_time("int64", "MicroDuration"), "0"),
     forms.ISO_INTERVAL: (_time("string", "Interval"), '"P0Y0M0DT0H0M0S"'),
     forms.PAIRS_QUOTED: (Schema("string", "io.debezium.data.Json", 1), '"{}"'),
-}
-_ISO: dict[int, tuple[Schema, str]] = {
     forms.ISO_DATE: (_time("string", "IsoDate"), '"1970-01-01Z"'),
     forms.ISO_TIME: (_time("string", "IsoTime"), '"00:00:00Z"'),
     forms.ISO_STAMP: (_time("string", "IsoTimestamp"), '"1970-01-01T00:00:00Z"'),
 }
+#: Those that Kafka Connect has as well, under the same names.
 _TIMES = {
-    (forms.DAYS, "debezium"): _time("int32", "Date"),
-    (forms.DAYS, "connect"): _connect("int32", "Date"),
-    (forms.TIME_MS, "debezium"): _time("int32", "Time"),
-    (forms.TIME_MS, "connect"): _connect("int32", "Time"),
-    (forms.STAMP_MS, "debezium"): _time("int64", "Timestamp"),
-    (forms.STAMP_MS, "connect"): _connect("int64", "Timestamp"),
+    forms.DAYS: ("int32", "Date"),
+    forms.TIME_MS: ("int32", "Time"),
+    forms.STAMP_MS: ("int64", "Timestamp"),
 }
 _NAMED = {"ltree": Schema("string", "io.debezium.data.Ltree", 1)}
 _TEXT = TypeMapping(forms.QUOTED, Schema("string"), '""')

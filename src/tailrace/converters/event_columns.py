@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.avro.encoder import Members, Value, misfit
-from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable
+from tailrace.converters.cells.change_table import ChangeTable
 from tailrace.converters.cells.connect_values import of_cells
-from tailrace.converters.cells.json_values import Mask, Values, array_mask, json_texts, text_cells
+from tailrace.converters.cells.json_values import Mask, Values, json_texts
 from tailrace.converters.cells.plain import PlainValues
 from tailrace.converters.cells.row_image import ColumnValues, Field, absent_text
 from tailrace.converters.connect_schemas import RANK, Document, EventSchemas
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.converters.event_plan import Planned
 from tailrace.decode import kernel
-from tailrace.decode.gather import replaced
-from tailrace.decode.json.debezium import COMMIT_LSN, LSN, MS, NS, US, XID, SourceInfo
-from tailrace.decode.json.json_kernel import AFTER_CHOICE, BEFORE_CHOICE
-from tailrace.decode.json.shard_texts import NO_VGTID, ranks, vgtids
-from tailrace.decode.shards import own_names
+from tailrace.decode.gather import array_mask, replaced, text_cells
+from tailrace.decode.json import json_kernel, shard_texts
+from tailrace.decode.json.templates import Json, Part, Slot, Text, Unless
+from tailrace.decode.shards import ShardPositions, own_names
 from tailrace.decode.values import forms
 from tailrace.model import Op
 from tailrace.protocol.frames import Numbers
@@ -34,8 +34,21 @@ from tailrace.records.group import Places
 
 _RANK = TypeMapping(forms.style_of(forms.UNSCALED), RANK, '"AA=="')
 
+
+def _rank_bytes(positions: ShardPositions) -> pa.Array:
+    return of_cells(text_cells(shard_texts.ranks(positions)), _RANK).array
+
+
+# What the lists of coded texts are as columns, and what stands in them for rows whose shard is not known.
+_CODED: dict[int, tuple[Callable[[ShardPositions], pa.Array], Any]] = {
+    shard_texts.SHARD_TEXT: (own_names, ""),
+    shard_texts.VGTID_TEXT: (shard_texts.vgtids, shard_texts.NO_VGTID),
+    shard_texts.EPOCH_TEXT: (lambda positions: pa.array(positions.epoch), 0),
+    shard_texts.RANK_TEXT: (_rank_bytes, b"\0"),
+}
+
 # Made once: pyarrow looks for a module that may not be installed whenever it makes a scalar.
-_OPENING, _BETWEEN, _CLOSING, _COLON, _EMPTY = (pa.scalar(text) for text in ('["', '","', '"]', ":", ""))
+_scalar = functools.lru_cache(maxsize=64)(pa.scalar)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,52 +61,86 @@ class EventColumns:
     rows: Places | None
 
 
-def value_columns(
-    table: ChangeTable,
-    planned: Planned,
-    facts: SourceInfo,
-    numbers: Numbers,
-    times: Mapping[str, int | None],
-    *,
-    transaction: bool,
-) -> Members:
+def value_columns(table: ChangeTable, planned: Planned, event: dict[str, Part], numbers: Numbers) -> Members:
     """Return the values of events; none for tombstones.
 
+    :param event: what each event is.
     :param numbers: the table's, all of which have a time.
-    :param times: the event's own times; None: those of the change.
     :raises TailraceError: `CONVERSION_FAILED` if a value is not of its type.
     """
-    plan = planned.plan
-    count, rows = len(plan.rows), planned.rows
+    op = planned.plan.op
+    columns = _Columns(table, planned, numbers)
+    members = {name: columns.of(name, part) for name, part in event.items()}
+    return Members(members, len(op), None if op.all() else op != 0)
 
-    def number(row: int) -> pa.Array | Numbers:
-        values = numbers[row] if rows is None else numbers[row][rows]
+
+class _Columns:
+    """The columns that parts of events' documents are.
+
+    :param numbers: as `value_columns`.
+    """
+
+    def __init__(self, table: ChangeTable, planned: Planned, numbers: Numbers) -> None:
+        self._table = table
+        self._plan = planned.plan
+        self._rows = planned.rows
+        self._numbers = numbers
+
+    def of(self, name: str, part: Part) -> Value:
+        """Return a member's values.
+
+        :raises TailraceError: `CONVERSION_FAILED` if one is not of its type.
+        """
+        if isinstance(part, dict):
+            return Members({each: self.of(each, inner) for each, inner in part.items()}, len(self._plan.op))
+        if isinstance(part, Unless):
+            value, number = self.of(name, part.value), self._number(part.row)
+            assert isinstance(value, Members), "what depends on a number is an object"
+            return replace(value, there=array_mask(number)) if isinstance(number, pa.Array) else value
+        if isinstance(part, Text):
+            return self._text(part.parts)
+        if isinstance(part, Slot):
+            return self._slot(name, part.number)
+        assert not isinstance(part, Json), "no event has constants that are JSON"
+        return part
+
+    def _slot(self, name: str, slot: int) -> Value:
+        table, choice = self._table, self._plan.choice
+        if slot == json_kernel.AFTER:
+            after = _image(table, table.row.current, name, self._rows, choice[json_kernel.AFTER_CHOICE])
+            return replace(after, there=None) if table.is_message else after  # which is never null
+        if slot == json_kernel.BEFORE:
+            there = choice[json_kernel.BEFORE_CHOICE]
+            return _image(table, table.row.old, name, self._rows, there) if there.any() else None
+        if slot <= json_kernel.CELL:
+            values = table.row.current[json_kernel.CELL - slot].values
+            if values.odd is not None:
+                raise misfit(name, int(values.odd_rows[0]))
+            return self._of_events(values.array)
+        return self._number(slot) if slot >= 0 else self._coded(json_kernel.CODED - slot)
+
+    def _text(self, parts: Sequence[str | int]) -> pa.Array:
+        if parts == (json_kernel.OP_LETTER,):
+            return _letters(self._plan.op)
+        texts = [_scalar(part) if isinstance(part, str) else self._piece(part) for part in parts]
+        return texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, _scalar(""))
+
+    def _piece(self, slot: int) -> pa.Array:
+        return self._coded(json_kernel.CODED - slot) if slot < 0 else _texts(self._number(slot))
+
+    def _number(self, row: int) -> pa.Array | Numbers:
+        numbers = self._numbers[row]
+        values = numbers if self._rows is None else numbers[self._rows]
         missing = values == kernel.NONE
         return pa.array(values, pa.int64(), mask=missing) if missing.any() else values
 
-    def own_time(name: str, row: int) -> Value:
-        time = times[name]
-        return number(row) if time is None else time
+    def _coded(self, number: int) -> pa.Array:
+        of_positions, other = _CODED[number]
+        shards = self._table.shards
+        return self._of_events(shards.of(of_positions(shards.positions)).fill_null(other))
 
-    members: dict[str, Value] = {
-        "source": _source(table, facts, number, rows, count),
-        "transaction": _transaction(table, facts, number, rows, count) if transaction else None,
-        "op": _letters(plan.op),
-        "ts_ms": own_time("ts_ms", MS),
-        "ts_us": own_time("ts_us", US),
-        "ts_ns": own_time("ts_ns", NS),
-    }
-    there = None if plan.op.all() else plan.op != 0
-    after = _image(
-        table, table.row.current, "message" if table.is_message else "after", rows, plan.choice[AFTER_CHOICE]
-    )
-    if table.is_message:
-        content = Members(after.values, count)
-        return Members({**members, "message": content}, count, there)
-    before: Value = None
-    if plan.choice[BEFORE_CHOICE].any():
-        before = _image(table, table.row.old, "before", rows, plan.choice[BEFORE_CHOICE])
-    return Members({**members, "before": before, "after": after}, count, there)
+    def _of_events(self, values: pa.Array) -> pa.Array:
+        return values if self._rows is None else values.take(pa.array(self._rows))
 
 
 def key_columns(table: ChangeTable, planned: Planned) -> Value:
@@ -188,85 +235,6 @@ def _python(value: Any, schema: Document) -> Any:
     if kind == "struct":
         return {field["field"]: _python(value[field["field"]], field) for field in schema["fields"]}
     return value
-
-
-def _source(
-    table: ChangeTable,
-    facts: SourceInfo,
-    number: Callable[[int], pa.Array | Numbers],
-    rows: Places | None,
-    count: int,
-) -> Value:
-    if table.source is not None:
-        values = table.row.current[table.source[0]].values
-        if values.odd is not None:
-            raise misfit("source", int(values.odd_rows[0]))
-        return values.array if rows is None else values.array.take(pa.array(rows))
-    of_any: dict[str, Value] = {
-        "version": facts.version,
-        "connector": facts.connector,
-        "name": facts.name,
-        "snapshot": "true" if table.is_snapshot else "false",
-        "table": table.table,
-        "ts_ms": number(MS),
-        "ts_us": number(US),
-        "ts_ns": number(NS),
-    }
-    if facts.has_shards:
-        shards = table.shards
-        shard = shards.of(own_names(shards.positions)).fill_null("")
-        vgtid = shards.of(vgtids(shards.positions)).fill_null(NO_VGTID)
-        members = {"shard": _of_events(shard, rows), "vgtid": _of_events(vgtid, rows)}
-        return Members({**of_any, "db": "", "sequence": None, "keyspace": table.schema, **members}, count)
-    lsns = [_texts(number(row)) for row in (COMMIT_LSN, LSN)]
-    return Members(
-        {
-            **of_any,
-            "db": facts.database,
-            "schema": table.schema,
-            "sequence": pc.binary_join_element_wise(_OPENING, lsns[0], _BETWEEN, lsns[1], _CLOSING, _EMPTY),
-            "txId": number(XID),
-            "lsn": number(LSN),
-            "xmin": None,
-            "origin": None,
-            "origin_lsn": None,
-        },
-        count,
-    )
-
-
-def _of_events(values: pa.Array, rows: Places | None) -> pa.Array:
-    return values if rows is None else values.take(pa.array(rows))
-
-
-def _transaction(
-    table: ChangeTable,
-    facts: SourceInfo,
-    number: Callable[[int], pa.Array | Numbers],
-    rows: Places | None,
-    count: int,
-) -> Value:
-    if table.is_snapshot or table.source is not None:
-        return None
-    orders: dict[str, Value] = {
-        "total_order": number(TOTAL_ORDER),
-        "data_collection_order": number(TABLE_ORDER),
-    }
-    if facts.has_shards:
-        shards, positions = table.shards, table.shards.positions
-        vgtid = shards.of(vgtids(positions)).fill_null(NO_VGTID)
-        epoch = shards.of(pa.array(positions.epoch)).fill_null(0)
-        rank = of_cells(text_cells(shards.of(ranks(positions)).fill_null("0")), _RANK).array
-        members = {"id": vgtid, "transaction_epoch": epoch, "transaction_rank": rank}
-        return Members(
-            {**orders, **{name: _of_events(values, rows) for name, values in members.items()}}, count
-        )
-    xid = number(XID)
-    values: dict[str, Value] = {
-        "id": pc.binary_join_element_wise(_texts(xid), _texts(number(LSN)), _COLON),
-        **orders,
-    }
-    return Members(values, count, array_mask(xid) if isinstance(xid, pa.Array) else None)
 
 
 def _texts(numbers: pa.Array | Numbers) -> pa.StringArray:

@@ -15,15 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import __version__
-from tailrace.converters.cells.change_table import ChangeTable
+from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable
 from tailrace.converters.cells.json_values import Mask
 from tailrace.converters.cells.row_image import RowImage, absent_text, columns_of
 from tailrace.converters.headers import headers_of, with_other_keys
 from tailrace.decode import kernel
 from tailrace.decode.json import json_kernel
-from tailrace.decode.json.debezium import MS, NS, US, SourceInfo
-from tailrace.decode.json.documents import Plan, Template, write
-from tailrace.decode.json.shard_texts import coded_texts
+from tailrace.decode.json.debezium import LSN, MS, NS, US, XID, SourceInfo, source_members
+from tailrace.decode.json.documents import Plan, write
+from tailrace.decode.json.shard_texts import EPOCH_TEXT, RANK_TEXT, VGTID_TEXT, coded_texts
+from tailrace.decode.json.templates import Json, Part, Slot, Text, Unless, template
 from tailrace.decode.tuples import Spans
 from tailrace.model import Op
 from tailrace.protocol.frames import Bytes, Numbers
@@ -119,16 +120,14 @@ def _keys(key: RowImage, spans: Spans, rows: Numbers, op: Bytes, schema: str | N
     count = len(key.fields)
     whole = np.ones((1, count), np.bool_)
     choice = np.stack([np.zeros(len(rows), np.uint8), np.ones(len(rows), np.uint8)])
-    opening, closing = ("", "") if schema is None else (f'{{"schema":{schema},"payload":', "}")
-    template: Template = [(opening, json_kernel.CELL if key.is_single else json_kernel.AFTER)]
+    payload = Slot(json_kernel.CELL if key.is_single else json_kernel.AFTER)
     if key.is_single:
         op = np.where(spans.kind[0][rows] == kernel.TEXT, op, 0).astype(np.uint8)
-    template += [(closing, json_kernel.NOTHING)] if closing else []
     columns = columns_of(key, ["null"] * count, ["null"] * count)
     return write(
         key.cells.buffer,
         Plan(rows, op, choice, whole),
-        template,
+        template(beside_schema(payload, schema)),
         _NO_NUMBERS,
         columns,
         Spans.empty(count, 0),
@@ -183,10 +182,37 @@ def is_filled(rows_in_part: str | None, *, with_schema: bool) -> bool:
     return with_schema if rows_in_part is None else rows_in_part == "filled"
 
 
+def beside_schema(payload: Part, schema: str | None) -> Part:
+    """Return a document beside the JSON of its schema; None: it stands alone."""
+    return payload if schema is None else {"schema": Json(schema), "payload": payload}
+
+
+def source_of(table: ChangeTable, facts: SourceInfo) -> Part:
+    """Return what an event's `source` is."""
+    if table.source is not None:
+        return Slot(json_kernel.CELL - table.source[0])
+    return source_members(facts, table.schema, table.table, is_snapshot=table.is_snapshot)
+
+
+def transaction_of(table: ChangeTable, facts: SourceInfo) -> Part:
+    """Return what an event's `transaction` is: null outside of one."""
+    if table.is_snapshot or table.source is not None:
+        return None
+    orders = {"total_order": Slot(TOTAL_ORDER), "data_collection_order": Slot(TABLE_ORDER)}
+    if facts.has_shards:
+        return {
+            "id": Text((json_kernel.CODED - VGTID_TEXT,)),
+            **orders,
+            "transaction_epoch": Slot(json_kernel.CODED - EPOCH_TEXT),
+            "transaction_rank": Slot(json_kernel.CODED - RANK_TEXT),
+        }
+    return Unless(XID, {"id": Text((XID, ":", LSN)), **orders})
+
+
 def write_values(
-    table: ChangeTable, planned: Planned, template: Template, *, filled: bool, now_ns: Callable[[], int]
+    table: ChangeTable, planned: Planned, event: Part, *, filled: bool, now_ns: Callable[[], int]
 ) -> pa.Array:
-    """Return a document for each event, of this template; null for tombstones.
+    """Return a document for each event; null for tombstones.
 
     :param filled: whether rows that were sent in part get all columns.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
@@ -196,10 +222,11 @@ def write_values(
     absent = [""] * len(fields)
     if filled:
         absent = [absent_text(field) for field in table.fields] + [""] * (len(fields) - len(table.fields))
+    documents = template(event)
     return write(
-        cells.buffer, planned.plan, template, with_times(table, now_ns),
+        cells.buffer, planned.plan, documents, with_times(table, now_ns),
         columns_of(table.row, unavailable, absent), cells.old, cells.current,
-        coded_texts(table.shards, template),
+        coded_texts(table.shards, documents),
     )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from tailrace.decode.tuples import WHOLE_ROW, Spans, Tuples
 from tailrace.model import Op, Relation
 from tailrace.protocol.frames import Bytes, Numbers
 
+Mask = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputedColumn:
@@ -33,7 +35,7 @@ class ComputedColumn:
     place: int
     current: pa.StringArray
     old: pa.StringArray
-    unsent: npt.NDArray[np.bool_]
+    unsent: Mask
     is_cast: bool = False
 
 

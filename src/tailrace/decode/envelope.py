@@ -14,9 +14,9 @@ import pyarrow as pa
 from tailrace.compiled import compiled
 from tailrace.decode.gather import (
     TEXT_BYTES_MAX,
-    Cells,
     copy_bytes,
     gather,
+    gather_bytes,
     require_utf8,
     string_array,
 )
@@ -116,7 +116,7 @@ def envelope(tuples: Tuples, task: str) -> pa.RecordBatch:
     if relation is None:
         key = before = after = pa.nulls(count, _MAP)
         prefix = gather(tuples.column(0))
-        content = message_content(tuples.column(1))
+        content = gather_bytes(tuples.column(1))
         schema = table = pa.nulls(count, pa.string())
     else:
         key, before, after = _maps(relation, tuples)
@@ -135,11 +135,11 @@ def _version(relation: Relation | None, count: int) -> pa.Int32Array:
     return pa.repeat(pa.scalar(known, pa.int32()), count)
 
 
-def image_choices(tuples: Tuples) -> tuple[Bytes, Bytes]:
-    """Return which changes have a row before (1: all columns, 2: those of the key) and after."""
+def image_choices(tuples: Tuples) -> Bytes:
+    """Return which changes have a row before (1: all columns, 2: those of the key), and which one after."""
     before = np.where(tuples.old_mark == ord("O"), 1, np.where(tuples.old_mark == 0, 0, 2))
     after = (tuples.op != ord(Op.DELETE)) & (tuples.op != ord(Op.TRUNCATE))
-    return before.astype(np.uint8), after.astype(np.uint8)
+    return np.stack([before, after]).astype(np.uint8)
 
 
 def _maps(relation: Relation, tuples: Tuples) -> tuple[pa.MapArray, pa.MapArray, pa.MapArray]:
@@ -189,12 +189,3 @@ def _map(
         fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())],
     )
     return pa.Array.from_buffers(_MAP, count, [present, pa.py_buffer(offsets)], children=[entry])
-
-
-def message_content(cells: Cells) -> pa.BinaryArray:
-    """Return the contents of logical messages."""
-    lengths = np.concatenate(([0], np.cumsum(cells.length))).astype(np.int32)
-    parts = [cells.text(row) for row in range(len(cells))]
-    return pa.Array.from_buffers(
-        pa.binary(), len(cells), [None, pa.py_buffer(lengths), pa.py_buffer(b"".join(parts))]
-    )

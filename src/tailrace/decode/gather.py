@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tailrace.compiled import compiled
-from tailrace.decode.kernel import TEXT
+from tailrace.decode.kernel import NULL, TEXT
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
 
@@ -149,16 +149,25 @@ def gather(cells: Cells) -> pa.StringArray:
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
+    array, perhaps_not_ascii = _gathered(cells)
+    if perhaps_not_ascii:
+        require_utf8(array)
+    return array
+
+
+def gather_bytes(cells: Cells) -> pa.BinaryArray:
+    """Return the cells' bytes, whatever they are; null where there are none."""
+    return _gathered(cells)[0].cast(pa.binary())
+
+
+def _gathered(cells: Cells) -> tuple[pa.StringArray, bool]:
     size = cells.size
     require_room(size)
     offsets = np.empty(len(cells) + 1, np.int32)
     out = np.empty(size + 8, np.uint8)
     perhaps_not_ascii = _copy(cells.buffer, cells.start, cells.length, offsets, out)
     valid, nulls = there(cells)
-    array = string_array(offsets, out, valid, nulls)
-    if perhaps_not_ascii:
-        require_utf8(array)
-    return array
+    return string_array(offsets, out, valid, nulls), perhaps_not_ascii
 
 
 def require_room(size: int) -> None:
@@ -208,6 +217,37 @@ def require_utf8(array: pa.Array) -> None:
             NOT_UTF8,
             "exclude the column (source.columns_exclude); nothing was dropped from the log",
         ) from None
+
+
+def array_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which values are there."""
+    if array.null_count == 0:
+        return np.ones(len(array), np.bool_)
+    found: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def bit_map(is_there: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    """Return Arrow's bit map of which values are there; None: all are."""
+    return None if is_there.all() else pa.py_buffer(np.packbits(is_there, bitorder="little"))
+
+
+def text_cells(texts: pa.Array) -> Cells:
+    """Return texts (any of Arrow's types of texts or bytes) as cells.
+
+    :raises TailraceError: `DECODE_FAILED` if they are longer than 2 GiB.
+    """
+    buffer, offsets = text_buffers(texts)
+    if offsets[-1] > TEXT_BYTES_MAX:
+        raise TailraceError(
+            Kind.DECODE_FAILED,
+            "converted records: the texts of one column are longer than 2 GiB",
+            "take smaller batches",
+        )
+    is_there = array_mask(texts)
+    lengths = np.where(is_there, np.diff(offsets), 0)
+    kind = np.where(is_there, TEXT, NULL).astype(np.uint8)
+    return Cells(buffer, offsets[:-1].astype(np.int32), lengths.astype(np.int32), kind)
 
 
 def text_buffers(texts: pa.Array) -> tuple[Bytes, Numbers]:

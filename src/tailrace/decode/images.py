@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.decode import kernel
-from tailrace.decode.envelope import image_choices, message_content
-from tailrace.decode.gather import Cells, gather
+from tailrace.decode.envelope import image_choices
+from tailrace.decode.gather import Cells, gather, gather_bytes
 from tailrace.decode.rows import (
     Specials,
     metadata,
@@ -92,7 +92,7 @@ def _image(tuples: Tuples, name: str, specials: Specials) -> pa.Array:
     if name == "source":
         return source_of(relation, tuples.fields, tuples.shards)
     if name == "partial":
-        return pa.array(np.zeros(count, np.bool_) if relation is None else image_choices(tuples)[0] == 2)
+        return pa.array(image_choices(tuples)[0] == 2)
     if name == "unchanged":
         no_names = pa.list_(pa.string())
         return pa.nulls(count, no_names) if relation is None else unchanged_names(relation, tuples)
@@ -102,7 +102,7 @@ def _image(tuples: Tuples, name: str, specials: Specials) -> pa.Array:
 
 
 def _message(tuples: Tuples) -> pa.StructArray:
-    content = [gather(tuples.column(0)), message_content(tuples.column(1))]
+    content = [gather(tuples.column(0)), gather_bytes(tuples.column(1))]
     return pa.StructArray.from_arrays(content, fields=_MESSAGE)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,10 +71,22 @@ class Catalog:
         messages = tuple(self._frames.get(f"Y{type_oid}") for type_oid in oids)
         return _relation(frame, self._frames.get(f"F{oid}"), messages, self._modes)
 
+    @property
+    def frames(self) -> list[bytes]:
+        """The frames that are in force."""
+        return list(self._frames.values())
+
+    def named(self, tables: Collection[str]) -> frozenset[int]:
+        """Return the relations that bear one of these qualified names."""
+        relations = map(_parsed, self._relation_frames())
+        return frozenset(each.oid for each in relations if each.qualified_name in tables)
+
     def names(self) -> list[tuple[str, str]]:
         """Return schema and name of each table that a Relation message is in force for."""
-        tables = [_parsed(frame) for key, frame in self._frames.items() if key.startswith("R")]
-        return [(table.schema, table.table) for table in tables]
+        return [(table.schema, table.table) for table in map(_parsed, self._relation_frames())]
+
+    def _relation_frames(self) -> list[bytes]:
+        return [frame for key, frame in self._frames.items() if key.startswith("R")]
 
 
 def pending_version(frame: bytes) -> tuple[int, int] | None:

@@ -124,7 +124,9 @@ def find_tuples(
     holds_old = bool(((op == ord(Op.UPDATE)) | (op == ord(Op.DELETE))).any())
     old = Spans.empty(columns, count if holds_old else 0)
     old_mark = np.zeros(count, np.uint8)
-    in_key = np.array([c.in_identity for c in relation.columns] if relation else [], np.bool_)
+    in_key = np.zeros(columns, np.bool_)
+    if relation is not None:
+        in_key[:] = [column.in_identity for column in relation.columns]
     result = np.zeros(2, np.int64)
     buffer = raw
     if relation is None:

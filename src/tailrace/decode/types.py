@@ -14,12 +14,11 @@ import functools
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 
-from tailrace.decode import columns, kernel
+from tailrace.decode import columns
 from tailrace.decode.columns import ColumnType
-from tailrace.decode.gather import Cells
+from tailrace.decode.gather import text_cells
 from tailrace.decode.postgres_types import OIDS, item_of
 from tailrace.decode.values import forms, literals
 from tailrace.errors import Kind, TailraceError
@@ -225,12 +224,5 @@ _CHOSEN_BY_NAME = {"hstore": _hstore}
 
 def value_of(relation: Relation, column: Column, text: str) -> pa.Array | None:
     """Return `text` as an array of one value of the column's type; None if that can't hold it."""
-    raw = np.frombuffer(text.encode() + bytes(8), np.uint8)
-    cells = Cells(
-        raw,
-        np.zeros(1, np.int32),
-        np.array([len(raw) - 8], np.int32),
-        np.array([kernel.TEXT], np.uint8),
-    )
-    typed = column_types(relation)[relation.columns.index(column)].read(cells)
+    typed = column_types(relation)[relation.columns.index(column)].read(text_cells(pa.array([text])))
     return None if len(typed.special_rows) else typed.values

@@ -143,9 +143,7 @@ class Assembly:
             first.append(needed(place) if head is None or head.transaction is None else head.transaction)
         return min(first, default=0)
 
-    def in_order_upto(
-        self, transaction: int, needed: Callable[[Place], int], places: Sequence[Place]
-    ) -> int:
+    def in_order_upto(self, transaction: int, needed: Callable[[Place], int], places: Sequence[Place]) -> int:
         """Return the place in the first transaction before which no more of its rows come.
 
         :param needed: as `frontier`.

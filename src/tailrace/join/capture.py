@@ -397,9 +397,7 @@ def _positions_to_begin(written: Mapping[Place, Position]) -> dict[Place, Positi
     # All before the last transaction of which the log has rows is in it, whichever partition they are of: one
     # that had no row for long, too, needs none of the transactions before it.
     last = max((at.transactions for at in written.values() if at.seen), default=UNKNOWN)
-    return {
-        place: Position(at.data, last) if at.transactions < last else at for place, at in written.items()
-    }
+    return {place: Position(at.data, last) if at.transactions < last else at for place, at in written.items()}
 
 
 def _place(name: str) -> Place:

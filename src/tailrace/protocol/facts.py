@@ -89,11 +89,14 @@ class Facts:
             }
             for column in self.columns
         ]
-        replaced = {} if not self.replaced else {"replaced": self.replaced}
-        if self.replaced_name is not None:
-            replaced["replaced_name"] = list(self.replaced_name)  # type: ignore[assignment]
-        if self.read_from:
-            replaced["read_from"] = self.read_from
+        where_told = {
+            "replaced": self.replaced,
+            "replaced_name": list(self.replaced_name or ()),
+            "read_from": self.read_from,
+            "pending": self.pending,
+            "numbered": self.numbered,
+            "left_out": list(self.left_out),
+        }
         return {
             "relation": self.relation,
             "schema": self.schema,
@@ -102,10 +105,7 @@ class Facts:
             "filenode": self.filenode,
             "primary_key": list(self.primary_key),
             "columns": columns,
-            **replaced,
-            **({"pending": self.pending} if self.pending else {}),
-            **({"numbered": self.numbered} if self.numbered else {}),
-            **({"left_out": list(self.left_out)} if self.left_out else {}),
+            **{name: value for name, value in where_told.items() if value},
         }
 
     @classmethod

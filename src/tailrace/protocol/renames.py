@@ -15,9 +15,7 @@ from typing import Any, Self
 
 from tailrace.model import Column
 from tailrace.protocol.facts import ColumnFacts, Facts
-from tailrace.protocol.frames import KIND_AT, control_json
-
-_CONTROL = ord("x")
+from tailrace.protocol.frames import CONTROL, KIND_AT, control_json
 
 #: Schema, table and column.
 ColumnName = tuple[str, str, str]
@@ -132,7 +130,7 @@ def renames_in(schema_frames: Iterable[bytes]) -> Renames:
     """
     renames, last = Renames(), dict[int, Facts]()
     for frame in schema_frames:
-        if frame[KIND_AT] == _CONTROL:
+        if frame[KIND_AT] == CONTROL:
             facts = Facts.from_json(control_json(frame))
             renames = renames.after(last.get(facts.relation), facts)
             last[facts.relation] = facts

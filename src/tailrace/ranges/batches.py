@@ -126,8 +126,6 @@ def _transaction_ends(stretch: DecodedBatch, order: Numbers) -> npt.NDArray[np.b
     return np.append(ends, not (is_open and unit is not None and unit.commit_lsn == positions[-1]))
 
 
-def _group(
-    changes: TableChanges, index: Places, origin: SourceInfo | None, orders: TableOrders
-) -> Group:
+def _group(changes: TableChanges, index: Places, origin: SourceInfo | None, orders: TableOrders) -> Group:
     topic = MESSAGES_TOPIC if changes.relation is None else changes.relation.qualified_name
     return Group.of_changes(topic, index, changes, origin, orders.of(changes))

@@ -94,12 +94,12 @@ def stretches_of(
     reader = log if isinstance(log, LogReader) else LogReader.open(log, piece.task)
     # Now that the piece is durable: a new name is kept before the log has rows under it.
     table_policy = with_renames(table_policy, reader)
-    schema = _Schema(reader.schema_before(piece.blocks[0]))
+    schema = Catalog(reader.schema_before(piece.blocks[0]))
     waiting: list[BlockRef | HeldBlock] = list(piece.blocks)
     settled: dict[tuple[int, int], bytes] = {}
     beyond = _Beyond(reader)
     while waiting:
-        wanted = None if tables is None else schema.oids(tables)
+        wanted = None if tables is None else schema.named(tables)
         stretch, waiting = _next_stretch(waiting, wanted)
         if not stretch:
             continue
@@ -107,7 +107,7 @@ def stretches_of(
         first = stretch[0].header
         changes_shape = any(block.header.has_schema for block in stretch)
         in_stretch = [frame for _, frame in schema_frames(raw)] if changes_shape else []
-        if more := settled_facts(reader, first.log_offset, [*schema.frames(), *in_stretch]):
+        if more := settled_facts(reader, first.log_offset, [*schema.frames, *in_stretch]):
             settled |= more
             table_policy = with_renames(table_policy, reader)  # kept before these facts were in the log
         last = stretch[-1].header
@@ -115,7 +115,7 @@ def stretches_of(
             raw,
             first.log_offset,
             first.open_at_start,
-            schema.frames(),
+            schema.frames,
             # A table that gets a wanted name within the stretch is not among `wanted`.
             tables=None if changes_shape else wanted,
             modes=modes,
@@ -123,8 +123,8 @@ def stretches_of(
             settled=settled,
             beyond=beyond.of(last.open_at_end, last.end),
         )
-        if changes_shape:
-            schema.apply(raw)
+        for frame in in_stretch:
+            schema.apply(frame)
         found = [
             changes.slice(piece.start, piece.end)
             for changes in decoded
@@ -195,30 +195,6 @@ def with_renames(table_policy: TablePolicy, reader: LogReader) -> TablePolicy:
     :raises TailraceError: as `LogReader.renames`.
     """
     return table_policy if table_policy.discloses_all else table_policy.knowing(reader.renames())
-
-
-class _Schema:
-    """The schema frames in force at one place of the log, carried on from block to block."""
-
-    def __init__(self, frames: list[bytes]) -> None:
-        self._by_key: dict[str, bytes] = {}
-        self._catalog = Catalog()
-        for frame in frames:
-            self.apply(np.frombuffer(frame, np.uint8))
-
-    def apply(self, raw: Bytes) -> None:
-        for key, frame in schema_frames(raw):
-            self._by_key.pop(key, None)  # the last to come is the last in order
-            self._by_key[key] = frame
-            self._catalog.apply(frame)
-
-    def frames(self) -> list[bytes]:
-        return list(self._by_key.values())
-
-    def oids(self, tables: Collection[str]) -> frozenset[int]:
-        """Return the relations that bear one of these names here."""
-        known = (int(key[1:]) for key in self._by_key if key.startswith("R"))
-        return frozenset(oid for oid in known if self._catalog.relation(oid).qualified_name in tables)
 
 
 def _next_stretch(

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace.kafka.client import settings as client
-from tailrace.kafka.offsets.topic import OffsetsTopic, key_of
+from tailrace.kafka.offsets.topic import OffsetsTopic, source_key
 from tailrace.kafka.producer.writer import AtomicWriter, PlainWriter, Task, Writer
 from tailrace.records.events import Converted
 
@@ -41,7 +41,7 @@ def writer(
     )
     offsets.require(create=True)
     settings = client.producer(common, int(timeout_s * 1000), f"test-{name}-0" if atomic else None)
-    task = Task(settings, offsets, key_of("test", name, "0"), "read_committed", timeout_s)
+    task = Task(settings, offsets, source_key(f"test-{name}", {"task": "0"}), "read_committed", timeout_s)
     return AtomicWriter(task) if atomic else PlainWriter(task)
 
 

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.compiled import compiled
-from tailrace.converters.cells.json_values import Mask, Rows, array_mask, is_listed, lengths_of
+from tailrace.converters.cells.json_values import Mask, Rows, is_listed, lengths_of
 from tailrace.converters.connect_schemas import Document
-from tailrace.decode.gather import copy_bytes, text_buffers
+from tailrace.decode.gather import array_mask, bit_map, copy_bytes, text_buffers
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
@@ -148,8 +148,7 @@ def encoded(value: pa.Array | Members, schema: Document, schema_id: int) -> pa.L
     header = bytes([0]) + schema_id.to_bytes(4, "big")
     data, ends = _written(value, {**schema, "optional": False}, "", there, np.frombuffer(header, np.uint8))
     offsets = np.concatenate((np.zeros(1, np.int64), ends))
-    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
-    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
+    buffers = [bit_map(there), pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(there), buffers)
 
 

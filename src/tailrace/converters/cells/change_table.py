@@ -81,25 +81,18 @@ def of_wire(tuples: Tuples) -> ChangeTable:
     :raises TailraceError: `DECODE_FAILED`.
     """
     relation = tuples.relation
-    count = len(tuples)
+    modes = debezium_modes(relation.modes if relation else OWN_FORMS)
     if relation is None:
-        modes = debezium_modes(OWN_FORMS)
         content = replace(arrow_mapping(pa.binary(), modes), style=forms.BASE64)
         fields = [Field("prefix", TypeMapping(forms.QUOTED, STRING, "null")), Field("content", content)]
-        cells = RowCells([forms.QUOTED, forms.BASE64], tuples.buffer, tuples.current, tuples.old)
-        row = RowImage(fields, count, cells)
-        choice = np.stack([np.zeros(count, np.uint8), np.ones(count, np.uint8)])
-        wanted = np.ones((2, 2), np.bool_)
         places = [0]
     else:
-        modes = debezium_modes(relation.modes)
         fields = fields_of(relation)
-        styles = [field.how.style for field in fields]
-        row = RowImage(fields, count, RowCells(styles, tuples.buffer, tuples.current, tuples.old))
-        choice = np.stack(image_choices(tuples))
-        wanted = np.stack([np.ones(len(relation.columns), np.bool_), tuples.in_key])
         names = [field.name for field in fields]
         places = [names.index(name) for name in key_names(relation)]
+    styles = [field.how.style for field in fields]
+    row = RowImage(fields, len(tuples), RowCells(styles, tuples.buffer, tuples.current, tuples.old))
+    wanted = np.stack([np.ones(len(fields), np.bool_), tuples.in_key])
     key = row.taken(places) if places else None
     numbers = numbers_of(
         tuples.fields[kernel.AT_COMMIT_TIME], tuples.fields[kernel.AT_COMMIT_LSN], tuples.fields[kernel.LSN],
@@ -107,6 +100,7 @@ def of_wire(tuples: Tuples) -> ChangeTable:
     )  # fmt: skip
     schema, table = (relation.schema, relation.table) if relation else ("", "")
     shards = rows_of(tuples.shards, tuples.fields[kernel.AT_COMMIT_LSN])
+    choice = image_choices(tuples)
     return ChangeTable(tuples.op, choice, wanted, row, key, numbers, schema, table, modes, shards)
 
 

@@ -20,23 +20,30 @@ from tailrace.converters.cells.json_values import (
     NO_ROWS,
     Rows,
     Values,
-    array_mask,
     is_listed,
     json_texts,
     lengths_of,
     list_texts,
     map_texts,
     struct_texts,
-    text_cells,
 )
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.decode import columns
 from tailrace.decode.columns import ColumnType, Typed
-from tailrace.decode.gather import Cells, gather, replaced, text_buffers
+from tailrace.decode.gather import (
+    Cells,
+    array_mask,
+    bit_map,
+    gather,
+    gather_bytes,
+    replaced,
+    text_cells,
+)
 from tailrace.decode.json.documents import render
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.values import forms
 from tailrace.decode.values.stamps import microseconds, stamp_texts
+from tailrace.decode.values.texts import hex_texts
 
 #: Arrow's types of Kafka Connect's.
 _ARROW = {
@@ -131,11 +138,7 @@ def _read_bits(cells: Cells) -> Typed:
 
 
 def _read_raw(cells: Cells) -> Typed:
-    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(cells.length, dtype=np.int64)))
-    places = np.repeat(cells.start - ends[:-1], cells.length) + np.arange(ends[-1])
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(cells.buffer[places])]
-    values = pa.Array.from_buffers(pa.large_binary(), len(cells), buffers)
-    return Typed(pc.if_else(pa.array(cells.kind == TEXT), values, None), NO_ROWS)
+    return Typed(gather_bytes(cells), NO_ROWS)
 
 
 # Arrow's values.
@@ -176,7 +179,7 @@ def of_array(array: pa.Array, how: TypeMapping, *, is_rendered: bool = False) ->
         return of_cells(text_cells(_decimal_texts(array)), how)
     if is_binary or pa.types.is_fixed_size_binary(arrow):
         bytes_ = array.cast(pa.binary())
-        return Values(bytes_) if how.schema.type == "bytes" else of_cells(text_cells(_hexes(bytes_)), how)
+        return Values(bytes_) if how.schema.type == "bytes" else of_cells(text_cells(hex_texts(bytes_)), how)
     texts = array if pa.types.is_large_string(arrow) else array.cast(pa.string())
     return Values(texts) if is_rendered or form == forms.QUOTED else of_cells(text_cells(texts), how)
 
@@ -238,8 +241,8 @@ def _unscaled(array: pa.Array) -> pa.Array:
     words = np.frombuffer(array.buffers()[1], np.uint64).reshape(-1, 2)[array.offset : array.offset + count]
     ends, out = np.empty(count + 1, np.int32), np.empty(16 * count, np.uint8)
     _write_unscaled(words.copy(), ends, out)
-    valid = pa.py_buffer(np.packbits(array_mask(array), bitorder="little")) if array.null_count else None
-    return pa.Array.from_buffers(pa.binary(), count, [valid, pa.py_buffer(ends), pa.py_buffer(out)])
+    buffers = [bit_map(array_mask(array)), pa.py_buffer(ends), pa.py_buffer(out)]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
 def _decimal_texts(array: pa.Array) -> pa.Array:
@@ -253,16 +256,6 @@ def _decimal_texts(array: pa.Array) -> pa.Array:
     digits = pc.ascii_lpad(pc.ascii_ltrim(texts, "-"), scale + 1, "0")
     before, after = (pc.utf8_slice_codeunits(digits, *part) for part in ((0, -scale), (-scale, None)))
     return pc.binary_join_element_wise(pc.binary_join_element_wise(sign, before, ""), after, ".")
-
-
-def _hexes(array: pa.Array) -> pa.Array:
-    data, offsets = text_buffers(array)
-    buffers = [None, pa.py_buffer(2 * offsets), pa.py_buffer(data.tobytes().hex().encode())]
-    texts = pa.Array.from_buffers(pa.large_string(), len(array), buffers)
-    texts = pc.binary_join_element_wise(
-        pa.scalar("\\x", pa.large_string()), texts, pa.scalar("", pa.large_string())
-    )
-    return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.large_string()))
 
 
 # Values that are made of parts; one is odd if a part is.

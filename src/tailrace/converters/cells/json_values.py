@@ -13,13 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.connect_schemas import written
-from tailrace.decode.gather import Cells, replaced, text_buffers
+from tailrace.decode.gather import replaced, text_cells
 from tailrace.decode.json.documents import objects, render
-from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.values import forms
-from tailrace.errors import Kind, TailraceError
-
-TEXTS_BYTES_MAX = 2**31 - 1
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -130,32 +126,3 @@ def is_listed(arrow: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
     )
-
-
-# Arrays and cells.
-
-
-def text_cells(texts: pa.Array) -> Cells:
-    """Return texts (any of Arrow's types of texts or bytes) as cells.
-
-    :raises TailraceError: `DECODE_FAILED` if they are longer than 2 GiB.
-    """
-    buffer, offsets = text_buffers(texts)
-    if len(offsets) > 0 and offsets[-1] > TEXTS_BYTES_MAX:
-        raise TailraceError(
-            Kind.DECODE_FAILED,
-            "converted records: the texts of one column are longer than 2 GiB",
-            "take smaller batches",
-        )
-    there = array_mask(texts)
-    kind = np.where(there, TEXT, NULL).astype(np.uint8)
-    lengths = np.where(there, np.diff(offsets), 0)
-    return Cells(buffer, offsets[:-1].astype(np.int32), lengths.astype(np.int32), kind)
-
-
-def array_mask(array: pa.Array) -> Mask:
-    """Return which values are there."""
-    if array.null_count == 0:
-        return np.ones(len(array), np.bool_)
-    found: Mask = array.is_valid().to_numpy(zero_copy_only=False)
-    return found

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.converters.cells.connect_values import of_cells
-from tailrace.converters.cells.json_values import TEXTS_BYTES_MAX, Values, json_texts, text_cells
+from tailrace.converters.cells.json_values import Values, json_texts
 from tailrace.converters.connect_schemas import written
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.decode import kernel
-from tailrace.decode.gather import Cells
+from tailrace.decode.gather import TEXT_BYTES_MAX, Cells, text_cells
 from tailrace.decode.json.documents import ColumnTexts
 from tailrace.decode.tuples import Spans
 from tailrace.decode.values import forms
@@ -211,7 +211,7 @@ def require_room(size: int) -> None:
 
     :raises TailraceError: `DECODE_FAILED` if not.
     """
-    if size > TEXTS_BYTES_MAX:
+    if size > TEXT_BYTES_MAX:
         raise TailraceError(
             Kind.DECODE_FAILED,
             "converted records: the texts of a group are longer than 2 GiB",

@@ -15,6 +15,7 @@ that was not sent is `__debezium_unavailable_value`, or what the modes put in it
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 
@@ -25,8 +26,9 @@ from tailrace import __version__
 from tailrace.decode import kernel
 from tailrace.decode.envelope import image_choices
 from tailrace.decode.json import json_kernel
-from tailrace.decode.json.documents import ColumnTexts, Plan, Template, write
+from tailrace.decode.json.documents import ColumnTexts, Plan, write
 from tailrace.decode.json.shard_texts import SHARD_TEXT, VGTID_TEXT, coded_texts
+from tailrace.decode.json.templates import Part, Slot, Template, Text, template
 from tailrace.decode.shards import rows_of
 from tailrace.decode.tuples import Tuples
 from tailrace.decode.types import column_types
@@ -36,8 +38,6 @@ from tailrace.protocol.frames import Numbers
 
 # Rows of the numbers that a template may name: positions and times of each change; others come after them.
 MS, US, NS, COMMIT_LSN, LSN, XID, ORDINAL, _LOG_OFFSET = range(8)
-
-_Members = dict[str, str | int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,88 +65,87 @@ def json_lines(tuples: Tuples, task: str, source: SourceInfo) -> pa.LargeStringA
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
-    count, columns = len(tuples), _columns(tuples)
-    if tuples.relation is None:
-        wanted = np.ones((1, 2), np.bool_)
-        choice = np.stack([np.zeros(count, np.uint8), np.ones(count, np.uint8)])
-    else:
-        wanted = np.stack([np.ones(len(columns), np.bool_), tuples.in_key])
-        choice = np.stack(image_choices(tuples))
-    plan = Plan(np.arange(count, dtype=np.int64), tuples.op, choice, wanted)
-    modes = tuples.relation.modes if tuples.relation else OWN_FORMS
+    relation, columns = tuples.relation, _columns(tuples)
+    wanted = np.stack([np.ones(len(columns), np.bool_), tuples.in_key])
+    plan = Plan(np.arange(len(tuples), dtype=np.int64), tuples.op, image_choices(tuples), wanted)
+    modes = relation.modes if relation else OWN_FORMS
     how = ColumnTexts(
         [json.dumps(name) + ":" for name, _ in columns],
         [style for _, style in columns],
         [json.dumps(modes.unavailable_placeholder)] * len(columns),
         [""] * len(columns),
     )
-    template = _template(tuples, task, source)
-    coded = coded_texts(rows_of(tuples.shards, tuples.fields[kernel.AT_COMMIT_LSN]), template)
-    return write(tuples.buffer, plan, template, _numbers(tuples), how, tuples.old, tuples.current, coded)
+    if relation is None:
+        lines = _lines(task, source, "", "", None, Op.MESSAGE)
+    else:
+        op = Op.READ if len(tuples) and tuples.op[0] == ord(Op.READ) else None
+        lines = _lines(task, source, relation.schema, relation.table, relation.version or None, op)
+    coded = coded_texts(rows_of(tuples.shards, tuples.fields[kernel.AT_COMMIT_LSN]), lines)
+    return write(tuples.buffer, plan, lines, _numbers(tuples), how, tuples.old, tuples.current, coded)
 
 
-def _template(tuples: Tuples, task: str, source: SourceInfo) -> Template:
-    relation = tuples.relation
-    schema, table = (relation.schema, relation.table) if relation else ("", "")
-    snapshot = len(tuples) > 0 and bool(tuples.op[0] == ord(Op.READ))
-    before, after = json_kernel.BEFORE, json_kernel.AFTER
-    images = [('{"message":', after)] if relation is None else [('{"before":', before), (',"after":', after)]
-    version = relation.version if relation is not None and relation.version else None
-    last = _members({"schema_version": version})
-    # What follows `lsn`.
-    last = last if source.has_shards else f'"xmin":null,{last}'
-    return [
-        *images,
-        *source_parts(',"source":', source, schema, table, is_snapshot=snapshot),
-        (f',{last}}},"transaction":null,"op":"', json_kernel.OP_LETTER),
-        ('","ts_ms":', MS),
-        (',"ts_us":', US),
-        (',"ts_ns":', NS),
-        (f',"position":{{{_members({"task": task})},"log_offset":', _LOG_OFFSET),
-        (',"commit_lsn":', COMMIT_LSN),
-        (',"ordinal":', ORDINAL),
-        ("}}\n", json_kernel.NOTHING),
-    ]
-
-
-def source_parts(
-    before: str, source: SourceInfo, schema: str, table: str, *, is_snapshot: bool, ensure_ascii: bool = True
+@functools.lru_cache(maxsize=256)
+def _lines(
+    task: str, source: SourceInfo, schema: str, table: str, version: int | None, op: Op | None
 ) -> Template:
-    """Return the template of `source` up to its member `lsn`, or `vgtid`.
+    # `op`: of messages and of a snapshot's rows, all of which have the same.
+    before, after = Slot(json_kernel.BEFORE), Slot(json_kernel.AFTER)
+    of_source = source_members(source, schema, table, is_snapshot=op is Op.READ)
+    for name in ("origin", "origin_lsn"):  # which are null always
+        of_source.pop(name, None)
+    document: Part = {
+        **({"message": after} if op is Op.MESSAGE else {"before": before, "after": after}),
+        "source": {**of_source, "schema_version": version},
+        "transaction": None,
+        "op": Text((json_kernel.OP_LETTER,)),
+        "ts_ms": Slot(MS),
+        "ts_us": Slot(US),
+        "ts_ns": Slot(NS),
+        "position": {
+            "task": task,
+            "log_offset": Slot(_LOG_OFFSET),
+            "commit_lsn": Slot(COMMIT_LSN),
+            "ordinal": Slot(ORDINAL),
+        },
+    }
+    return template(document, ensure_ascii=True, ending="\n")
 
-    :param before: what comes before it.
-    :param ensure_ascii: whether letters beyond ASCII are escaped.
-    """
 
-    def members(**values: str) -> str:
-        return json.dumps(values, separators=(",", ":"), ensure_ascii=ensure_ascii)[1:-1]
-
-    first = members(version=source.version, connector=source.connector, name=source.name)
-    # Debezium's Vitess connector has no database: the keyspace stands in its place.
-    database = "" if source.has_shards else source.database
-    second = members(snapshot="true" if is_snapshot else "false", db=database)
+def source_members(source: SourceInfo, schema: str, table: str, *, is_snapshot: bool) -> dict[str, Part]:
+    """Return what Debezium's `source` has, in the order of its schema."""
+    first: dict[str, Part] = {
+        "version": source.version,
+        "connector": source.connector,
+        "name": source.name,
+        "ts_ms": Slot(MS),
+        "snapshot": "true" if is_snapshot else "false",
+    }
+    times = {"ts_us": Slot(US), "ts_ns": Slot(NS)}
     if source.has_shards:
-        return [
-            (f'{before}{{{first},"ts_ms":', MS),
-            (f',{second},"sequence":null,"ts_us":', US),
-            (',"ts_ns":', NS),
-            (f',{members(keyspace=schema, table=table)},"shard":"', json_kernel.CODED - SHARD_TEXT),
-            ('","vgtid":"', json_kernel.CODED - VGTID_TEXT),
-            ('"', json_kernel.NOTHING),
-        ]
-    return [
-        (f'{before}{{{first},"ts_ms":', MS),
-        (f',{second},"sequence":"[\\"', COMMIT_LSN),
-        ('\\",\\"', LSN),
-        ('\\"]","ts_us":', US),
-        (',"ts_ns":', NS),
-        (f',{members(schema=schema, table=table)},"txId":', XID),
-        (',"lsn":', LSN),
-    ]
-
-
-def _members(values: _Members) -> str:
-    return json.dumps(values, separators=(",", ":"))[1:-1]
+        # Debezium's Vitess connector has no database: the keyspace stands in its place.
+        return {
+            **first,
+            "db": "",
+            "sequence": None,
+            **times,
+            "keyspace": schema,
+            "table": table,
+            "shard": Text((json_kernel.CODED - SHARD_TEXT,)),
+            "vgtid": Text((json_kernel.CODED - VGTID_TEXT,)),
+        }
+    return {
+        **first,
+        "db": source.database,
+        "sequence": Text(('["', COMMIT_LSN, '","', LSN, '"]')),
+        **times,
+        "schema": schema,
+        "table": table,
+        "txId": Slot(XID),
+        "lsn": Slot(LSN),
+        "xmin": None,
+        "origin": None,
+        "origin_lsn": None,
+    }
 
 
 def _columns(tuples: Tuples) -> list[tuple[str, int]]:

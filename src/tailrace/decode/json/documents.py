@@ -1,4 +1,4 @@
-"""JSON documents of changes, written by the kernel of `jsontext` into one Arrow array."""
+"""JSON documents of changes, written by the kernel of `json_kernel` into one Arrow array."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.decode.gather import Cells, require_utf8, text_buffers
+from tailrace.decode.gather import Cells, bit_map, require_utf8, text_buffers
 from tailrace.decode.json import json_kernel
+from tailrace.decode.json.templates import Template
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.tuples import Spans
 from tailrace.protocol.frames import Bytes, Numbers
@@ -21,9 +22,6 @@ _CHUNK_BYTES_MIN = 1 << 16
 
 #: Behind what is written: texts are copied by words.
 _SPARE_BYTES = 8
-
-#: Constant texts, each with what comes after it: see `json_kernel.write_documents`.
-Template = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +162,8 @@ def _array(
         first, done, size = after, done + used, max(size - used, 0)
     text = chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.uint8), *chunks])
     offsets = np.concatenate((np.zeros(1, np.int64), ends))
-    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
-    array = pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text), valid)
+    buffers = pa.py_buffer(offsets), pa.py_buffer(text)
+    array = pa.LargeStringArray.from_buffers(count, *buffers, bit_map(there))
     if text.max(initial=0) >= 0x80:
         require_utf8(array)
     return array

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode.gather import Cells, text_buffers
-from tailrace.decode.json.documents import NOTHING_CODED, CodedTexts, Template, render
+from tailrace.decode.gather import text_cells
+from tailrace.decode.json.documents import NOTHING_CODED, CodedTexts, render
 from tailrace.decode.json.json_kernel import CELL, CODED
-from tailrace.decode.kernel import TEXT
+from tailrace.decode.json.templates import Template
 from tailrace.decode.shards import RowShards, ShardPositions, full_names
 from tailrace.decode.values import forms
 
@@ -87,7 +87,4 @@ def _shards(positions: ShardPositions) -> pa.StringArray:
 
 
 def _as_decimals(digits: pa.StringArray) -> pa.StringArray:
-    buffer, offsets = text_buffers(digits)
-    start, length = offsets[:-1].astype(np.int32), np.diff(offsets).astype(np.int32)
-    cells = Cells(buffer, start, length, np.full(len(digits), TEXT, np.uint8))
-    return render(cells, forms.style_of(forms.UNSCALED)).cast(pa.string())
+    return render(text_cells(digits), forms.style_of(forms.UNSCALED)).cast(pa.string())

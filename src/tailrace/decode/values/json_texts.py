@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 from tailrace.compiled import compiled
-from tailrace.decode.gather import word_at
+from tailrace.decode.gather import array_mask, text_buffers, word_at
 
 _BYTES: Any = nb.types.Array(nb.uint8, 1, "C", readonly=True)
 
@@ -212,17 +212,10 @@ def _check(b, offsets, present, valid, stack):  # type: ignore[no-untyped-def]
 
 def are_json(texts: pa.StringArray) -> npt.NDArray[np.bool_]:
     """Return which of the texts are JSON; a null is none."""
-    count = len(texts)
-    _, places, data = texts.buffers()
-    offsets = np.frombuffer(places, np.int32)[texts.offset : texts.offset + count + 1].astype(np.int64)
-    valid = np.empty(count, np.bool_)
-    _check(
-        np.frombuffer(data or b"", np.uint8),
-        offsets,
-        np.ascontiguousarray(texts.is_valid().to_numpy(zero_copy_only=False)),
-        valid,
-        np.empty(int(np.diff(offsets).max(initial=0)), np.uint8),
-    )
+    data, offsets = text_buffers(texts)
+    valid = np.empty(len(texts), np.bool_)
+    stack = np.empty(int(np.diff(offsets).max(initial=0)), np.uint8)
+    _check(data, offsets, np.ascontiguousarray(array_mask(texts)), valid, stack)
     return valid
 
 

@@ -85,6 +85,20 @@ def zone(b, p, end):  # type: ignore[no-untyped-def]
     return seconds, p
 
 
+@nb.njit(inline="always")
+def fraction(b, p, end):  # type: ignore[no-untyped-def]
+    """Return the microseconds of a second's fraction at `p`, 0 if there is none, and the place after it."""
+    found = np.int64(0)
+    if p < end and b[p] == 46:
+        unit = np.int64(100_000)
+        p += 1
+        while p < end and unit > 0 and 48 <= b[p] <= 57:
+            found += unit * (b[p] - 48)
+            unit //= 10
+            p += 1
+    return found, p
+
+
 @compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), error_model="numpy")
 def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     """Read a date (days since 1970) or timestamp (microseconds since 1970, UTC if it has a zone).
@@ -124,15 +138,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     second = _two(b, p + 7)
     if hour < 0 or minute < 0 or second < 0:
         return nothing
-    p += 9
-    fraction = np.int64(0)
-    if p < end and b[p] == 46:
-        unit = np.int64(100_000)
-        p += 1
-        while p < end and unit > 0 and 48 <= b[p] <= 57:
-            fraction += unit * (b[p] - 48)
-            unit //= 10
-            p += 1
+    microseconds, p = fraction(b, p + 9, end)
     ahead = np.int64(0)
     if flavour == TIMESTAMPTZ:
         if p >= end or (b[p] != 43 and b[p] != 45):
@@ -144,7 +150,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     if days < -106751986 or days > 106751986:
         return np.int64(0), np.int64(OUT_OF_RANGE)
     seconds = hour * 3600 + minute * 60 + second - ahead
-    return days * US_A_DAY + seconds * 1_000_000 + fraction, np.int64(PLAIN)
+    return days * US_A_DAY + seconds * 1_000_000 + microseconds, np.int64(PLAIN)
 
 
 @nb.njit(inline="always")

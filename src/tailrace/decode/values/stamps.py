@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.compiled import compiled
+from tailrace.decode.gather import array_mask, bit_map
 from tailrace.protocol.frames import Numbers
 
 #: Of a text: at most seven digits of a year, what follows in UTC, and ` BC`.
@@ -175,10 +176,8 @@ def stamp_texts(array: pa.Array, iso_digits: int = -1) -> pa.StringArray:
         numbers = microseconds(array)
     ends, out = np.empty(len(array) + 1, np.int32), np.empty(len(array) * _BYTES_MAX, np.uint8)
     _write_stamps(numbers, is_date, not is_date and arrow.tz is not None, iso_digits, ends, out)
-    valid = None
-    if array.null_count:
-        valid = pa.py_buffer(np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
-    return pa.StringArray.from_buffers(len(array), pa.py_buffer(ends), pa.py_buffer(out), valid)
+    buffers = pa.py_buffer(ends), pa.py_buffer(out)
+    return pa.StringArray.from_buffers(len(array), *buffers, bit_map(array_mask(array)))
 
 
 def microseconds(array: pa.Array) -> Numbers:

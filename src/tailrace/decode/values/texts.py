@@ -12,6 +12,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.gather import array_mask, bit_map, text_buffers
 from tailrace.decode.values.stamps import stamp_texts
 
 #: What makes an array's item stand in quotes, besides the delimiter; of blanks, those of ASCII do.
@@ -40,8 +41,7 @@ def texts_of(values: pa.Array, delimiter: str = ",") -> pa.StringArray:
     if t.is_list(arrow):
         return _array_texts(values, delimiter)
     if t.is_binary(arrow) or t.is_large_binary(arrow):
-        texts = [None if value is None else f"\\x{value.hex()}" for value in values.to_pylist()]
-        return pa.array(texts, pa.string())
+        return hex_texts(values).cast(pa.string())
     if t.is_nested(arrow):
         raise pa.ArrowNotImplementedError(f"{arrow} has no text")
     texts = values.cast(pa.string())
@@ -51,6 +51,16 @@ def texts_of(values: pa.Array, delimiter: str = ",") -> pa.StringArray:
         # Arrow writes numbers near zero with an exponent.
         return _rewritten(texts, pc.match_substring(texts, "E"), lambda text: format(Decimal(text), "f"))
     return texts
+
+
+def hex_texts(values: pa.Array) -> pa.LargeStringArray:
+    """Return bytes as PostgreSQL's bytea in hex form; a null stays one."""
+    data, offsets = text_buffers(values)
+    data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
+    buffers = pa.py_buffer(2 * offsets), pa.py_buffer(data.tobytes().hex().encode())
+    digits = pa.LargeStringArray.from_buffers(len(values), *buffers, bit_map(array_mask(values)))
+    before, nothing = (pa.scalar(text, pa.large_string()) for text in ("\\x", ""))
+    return pc.binary_join_element_wise(before, digits, nothing)
 
 
 def _float_texts(values: pa.Array) -> pa.StringArray:

@@ -11,7 +11,8 @@ import numba as nb
 import numpy as np
 
 from tailrace.compiled import compiled
-from tailrace.decode.values.literals import TIMESTAMPTZ, US_A_DAY, zone
+from tailrace.decode.kernel import PAIR
+from tailrace.decode.values.literals import TIMESTAMPTZ, US_A_DAY, fraction, zone
 from tailrace.decode.values.stamps import write_clock, write_date, write_fraction, write_two
 from tailrace.decode.values.text_writers import write_integer
 from tailrace.protocol.frames import FROZEN_BYTES
@@ -20,11 +21,10 @@ from tailrace.protocol.frames import FROZEN_BYTES
 US_A_MONTH = 2_629_800_000_000
 
 _QUAD: Any = nb.types.UniTuple(nb.int64, 4)  # type: ignore[no-untyped-call]
-_PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
 _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 
 
-@compiled(_PAIR(FROZEN_BYTES, nb.int64, nb.int64))
+@compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def _digits(b, p, end):  # type: ignore[no-untyped-def]
     # A number of up to twelve digits and the place after it, or -1.
     value = np.int64(0)
@@ -35,7 +35,7 @@ def _digits(b, p, end):  # type: ignore[no-untyped-def]
     return value, (p if p > first else np.int64(-1))
 
 
-@compiled(_PAIR(FROZEN_BYTES, nb.int64, nb.int64))
+@compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
     # Microseconds of `:mm:ss[.ffffff]` and the place after it, or -1.
     nothing = np.int64(0), np.int64(-1)
@@ -47,19 +47,11 @@ def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
     seconds, after = _digits(b, p + 4, p + 6)
     if after != p + 6 or seconds > 60:
         return nothing
-    p += 6
-    value = (minutes * 60 + seconds) * 1_000_000
-    if p < end and b[p] == 46:
-        p += 1
-        unit = np.int64(100_000)
-        while p < end and unit > 0 and 48 <= b[p] <= 57:
-            value += unit * (b[p] - 48)
-            unit //= 10
-            p += 1
-    return value, p
+    microseconds, after = fraction(b, p + 6, end)
+    return (minutes * 60 + seconds) * 1_000_000 + microseconds, after
 
 
-@compiled(_PAIR(FROZEN_BYTES, nb.int64, nb.int64))
+@compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def _time_of_day(b, p, end):  # type: ignore[no-untyped-def]
     # Microseconds since midnight, up to 24:00:00, and the place after it, or -1.
     if end - p < 8:
@@ -140,7 +132,7 @@ def read_interval(b, p, length):  # type: ignore[no-untyped-def]
     return months, days, us, np.int64(1)
 
 
-@compiled(_PAIR(FROZEN_BYTES, nb.int64, nb.int64))
+@compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def interval_us(b, p, length):  # type: ignore[no-untyped-def]
     """Return an interval's microseconds, a month taken as `US_A_MONTH`, and 1; 0 and 0 if it is
     none or they are more than 64 bits hold.

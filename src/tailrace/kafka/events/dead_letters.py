@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.headers import header_texts
 from tailrace.decode.changes import TableChanges
-from tailrace.errors import Kind
+from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Numbers
 from tailrace.records.events import Converted
 from tailrace.secrets import Secret, resolved
@@ -107,6 +108,31 @@ def _header_sizes(headers: pa.StructArray) -> Numbers:
         there = values.is_valid().to_numpy(zero_copy_only=False)
         found += there * (_lengths(header_texts(values)) + len(name.encode()) + _HEADER_OVERHEAD)
     return found
+
+
+def too_large(events: Converted, limit: int) -> npt.NDArray[np.bool_] | None:
+    """Return which records take more bytes than a topic allows; None: none of them."""
+    if largest(events) <= limit:
+        return None
+    found = sizes(events) > limit
+    return found if found.any() else None
+
+
+def refusal(
+    events: Converted, row: int, topic: str, limit: int, way_out: str, place: Mapping[str, object]
+) -> TailraceError:
+    """Return the error of a record that is too large.
+
+    :param way_out: what else than a higher limit helps.
+    :param place: what is known of where it comes from.
+    """
+    size = int(sizes(events)[row]) - OVERHEAD
+    return TailraceError(
+        Kind.SINK_RECORD_TOO_LARGE,
+        f"send a record of {size} bytes: {limit} are the most that a record and what is around it may have",
+        f"raise max.message.bytes of the topic and message.max.bytes in `options`, {way_out}",
+        {"topic": topic, **place},
+    )
 
 
 def letters(events: Converted, rows: Numbers, changes: TableChanges, topic: str, limit: int) -> Converted:

@@ -33,7 +33,7 @@ from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.events.boundaries import Ended
 from tailrace.model import Column, Relation, ValueModes
-from tailrace.protocol.frames import CONTROL_LSN_AT, Numbers
+from tailrace.protocol.frames import CONTROL_LSN_AT, XLOG_START_AT, Numbers
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.ranges.changes import settled_facts, with_renames
 from tailrace.ranges.plan import Piece
@@ -41,9 +41,6 @@ from tailrace.records.group import Group
 
 #: What has become of a table: known for the first time, or another one.
 CREATE, ALTER = "CREATE", "ALTER"
-
-#: Where an XLogData frame has the LSN that its message is sent with.
-_LSN_AT = 6
 
 _COMMON = "io.debezium.connector.common"
 
@@ -295,7 +292,7 @@ def shape_changes(
             relation = catalog.relation(oid)
             if before is None or table_policy.relation(before) != table_policy.relation(relation):
                 # The server gives no LSN to its own message.
-                lsn = _lsn_at(frame, _LSN_AT) or commits.get(oid, 0)
+                lsn = _lsn_at(frame, XLOG_START_AT) or commits.get(oid, 0)
                 yield ShapeChange(ALTER if before else CREATE, table_policy.relation(relation), lsn)
 
 

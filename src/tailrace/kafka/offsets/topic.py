@@ -52,11 +52,6 @@ _LEVELS = {
 _LOOK_S = 0.1
 
 
-def key_of(group: str, pipeline: str, task: str) -> bytes:
-    """Return the key of a task's offset."""
-    return source_key(f"{group}-{pipeline}", {"task": task})
-
-
 def source_key(owner: str, partition: Mapping[str, Any]) -> bytes:
     """Return the key of the offset of a source's partition; the order of its members does not matter."""
     return json.dumps([owner, dict(sorted(partition.items()))], separators=(",", ":")).encode()
@@ -78,11 +73,6 @@ def task_in(key: bytes, group: str, pipeline: str) -> str | None:
 def value_of(offset: Mapping[str, Any] | None) -> bytes | None:
     """Return what is written for an offset; None, which takes it back, for none."""
     return None if offset is None else json.dumps(dict(offset), separators=(",", ":")).encode()
-
-
-def member_key_of(group: str, pipeline: str, task: str, number: int) -> bytes:
-    """Return the key of the offset of one of several producers that share a task."""
-    return source_key(f"{group}-{pipeline}", {"task": task, "producer": str(number)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tailrace.config.kafka_clients import client_settings
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client import settings as client
 from tailrace.kafka.client.failures import LIMIT_S
-from tailrace.kafka.offsets.topic import History, OffsetsTopic, key_of, member_key_of
+from tailrace.kafka.offsets.topic import History, OffsetsTopic, source_key
 from tailrace.kafka.producer.writer import AtomicWriter, PlainWriter, Task, Writer
 from tailrace.secrets import Secret
 
@@ -52,7 +52,7 @@ class Account:
     @property
     def key(self) -> bytes:
         """The key of the task's own offset."""
-        return key_of(self.group, self.pipeline, self.task)
+        return source_key(self.owner, {"task": self.task})
 
     def admin(self) -> dict[str, Any]:
         """Return the settings of an admin client.
@@ -87,12 +87,12 @@ class Account:
 
     def writer(self, offsets: OffsetsTopic) -> Writer:
         """Return a new producer of the task itself, not yet opened."""
-        return self._writer(offsets, self.key, f"{self.group}-{self.pipeline}-{self.task}")
+        return self._writer(offsets, self.key, f"{self.owner}-{self.task}")
 
     def member(self, offsets: OffsetsTopic, number: int) -> Writer:
         """Return likewise one of several producers that share the task (`layout`), counted from 0."""
         # No name has a colon: with another hyphen it would be that of a pipeline `<pipeline>-<task>`.
-        transactional_id = f"{self.group}-{self.pipeline}-{self.task}:{number}"
+        transactional_id = f"{self.owner}-{self.task}:{number}"
         return self._writer(offsets, self.member_key(number), transactional_id)
 
     def fence_members(self, offsets: OffsetsTopic, head: Mapping[str, Any] | None) -> None:
@@ -121,7 +121,7 @@ class Account:
 
     def member_key(self, number: int) -> bytes:
         """Return the key of the offset of one of several producers."""
-        return member_key_of(self.group, self.pipeline, self.task, number)
+        return source_key(self.owner, {"task": self.task, "producer": str(number)})
 
     def _writer(self, offsets: OffsetsTopic, key: bytes, transactional_id: str) -> Writer:
         wanted = transactional_id if self.atomic else None

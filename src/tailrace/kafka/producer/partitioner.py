@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.compiled import compiled
+from tailrace.decode.gather import text_buffers
 from tailrace.decode.kernel import NONE
 from tailrace.protocol.frames import FROZEN_BYTES, Numbers
 from tailrace.records.events import Converted
@@ -74,13 +75,12 @@ def partition_of(key: bytes, partitions: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
-def of_keys(keys: pa.LargeBinaryArray, partitions: int) -> npt.NDArray[np.int32]:
-    """Return where Java's clients put each of these keys, of so many places; of a null, anything."""
+def of_keys(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
+    """Return where Java's clients put each of these keys, texts or bytes, of so many places; of a null,
+    anything.
+    """
     found = np.empty(len(keys), np.int32)
-    _, ends, data = keys.buffers()
-    if len(keys):
-        offsets = np.frombuffer(ends, np.int64)[keys.offset : keys.offset + len(keys) + 1]
-        _place(np.frombuffer(data or b"", np.uint8), offsets, partitions, found)
+    _place(*text_buffers(keys), partitions, found)
     return found
 
 
@@ -88,10 +88,9 @@ def by_key(keys: pa.Array | Sequence[Any], partitions: int) -> npt.NDArray[np.in
     """Return where Java's clients put each of these keys, texts or bytes; a null is left to the client."""
     if not isinstance(keys, pa.Array):
         keys = pa.array([key.encode() if isinstance(key, str) else key for key in keys], pa.large_binary())
-    array = keys.cast(pa.large_binary())
-    found = of_keys(array, partitions)
-    if array.null_count:
-        found[np.asarray(array.is_null())] = BY_KEY
+    found = of_keys(keys, partitions)
+    if keys.null_count:
+        found[np.asarray(keys.is_null())] = BY_KEY
     return found
 
 
@@ -100,11 +99,7 @@ def by_transaction(xid: Numbers, partitions: int) -> npt.NDArray[np.int32]:
 
     What belongs to no transaction (rows of a snapshot, some messages) is left to its key: `BY_KEY`.
     """
-    texts = pa.array(xid).cast(pa.large_string())
-    _, places, data = texts.buffers()
-    found = np.empty(len(xid), np.int32)
-    offsets = np.frombuffer(places, np.int64)[: len(xid) + 1] if len(xid) else np.zeros(1, np.int64)
-    _place(np.frombuffer(data or b"", np.uint8), offsets, partitions, found)
+    found = of_keys(pa.array(xid).cast(pa.large_string()), partitions)
     found[xid == NONE] = BY_KEY
     return found
 

@@ -24,7 +24,7 @@ import structlog
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.topics import Topics, legal
-from tailrace.kafka.events.dead_letters import OVERHEAD, largest, message_bytes_max, sizes
+from tailrace.kafka.events.dead_letters import message_bytes_max, refusal, too_large
 from tailrace.kafka.offsets.topic import History, OffsetsTopic, source_key
 from tailrace.kafka.producer.account import Account, is_taken, raise_out_of_time
 from tailrace.kafka.producer.partitioner import by_key
@@ -107,9 +107,9 @@ class TaskProducer:
         topic = legal(topic, topic)
         self._topics.require(topic)
         limit = min(self._message_max, self._topics.largest(topic) or self._message_max)
-        if largest(events) > limit and (too_large := sizes(events) > limit).any():
-            size = int(sizes(events)[np.flatnonzero(too_large)[0]]) - OVERHEAD
-            raise _too_large(topic, size, limit)
+        if (refused := too_large(events, limit)) is not None:
+            way_out = "or have a transformation leave out the record or a column"
+            raise refusal(events, int(np.argmax(refused)), topic, limit, way_out, {})
         partitions = None
         if events.keys is not None and "partitioner" not in self._account.options:
             partitions = by_key(events.keys, self._topics.partitions(topic))
@@ -149,16 +149,6 @@ class TaskProducer:
             if error.kind is Kind.SINK_PREEMPTED:
                 self._require_ours()
             raise_out_of_time(error, self._writer)
-
-
-def _too_large(topic: str, size: int, limit: int) -> TailraceError:
-    return TailraceError(
-        Kind.SINK_RECORD_TOO_LARGE,
-        f"send a record of {size} bytes: {limit} are the most that a record and what is around it may have",
-        "raise max.message.bytes of the topic and message.max.bytes in `options`, or have a transformation "
-        "leave out the record or a column",
-        {"topic": topic},
-    )
 
 
 def partition_key(account: Account, partition: Partition) -> bytes:

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import pyarrow as pa
 
 from tailrace.decode.column_policy import TablePolicy
-from tailrace.decode.gather import Cells
-from tailrace.decode.kernel import TEXT
+from tailrace.decode.gather import text_cells
 from tailrace.decode.postgres_types import OIDS, item_of
 from tailrace.decode.types import column_types, known_type
 from tailrace.errors import Kind, TailraceError
@@ -184,14 +183,8 @@ def _forms(relation: Relation) -> dict[str, tuple[str, str]]:
         value = known_type(column)
         sample = _sample(value)
         if sample:
-            text = sample.encode()
-            cells = Cells(
-                np.frombuffer(text, np.uint8),
-                np.array([0], np.int32),
-                np.array([len(text)], np.int32),
-                np.array([TEXT], np.uint8),
-            )
             place = f"{column.number or column.name} {column.type_oid} {column.type_modifier}"
+            cells = text_cells(pa.array([sample]))
             forms[place] = column.name, str(kind.read(cells).values[0].as_py())
     return forms
 

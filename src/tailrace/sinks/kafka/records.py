@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import structlog
 
@@ -28,12 +27,12 @@ from tailrace.decode.changes import TableChanges
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.decode.schemas import Catalog
-from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
+from tailrace.errors import RetriableError, StopEngine, TailraceError
 from tailrace.kafka.client.settings import SAFE_BATCH_BYTES
 from tailrace.kafka.client.topics import Topics, legal
 from tailrace.kafka.events import side_records
 from tailrace.kafka.events.boundaries import Boundaries
-from tailrace.kafka.events.dead_letters import OVERHEAD, largest, letters, message_bytes_max, sizes
+from tailrace.kafka.events.dead_letters import letters, message_bytes_max, refusal, too_large
 from tailrace.kafka.events.side_records import Heartbeats, ShapeChange, shape_changes
 from tailrace.kafka.producer.account import Account
 from tailrace.kafka.producer.partitioner import Share, by_key, by_transaction
@@ -57,16 +56,20 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+_WAY_OUT = "leave out the table or the column, or take dead letters instead: set dead_letter_topic"
+
 
 @dataclass(slots=True)
 class Sent:
     """What a range was sent as, or a part of it.
 
+    :param share: what is sent of its records; None: all.
     :param rows: changes.
     :param bytes: of values.
     :param dead_letters: records that were too large for their topic.
     """
 
+    share: Share | None = None
     rows: int = 0
     bytes: int = 0
     dead_letters: int = 0
@@ -133,11 +136,11 @@ class Records:
         :raises TailraceError: what reading the log raises, and as `Writer.send`, with the place in the
             log of the record that was refused.
         """
-        sent = Sent()
+        sent = Sent(share)
         if self._config.schema_changes_topic and (share is None or share.number == 0):
             for change in shape_changes(log, pieces, start, end, self._form.modes, self._form.table_policy):
                 self._send_shape(writer, change)
-        for outgoing in self.outgoing(log, pieces, start, end, sent, share):
+        for outgoing in self.outgoing(log, pieces, start, end, sent):
             outgoing.send(writer)
         if self._config.provide_transaction_metadata:
             self._send_boundaries(writer, sent.boundaries)
@@ -152,7 +155,6 @@ class Records:
         start: int,
         end: int,
         sent: Sent,
-        share: Share | None = None,
     ) -> Iterator[Outgoing]:
         """Yield what the changes of `[start, end)` become, without what goes beside them; as `send`.
 
@@ -170,10 +172,10 @@ class Records:
             for stretch in stretches_of(reader, piece, None, self._form.modes, self._form.table_policy):
                 by_topic: dict[str, list[Portion]] = {}
                 for changes in stretch.changes:
-                    for portion in self._portions(changes.slice(start, end), sent, share):
+                    for portion in self._portions(changes.slice(start, end), sent):
                         by_topic.setdefault(portion[0].topic, []).append(portion)
                 while by_topic:  # what is sent is let go of
-                    yield from self._of_topic(by_topic.pop(next(iter(by_topic))), sent, share)
+                    yield from self._of_topic(by_topic.pop(next(iter(by_topic))), sent)
 
     def has_beside(self, pieces: Sequence[Piece]) -> bool:
         """Return whether records that belong to single transactions go beside the changes of these pieces."""
@@ -237,7 +239,7 @@ class Records:
                 self._topics.of_table(schema, table)
         self._are_topics_named = True
 
-    def _portions(self, changes: TableChanges, sent: Sent, share: Share | None) -> Iterator[Portion]:
+    def _portions(self, changes: TableChanges, sent: Sent) -> Iterator[Portion]:
         relation = changes.relation
         if not changes.count or (relation and not self._config.wants(relation.schema, relation.table)):
             return
@@ -247,12 +249,12 @@ class Records:
         orders = sent.orders.of(changes) if self._config.provide_transaction_metadata else None
         group = Group.of_changes(topic, places, changes, self._origin, orders)
         for made in map(_with_legal_topic, self._own(self._form.chain.apply, group)):
-            if share is None:
+            if sent.share is None:
                 yield made, changes
-            elif len(mine := self._narrowed(made, share)):
+            elif len(mine := self._narrowed(made, sent.share)):
                 yield mine, changes
                 sent.rows += len(mine)
-        if share is None:
+        if sent.share is None:
             sent.rows += changes.count
 
     def _own(self, step: Callable[[Group], T], group: Group) -> T:
@@ -277,7 +279,7 @@ class Records:
             mine = np.flatnonzero(np.isin(group.index, group.index[mine]))
         return group.take(mine)
 
-    def _of_topic(self, portions: Sequence[Portion], sent: Sent, share: Share | None) -> Iterator[Outgoing]:
+    def _of_topic(self, portions: Sequence[Portion], sent: Sent) -> Iterator[Outgoing]:
         for group, changes in portions:
             self._require(group, changes)
         cut = cutting(portions)
@@ -288,7 +290,7 @@ class Records:
             for group, changes in cut(first, last):
                 events = self._converted(group, changes)
                 size += bytes_of(events)
-                made += self._of_events(group, events, changes, sent, share)
+                made += self._of_events(group, events, changes, sent)
             return in_log_order(made), size
 
         records = sum(len(group) for group, _ in portions)
@@ -311,17 +313,23 @@ class Records:
             raise placed(error, [changes], changes.log_offset[group.index]) from error
 
     def _of_events(
-        self, group: Group, events: Converted, changes: TableChanges, sent: Sent, share: Share | None
+        self, group: Group, events: Converted, changes: TableChanges, sent: Sent
     ) -> Iterator[Outgoing]:
-        if share is not None:
-            events = share.of(events, group.topic)
+        if sent.share is not None:
+            events = sent.share.of(events, group.topic)
         rows: Numbers = group.index if events.rows is None else group.index[events.rows]
         is_second = events.is_second_in(group)
-        too_large = self._too_large(group.topic, events, rows, changes)
-        if too_large is not None:
-            yield self._letters(group.topic, events, rows, changes, too_large, sent)
-            events, rows = events.take(np.flatnonzero(~too_large)), rows[~too_large]
-            is_second = None if is_second is None else is_second[~too_large]
+        limit = min(self._message_max, self._topics.largest(group.topic) or self._message_max)
+        if (refused := too_large(events, limit)) is not None:
+            if not self._config.dead_letter_topic:
+                row = int(np.argmax(refused))
+                place = place_of([changes], int(changes.log_offset[rows[row]]))
+                raise refusal(events, row, group.topic, limit, _WAY_OUT, place)
+            large = events.take(np.flatnonzero(refused))
+            sent.dead_letters += len(large)
+            yield self._letters(group.topic, large, rows[refused], changes, limit)
+            events, rows = events.take(np.flatnonzero(~refused)), rows[~refused]
+            is_second = None if is_second is None else is_second[~refused]
         if self._config.provide_transaction_metadata:
             _note(changes, events, rows, sent.boundaries)
         partitions = self._partitions(group.topic, events, changes, rows)
@@ -342,61 +350,22 @@ class Records:
         """How many partitions topics had when they were first written to."""
         return self._topics.counted
 
-    def _largest(self, topic: str) -> int:
-        return min(self._message_max, self._topics.largest(topic) or self._message_max)
-
-    def _too_large(
-        self, topic: str, events: Converted, rows: Numbers, changes: TableChanges
-    ) -> npt.NDArray[np.bool_] | None:
-        """Return which events are too large for their topic; None: none of them.
-
-        :raises TailraceError: `SINK_RECORD_TOO_LARGE` if that is to stop the sink.
-        """
-        limit = self._largest(topic)
-        if largest(events) <= limit:
-            return None
-        too_large = sizes(events) > limit
-        if not too_large.any():
-            return None
-        if not self._config.dead_letter_topic:
-            at = int(np.flatnonzero(too_large)[0])
-            raise _too_large(topic, int(sizes(events)[at]) - OVERHEAD, limit, changes, int(rows[at]))
-        return too_large
-
     def _letters(
-        self,
-        topic: str,
-        events: Converted,
-        rows: Numbers,
-        changes: TableChanges,
-        too_large: npt.NDArray[np.bool_],
-        sent: Sent,
+        self, topic: str, refused: Converted, rows: Numbers, changes: TableChanges, limit: int
     ) -> Outgoing:
         """Return the dead letters of events that are too large."""
         target = self._config.dead_letter_topic
         self._topics.require(target)
-        refused, of_refused = events.take(np.flatnonzero(too_large)), rows[too_large]
-        made = letters(refused, of_refused, changes, topic, self._largest(topic))
-        sent.dead_letters += len(refused)
+        made = letters(refused, rows, changes, topic, limit)
         found = changes.relation.qualified_name if changes.relation else ""
         log.warning("records too large: dead letters", topic=topic, table=found, records=len(refused))
-        return Outgoing(target, made, None, changes.log_offset[of_refused], [changes])
+        return Outgoing(target, made, None, changes.log_offset[rows], [changes])
 
 
 def _with_legal_topic(group: Group) -> Group:
     # A transformation may have made its name of anything, such as a value.
     topic = legal(group.topic, group.topic)
     return group if topic == group.topic else group.with_topic(topic)
-
-
-def _too_large(topic: str, size: int, limit: int, changes: TableChanges, row: int) -> TailraceError:
-    return TailraceError(
-        Kind.SINK_RECORD_TOO_LARGE,
-        f"send a record of {size} bytes: {limit} are the most that a record and what is around it may have",
-        "raise max.message.bytes of the topic and message.max.bytes in `options`, leave out the table or the "
-        "column, or take dead letters instead: set dead_letter_topic",
-        {"topic": topic, **place_of([changes], int(changes.log_offset[row]))},
-    )
 
 
 def _note(changes: TableChanges, events: Converted, rows: Numbers, boundaries: Boundaries) -> None:

@@ -26,6 +26,7 @@ from tests.support.file_faults import deaths, full_disks, not_durable
 from tests.support.torture import disk
 
 TASK = "0"
+_NOBODY = 65534
 
 
 def _live(path: Path) -> None:
@@ -118,6 +119,51 @@ def test_a_request_of_another_user_that_can_not_be_read_is_passed_over(
 
     monkeypatch.setattr(durable, "read_state", refused)
     assert read_requests(request_files(log, TASK)) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
+@pytest.mark.parametrize("before", ["nothing", "a folder of root"])
+def test_a_request_that_root_writes_is_of_the_logs_owner(memory_path: Path, before: str) -> None:
+    log = new_log(memory_path / "log")
+    if before == "a folder of root":
+        ask(log, TASK, tables=["public.t"])
+        remove(request_files(log, TASK))
+    os.chown(log.path / "identity.json", _NOBODY, _NOBODY)
+    ask(log, TASK, tables=["public.t"])
+    (file,) = request_files(log, TASK)
+    for path in (file, *file.parents[:3]):
+        assert (path.stat().st_uid, path.stat().st_gid) == (_NOBODY, _NOBODY), path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
+def test_a_readers_file_that_root_writes_is_of_the_folders_owner(memory_path: Path) -> None:
+    log = new_log(memory_path / "log")
+    readers = Readers(log)
+    readers.begin("sink", TASK, 0)
+    folder = log.path / "readers"
+    os.chown(folder, _NOBODY, _NOBODY)
+    readers.commit("sink", TASK, 5)
+    assert {path.stat().st_uid for path in folder.glob("*.json")} == {_NOBODY}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
+def test_a_request_that_the_engine_could_not_read_is_refused(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = new_log(memory_path / "log")
+    ask(log, TASK, tables=["public.t"])
+    (asked,) = request_files(log, TASK)
+    for path in (log.path / "identity.json", asked, *asked.parents[:3]):
+        os.chown(path, _NOBODY, _NOBODY)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "chown", refused)
+    with pytest.raises(TailraceError, match="not the log's owner's") as caught:
+        ask(log, TASK, tables=["public.t"])
+    assert caught.value.kind is Kind.LOG_WRITE_FAILED
+    assert [path.name for path in asked.parent.iterdir()] == [asked.name]
 
 
 def test_all_files_of_a_log_outlive_a_loss_of_power(

@@ -376,6 +376,33 @@ def test_a_write_that_finds_no_room_is_undone_and_may_be_tried_again(
     assert verify(log.path).sound
 
 
+@pytest.mark.parametrize("call", ["link", "replace"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_segment_whose_name_finds_no_room_may_be_tried_again(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    source = Source()
+    if call == "replace":
+        writer = LogWriter.open(log, "0")
+        append(writer, source.begin(), source.insert())
+        source.lsn -= 1000
+        abandon(writer)  # with a segment in which there is no change
+    with LogWriter.open(log, "0") as writer:
+        for _ in range(2):
+            sent = source.transaction()
+            with monkeypatch.context() as patched:
+                patched.setattr(os, call, _failing(number))
+                with pytest.raises(TailraceError) as caught:
+                    append(writer, sent)
+            assert kind_of(caught) is Kind.LOG_FULL
+            assert not list(log.task_path("0").glob(".*"))
+            assert writer.sync() == writer.tail
+            source.lsn -= 1000
+        append(writer, sent)
+    assert content(log) == sent
+    assert verify(log.path).sound
+
+
 def test_a_full_disk_does_not_keep_an_open_unit_from_being_cut_off(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

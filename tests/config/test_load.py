@@ -59,7 +59,10 @@ def test_a_key_is_text_whatever_else_yaml_takes_it_for(tmp_path):
     rename = "transformations:\n  - {type: rename, fields: {no: number, 2024: year, y: z}}\n"
     found: Any = config.load_engine(written(tmp_path, GOOD + rename))
     assert found.transformations[0].fields == {"no": "number", "2024": "year", "y": "z"}
-    assert places(tmp_path, GOOD + "realtime: {on: true}\n") == {"realtime.on": "unknown key"}
+    known = "buffer_bytes, enabled, return_automatically"
+    assert places(tmp_path, GOOD + "realtime: {on: true}\n") == {
+        "realtime.on": f"unknown key; possible are {known}"
+    }
 
 
 def test_relative_paths_are_relative_to_the_file(tmp_path, monkeypatch):

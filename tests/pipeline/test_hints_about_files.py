@@ -111,12 +111,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.follows("log_full")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
-def test_a_full_disk_is_given_room(shop: Shop, disk: Path) -> None:
+@pytest.mark.parametrize("is_first", [False, True], ids=["later", "first start"])
+def test_a_full_disk_is_given_room(shop: Shop, disk: Path, is_first: bool) -> None:
     shop.log["path"] = str(disk / "log")
     shop.create_orders()
-    shop.run()
+    if not is_first:
+        shop.run()
     ballast = disk / "ballast"
-    ballast.write_bytes(bytes(shutil.disk_usage(disk).free - (64 << 10)))
+    ballast.write_bytes(bytes(shutil.disk_usage(disk).free - (0 if is_first else 64 << 10)))
     shop.pg.execute("insert into orders select n, n from generate_series(6, 50000) n")
 
     def make_room() -> None:

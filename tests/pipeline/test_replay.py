@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 
 from tailrace.changelog.retention.policy import RetentionRules
@@ -14,6 +18,7 @@ from tailrace.pipeline.log.schemas import versions
 from tailrace.pipeline.replay import Replay, choose_sink
 from tailrace.ranges.positions import parse_point
 from tailrace.sinks.contract import SinkCommit
+from tests.support.forked import PROCESSES
 from tests.support.orders_log import LogOfOrders
 from tests.support.pipeline.staged import FakeSpark
 
@@ -23,6 +28,7 @@ class MemorySink:
 
     def __init__(self, config, targets):
         self.name, self.spans = config.name, targets.setdefault(str(config.path), [])
+        self.folder = config.path.name
 
     def open(self, log, pipeline):
         pass
@@ -109,6 +115,57 @@ def test_a_copy_takes_no_other_sink_off_the_list(orders, targets, tmp_path):
     readers.register("out-replay", {"0": 0})
     replayed(pipeline_on(tmp_path), into=tmp_path / "copy")
     assert [(reader.name, reader.offsets) for reader in readers.all()] == [("out-replay", {"0": 0})]
+
+
+def test_copies_that_are_made_at_the_same_time_hold_the_log_each_for_itself(
+    orders, targets, tmp_path, monkeypatch
+):
+    end = orders.insert(1)
+    readers, pipeline = Readers(orders.directory), pipeline_on(tmp_path)
+    written, may_go_on = threading.Semaphore(0), {name: threading.Event() for name in ("a", "b")}
+    write = MemorySink.write
+
+    def write_and_wait(sink, *arguments):
+        commit = write(sink, *arguments)
+        written.release()
+        assert may_go_on[sink.folder].wait(30)
+        return commit
+
+    monkeypatch.setattr(MemorySink, "write", write_and_wait)
+    copies = {}
+    for name in may_go_on:
+        replay = Replay(pipeline, choose_sink(pipeline, "0"), into=tmp_path / name)
+        copies[name] = threading.Thread(target=replay.run)
+        copies[name].start()
+    assert written.acquire(timeout=30)
+    assert written.acquire(timeout=30)
+    assert [reader.offsets for reader in readers.all()] == [{"0": 0}, {"0": 0}]
+    for left, (name, copy) in zip((1, 0), copies.items(), strict=True):
+        may_go_on[name].set()
+        copy.join(30)
+        assert [reader.offsets for reader in readers.all()] == [{"0": 0}] * left
+    assert [targets[str(tmp_path / name)][-1].end for name in copies] == [end, end]
+    assert list((orders.directory.path / "readers").iterdir()) == []
+
+
+def register_and_die(directory):
+    with Readers(directory).temporary("replay:out") as name:
+        Readers(directory).register(name, {"0": 0})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_copy_that_was_killed_holds_nothing_back(orders):
+    orders.insert(1)
+    readers = Readers(orders.directory)
+    with readers.temporary("replay:out") as alive:
+        readers.register(alive, {"0": 0})
+        process = PROCESSES.Process(target=register_and_die, args=(orders.directory,))
+        process.start()
+        process.join(30)
+        assert len(readers.all()) == 2
+        apply(orders.directory, "0", RetentionRules(size_bytes=0))
+        assert [reader.name for reader in readers.all()] == [alive]
+    assert list((orders.directory.path / "readers").iterdir()) == []
 
 
 def test_an_empty_target_may_begin_later(orders, targets, tmp_path):

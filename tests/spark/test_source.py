@@ -179,6 +179,16 @@ def test_a_frame_that_is_evaluated_twice_reads_the_same_range(spark: Any, log: H
     assert read(spark, log).count() == 12
 
 
+def test_a_frame_that_starts_at_a_time_still_to_come_stays_empty(spark: Any, log: HandmadeLog) -> None:
+    """Later commits may be of that time; the range was fixed before them, start and end."""
+    fill(log, 1)
+    frames = [
+        read(spark, log, startingOffset=place) for place in ("2026-01-01T00:00:02Z", "latest", "LATEST ")
+    ]
+    fill(log, 2, first=1)
+    assert [frame.count() for frame in frames] == [0, 0, 0]
+
+
 def test_a_range_may_be_given_by_offset_position_or_time(spark: Any, log: HandmadeLog) -> None:
     first = log.commit(ORDERS, insert(1, "1", "1", ""))
     second = log.commit(insert(1, "2", "1", ""))
@@ -194,6 +204,9 @@ def test_a_range_may_be_given_by_offset_position_or_time(spark: Any, log: Handma
     assert ids(startingOffset="2026-01-01 01:00:03+01:00") == [3]
     assert ids(startingOffset="latest") == []
     assert ids(startingOffset=second, endingOffset=second) == []
+    for behind in (second, "2026-01-01T00:00:03Z", "latest"):
+        with pytest.raises(Exception, match=f"behind endingOffset, {first}"):
+            ids(startingOffset=behind, endingOffset=first)
 
 
 def test_a_position_that_the_log_has_not_reached_is_refused_until_it_has(log: HandmadeLog) -> None:

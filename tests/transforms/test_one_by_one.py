@@ -243,6 +243,14 @@ def test_such_a_value_may_be_changed_in_a_record_that_is_no_change_any_more() ->
     assert Record(found[0], 1, {}).value["price"] == "NaN"
 
 
+def test_such_a_value_may_be_in_the_key_alone_of_a_record_that_is_no_change_any_more() -> None:
+    group = orders(insert("1", *USUAL), insert("2", *ODD), columns=STAMPED, key=("id", "made", "price"))
+    [flat] = applied(group, {"type": "flatten"}, {"type": "drop_fields", "fields": ["made", "price"]})
+    [found] = applied(flat, Each(lambda record: record.replace(key=dict(record.key))))
+    assert found.column("key").equals(flat.column("key"))
+    assert Record(found, 1, {}).key == {"id": 2, "made": "infinity", "price": "NaN"}
+
+
 ARRAYS = [("id", 23, -1), ("texts", 1009, -1), ("numbers", 1007, -1)]
 
 

@@ -15,6 +15,7 @@ from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.rows.copy_keys import before_all, common_key, key_text, some_key
 from tailrace.sources.vitess.snapshots import VitessSnapshots
 from tests.support.vitess.capturing import Capturing, capturing
+from tests.support.vitess.end_to_end import pipeline_file, tailrace
 from tests.support.vitess.fake_vtgate import TABLE, FakeVtgate
 from tests.support.wait import wait_until
 
@@ -133,9 +134,14 @@ def test_a_request_that_was_left_while_nothing_ran_is_taken_and_kept_over_a_rest
             vtgate.write("0", *((key, 0) for key in range(20)))
             found.wait_for_rows(20)
         VitessSnapshots(tmp_path / "log").request([WHOLE], "")
+        file = pipeline_file(tmp_path, vtgate, TABLE)
+        assert f"    {WHOLE}: 0 rows" in tailrace("snapshot", file, "--list").splitlines()
         assert VitessSnapshots(tmp_path / "log").known()[-1]["state"] == "waiting"
         with capturing(tmp_path, vtgate.address) as found:
             _wait_for_end(tmp_path)
+        # How many were read is not counted, and none is said.
+        assert f"    {WHOLE}" in tailrace("snapshot", file, "--list").splitlines()
+        assert VitessSnapshots(tmp_path / "log").known()[-1]["tables"][0]["rows"] is None
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("0")
     assert found.counters() == {key: [0, 0] for key in range(20)}

@@ -163,6 +163,32 @@ def _lines(at: Path, key: int) -> list[dict[str, dict[str, int]]]:
     return [line for line in lines_of(at, TABLE) if line["after"]["id"] == key]
 
 
+@pytest.mark.follows("source_misconfigured")
+@pytest.mark.parametrize(
+    ("what", "setting"), [("statement", "binlog_format = ROW"), ("values", "binlog_row_image = FULL")]
+)
+def test_changes_that_can_not_be_read_are_left_behind_by_a_new_log(
+    tmp_path: Path, what: str, setting: str
+) -> None:
+    with FakeVtgate("0") as vtgate:
+        file = pipeline_file(tmp_path, vtgate, TABLE, sinks=["jsonl"], snapshot="initial")
+        vtgate.write("0", (1, 0))
+        tailrace("run", file, "--until-caught-up")
+        vtgate.write("0", (1, 1))
+        vtgate.change("0", unreadable={3: what})
+        said = tailrace("run", file, "--until-caught-up", status=1)
+        assert "source_misconfigured" in said
+        assert f"SET PERSIST {setting} on the shard's MySQL servers" in said
+        vtgate.write("0", (1, 2))
+        assert "source_misconfigured" in tailrace("run", file, "--until-caught-up", status=1)
+        assert "by setting log.path (and the sinks' paths) to new directories" in said
+        file.write_text(file.read_text().replace("./log", "./log-2").replace("./lines", "./again/lines"))
+        tailrace("run", file, "--until-caught-up")
+        vtgate.write("0", (1, 3))
+        tailrace("run", file, "--until-caught-up")
+    assert [line["after"]["counter"] for line in _lines(tmp_path / "again", 1)] == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("where", "rows"), [("is_unnamed", 1), ("is_unnamed", 200), ("is_altered_within", 200)]
 )

@@ -13,10 +13,13 @@ from tailrace.decode.changes import decode_block
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.protocol import frames, metadata_frames
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.resharding.events import PositionReached
 from tailrace.sources.vitess.rows import events
 from tailrace.sources.vitess.rows.column_defaults import asked_by
 from tailrace.sources.vitess.rows.tables import LogTables
-from tailrace.sources.vitess.rows.transcoder import Transcoder, state_of
+from tailrace.sources.vitess.rows.transcoder import Transcoder
+from tailrace.sources.vitess.streaming.shard_health import ShardProgress
+from tailrace.sources.vitess.streaming.stream_events import events_of
 from tests.support.vitess import messages as ms
 from tests.support.vitess.reading import UNCHANGED, read
 
@@ -60,7 +63,7 @@ def test_a_transaction_has_its_commits_time_and_its_shards_state() -> None:
     assert pb.VGtid.FromString(made.events.of(events.VGTID)[0].body).shard_gtids[1].shard == ms.SHARD
 
 
-def test_what_a_state_holds_leads_to_the_position_that_a_stream_is_opened_with() -> None:
+def test_a_copys_position_stands_in_the_state_and_its_last_key_in_what_is_made_of_it() -> None:
     last = pb.TableLastPk(table_name="t", last_pk=pb.QueryResult(rows=[ms.row([b"5"])]))
     described = ms.described("t", COLUMNS)
     transcoder = Transcoder(ms.KEYSPACE, ms.SHARD, LogTables({}), {"epoch": 2})
@@ -71,11 +74,11 @@ def test_what_a_state_holds_leads_to_the_position_that_a_stream_is_opened_with()
         ],
         1,
     )
-    state = _states(made.frames)["shop/-80"]
-    assert state["epoch"] == 2
-    position = pb.ShardGtid(keyspace=ms.KEYSPACE, shard=ms.SHARD, gtid="MySQL56/a:1-5", table_pks=[last])
-    assert {name: state[name] for name in ("gtid", "table_pks")} == state_of(position)
-    assert pb.TableLastPk.FromString(base64.b64decode(state["table_pks"][0])) == last
+    assert _states(made.frames) == {"shop/-80": {"epoch": 2, "gtid": "MySQL56/a:1-5"}}
+    *_, (event, _) = events_of(ms.SHARD, 1, made, ShardProgress(), is_copied=True)
+    assert isinstance(event, PositionReached)
+    assert event.last_keys is not None
+    assert pb.TableLastPk.FromString(base64.b64decode(event.last_keys["t"])) == last
 
 
 def test_rows_of_a_copy_are_rows_of_a_snapshot_with_odd_letters_kept() -> None:

@@ -23,7 +23,7 @@ import pytest
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.connection.metadata import integral_keys
+from tailrace.sources.vitess.connection.metadata import integral_keys, primary_keys
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
@@ -228,7 +228,7 @@ class _Capture:
         self._streams: dict[str, tuple[int, _Stream]] = {}
         self._filters: dict[str, Any] = {}
         self._events: dict[str, list[pb.VEvent]] = {}
-        self._lists: list[int] = []
+        self._is_asked = False  # which shards serve
         self._carry_out(self.coordinator.start())
 
     # What KeyspaceStream does
@@ -252,10 +252,10 @@ class _Capture:
                     self.copies.end(SHARD)
                     self._streams.pop(SHARD, None)
                 case ListShards():
-                    self._lists.append(command.number)
+                    self._is_asked = True
 
     def _start(self, command: OpenStream) -> None:
-        assert not command.is_copied, "one stream copies nothing here"
+        assert self.coordinator.shards[SHARD].kept.copy is None, "one stream copies nothing here"
         request = pb.VStreamRequest(filter=pb.Filter(rules=[pb.Rule(match="/.*")]))
         request.vgtid.shard_gtids.add(keyspace=KEYSPACE, shard=SHARD, gtid=command.positions[SHARD])
         self._open(SHARD, command.attempt, request)
@@ -279,8 +279,9 @@ class _Capture:
 
     def advance(self) -> bool:
         """Take one thing that waits, at random; return whether there was one."""
-        if self._lists and self._chance.random() < 0.3:
-            self._step(ShardsListed(self._lists.pop(), (SHARD,)))
+        if self._is_asked and self._chance.random() < 0.3:
+            self._is_asked = False
+            self._step(ShardsListed((SHARD,)))
             return True
         self.copies.turn(time.monotonic() + ROWLESS_S - 1)  # later than any stream is opened again
         for name in self._chance.sample(sorted(self._streams), len(self._streams)):
@@ -288,7 +289,7 @@ class _Capture:
             if data is not None:
                 self._take(name, data)
                 return True
-        return bool(self._lists)
+        return self._is_asked
 
     def interrupt(self) -> None:
         """Have one of the streams end."""
@@ -550,7 +551,8 @@ class _InformationSchema:
         self._database.executescript(
             "attach ':memory:' as information_schema;"
             "create table information_schema.tables (table_schema, table_name, table_type);"
-            "create table information_schema.statistics (table_schema, table_name, index_name, column_name);"
+            "create table information_schema.statistics"
+            " (table_schema, table_name, index_name, column_name, seq_in_index);"
             "create table information_schema.columns"
             " (table_schema, table_name, column_name, data_type, column_key);"
         )
@@ -559,7 +561,7 @@ class _InformationSchema:
             self._put("tables", table, "BASE TABLE")
         self._put("tables", "view", "VIEW")
         for number, (table, kind, index, key) in enumerate(found):
-            self._put("statistics", table, index, f"c{number}")
+            self._put("statistics", table, index, f"c{number}", str(9 - number))
             self._put("columns", table, f"c{number}", kind, key)
 
     def _put(self, table: str, *values: str) -> None:
@@ -578,6 +580,8 @@ def test_a_copy_is_divided_by_primary_keys_alone() -> None:
     vtgate: Any = _InformationSchema()
     # A tablet copies `none` in the order of its cheapest unique key, which need not be the one called PRI.
     assert integral_keys(vtgate, source, SHARD) == {"whole": "c0", "two": "", "text": "", "none": ""}
+    keys = {table: list(key) for table, key in primary_keys(vtgate, source, SHARD).items()}
+    assert keys == {"whole": ["c0"], "two": ["c2", "c1"], "text": ["c3"], "none": []}
 
 
 class _KilledError(Exception):
@@ -603,7 +607,7 @@ def _begun(
                 if len(appended) == killed_at:
                     raise _KilledError
             elif isinstance(command, ListShards):
-                carry_out(coordinator.step(ShardsListed(command.number, (SHARD,))))
+                carry_out(coordinator.step(ShardsListed((SHARD,))))
             elif isinstance(command, OpenStream):
                 copies.end(command.shard)
                 if copies.takes(command):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,22 @@ def test_a_shard_without_a_tablet_is_named_and_the_others_go_on(
         vtgate.change("80-", has_tablet=True)
         wait_until(lambda: not told(), 15)
     assert found.counters() == {1: [0], 2: [0]}
+
+
+@pytest.mark.slow
+def test_a_shard_without_a_tablet_holds_up_who_waits_for_all_and_no_other_shard(tmp_path: Path) -> None:
+    with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("-80", "80-")
+        vtgate.change("80-", has_tablet=False)
+        asked, asked_us = len(vtgate.asked), time.time_ns() // 1000
+        assert not found.capture.caught_up(asked_us)
+        wait_until(lambda: vtgate.asked[asked:].count("shop:80-@primary") > 1, 30, "it is asked again")
+        vtgate.write("-80", (1, 0))
+        found.wait_for_rows(1)
+        assert not found.capture.caught_up(asked_us)
+        vtgate.change("80-", has_tablet=True)
+        wait_until(lambda: found.capture.caught_up(asked_us), 30, "all is there")
+        assert found.capture.progress().reconnects == 0
 
 
 @pytest.mark.slow

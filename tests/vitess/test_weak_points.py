@@ -20,6 +20,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.streaming import keyspace_stream
 from tailrace.sources.vitess.streaming.stream_requests import table_rules
 from tests.support.kafka_cluster import Authority
+from tests.support.torture import disk
 from tests.support.vitess.capturing import capturing
 from tests.support.vitess.fake_vtgate import FakeVtgate
 from tests.support.wait import wait_until
@@ -198,3 +199,18 @@ def test_w19_a_row_that_is_not_durable_yet_is_not_there_though_its_time_has_pass
         may_sync.set()
         wait_until(lambda: found.capture.caught_up(asked_us), 30, "all is durable")
         assert found.counters() == {1: [0], 2: [0]}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not disk.can_mount(), reason="mounts a small disk, which needs root")
+def test_a_first_start_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
+    with FakeVtgate("0") as vtgate, disk.small_disk(tmp_path / "disk", 1) as small:
+        vtgate.write("0", (1, 0))
+        ballast = disk.fill(small)
+        with capturing(small, vtgate.address, snapshot="initial", reconnect_delay_s=0.1) as found:
+            error = wait_until(lambda: found.failure or found.capture.progress().error, 30)
+            assert error.kind is Kind.LOG_FULL
+            assert "What waits for room goes on by itself" in error.hint
+            ballast.unlink()
+            found.wait_for_rows(1)
+        assert found.counters() == {1: [0]}

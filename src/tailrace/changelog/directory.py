@@ -156,6 +156,10 @@ class LogDirectory:
         durable.make_directory(path.parent)
         durable.write_state(path, content)
 
+    def give_to_owner(self, path: Path) -> bool:
+        """Have what a command of root made below be of the user who made the log; return whether it is."""
+        return durable.give_to_owner(path, self.path / _IDENTITY)
+
 
 def encode_name(name: str) -> str:
     """Return a file name for any text: other characters than A-Z a-z 0-9 _ - . as %XX."""

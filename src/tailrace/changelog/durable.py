@@ -39,8 +39,8 @@ def write_failure(error: OSError, attempted: str, path: Path) -> TailraceError:
         return TailraceError(
             Kind.LOG_FULL,
             f"{attempted}: {error.strerror}",
-            "make room on the log's file system; nothing that was stored is lost, and capture "
-            "goes on by itself",
+            "make room on the log's file system; nothing that was stored is lost. What waits for room "
+            "goes on by itself; what has ended with this error is to be started again",
             {"file": str(path)},
         )
     return final(error, attempted, path)
@@ -147,6 +147,8 @@ def write_atomically(path: Path, data: bytes, *, keeps_previous: bool = False) -
     """
     temporary = write_temporary(path, [data])
     try:
+        if keeps_previous:
+            give_to_owner(temporary, path.parent)  # a command of root writes what the engine has to read
         # A damaged current generation must not push out the sound one before it. Between the
         # two renames only `.previous` is there, and is what `read_state` returns.
         if keeps_previous and path.exists() and decode_state(path.read_bytes()) is not None:
@@ -156,6 +158,20 @@ def write_atomically(path: Path, data: bytes, *, keeps_previous: bool = False) -
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise write_failure(error, f"write {path.name}", path) from error
+
+
+def give_to_owner(path: Path, other: Path) -> bool:
+    """Have a file that root made be of who has another one; return whether it is now.
+
+    :raises OSError: one of both is not there.
+    """
+    owner = other.stat()
+    if path.stat().st_uid != owner.st_uid:
+        try:
+            os.chown(path, owner.st_uid, owner.st_gid)
+        except OSError:
+            return False
+    return True
 
 
 def write_whole(path: Path, data: bytes) -> None:

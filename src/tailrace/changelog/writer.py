@@ -409,17 +409,23 @@ class LogWriter:
                 raise
 
     def _begin_segment(self) -> _Segment:
-        """Put a new segment in place, its header and preamble durable before its name is."""
+        """Put a new segment in place, its header and preamble durable before its name is.
+
+        :raises OSError: it has no name yet; where that found no room, this may be called again.
+        """
         path = self._path / codec.segment_name(self._place.offset)
         parts, place = self._encoder.head(self._schema, self._place, time.time_ns() // 1000)
         temporary = durable.write_temporary(path, parts)
-        self.check_fence()
-        with self._ending("begin a segment of the change log", path):
+        try:
+            self.check_fence()
             if self._replaceable == self._place.offset:
                 temporary.replace(path)
             else:
                 path.hardlink_to(temporary)  # never over a segment that another writer made
-                temporary.unlink()
+        finally:
+            with contextlib.suppress(OSError):  # else the next writer removes it
+                temporary.unlink(missing_ok=True)
+        with self._ending("begin a segment of the change log", path):
             durable.sync_directory(self._path)
             fd = os.open(path, os.O_RDWR)
         self._place, self._replaceable = place, UNKNOWN

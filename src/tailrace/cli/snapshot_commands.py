@@ -85,5 +85,7 @@ def _words(snapshot: dict[str, Any]) -> list[str]:
     lines = [f"{snapshot['id']}  {snapshot['origin']}, {snapshot['state']}{where}"]
     for table in snapshot["tables"]:
         chunks = f", {table['chunks_done']} of {table['chunks']} chunks" if table["chunks"] else ""
-        lines.append(f"    {printable(table['name'])}: {table['rows']:,} rows{chunks}")
+        # Not every source counts them.
+        counted = "" if table["rows"] is None else f": {table['rows']:,} rows{chunks}"
+        lines.append(f"    {printable(table['name'])}{counted}")
     return lines + (error_lines(snapshot["error"], "    ") if snapshot["error"] else [])

@@ -26,6 +26,9 @@ Path = tuple[str | int, ...]
 _OFFSETS = "keep offsets by `type: log`, `file` or `kafka`, where the engine begins with the log's start"
 _CLOUD = "give `registry_username` and `registry_password`: an API key of Confluent's cloud and its secret"
 
+#: Most keys of a section that are listed beside one that it does not have.
+_LISTED_MAX = 16
+
 #: By section and key, and value where the key has others: what takes its place.
 REMOVED: Mapping[str, str] = {
     "source.snapshot_chunk_bytes": "leave it out, or set `snapshot_chunk_rows`: chunks have at most 16 MiB",
@@ -114,6 +117,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
+def _listed(known: list[str]) -> str:
+    return f"; possible are {', '.join(known)}" if 0 < len(known) <= _LISTED_MAX else ""
+
+
 def _path(loc: Path, tags: tuple[str, ...]) -> Path:
     # `sinks, 0, delta, mode` is `sinks[0].mode` in the file, and so is `sinks, 0, <delta>, mode`.
     return tuple(
@@ -135,7 +142,8 @@ def _message(detail: ErrorDetails, model: type[Section], tags: tuple[str, ...]) 
         known = _names_at(model, detail["loc"][:-1])
         if name == "password" and "password" not in known:
             return f"unknown key, and {REFUSAL}"
-        return instead_of(_path(detail["loc"], tags)) or "unknown key" + nearest(name, known)
+        removed = instead_of(_path(detail["loc"], tags))
+        return removed or "unknown key" + (nearest(name, known) or _listed(known))
     if kind == "union_tag_invalid":
         tag = str(context.get("tag", ""))
         if _is_marked(tag):

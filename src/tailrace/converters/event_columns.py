@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 from tailrace.converters.avro.encoder import Members, Value, misfit
 from tailrace.converters.cells.change_table import ChangeTable
 from tailrace.converters.cells.connect_values import of_cells
-from tailrace.converters.cells.json_values import Mask, Values, json_texts, replaced
+from tailrace.converters.cells.json_values import Mask, Values, json_texts
 from tailrace.converters.cells.plain import PlainValues
 from tailrace.converters.cells.row_image import ColumnValues, Field, absent_text
 from tailrace.converters.connect_schemas import RANK, Document, EventSchemas
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.converters.event_plan import Planned
 from tailrace.decode import kernel
-from tailrace.decode.gather import array_mask, text_cells
+from tailrace.decode.gather import array_mask, replaced, text_cells
 from tailrace.decode.json import json_kernel, shard_texts
 from tailrace.decode.json.templates import Json, Part, Slot, Text, Unless
 from tailrace.decode.shards import ShardPositions, own_names

@@ -290,7 +290,7 @@ class TableChanges:
         return self._found
 
     def tuples_in_utf8(self) -> Tuples:
-        """Return the changes cell by cell, texts that are not UTF-8 as `foreign_texts` writes them.
+        """Return the changes cell by cell, texts that are not UTF-8 as `in_utf8` writes them.
 
         :raises TailraceError: as `tuples`.
         """

@@ -19,13 +19,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from tailrace.config.source.column_policy import ColumnMask, ColumnPolicy, ColumnRoles
+from tailrace.config.source.column_policy import ColumnPolicy, ColumnRoles, MaskOptions
 from tailrace.decode.tuples import Tuples
 from tailrace.decode.types import known_type, numeric_shape
 from tailrace.decode.values.masks import fixed, hashed, nulled, shortened
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ReplicaIdentity, ValueModes
 from tailrace.protocol.renames import Renames
+from tailrace.secrets import Secret
 
 _TEXT_OID = 25
 #: Types of numbers: a number that such a column can hold keeps its type. Of whole ones, what they hold.
@@ -44,6 +45,21 @@ class Salt:
 
     value: bytes = field(repr=False)
 
+    @classmethod
+    def of(cls, secret: Secret) -> Salt:
+        """Return a salt, resolved now and here.
+
+        :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` if it is empty.
+        """
+        value = secret.resolve()
+        if not value:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"resolve the salt {secret} of a mask: it is empty",
+                "without a salt anyone can find the values by trying: give it 16 random characters or more",
+            )
+        return cls(value.encode())
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -56,7 +72,7 @@ class Shape:
     source: Relation
     relation: Relation
     kept: tuple[int, ...]
-    masks: tuple[tuple[int, ColumnMask, Salt | None], ...]
+    masks: tuple[tuple[int, MaskOptions, Salt | None], ...]
 
     def apply(self, tuples: Tuples) -> Tuples:
         """Return `tuples`, found with `source`, as `relation` has them."""
@@ -101,19 +117,8 @@ class TablePolicy:
 
         :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` if a salt is empty.
         """
-        salts: dict[str, Salt] = {}
-        for mask in rules.masks:
-            if mask.salt is not None and str(mask.salt) not in salts:
-                value = mask.salt.resolve()
-                if not value:
-                    raise TailraceError(
-                        Kind.CONFIG_INVALID,
-                        f"resolve the salt {mask.salt} of a mask: it is empty",
-                        "without a salt anyone can find the values by trying: give it 16 random characters "
-                        "or more",
-                    )
-                salts[str(mask.salt)] = Salt(value.encode())
-        return cls(rules, salts)
+        secrets = {str(mask.salt): mask.salt for mask in rules.masks if mask.salt is not None}
+        return cls(rules, {name: Salt.of(secret) for name, secret in secrets.items()})
 
     def __repr__(self) -> str:
         return f"<Disclosed: {self._rules!r}>"
@@ -162,7 +167,7 @@ class TablePolicy:
         }
         return {name: self._mark(mask) for name, mask in found.items() if mask is not None}
 
-    def _mark(self, mask: ColumnMask) -> str:
+    def _mark(self, mask: MaskOptions) -> str:
         salt = self._salts.get(str(mask.salt))
         what = f"{mask.method} {mask.value!r} {mask.length}".encode()
         return hmac.digest(b"" if salt is None else salt.value, what, hashlib.sha256).hex()[:16]
@@ -194,7 +199,7 @@ class TablePolicy:
 
 
 def reshaped(
-    relation: Relation, left_out: Collection[str], masks: Mapping[str, tuple[ColumnMask, Salt | None]]
+    relation: Relation, left_out: Collection[str], masks: Mapping[str, tuple[MaskOptions, Salt | None]]
 ) -> Shape:
     """Return what is let out of a table without some columns, and with masks by column."""
     kept = tuple(place for place, column in enumerate(relation.columns) if column.name not in left_out)
@@ -220,7 +225,7 @@ def reshaped(
 EVERYTHING = TablePolicy(ColumnPolicy(), {})
 
 
-def _masked(column: Column, mask: ColumnMask, salt: Salt | None, modes: ValueModes) -> Column:
+def _masked(column: Column, mask: MaskOptions, salt: Salt | None, modes: ValueModes) -> Column:
     """Return the column that holds the masked values; so is the value of rows from before it."""
     missing = None if column.missing is None else _masked_text(column.missing, mask, salt)
     if mask.method == "null" or _keeps_type(column, mask, modes):
@@ -228,7 +233,7 @@ def _masked(column: Column, mask: ColumnMask, salt: Salt | None, modes: ValueMod
     return Column(column.name, _TEXT_OID, -1, column.in_identity, column.number, missing, column.unknown)
 
 
-def _masked_text(text: str, mask: ColumnMask, salt: Salt | None) -> str | None:
+def _masked_text(text: str, mask: MaskOptions, salt: Salt | None) -> str | None:
     if mask.method == "hash":
         assert salt is not None, "a mask that hashes has its salt"
         return hmac.digest(salt.value, text.encode(), hashlib.sha256).hex()
@@ -237,7 +242,7 @@ def _masked_text(text: str, mask: ColumnMask, salt: Salt | None) -> str | None:
     return text[: mask.length or 0] if mask.method == "truncate" else None
 
 
-def _keeps_type(column: Column, mask: ColumnMask, modes: ValueModes) -> bool:
+def _keeps_type(column: Column, mask: MaskOptions, modes: ValueModes) -> bool:
     """Return whether the value of a fixed mask is one of the column's type."""
     number, kind = mask.value, known_type(column)
     if mask.method != "fixed" or isinstance(number, str | None):
@@ -257,7 +262,7 @@ def _fits(number: float, precision: int, scale: int) -> bool:
     return unscaled.denominator == 1 and abs(unscaled) < 10**precision
 
 
-def fixed_text(mask: ColumnMask) -> str:
+def fixed_text(mask: MaskOptions) -> str:
     """Return the text of the value of a fixed mask."""
     if isinstance(mask.value, str | None):
         return FIXED_TEXT if mask.value is None else mask.value

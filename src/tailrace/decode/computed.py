@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.decode.gather import array_mask, text_buffers
+from tailrace.decode.gather import text_buffers
 from tailrace.decode.kernel import ABSENT, NULL, TEXT, UNCHANGED
 from tailrace.decode.tuples import WHOLE_ROW, Spans, Tuples
 from tailrace.model import Op, Relation
@@ -80,9 +80,7 @@ class ComputedColumns:
             at, new = (new, new + 1) if column.place < 0 else (column.place, new)
             for (spans, wanted), values in zip(sides, (column.current, column.old), strict=True):
                 if len(wanted):
-                    data, offsets = text_buffers(values)
-                    _put(spans, at, array_mask(values), offsets, size, None if column.is_cast else wanted)
-                    texts.append(data[offsets[0] : offsets[-1]])
+                    texts.append(_put(spans, at, values, size, None if column.is_cast else wanted))
                     size += len(texts[-1])
             unsent = column.unsent & (tuples.op == ord(Op.UPDATE))
             current.kind[at][unsent], current.length[at][unsent] = UNCHANGED, 0
@@ -101,12 +99,15 @@ def _widened(spans: Spans, columns: int) -> Spans:
     return found
 
 
-def _put(spans: Spans, at: int, valid: Mask, offsets: Numbers, first: int, wanted: Mask | None) -> None:
-    """Write where the texts of a column lie, which begin at `first` in the buffer.
+def _put(
+    spans: Spans, at: int, values: pa.StringArray, first: int, wanted: npt.NDArray[np.bool_] | None
+) -> Bytes:
+    """Write where the texts of a column lie, and return them: they begin at `first` in the buffer.
 
-    :param valid: which texts there are, and `offsets` where they begin among themselves.
     :param wanted: the rows that have a value or NULL; None: those whose cell has a text, which changes.
     """
+    texts, offsets = text_buffers(values)
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
     start, length, kind = spans.start[at], spans.length[at], spans.kind[at]
     if wanted is None:
         there = valid & (kind == TEXT)
@@ -116,3 +117,4 @@ def _put(spans: Spans, at: int, valid: Mask, offsets: Numbers, first: int, wante
         length[:] = 0
     start[there] = (offsets[:-1] - offsets[0] + first)[there]
     length[there] = np.diff(offsets)[there]
+    return texts[offsets[0] : offsets[-1]]

@@ -13,6 +13,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -264,3 +265,15 @@ def text_buffers(texts: pa.Array) -> tuple[Bytes, Numbers]:
         np.int64
     )
     return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), offsets
+
+
+def replaced(array: pa.Array, rows: Numbers, others: pa.Array) -> pa.Array:
+    """Return values, those in `rows` (rising) replaced."""
+    others = others.cast(array.type)
+    if pa.types.is_nested(array.type):  # which `replace_with_mask` does not take
+        places = np.arange(len(array))
+        places[rows] = len(array) + np.arange(len(rows))
+        return pa.concat_arrays([array, others]).take(pa.array(places))
+    mask = np.zeros(len(array), np.bool_)
+    mask[rows] = True
+    return pc.replace_with_mask(array, pa.array(mask), others)

@@ -1,4 +1,4 @@
 """What `tailrace run` runs: capture, log, Spark and sinks as one engine.
 
-Start with `engine.Engine.run`.
+Start with `run.Run`.
 """

@@ -7,6 +7,7 @@ holds data keeps it: only what it lacks is added. Nothing is ever wiped here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -133,8 +134,7 @@ class Replay:
                 "leave --into out",
             )
         if into is not None:
-            # Under a name with the log that no sink can bear.
-            self._sink = sink.model_copy(update={"path": into, "name": f"replay:{sink.name}"})
+            self._sink = sink.model_copy(update={"path": into})
         self._is_copy = into is not None
         self._begin = begin
         self._observe = observe
@@ -167,26 +167,27 @@ class Replay:
             _require_columns(directory, self._pipeline.source, reader.renames())
             begin = None if self._begin is None else reader.boundary_up_to(locate(reader, self._begin))
         self._end = tail.offset
-        spark = SparkHost(self._pipeline)
-        name, source = self._pipeline.name, self._pipeline.source
-        self._feed = SinkWorker(
-            self._sink,
-            name,
-            directory.path,
-            lambda: build(self._sink, source, directory.path),
-            spark,
-            begin_at=begin,
-            source=self._pipeline.source_name,
-        )
-        self._feed.finish_at(tail.offset)
-        feeding = Background("replay", self._feed.run)
-        feeding.start()
-        try:
+        with contextlib.ExitStack() as stack:
+            known_as = ""
+            if self._is_copy:  # by a name that no sink can bear: nobody goes on feeding it
+                known_as = stack.enter_context(Readers(directory).temporary(f"replay:{self._sink.name}"))
+            spark = SparkHost(self._pipeline)
+            stack.callback(spark.stop)
+            name, source = self._pipeline.name, self._pipeline.source
+            self._feed = SinkWorker(
+                self._sink,
+                name,
+                directory.path,
+                lambda: build(self._sink, source, directory.path),
+                spark,
+                begin_at=begin,
+                source=self._pipeline.source_name,
+                reader=known_as,
+            )
+            self._feed.finish_at(tail.offset)
+            feeding = Background("replay", self._feed.run)
+            feeding.start()
             self._watch(feeding, CaptureView.at_rest(TASK, tail))
-        finally:
-            if self._is_copy:
-                Readers(directory).remove(self._sink.name)  # nobody goes on feeding it
-            spark.stop()
 
     def summary(self) -> str:
         """Return in words what the replay did."""

@@ -73,6 +73,7 @@ class SinkWorker:
     :param begin_at: where a sink that holds nothing begins; None: at the log's very start.
     :param semaphore: to write a batch, where the same sink gets other sources' changes, too.
     :param source: whose changes these are, among several sources; empty: the only one's.
+    :param reader: its name in the log's list of readers; empty: the sink's.
     :param rules: of columns and masks, under which capture must have begun first: it asks the server which
         columns they name today. None: nothing is waited for.
     :param realtime: feeds the sink from memory while it keeps up; None: it is fed from the log alone.
@@ -89,6 +90,7 @@ class SinkWorker:
         begin_at: int | None = None,
         semaphore: FairSemaphore | None = None,
         source: str = "",
+        reader: str = "",
         rules: ColumnPolicy | None = None,
         realtime: RealtimePath | None = None,
     ) -> None:
@@ -103,6 +105,7 @@ class SinkWorker:
         self._begin_at = begin_at
         self._semaphore = semaphore or FairSemaphore(1)
         self._source = source
+        self._reader = reader or config.name
         self._rules = rules
         #: Feeds it from memory, while it keeps up.
         self.realtime = realtime
@@ -221,8 +224,8 @@ class SinkWorker:
             directory = LogDirectory.open(self._log_path)
             readers, begin = Readers(directory), self._begin_at or 0
             with LogReader.open(directory, TASK) as reader:
-                if readers.get(self.view.name) is None and begin >= reader.start:
-                    readers.register(self.view.name, {TASK: begin})
+                if readers.get(self._reader) is None and begin >= reader.start:
+                    readers.register(self._reader, {TASK: begin})
             self._registered.set()
 
     def _follow(self, sink: Sink, directory: LogDirectory) -> None:
@@ -235,7 +238,7 @@ class SinkWorker:
             else:
                 require_within_log(sink, TASK, reader.end().offset)
             start = self._first_offset(reader, sink.position(TASK))
-            self._noted = readers.begin(self.view.name, TASK, start)
+            self._noted = readers.begin(self._reader, TASK, start)
             has_gone_back, self._reached = start < self._reached, start
             if has_gone_back:
                 self._quiet_until = -1
@@ -310,7 +313,7 @@ class SinkWorker:
         self._noted_s = now
         released = position if self.realtime is None else self.realtime.keep(position)
         if released > self._noted:
-            readers.commit(self.view.name, TASK, released)
+            readers.commit(self._reader, TASK, released)
             self._noted = released
 
     def _count_part(self, sink: Sink, span: LogRange) -> None:
@@ -444,7 +447,7 @@ class SinkWorker:
 
     def _require_offset(self, readers: Readers, position: int | None) -> None:
         """Check that an offset which does not lie with the data is no older than the last one of this log."""
-        known = readers.get(self.view.name)
+        known = readers.get(self._reader)
         committed = 0 if known is None or known.dropped else known.offsets.get(TASK, 0)
         # Where nothing was ever committed, it was registered at the place where it was to begin.
         if committed <= ((self._begin_at or 0) if position is None else position):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.records.group import Group, Places, source_order
+from tailrace.records.group import Group, Places, pairs_in_order
 from tailrace.records.record import Record
 
 if TYPE_CHECKING:
@@ -114,15 +114,8 @@ class Batch(Sequence[Record]):
     @functools.cached_property
     def order(self) -> npt.NDArray[np.int64]:
         """Pairs (group, row in the group) in the source's order: an array of shape (len, 2)."""
-        if len(self.groups) == 1:
-            return np.stack([np.zeros(len(self), np.int64), np.arange(len(self))], axis=1)
-        of_group = [np.full(len(group), g, np.int64) for g, group in enumerate(self.groups)]
-        rows = [np.arange(len(group), dtype=np.int64) for group in self.groups]
-        if not rows:
-            return np.empty((0, 2), np.int64)
         places = [group.index for group in self.groups]
-        order = source_order(places, [group.is_second for group in self.groups])
-        return np.stack([np.concatenate(of_group)[order], np.concatenate(rows)[order]], axis=1)
+        return pairs_in_order(places, [group.is_second for group in self.groups])
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tailrace.decode.values.texts import texts_of
 from tailrace.records.batch import Batch, Partition
-from tailrace.records.group import Flags, Group, Places, source_order
+from tailrace.records.group import Flags, Group, Places, pairs_in_order, source_order
 from tailrace.records.record import Record
 from tailrace.records.values import python_values
 
@@ -146,10 +146,7 @@ class Events(Sequence[Event]):
         """Pairs (group, entry of its `Converted`) in the source's order: an array of shape (len, 2)."""
         if all(found.rows is None for found in self.converted):
             return self.batch.order
-        of_group = [np.full(len(found), g, np.int64) for g, found in enumerate(self.converted)]
-        entries = [np.arange(len(found), dtype=np.int64) for found in self.converted]
-        order = source_order(self._places(), self._are_second())
-        return np.stack([np.concatenate(of_group)[order], np.concatenate(entries)[order]], axis=1)
+        return pairs_in_order(self._places(), self._are_second())
 
     def by_topic(self, first: int, last: int) -> Iterator[tuple[str, Converted]]:
         """Yield events of the places in `[first, last)`, those of a topic in the source's order."""
@@ -199,11 +196,8 @@ class Events(Sequence[Event]):
         kinds = {array.type for array in arrays if not pa.types.is_null(array.type)}
         kind = kinds.pop() if kinds else pa.null()
         whole = pa.concat_arrays([array.cast(kind) for array in arrays]) if arrays else pa.array([], kind)
-        starts = [0]
-        for array in arrays:
-            starts.append(starts[-1] + len(array))
-        order = self.order
-        return whole.take(pa.array(np.array(starts[:-1], np.int64)[order[:, 0]] + order[:, 1]))
+        starts = np.cumsum([0, *map(len, arrays)])
+        return whole.take(pa.array(starts[self.order[:, 0]] + self.order[:, 1]))
 
     def _event(self, group: int, entry: int) -> Event:
         return _Entries(self.batch.groups[group], self.converted[group], 1).event(entry, self.batch.partition)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ from tailrace.records.values import python_values, with_specials
 Places = npt.NDArray[np.int64]
 
 Flags = npt.NDArray[np.bool_]
+
+_Rows = Places | slice
 
 #: The columns that a group of changes has: those of `decode.images`, and headers. `key`, `before` and
 #: `after` are structs or null, `source` a struct of what the source tells of the change (what it
@@ -120,17 +122,8 @@ class Group:
     def __reduce__(self) -> tuple[Callable[..., Group], tuple[object, ...]]:
         # What is decoded already is decoded again over there: the wire's bytes are fewer.
         beside = pa.RecordBatch.from_pydict(self._beside) if self._beside else None
-        return _restored, (
-            self.topic,
-            self.index,
-            self.relation,
-            self._changes,
-            _sent(self._columns),
-            _sent(beside),
-            self.origin,
-            self.orders,
-            self.is_second,
-        )
+        others = {name: getattr(self, name) for name in _SENT_AS_THEY_ARE}
+        return _restored, (_sent(self._columns), _sent(beside), others)
 
     @property
     def wire(self) -> TableChanges | None:
@@ -252,28 +245,26 @@ class Group:
         if len(rows) == len(self):
             return self
         arrow = pa.array(rows)
-        return replace(
-            self,
-            index=self.index[rows],
-            _changes=None if self._changes is None else self._changes.take(rows),
-            _columns=None if self._columns is None else self._columns.take(arrow),
-            _beside={name: column.take(arrow) for name, column in self._beside.items()},
-            orders=None if self.orders is None else self.orders[rows],
-            is_second=None if self.is_second is None else self.is_second[rows],
-        )
+        changes = None if self._changes is None else self._changes.take(rows)
+        return self._part(rows, changes, lambda column: column.take(arrow))
 
     def slice(self, first: int, last: int) -> Group:
         """Return the records in rows `[first, last)`; nothing is copied."""
         if first == 0 and last >= len(self):
             return self
+        changes = None if self._changes is None else self._changes.part(first, last)
+        return self._part(np.s_[first:last], changes, lambda column: column.slice(first, last - first))
+
+    def _part(self, rows: _Rows, changes: TableChanges | None, of: Callable[[Any], Any]) -> Group:
+        # The records of `rows`; `of` returns theirs of a column, or of several.
         return replace(
             self,
-            index=self.index[first:last],
-            _changes=None if self._changes is None else self._changes.part(first, last),
-            _columns=None if self._columns is None else self._columns.slice(first, last - first),
-            _beside={name: column.slice(first, last - first) for name, column in self._beside.items()},
-            orders=None if self.orders is None else self.orders[first:last],
-            is_second=None if self.is_second is None else self.is_second[first:last],
+            index=self.index[rows],
+            _changes=changes,
+            _columns=None if self._columns is None else of(self._columns),
+            _beside={name: of(column) for name, column in self._beside.items()},
+            orders=None if self.orders is None else self.orders[rows],
+            is_second=None if self.is_second is None else self.is_second[rows],
         )
 
     def with_wire(self, changes: TableChanges) -> Group:
@@ -332,6 +323,18 @@ def source_order(places: Sequence[Places], is_second: Sequence[Flags | None]) ->
     return np.lexsort((np.concatenate(known), found))
 
 
+def pairs_in_order(places: Sequence[Places], is_second: Sequence[Flags | None]) -> npt.NDArray[np.int64]:
+    """Return `source_order` as pairs (group, entry of the group): an array of shape (len, 2)."""
+    if not places:
+        return np.empty((0, 2), np.int64)
+    of_group = np.repeat(np.arange(len(places)), [len(at) for at in places])
+    entries = np.concatenate([np.arange(len(at)) for at in places])
+    if len(places) > 1:  # one alone is in order
+        order = source_order(places, is_second)
+        of_group, entries = of_group[order], entries[order]
+    return np.stack([of_group, entries], axis=1)
+
+
 def _sent(columns: pa.RecordBatch | None) -> bytes | None:
     # As a stream of Arrow's: pickled, a slice would carry along what it is a slice of.
     if columns is None:
@@ -347,27 +350,10 @@ def _received(sent: bytes | None) -> pa.RecordBatch | None:
     return None if sent is None else pa.ipc.open_stream(sent).read_next_batch()
 
 
-def _restored(
-    topic: str,
-    index: Places,
-    relation: Relation | None,
-    changes: TableChanges | None,
-    columns: bytes | None,
-    beside: bytes | None,
-    origin: SourceInfo | None,
-    orders: Numbers | None,
-    is_second: Flags | None,
-) -> Group:
+_SENT_AS_THEY_ARE = ("topic", "index", "relation", "_changes", "origin", "orders", "is_second")
+
+
+def _restored(columns: bytes | None, beside: bytes | None, others: Mapping[str, Any]) -> Group:
     found = _received(beside)
     headers = {} if found is None else dict(zip(found.schema.names, found.columns, strict=True))
-    return Group(
-        topic,
-        index,
-        relation,
-        changes,
-        _received(columns),
-        headers,
-        origin=origin,
-        orders=orders,
-        is_second=is_second,
-    )
+    return Group(_columns=_received(columns), _beside=headers, **others)

@@ -133,8 +133,11 @@ class RowFrames:
         self._message(struct.pack("!cQqI", b"B", position, time_us - POSTGRES_EPOCH_US, transaction))
 
     def insert(self, shape: TableShape, row: Row) -> None:
-        """Add an insert; `row` in the order of the table's columns."""
-        self._message(struct.pack("!cI", b"I", shape.relation) + b"N" + _tuple(row))
+        """Add an insert; `row` in the order of the table's columns.
+
+        :raises TailraceError: here and below, `RECORD_INVALID` if a row has not a value for each column.
+        """
+        self._message(struct.pack("!cI", b"I", shape.relation) + b"N" + _tuple(shape, row))
 
     def update(self, shape: TableShape, row: Row, old: Row | None = None) -> None:
         """Add an update.
@@ -142,7 +145,7 @@ class RowFrames:
         :param old: the whole old row, where the key changed or the table has none.
         """
         before = b"" if old is None else _old(shape, old)
-        self._message(struct.pack("!cI", b"U", shape.relation) + before + b"N" + _tuple(row))
+        self._message(struct.pack("!cI", b"U", shape.relation) + before + b"N" + _tuple(shape, row))
 
     def delete(self, shape: TableShape, old: Row) -> None:
         """Add a delete; of `old`, the whole old row, a table with a key needs only the key."""
@@ -173,7 +176,7 @@ class RowFrames:
 
     def rows(self, shape: TableShape, rows: Sequence[Row]) -> None:
         """Add rows of a snapshot."""
-        text = "".join("\t".join(map(_copied, row)) + "\n" for row in rows)
+        text = "".join("\t".join(map(_copied, _whole(shape, row))) + "\n" for row in rows)
         self._parts.append(frames.snapshot_frame(shape.relation, self._read, len(rows), text.encode()))
         self._read += len(rows)
 
@@ -187,11 +190,9 @@ class RowFrames:
 
 def _old(shape: TableShape, old: Row) -> bytes:
     if not shape.key:
-        return b"O" + _tuple(old)
-    kept = (
-        value if column.name in shape.key else None for column, value in zip(shape.columns, old, strict=True)
-    )
-    return b"K" + _tuple(list(kept))
+        return b"O" + _tuple(shape, old)
+    cells = zip(shape.columns, _whole(shape, old), strict=True)
+    return b"K" + _tuple(shape, [value if column.name in shape.key else None for column, value in cells])
 
 
 def _oid(column: ColumnShape) -> int:
@@ -221,8 +222,23 @@ def _facts(column: ColumnShape) -> ColumnFacts:
     )
 
 
-def _tuple(row: Row) -> bytes:
-    return struct.pack("!H", len(row)) + b"".join(map(_cell, row))
+def _whole(shape: TableShape, row: Row) -> Row:
+    """Return `row`, which has a value for each column. Another could never be read from a log.
+
+    :raises TailraceError: `RECORD_INVALID`.
+    """
+    if len(row) != len(shape.columns):
+        raise TailraceError(
+            Kind.RECORD_INVALID,
+            f"write a row to the log: it has {len(row)} values, and its table {len(shape.columns)} columns",
+            "give a value for each column of its TableShape, and describe the table again when they change",
+            {"table": f"{shape.schema}.{shape.table}"},
+        )
+    return row
+
+
+def _tuple(shape: TableShape, row: Row) -> bytes:
+    return struct.pack("!H", len(row)) + b"".join(map(_cell, _whole(shape, row)))
 
 
 def _cell(value: str | _Unchanged | None) -> bytes:

@@ -72,7 +72,17 @@ def ask(
         )
     request = Request(secrets.token_hex(8), time.time_ns() // 1000, tuple(tables), where, cancels, pauses)
     content = {name: getattr(request, name) for name in request.__slots__}
-    directory.state_write(f"tasks/{task}/{FOLDER}/{file_name(request)}", content)
+    name = f"tasks/{task}/{FOLDER}/{file_name(request)}"
+    path = directory.path / name
+    durable.make_directory(path.parent)
+    for folder in reversed(path.parents[:3]):
+        _require_owner(folder, directory)
+    directory.state_write(name, content)
+    try:
+        _require_owner(path, directory)
+    except TailraceError:
+        remove([path])
+        raise
     return request
 
 
@@ -114,6 +124,20 @@ def _read(path: Path) -> Request | None:
     except (TailraceError, PermissionError, TypeError, KeyError) as error:
         log.warning("a request for a snapshot can't be read: passed over", file=str(path), reason=str(error))
         return None
+
+
+def _require_owner(path: Path, directory: LogDirectory) -> None:
+    """Check that a file or folder is of the user who made the log, whose engine has to read it.
+
+    :raises TailraceError: `LOG_WRITE_FAILED`.
+    """
+    if not directory.give_to_owner(path):
+        raise TailraceError(
+            Kind.LOG_WRITE_FAILED,
+            "ask for a snapshot: what is written is not the log's owner's, whose engine could not read it",
+            "run the command as the user who runs the pipeline, or as root",
+            {"path": str(path)},
+        )
 
 
 def _require_text(text: str) -> None:

@@ -9,6 +9,7 @@ Without the option `table` a row is an envelope; with it, a row of that table.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -71,12 +72,14 @@ class TailraceDataSource(DataSource):
 
         options = self._options()
         reader = position.opened(options.path, options.task)
-        end = position.resolve(reader, options.ending)
         first = reader.start
-        starting = {"earliest": str(first), "latest": str(end)}.get(options.starting.lower())
-        self._pinned = options.model_copy(
-            update={"starting": starting or options.starting, "ending": str(end)}
-        )
+        starting = options.starting
+        # Only a batch must find it: a stream that goes on from its checkpoint does not ask where to start.
+        with contextlib.suppress(TailraceError):
+            starting = str(position.resolve(reader, starting))
+        # After the start: a log that grows in between must not end before it.
+        end = position.resolve(reader, options.ending)
+        self._pinned = options.model_copy(update={"starting": starting, "ending": str(end)})
         if options.table is None:
             return schema.to_spark(ENVELOPE)
         table_policy = position.table_policy(options.path, options.task, raw=options.raw)
@@ -172,6 +175,13 @@ class BatchReader(DataSourceReader):
         reader = position.opened(self._options.path, self._options.task)
         start = position.resolve(reader, self._options.starting)
         end = position.resolve(reader, self._options.ending)
+        if start > end:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"read a change log: startingOffset is the log offset {start}, behind endingOffset, {end}",
+                "give an endingOffset that comes later, or leave it out; load() fixes both",
+                {"log": self._options.path},
+            )
         # Without partitions Spark would ask for one of its own making.
         return _partitions(reader, self._options.task, start, end) or [PiecePartition(None)]
 

@@ -20,14 +20,15 @@ import pyarrow.compute as pc
 from tailrace.model import Op
 from tailrace.records.group import Group, Places
 from tailrace.transforms.contract import Transformation
-from tailrace.transforms.fields import KEY, ROW, field_names, fitting, own_specials, specials_of_keys
+from tailrace.transforms.fields import BOTH, KEY, ROW, field_names, own_specials, specials_of_keys
 from tailrace.transforms.flatten import Flatten
 from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
+from tailrace.transforms.groups.rows import not_sent
 from tailrace.transforms.groups.texts import column_texts
 from tailrace.transforms.groups.values import members
 from tailrace.transforms.headers import FieldsFromHeaders, SetHeaders
 from tailrace.transforms.keys import ExtractField, HoistField
-from tailrace.transforms.routes import RouteByContent, RouteByName
+from tailrace.transforms.routes import Routing
 from tailrace.transforms.selection import Operations
 from tailrace.transforms.timestamps import Timestamps
 
@@ -54,35 +55,19 @@ def _loses_former_key(step: Any, group: Group) -> bool:
     if not group.is_change or isinstance(step, Flatten):
         return group.is_change
     if isinstance(step, ExtractField | HoistField):
-        return step.part == KEY
-    if isinstance(step, RouteByName | RouteByContent):
-        return step.key_field is not None
-    if isinstance(step, SetHeaders):
-        return bool(set(step.moved).intersection(field_names(group, KEY)))
-    if isinstance(step, AddFields) and step.fields and step.part != ROW:
+        return step.given.apply_to == KEY
+    if isinstance(step, Routing):
+        return step.given.key_field is not None
+    if isinstance(step, AddFields) and step.expressions and step.given.apply_to != ROW:
         return True  # what is computed is of the row after
-    part = getattr(step, "part", None)
-    return part in (KEY, ROW) and bool(_edited(step, field_names(group, KEY)))
+    if isinstance(step, AddFields | FieldsFromHeaders) and step.given.apply_to == KEY:
+        return True  # no row before has what is added to keys alone
+    edits_one = isinstance(step, SetHeaders) or (isinstance(step, _EDITING) and step.given.apply_to != BOTH)
+    return edits_one and bool(step.meant(field_names(group, KEY)))
 
 
-def _edited(step: Any, names: Sequence[str]) -> set[str]:
-    """Return what a step edits or adds in a key of these columns, if it does so to keys or rows alone."""
-    if isinstance(step, Rename):
-        return set(step.names).intersection(names)
-    if isinstance(step, DropFields):
-        meant = set(fitting(step.patterns, names))
-        return set(names) - meant if step.keeps else meant
-    if isinstance(step, Mask):
-        return set(fitting(step.patterns, names))
-    if isinstance(step, Cast | Timestamps):
-        return set(step.meant(names))
-    if isinstance(step, AddFields):
-        added = {*step.static, *step.metadata, *step.fields}
-    elif isinstance(step, FieldsFromHeaders):
-        added = set(step.fields)
-    else:
-        return set()
-    return added if step.part == KEY else added.intersection(names)
+#: Steps that edit columns of keys, of rows, or of both alike.
+_EDITING = Rename | DropFields | Mask | AddFields | Cast | Timestamps | FieldsFromHeaders
 
 
 def split(group: Group) -> Group:
@@ -175,13 +160,7 @@ def _is_unknown(group: Group, names: Sequence[str]) -> _Flags:
     partial = group.column("partial")
     if not set(names) <= sent and pa.types.is_boolean(partial.type):
         found = found | partial.fill_null(False).to_numpy(zero_copy_only=False)
-    unchanged = group.column("unchanged")
-    if not pa.types.is_null(unchanged.type):
-        parents = pc.list_parent_indices(unchanged).to_numpy()
-        named = pc.is_in(unchanged.flatten(), value_set=pa.array(names, pa.string()))
-        found = found.copy()
-        found[parents[named.to_numpy(zero_copy_only=False)]] = True
-    return found
+    return found | not_sent(group, names)
 
 
 def _keys(key: pa.Array, before: pa.Array, is_old: _Flags) -> pa.Array:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.gather import replaced
 from tailrace.decode.rows import special_entries
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
@@ -36,6 +38,11 @@ ROW, KEY, BOTH = "row", "key", "both"
 def same_name(name: str) -> str:
     """Return the name: what is noted of a column stays with it."""
     return name
+
+
+def without(names: Collection[str]) -> Naming:
+    """Return what becomes of columns when those of these names go."""
+    return lambda name: None if name in names else name
 
 
 def field_names(group: Group, part: str) -> tuple[str, ...]:
@@ -68,12 +75,33 @@ def with_edited(
     :param naming: what becomes of a column's name, for what is noted of columns of the row.
     :param special: the same for the texts of values that a column does not hold, if it differs.
     """
+    found = _with_images(group, part, lambda _, fields: edit(fields))
+    return with_notes(found, part, naming, special)
+
+
+def with_converted(
+    group: Group, part: str, names: Collection[str], convert: Callable[[str, str, pa.Array], pa.Array]
+) -> Group:
+    """Return records with other values in the columns of these names.
+
+    :param convert: returns them; called with `key`, `before`, `after` or `value`, the column's name and its
+        values.
+    """
+    meant = set(names)
+
+    def edit(image: str, found: Fields) -> Fields:
+        return {n: convert(image, n, v) if n in meant else v for n, v in found.items()}
+
+    return _with_images(group, part, edit)
+
+
+def _with_images(group: Group, part: str, edit: Callable[[str, Fields], Mapping[str, pa.Array]]) -> Group:
     columns = group.columns
-    for name in images_of(group, part):
-        at = columns.schema.get_field_index(name)
+    for image in images_of(group, part):
+        at = columns.schema.get_field_index(image)
         if at >= 0:
-            columns = columns.set_column(at, name, edited(columns.column(at), edit))
-    return with_notes(group.with_columns(columns), part, naming, special)
+            columns = columns.set_column(at, image, edited(columns.column(at), partial(edit, image)))
+    return group.with_columns(columns)
 
 
 def with_notes(group: Group, part: str, naming: Naming = same_name, special: Naming | None = None) -> Group:
@@ -99,10 +127,10 @@ def images_of(group: Group, part: str) -> tuple[str, ...]:
 
 
 def _renamed_items(lists: pa.ListArray, naming: Naming) -> pa.ListArray:
-    names, kept = _renamed(lists.flatten(), naming)
-    parents = pc.list_parent_indices(lists).to_numpy()[kept]
-    offsets = _offsets(parents, lists)
-    return pa.ListArray.from_arrays(offsets, names)
+    names = _renamed(lists.flatten(), naming)
+    parents = pc.list_parent_indices(lists).to_numpy()[_flags(names.is_valid())]
+    entries = np.bincount(parents, minlength=len(lists))
+    return pa.ListArray.from_arrays(_offsets(entries, _flags(lists.is_null())), names.drop_null())
 
 
 def _renamed_keys(maps: pa.MapArray, images: Collection[str], naming: Naming) -> pa.MapArray:
@@ -114,30 +142,26 @@ def _renamed_keys(maps: pa.MapArray, images: Collection[str], naming: Naming) ->
     if maps.null_count == len(maps):
         return maps
     keys, items, parents = special_entries(maps)
-    names, kept = _renamed(keys, renamed)
-    return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
+    return _maps(parents, len(maps), _renamed(keys, renamed), items)
 
 
 def with_values(group: Group, image: str, name: str, rows: npt.NDArray[np.int64], values: pa.Array) -> Group:
     """Return records with other values in some rows (rising) of one field of a row or key."""
-    chosen = np.zeros(len(group), np.bool_)
-    chosen[rows] = True
 
     def edit(found: Fields) -> Fields:
-        changed = pc.replace_with_mask(found[name], pa.array(chosen), values)
-        return {**found, name: changed}
+        return {**found, name: replaced(found[name], rows, values)}
 
     return group.with_column(image, edited(group.column(image), edit))
 
 
-def specials_of_values(maps: pa.Array, old: pa.Array) -> pa.Array:
+def specials_of_values(maps: pa.Array, old: _Flags) -> pa.Array:
     """Return the texts of keys, and of rows that become values: before where `old`, else after."""
-    if maps.null_count == len(maps):
-        return maps
-    keys, items, parents = special_entries(maps)
-    kept = _is_own(keys, parents, old.to_numpy(zero_copy_only=False)) | _is_of_key(keys)
-    names = pc.replace_substring_regex(keys.filter(pa.array(kept)), r"^(before|after)\.", "value.")
-    return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
+    own = own_specials(maps, old, np.ones(len(maps), np.bool_))
+    if own.null_count == len(own):
+        return own
+    keys, items, parents = special_entries(own)
+    names = pc.replace_substring_regex(keys, r"^(before|after)\.", "value.")
+    return _maps(parents, len(own), names, items)
 
 
 def own_specials(maps: pa.Array, old: _Flags, single: _Flags) -> pa.Array:
@@ -145,9 +169,8 @@ def own_specials(maps: pa.Array, old: _Flags, single: _Flags) -> pa.Array:
     if maps.null_count == len(maps):
         return maps
     keys, items, parents = special_entries(maps)
-    kept = pa.array(_is_own(keys, parents, old) | _is_of_key(keys) | ~single[parents])
-    left = parents[kept.to_numpy(zero_copy_only=False)]
-    return _maps(left, len(maps), keys.filter(kept), items.filter(kept))
+    kept = _is_own(keys, parents, old) | _is_of_key(keys) | ~single[parents]
+    return _maps(parents, len(maps), pc.if_else(pa.array(kept), keys, None), items)
 
 
 def specials_of_keys(maps: pa.Array, names: Iterable[str], rows: _Flags, old: _Flags) -> pa.Array:
@@ -171,39 +194,41 @@ def specials_of_keys(maps: pa.Array, names: Iterable[str], rows: _Flags, old: _F
 
 
 def _is_of_key(keys: pa.Array) -> _Flags:
-    found: _Flags = pc.starts_with(keys, "key.").to_numpy(zero_copy_only=False)
-    return found
+    return _flags(pc.starts_with(keys, "key."))
 
 
 def _is_own(keys: pa.Array, parents: npt.NDArray[np.int64], old: _Flags) -> _Flags:
     # Which texts are of the row before where `old`, and of the row after elsewhere.
-    found: _Flags = old[parents] == pc.starts_with(keys, "before.").to_numpy(zero_copy_only=False)
+    found: _Flags = old[parents] == _flags(pc.starts_with(keys, "before."))
     return found
 
 
-def _renamed(names: pa.StringArray, naming: Naming) -> tuple[pa.StringArray, np.ndarray]:
-    """Return the names that stay, as they are called then, and which those are."""
+def _flags(values: pa.BooleanArray) -> _Flags:
+    found: _Flags = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _renamed(names: pa.StringArray, naming: Naming) -> pa.StringArray:
+    """Return the names as they are called then; null where they go."""
     coded = names.dictionary_encode()
     known = pa.array([naming(name) for name in coded.dictionary.to_pylist()], pa.string())
-    found = known.take(coded.indices)
-    kept = found.is_valid().to_numpy(zero_copy_only=False)
-    return found.drop_null(), kept
+    return known.take(coded.indices)
 
 
 def _maps(parents: npt.NDArray[np.int64], count: int, keys: pa.Array, items: pa.Array) -> pa.MapArray:
-    # Null where there is nothing, as decoding has it.
-    entries = np.bincount(parents, minlength=count)
+    """Return `count` maps of entries, each of the map at its place in `parents` (rising).
+
+    An entry whose key is null goes. A map without entries is null, as decoding has it.
+    """
+    kept = keys.is_valid()
+    entries = np.bincount(parents[_flags(kept)], minlength=count)
+    return pa.MapArray.from_arrays(_offsets(entries, entries == 0), keys.drop_null(), items.filter(kept))
+
+
+def _offsets(entries: npt.NDArray[np.int64], is_null: _Flags) -> pa.Array:
+    # Of lists or maps with so many entries.
     offsets = np.concatenate(([0], np.cumsum(entries))).astype(np.int32)
-    return pa.MapArray.from_arrays(pa.array(offsets, mask=np.append(entries == 0, [False])), keys, items)
-
-
-def _offsets(parents: np.ndarray, lists: pa.Array) -> pa.Array:
-    # The offsets of lists whose items have these parents; a null list stays one.
-    counts = np.bincount(parents, minlength=len(lists))
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    if not lists.null_count:
-        return pa.array(offsets)
-    return pa.array(offsets, mask=np.append(lists.is_null().to_numpy(zero_copy_only=False), [False]))
+    return pa.array(offsets, mask=np.append(is_null, [False]))
 
 
 def failure(group: Group, message: str, hint: str) -> TailraceError:

@@ -19,7 +19,7 @@ from tailrace.decode.types import known_type
 from tailrace.model import OWN_FORMS, Relation
 from tailrace.records.group import Group
 from tailrace.transforms.fields import failure, specials_of_values
-from tailrace.transforms.groups.rows import metadata_column
+from tailrace.transforms.groups.rows import metadata_column, not_sent
 from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.headers import with_headers
 from tailrace.transforms.selection import Chosen, Operations
@@ -35,27 +35,9 @@ DELETED = "__deleted"
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """Takes rows out of changes.
+    """Takes rows out of changes."""
 
-    :param fields: pairs of a metadata's name and the name of the field that it becomes.
-    :param headers: likewise.
-    """
-
-    deletes: str
-    truncates: str
-    fields: tuple[tuple[str, str], ...]
-    headers: tuple[tuple[str, str], ...]
-    placeholder: bool
-
-    @classmethod
-    def of(cls, given: options.FlattenConfig) -> Flatten:
-        return cls(
-            given.deletes,
-            given.truncates,
-            named(given.add_fields, given.add_fields_prefix),
-            named(given.add_headers, given.add_headers_prefix),
-            given.unavailable == "placeholder",
-        )
+    given: options.FlattenConfig
 
     def apply(self, group: Group) -> list[Group]:
         """Return the rows; messages, and records that are no changes, stay as they are.
@@ -65,51 +47,51 @@ class Flatten:
         if not group.is_change or _MESSAGES.matches(group).any():
             return [group]
         truncated = _TRUNCATES.matches(group)
-        if truncated.any() and self.truncates == "error":
+        if truncated.any() and self.given.truncates == "error":
             raise failure(
                 group,
                 "flatten changes: the table was truncated, and a truncate has no row",
                 "set truncates: drop, or take truncates out before by a predicate of operations",
             )
         deleted = _DELETES.matches(group)
-        kept = ~truncated if self.deletes != "drop" else ~truncated & ~deleted
+        kept = ~truncated if self.given.deletes != "drop" else ~truncated & ~deleted
         if not kept.any():
             return []
         part = group.take(np.flatnonzero(kept))
         return [self._flattened(part, deleted[kept])]
 
     def _flattened(self, group: Group, is_deleted: Chosen) -> Group:
-        rows, deleted = group.column("after"), pa.array(is_deleted)
-        if self.deletes == "rewrite":
+        given, rows, deleted = self.given, group.column("after"), pa.array(is_deleted)
+        if given.deletes == "rewrite":
             rows = _either(group, is_deleted, rows)
         absent = pc.is_null(rows) if rows.null_count else None
         found = members(rows) if pa.types.is_struct(rows.type) else {}
-        if self.placeholder:
+        if given.unavailable == "placeholder":
             found = _with_placeholders(group, found)
-        if self.deletes == "rewrite":
+        if given.deletes == "rewrite":
             found[DELETED] = pc.if_else(deleted, "true", "false")
-        found |= {field: metadata_column(group, name) for name, field in self.fields}
+        found |= _metadata(group, given.add_fields, given.add_fields_prefix)
         columns = {
             "op": group.column("op"),
             "key": group.column("key"),
             "value": struct_of(found, absent, len(group)),
             "source": group.column("source"),
             "headers": group.headers,
-            "special": specials_of_values(group.column("special"), deleted),
+            "special": specials_of_values(group.column("special"), is_deleted),
             "unchanged": group.column("unchanged"),
         }
         made = group.with_columns(pa.RecordBatch.from_pydict(columns))
-        added = {header: metadata_column(group, name) for name, header in self.headers}
+        added = _metadata(group, given.add_headers, given.add_headers_prefix)
         return with_headers(made, added) if added else made
 
 
-def named(names: Sequence[str], prefix: str) -> tuple[tuple[str, str], ...]:
-    """Return pairs of what is asked for and what it is called: `op`, `source.ts_ms`, `op:operation`."""
-    pairs = []
-    for name in names:
-        what, colon, other = name.partition(":")
-        pairs.append((what, prefix + (other if colon else what.replace(".", "_"))))
-    return tuple(pairs)
+def _metadata(group: Group, wanted: Sequence[str], prefix: str) -> dict[str, pa.Array]:
+    """Return what is asked for by what it is called: `op`, `source.ts_ms`, `op:operation`."""
+    found = {}
+    for each in wanted:
+        what, colon, other = each.partition(":")
+        found[prefix + (other if colon else what.replace(".", "_"))] = metadata_column(group, what)
+    return found
 
 
 def _either(group: Group, is_deleted: Chosen, after: pa.Array) -> pa.Array:
@@ -135,17 +117,13 @@ def _holds_text(relation: Relation | None, name: str, arrow: pa.DataType) -> boo
 def _with_placeholders(group: Group, found: dict[str, pa.Array]) -> dict[str, pa.Array]:
     # As in Debezium's JSON: a value that was not sent is shown by a text, where the column can hold one.
     unchanged = group.column("unchanged")
-    if pa.types.is_null(unchanged.type) or not len(unchanged.flatten()):
+    if pa.types.is_null(unchanged.type):
         return found
     modes = OWN_FORMS if group.relation is None else group.relation.modes
-    parents = pc.list_parent_indices(unchanged).to_numpy()
-    names = unchanged.flatten().to_numpy(zero_copy_only=False)
-    for name in set(names):
+    for name in unchanged.flatten().unique().to_pylist():
         values = found.get(name)
         if values is None or not _holds_text(group.relation, name, values.type):
             continue
-        unsent = np.zeros(len(group), np.bool_)
-        unsent[parents[names == name]] = True
         text = pa.scalar(modes.unavailable_placeholder).cast(values.type)
-        found[name] = pc.if_else(pa.array(unsent), text, values)
+        found[name] = pc.if_else(pa.array(not_sent(group, [name])), text, values)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -11,9 +11,9 @@ from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import ROOTS
 from tailrace.expressions.computing import Expression
 from tailrace.records.group import Group
-from tailrace.transforms.fields import BOTH
-from tailrace.transforms.groups.columns import DropFields, with_added
-from tailrace.transforms.groups.rows import GroupRows, fitting_expression
+from tailrace.transforms.fields import ROW, field_names
+from tailrace.transforms.groups.columns import with_added, without_columns
+from tailrace.transforms.groups.rows import GroupRows, computed
 from tailrace.transforms.groups.values import members, struct_of
 
 
@@ -26,76 +26,64 @@ def with_headers(group: Group, added: Mapping[str, pa.Array]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class SetHeaders:
-    """Makes headers of what expressions say; a null is no header.
+    """Makes headers of what expressions say; a null is no header."""
 
-    :param moved: columns of the row that go once they are headers.
-    """
-
-    headers: Mapping[str, Expression]
-    moved: tuple[str, ...] = ()
-    missing: str = "error"
+    given: options.SetHeadersConfig
+    expressions: Mapping[str, Expression]
 
     @classmethod
     def of(cls, given: options.SetHeadersConfig) -> SetHeaders:
-        headers = {name: Expression(text, ROOTS) for name, text in given.headers.items()}
-        paths = [found.path for found in headers.values() if given.operation == "move"]
-        return cls(headers, tuple(path[1] for path in paths if path is not None), given.missing)
+        return cls(given, {name: Expression(text, ROOTS) for name, text in given.headers.items()})
+
+    def meant(self, names: Iterable[str]) -> list[str]:
+        """Return those of the columns that go once they are headers."""
+        if self.given.operation != "move":
+            return []
+        moved = {found.path[1] for found in self.expressions.values() if found.path is not None}
+        return [name for name in names if name in moved]
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the headers.
 
         :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
         """
-        rows = GroupRows(group, self.missing)
-        added = {name: _value(group, name, found, rows) for name, found in self.headers.items()}
+        added = computed(group, self.expressions, self.given.missing, "set the header")
         found = with_headers(group, added)
-        if not self.moved:
-            return [found]
-        return DropFields(self.moved, keeps=False).apply(found)
-
-
-def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
-    with fitting_expression(group, f"set the header {name!r}"):
-        return expression.values(rows)
+        return [without_columns(found, ROW, self.meant(field_names(found, ROW)))]
 
 
 @dataclass(frozen=True, slots=True)
 class DropHeaders:
     """Takes headers away."""
 
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, given: options.DropHeadersConfig) -> DropHeaders:
-        return cls(given.headers)
+    given: options.DropHeadersConfig
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records without the headers."""
-        known = group.headers
-        if not pa.types.is_struct(known.type):
-            return [group]
-        left = {name: values for name, values in members(known).items() if name not in self.names}
-        return [group.with_headers(struct_of(left, None, len(group)) if left else pa.nulls(len(group)))]
+        return [_without_headers(group, self.given.headers)]
+
+
+def _without_headers(group: Group, names: Collection[str]) -> Group:
+    known = group.headers
+    if not pa.types.is_struct(known.type):
+        return group
+    left = {name: values for name, values in members(known).items() if name not in names}
+    return group.with_headers(struct_of(left, None, len(group)) if left else pa.nulls(len(group)))
 
 
 @dataclass(frozen=True, slots=True)
 class FieldsFromHeaders:
-    """Makes columns of headers.
+    """Makes columns of headers."""
 
-    :param fields: by column: the header.
-    """
+    given: options.FieldsFromHeadersConfig
 
-    fields: Mapping[str, str]
-    moves: bool
-    part: str = BOTH
-
-    @classmethod
-    def of(cls, given: options.FieldsFromHeadersConfig) -> FieldsFromHeaders:
-        return cls(given.fields, given.operation == "move", given.apply_to)
+    def meant(self, names: Iterable[str]) -> list[str]:
+        """Return those of the columns that are replaced."""
+        return [name for name in names if name in self.given.fields]
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the columns; null where a record lacks the header."""
-        rows = GroupRows(group, "null")
-        added = {name: rows.column(("headers", header)) for name, header in self.fields.items()}
-        made = with_added(group, self.part, added)
-        return DropHeaders(tuple(self.fields.values())).apply(made) if self.moves else [made]
+        rows, headers = GroupRows(group, "null"), self.given.fields
+        added = {name: rows.column(("headers", header)) for name, header in headers.items()}
+        made = with_added(group, self.given.apply_to, added)
+        return [_without_headers(made, headers.values()) if self.given.operation == "move" else made]

@@ -12,6 +12,7 @@ from tailrace.config.transformations import options
 from tailrace.decode.rows import specials
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure, specials_of_keys
+from tailrace.transforms.groups.rows import not_sent
 from tailrace.transforms.groups.values import either, members, struct_of
 from tailrace.transforms.selection import Operations
 
@@ -23,11 +24,7 @@ _NO_ROWS = np.empty(0, np.int64)
 class ValueToKey:
     """Makes the key of columns of the row: the row after, and before a delete."""
 
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, given: options.ValueToKeyConfig) -> ValueToKey:
-        return cls(given.fields)
+    given: options.ValueToKeyConfig
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with their keys; a record without a row has none.
@@ -54,23 +51,22 @@ class ValueToKey:
         found = group.with_column("key", key)
         if "special" not in found.columns.schema.names:
             return found
-        return found.with_column("special", specials_of_keys(found.column("special"), self.names, every, old))
+        special = specials_of_keys(found.column("special"), self.given.fields, every, old)
+        return found.with_column("special", special)
 
     def _key(self, group: Group, rows: pa.Array) -> pa.Array:
         found = members(rows) if pa.types.is_struct(rows.type) else {}
-        if missing := [name for name in self.names if name not in found]:
+        if missing := [name for name in self.given.fields if name not in found]:
             raise failure(
                 group,
                 f"make keys of columns: there is no column {', '.join(map(repr, missing))}",
                 "name other columns, or give it only the records that it is for, by a predicate of tables",
             )
-        return struct_of({name: found[name] for name in self.names}, rows.is_null(), len(group))
+        return struct_of({name: found[name] for name in self.given.fields}, rows.is_null(), len(group))
 
     def _require_no_unchanged(self, group: Group) -> None:
         # NULL or a placeholder stands in the place of such a value: keys of different rows would be equal.
-        unchanged = group.column("unchanged")
-        named = set() if pa.types.is_null(unchanged.type) else set(unchanged.flatten().unique().to_pylist())
-        if silent := [name for name in self.names if name in named]:
+        if silent := [name for name in self.given.fields if not_sent(group, [name]).any()]:
             raise failure(
                 group,
                 f"make keys of columns: an update did not send {', '.join(map(repr, silent))}, because large "
@@ -82,7 +78,7 @@ class ValueToKey:
         # A delete has its key, or all of the row: a column that it does not have is not NULL.
         partial = group.column("partial")
         sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
-        silent = [name for name in self.names if name not in sent]
+        silent = [name for name in self.given.fields if name not in sent]
         if silent and pa.types.is_boolean(partial.type):
             flags = partial.fill_null(False).to_numpy(zero_copy_only=False)
             if (flags & deleted).any():
@@ -97,12 +93,7 @@ class ValueToKey:
 class ExtractField:
     """Takes one field out of a key or value: it is the key or value then."""
 
-    name: str
-    part: str
-
-    @classmethod
-    def of(cls, given: options.ExtractFieldConfig) -> ExtractField:
-        return cls(given.field, given.apply_to)
+    given: options.ExtractFieldConfig
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the field alone.
@@ -110,18 +101,19 @@ class ExtractField:
         :raises TailraceError: `TRANSFORM_FAILED` if there is no such field, if it is to be the value of a
             change, or if its type does not hold a value: null would be another key, or a tombstone.
         """
-        column, values = _whole(group, self.part)
+        column, values = _whole(group, self.given.apply_to)
+        name = self.given.field
         if pa.types.is_null(values.type):
             return [group]
         found = members(values) if pa.types.is_struct(values.type) else {}
-        if self.name not in found:
+        if name not in found:
             raise failure(
                 group,
-                f"extract a field: the {column} has no field {self.name!r}",
+                f"extract a field: the {column} has no field {name!r}",
                 "name another field, or give it only the records that it is for, by a predicate of tables",
             )
-        _require_held(group, column, [self.name])
-        return [group.with_column(column, found[self.name])]
+        _require_held(group, column, [name])
+        return [group.with_column(column, found[name])]
 
 
 def _require_held(group: Group, column: str, names: Sequence[str]) -> None:
@@ -142,22 +134,18 @@ def _require_held(group: Group, column: str, names: Sequence[str]) -> None:
 class HoistField:
     """Puts a key or value into a field of that name."""
 
-    name: str
-    part: str
-
-    @classmethod
-    def of(cls, given: options.HoistFieldConfig) -> HoistField:
-        return cls(given.field, given.apply_to)
+    given: options.HoistFieldConfig
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with one level more; null stays null.
 
         :raises TailraceError: `TRANSFORM_FAILED` if it is the value of a change, or as `ExtractField.apply`.
         """
-        column, values = _whole(group, self.part)
+        column, values = _whole(group, self.given.apply_to)
         if pa.types.is_struct(values.type):
             _require_held(group, column, values.type.names)
-        return [group.with_column(column, struct_of({self.name: values}, values.is_null(), len(group)))]
+        hoisted = struct_of({self.given.field: values}, values.is_null(), len(group))
+        return [group.with_column(column, hoisted)]
 
 
 def _whole(group: Group, part: str) -> tuple[str, pa.Array]:

@@ -16,8 +16,9 @@ from tailrace.config.transformations.steps import REFERENCE, ROOTS, python_regex
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
 from tailrace.records.group import Group
+from tailrace.transforms.fields import failure
 from tailrace.transforms.groups.rows import GroupRows, described, fitting_expression
-from tailrace.transforms.groups.values import with_fields
+from tailrace.transforms.groups.values import edited
 
 
 def replaced(topic: str, regex: str, replacement: str) -> str | None:
@@ -37,62 +38,44 @@ def replaced(topic: str, regex: str, replacement: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteByName:
-    """Renames topics that a regular expression fits."""
+class Routing:
+    """Renames topics that a regular expression fits, or gives each record the one that an expression says."""
 
-    regex: str
-    replacement: str
-    key_field: str | None = None
+    given: options.Route
+    topic: Expression | None
 
-    def apply(self, group: Group) -> list[Group]:
-        """Return the records for their topic.
-
-        :raises TailraceError: `TRANSFORM_FAILED` if the replacement leaves no name.
-        """
-        topic = replaced(group.topic, self.regex, self.replacement)
-        if topic is None:
-            return [group]
-        return [_routed(group, topic, self.key_field)]
-
-
-@dataclass(frozen=True, slots=True)
-class RouteByContent:
-    """Gives each record the topic that an expression says; where that is NULL it keeps its own."""
-
-    topic: Expression
-    key_field: str | None = None
-    missing: str = "error"
+    @classmethod
+    def of(cls, given: options.Route) -> Routing:
+        return cls(given, None if given.topic is None else Expression(given.topic, ROOTS))
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the records, a group for each topic.
+        """Return the records, a group for each topic. Without another one they keep theirs.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit them, or gives
-            something that is no topic.
+        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit them, or there is something
+            that is no topic.
         """
-        with fitting_expression(group, "route records"):
-            names = self.topic.values(GroupRows(group, self.missing))
-        if pa.types.is_null(names.type):
-            return [group]
-        if not pa.types.is_string(names.type):
-            raise TailraceError(
-                Kind.TRANSFORM_FAILED,
-                f"route records: the topic's expression gives {names.type}, and a topic is text",
-                "cast it, or name the topic with: case when … then 'a topic' end",
-                {"table": described(group)},
-            )
         return [
-            part if name is None else _routed(part, name, self.key_field)
-            for name, part in parted(group, names)
+            part if topic is None else _routed(part, topic, self.given.key_field)
+            for topic, part in self._by_topic(group)
         ]
 
-
-def of(given: options.Route) -> RouteByName | RouteByContent:
-    """Return the transformation that the options mean."""
-    if given.topic is not None:
-        return RouteByContent(Expression(given.topic, ROOTS), given.key_field, given.missing)
-    assert given.regex is not None
-    assert given.replacement is not None
-    return RouteByName(python_regex(given.regex), given.replacement, given.key_field)
+    def _by_topic(self, group: Group) -> list[tuple[str | None, Group]]:
+        given = self.given
+        if self.topic is None:
+            assert given.regex is not None
+            assert given.replacement is not None
+            return [(replaced(group.topic, python_regex(given.regex), given.replacement), group)]
+        with fitting_expression(group, "route records"):
+            names = self.topic.values(GroupRows(group, given.missing))
+        if pa.types.is_null(names.type):
+            return [(None, group)]
+        if not pa.types.is_string(names.type):
+            raise failure(
+                group,
+                f"route records: the topic's expression gives {names.type}, and a topic is text",
+                "cast it, or name the topic with: case when … then 'a topic' end",
+            )
+        return parted(group, names)
 
 
 def parted(group: Group, names: pa.StringArray) -> list[tuple[str | None, Group]]:
@@ -120,10 +103,9 @@ def _routed(group: Group, topic: str, key_field: str | None) -> Group:
         )
     if topic == group.topic:
         return group
-    if key_field is not None:
+    # A record without a key stays without one.
+    if key_field is not None and not pa.types.is_null(group.column("key").type):
         former = pa.repeat(pa.scalar(group.topic), len(group))
-        key = with_fields(group.column("key"), {key_field: former}, len(group))
-        # A record without a key stays without one.
-        if not pa.types.is_null(group.column("key").type):
-            group = group.with_column("key", key)
+        key = edited(group.column("key"), lambda found: {**found, key_field: former})
+        group = group.with_column("key", key)
     return group.with_topic(topic)

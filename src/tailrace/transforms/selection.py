@@ -121,13 +121,12 @@ def _flags(values: pa.Array) -> Chosen:
 class Filter:
     """Keeps the records for which an expression is true."""
 
+    given: options.FilterConfig
     where: Expression
-    keeps_nulls: bool = False
-    missing: str = "error"
 
     @classmethod
     def of(cls, given: options.FilterConfig) -> Filter:
-        return cls(Expression(given.where, ROOTS), given.nulls == "keep", given.missing)
+        return cls(given, Expression(given.where, ROOTS))
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records that are kept.
@@ -135,8 +134,8 @@ class Filter:
         :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit them.
         """
         with fitting_expression(group, "filter records"):
-            found = self.where.truths(GroupRows(group, self.missing))
-        kept = pc.fill_null(found, self.keeps_nulls).to_numpy(zero_copy_only=False)
+            found = self.where.truths(GroupRows(group, self.given.missing))
+        kept = pc.fill_null(found, self.given.nulls == "keep").to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(kept)
         return [group.take(rows)] if len(rows) else []
 

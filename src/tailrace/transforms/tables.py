@@ -1,7 +1,7 @@
 """Transformations for tables: changes stay cells, so that a table's rows, keys and JSON are made of them.
 
 A table's key is columns of its rows: what `apply_to` says makes no difference here. What has no meaning for a
-table is refused before (`config.table_transformations`).
+table is refused before (`config.transformations.tables`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,10 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config.patterns import matches_any
-from tailrace.config.transformations import predicates as choices
-from tailrace.config.transformations.options import DropConfig
 from tailrace.config.transformations.predicates import AnyPredicate
-from tailrace.config.transformations.steps import ROOTS, TransformationConfig, python_regex
+from tailrace.config.transformations.steps import ROOTS, OfKeyAndRow, TransformationConfig
 from tailrace.decode.changes import TableChanges, no_changes
 from tailrace.decode.column_policy import reshaped
 from tailrace.decode.computed import ComputedColumn, ComputedColumns
@@ -35,11 +33,13 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.sql import inputs_of
 from tailrace.model import Column, Op, Relation, ReplicaIdentity
 from tailrace.records.group import Group
-from tailrace.transforms.chain import Chain, close_of
+from tailrace.transforms.chain import Chain, Step
 from tailrace.transforms.contract import Transformation
 from tailrace.transforms.factory import build
-from tailrace.transforms.fields import BOTH, failure, fitting
-from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
+from tailrace.transforms.fields import BOTH, failure
+from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask
+from tailrace.transforms.groups.values import TEXT
+from tailrace.transforms.selection import Drop, Tables, TopicChoice
 from tailrace.transforms.timestamps import Timestamps
 
 #: Schema and table, after which a target names its folder.
@@ -48,7 +48,8 @@ Name = tuple[str, str]
 #: What a computed column is made of, by its name: a mark of each column that it reads.
 Inputs = dict[str, list[str]]
 
-_Converting = Cast | Timestamps
+#: Columns that were computed, by name, with the type of their values.
+Computed = dict[str, tuple[pa.DataType, ComputedColumn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,6 @@ class TableChain:
     """
 
     chain: Chain = field(default=Chain(), repr=False)
-    steps: tuple[TransformationConfig, ...] = ()
-    predicates: Mapping[str, AnyPredicate] = field(default_factory=dict)
     keeps_keys: bool = False
 
     def apply(
@@ -75,7 +74,7 @@ class TableChain:
         relation = changes.relation
         assert relation is not None, "logical messages belong to no table"
         own = relation.qualified_name
-        if not self.steps:
+        if not self.chain:
             return [((relation.schema, relation.table), changes)] if changes.count else []
         group = Group.of_changes(own, np.arange(changes.count), changes, origin)
         found = []
@@ -93,41 +92,33 @@ class TableChain:
         """
         group = Group.of_changes(relation.qualified_name, np.arange(0), no_changes(relation))
         inputs: Inputs = {}
-        for step, given in zip(self.chain.steps, self.steps, strict=True):
-            if isinstance(given, DropConfig) or not self._concerns(given, relation):
-                continue
-            assert group.relation is not None
-            inner = _inner(step.transformation)
-            if isinstance(inner, ComputedStep):
-                inputs |= inner.inputs(group.relation)
-            (group,) = step.transformation.apply(group)
-        assert group.relation is not None
-        return group.relation, inputs
+        for step in self._concerning(relation):
+            if not isinstance(step.step, Drop):
+                inputs |= step.inputs(_table_of(group)[0])
+                (group,) = step.apply(group)
+        return _table_of(group)[0], inputs
 
     def mark(self, relation: Relation) -> str:
         """Return a mark of the steps that concern a table; empty if none does. It tells no secret."""
-        marks: list[Any] = []
-        for step, given in zip(self.chain.steps, self.steps, strict=True):
-            if not self._concerns(given, relation):
-                continue
-            what = given.model_dump(
-                mode="json", exclude={"predicate", "negate", "salt", "type"}, exclude_defaults=True
-            )
-            salt = getattr(_inner(step.transformation), "salt", None)
-            secret = hmac.digest(salt.value, b"salt", hashlib.sha256).hex() if salt is not None else ""
-            marks.append([type(given).__name__, what, secret])
+        marks = [step.mark() for step in self._concerning(relation)]
         if not marks:
             return ""
         return hashlib.sha256(json.dumps(marks, sort_keys=True).encode()).hexdigest()[:32]
 
-    def _concerns(self, given: TransformationConfig, relation: Relation) -> bool:
-        predicate = None if given.predicate is None else self.predicates[given.predicate]
-        if isinstance(predicate, choices.TablePredicate):
-            return matches_any(predicate.tables, relation.schema, relation.table) != given.negate
-        if isinstance(predicate, choices.TopicPredicate):
-            found = re.fullmatch(python_regex(predicate.pattern), relation.qualified_name)
-            return (found is not None) != given.negate
-        return True
+    def _concerning(self, relation: Relation) -> Iterator[TableStep]:
+        for step in self.chain.steps:
+            assert isinstance(step.transformation, TableStep)
+            if _concerns(step, relation):
+                yield step.transformation
+
+
+def _concerns(step: Step, relation: Relation) -> bool:
+    chooses = step.predicate
+    if isinstance(chooses, Tables):
+        return matches_any(chooses.patterns, relation.schema, relation.table) != step.negate
+    if isinstance(chooses, TopicChoice):
+        return (re.fullmatch(chooses.pattern, relation.qualified_name) is not None) != step.negate
+    return True
 
 
 def table_chain(
@@ -137,27 +128,17 @@ def table_chain(
 
     :raises TailraceError: as `factory.build`.
     """
-    chain = build(steps, predicates)
-    made = tuple(
-        replace(step, transformation=_for_tables(step.transformation, keeps_keys=keeps_keys))
-        for step in chain.steps
+    built = build([_of_both(step) for step in steps], predicates)
+    made = (
+        replace(step, transformation=TableStep(given, step.transformation, keeps_keys))
+        for given, step in zip(steps, built.steps, strict=True)
     )
-    return TableChain(Chain(made), tuple(steps), dict(predicates), keeps_keys)
+    return TableChain(Chain(tuple(made)), keeps_keys)
 
 
-def _for_tables(given: Transformation, *, keeps_keys: bool) -> Transformation:
-    found: Transformation = given
-    if isinstance(given, Rename | Mask):
-        found = replace(given, part=BOTH)
-    elif isinstance(given, DropFields):
-        found = DroppedColumns(given)
-    elif isinstance(given, AddFields | Cast | Timestamps):
-        found = ComputedStep(given, keeps_keys)
-    return KeyKept(found) if keeps_keys else found
-
-
-def _inner(transformation: Transformation) -> Transformation:
-    return transformation.step if isinstance(transformation, KeyKept) else transformation
+def _of_both(step: TransformationConfig) -> TransformationConfig:
+    # What is done to the row and its key alike is done to cells.
+    return step.model_copy(update={"apply_to": BOTH}) if isinstance(step, OfKeyAndRow) else step
 
 
 def _target(topic: str, relation: Relation) -> Name:
@@ -172,66 +153,67 @@ NO_STEPS = TableChain()
 
 
 @dataclass(frozen=True, slots=True)
-class DroppedColumns:
-    """Leaves columns out of a table, those of its key too."""
+class TableStep:
+    """Does a step to a table, whose changes stay cells.
 
-    given: DropFields
-
-    def apply(self, group: Group) -> list[Group]:
-        """Return the changes without the columns."""
-        relation, wire = _table_of(group)
-        gone = self.gone([column.name for column in relation.columns])
-        return [group.with_wire(wire.reshaped(reshaped(relation, gone, {})))] if gone else [group]
-
-    def gone(self, names: Sequence[str]) -> set[str]:
-        """Return those of the columns that are left out."""
-        meant = set(fitting(self.given.patterns, names))
-        return set(names) - meant if self.given.keeps else meant
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedStep:
-    """Adds columns to a table, or gives columns another form, and writes the values as cells.
-
-    :param of_rows: the table has one row a key, so a value that was not sent is the one that the row has.
+    :param given: the step's options, as they were given.
+    :param keeps_keys: rows are told apart by their keys (a mirror): a step that would change them is refused,
+        and a value that was not sent is the one that the row has.
     """
 
-    given: AddFields | _Converting
-    of_rows: bool = False
+    given: TransformationConfig
+    step: Transformation
+    keeps_keys: bool
 
-    def apply(self, group: Group) -> list[Group]:
-        """Return the changes with the columns.
+    def apply(self, group: Group) -> Iterable[Group]:
+        """Return the changes as the step leaves them.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if an expression or a value does not fit, or a value that is
-            needed was not sent.
+        :raises TailraceError: as the step's; `TRANSFORM_FAILED` if a value that is needed was not sent;
+            `CONFIG_INVALID` if it drops, masks or computes a column of the key.
         """
-        relation, _ = _table_of(group)
-        if isinstance(self.given, AddFields):
-            found = self._added(group, self.given)
-        else:
-            found = self._converted(group, self.given, relation)
-        return [_with_columns(group, found)] if found else [group]
+        relation, wire = _table_of(group)
+        if self.keeps_keys:
+            _require_kept(self.step, relation)
+        step = self.step
+        if isinstance(step, DropFields):
+            # A column that is left out of the row is so out of the key.
+            gone = step.meant([column.name for column in relation.columns])
+            return [group.with_wire(wire.reshaped(reshaped(relation, gone, {})))] if gone else [group]
+        if isinstance(step, AddFields):
+            return [_with_columns(group, self._added(group, step))]
+        if isinstance(step, Cast | Timestamps):
+            return [_with_columns(group, _converted(group, step))]
+        return step.apply(group)
+
+    def mark(self) -> list[Any]:
+        """Return what tells the step from others, as JSON has it. It tells no secret."""
+        what = self.given.model_dump(
+            mode="json", exclude={"predicate", "negate", "salt", "type"}, exclude_defaults=True
+        )
+        salt = self.step.salt if isinstance(self.step, Mask) else None
+        secret = hmac.digest(salt.value, b"salt", hashlib.sha256).hex() if salt is not None else ""
+        return [type(self.given).__name__, what, secret]
 
     def inputs(self, relation: Relation) -> Inputs:
-        """Return what the computed columns are made of."""
+        """Return what the columns are made of that the step computes."""
         known = {column.name: column for column in relation.columns}
-        if not isinstance(self.given, AddFields):
-            return {name: [_mark(name, known.get(name))] for name in self.given.meant(known)}
+        if isinstance(self.step, Cast | Timestamps):
+            return {name: [_mark(name, known.get(name))] for name in self.step.meant(known)}
+        expressions = self.step.expressions if isinstance(self.step, AddFields) else {}
         return {
             name: sorted(_mark(read, known.get(read)) for read in _columns_read(expression.text))
-            for name, expression in self.given.fields.items()
+            for name, expression in expressions.items()
         }
 
-    def _added(self, group: Group, given: AddFields) -> dict[str, tuple[pa.DataType, ComputedColumn]]:
+    def _added(self, group: Group, step: AddFields) -> Computed:
         relation, _ = _table_of(group)
         names = [column.name for column in relation.columns]
         found = {}
-        for name, values in given.added(group).items():
+        for name, values in step.added(group).items():
             place = names.index(name) if name in names else -1
-            expression = given.fields.get(name)
             unsent = np.zeros(len(group), np.bool_)
-            if expression is not None and name not in given.metadata:
-                unsent = self._unsent(group, name, expression.text)
+            if name in step.expressions:
+                unsent = self._unsent(group, name, step.expressions[name].text)
             texts = _texts(group, name, values)
             found[name] = values.type, ComputedColumn(place, texts, texts, unsent)
         return found
@@ -251,7 +233,7 @@ class ComputedStep:
         unsent: npt.NDArray[np.bool_] = missing.any(axis=0)
         paths = {path for _, path, _ in inputs_of(text, ROOTS)}
         known = ~missing.all(axis=0) if len(paths) == len(places) else np.ones(len(group), np.bool_)
-        if self.of_rows and (unsent & known).any():
+        if self.keeps_keys and (unsent & known).any():
             raise failure(
                 group,
                 f"compute the column {name!r}: an update did not send all that it is computed from, because "
@@ -261,69 +243,48 @@ class ComputedStep:
             )
         return unsent
 
-    def _converted(
-        self, group: Group, given: _Converting, relation: Relation
-    ) -> dict[str, tuple[pa.DataType, ComputedColumn]]:
-        _, wire = _table_of(group)
-        found = {}
-        for name in given.meant(column.name for column in relation.columns):
-            place = next(at for at, column in enumerate(relation.columns) if column.name == name)
-            made = []
-            for image in ("after", "before"):
-                values = wire.image_column(image, name)
-                assert values is not None
-                made.append(given.converted(group, image, name, values))
-            new, old = made
-            texts = _texts(group, name, new), _texts(group, name, old)
-            # Of a delete, the row is the one before.
-            current = pc.if_else(pa.array(wire.op == ord(Op.DELETE)), texts[1], texts[0])
-            unsent = np.zeros(len(group), np.bool_)
-            found[name] = new.type, ComputedColumn(place, current, texts[1], unsent, is_cast=True)
-        return found
+
+def _converted(group: Group, step: Cast | Timestamps) -> Computed:
+    relation, wire = _table_of(group)
+    names = [column.name for column in relation.columns]
+    found = {}
+    for name in step.meant(names):
+        made = []
+        for image in ("after", "before"):
+            values = wire.image_column(image, name)
+            assert values is not None
+            made.append(step.converted(group, image, name, values))
+        new, old = made
+        texts = _texts(group, name, new), _texts(group, name, old)
+        # Of a delete, the row is the one before.
+        current = pc.if_else(pa.array(wire.op == ord(Op.DELETE)), texts[1], texts[0])
+        unsent = np.zeros(len(group), np.bool_)
+        column = ComputedColumn(names.index(name), current, texts[1], unsent, is_cast=True)
+        found[name] = new.type, column
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class KeyKept:
-    """Does a step unless it would change what tells the rows of a table apart."""
+#: What steps do to the columns that they mean.
+_DOING = {DropFields: "drops", Mask: "masks", Cast: "casts", Timestamps: "converts", AddFields: "replaces"}
 
-    step: Transformation
 
-    def apply(self, group: Group) -> Iterable[Group]:
-        """As the step's.
-
-        :raises TailraceError: `CONFIG_INVALID` if it drops, masks or computes a column of the key.
-        """
-        relation, _ = _table_of(group)
-        names = [column.name for column in relation.columns]
-        what, touched = self._changes(names)
-        if lost := touched & set(relation.key):
-            raise TailraceError(
-                Kind.CONFIG_INVALID,
-                f"transform a mirror's table: its key has {', '.join(map(repr, sorted(lost)))}, which "
-                f"a transformation {what}, so that rows could not be told apart",
-                "give it other columns or, by a predicate of tables, other tables; columns of a key may be "
-                "renamed, hashed and cast to text; with mode: append any column may be changed",
-                {"table": relation.qualified_name},
-            )
-        return self.step.apply(group)
-
-    def close(self) -> None:
-        """Close the step."""
-        close_of(self.step)()
-
-    def _changes(self, names: Sequence[str]) -> tuple[str, set[str]]:
-        step: Any = self.step.given if isinstance(self.step, ComputedStep) else self.step
-        if isinstance(step, DroppedColumns):
-            return "drops", step.gone(names)
-        if isinstance(step, Mask) and step.mask.method != "hash":
-            return "masks", set(fitting(step.patterns, names))
-        if isinstance(step, Cast):
-            return "casts", {name for name in step.meant(names) if step.types[name] != "VARCHAR"}
-        if isinstance(step, Timestamps):
-            return "converts", set(step.meant(names))
-        if isinstance(step, AddFields):
-            return "replaces", {*step.static, *step.metadata, *step.fields}
-        return "", set()
+def _require_kept(step: Any, relation: Relation) -> None:
+    """:raises TailraceError: `CONFIG_INVALID` if a step would change what tells the rows of a table apart."""
+    what = _DOING.get(type(step))
+    if what is None or (isinstance(step, Mask) and step.given.method == "hash"):
+        return
+    lost = step.meant(relation.key)
+    if isinstance(step, Cast):
+        lost = [name for name in lost if step.types[name] != TEXT]
+    if lost:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"transform a mirror's table: its key has {', '.join(map(repr, sorted(lost)))}, which "
+            f"a transformation {what}, so that rows could not be told apart",
+            "give it other columns or, by a predicate of tables, other tables; columns of a key may be "
+            "renamed, hashed and cast to text; with mode: append any column may be changed",
+            {"table": relation.qualified_name},
+        )
 
 
 def _table_of(group: Group) -> tuple[Relation, TableChanges]:
@@ -342,7 +303,9 @@ def _mark(name: str, column: Column | None) -> str:
     return f"{column.number or name} {column.type_oid} {column.type_modifier}"
 
 
-def _with_columns(group: Group, found: Mapping[str, tuple[pa.DataType, ComputedColumn]]) -> Group:
+def _with_columns(group: Group, found: Computed) -> Group:
+    if not found:
+        return group
     relation, wire = _table_of(group)
     columns = list(relation.columns)
     for name, (arrow, computed) in found.items():

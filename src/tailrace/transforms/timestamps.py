@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,7 +13,7 @@ from tailrace.config.transformations import options
 from tailrace.decode.values.stamps import finite, stamp_texts, with_infinities
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.transforms.fields import Fields, failure, field_names, fitting, with_edited
+from tailrace.transforms.fields import failure, field_names, fitting, with_converted
 from tailrace.transforms.groups.values import cast
 
 _UTC = "UTC"
@@ -25,43 +26,24 @@ _UNITS = {"unix_s": "s", "unix_ms": "ms", "unix_us": "us", "unix_ns": "ns"}
 
 @dataclass(frozen=True, slots=True)
 class Timestamps:
-    """Gives columns of points in time another form.
+    """Gives columns of points in time another form."""
 
-    :param unit: of numbers that are read: `s`, `ms`, `us`, `ns`.
-    :param reading: how texts are read, as `strptime` has it; empty: ISO 8601.
-    :param writing: how texts are written, as `strftime` has it; empty: ISO 8601.
-    """
-
-    patterns: tuple[str, ...]
-    to: str
-    unit: str
-    reading: str
-    writing: str
-    part: str
-
-    @classmethod
-    def of(cls, given: options.TimestampsConfig) -> Timestamps:
-        return cls(
-            given.fields, given.to, given.unit, given.read_format or "", given.format or "", given.apply_to
-        )
+    given: options.TimestampsConfig
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the columns in the other form.
 
         :raises TailraceError: `TRANSFORM_FAILED` if values are no points in time, or out of range.
         """
-        meant = self.meant(field_names(group, self.part))
+        part = self.given.apply_to
+        meant = self.meant(field_names(group, part))
         if not meant:
             return [group]
-
-        def edit(found: Fields) -> Fields:
-            return {n: self.converted(group, "", n, v) if n in meant else v for n, v in found.items()}
-
-        return [with_edited(group, self.part, edit)]
+        return [with_converted(group, part, meant, partial(self.converted, group))]
 
     def meant(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns that get another form."""
-        return fitting(self.patterns, names)
+        return fitting(self.given.fields, names)
 
     def converted(self, group: Group, _image: str, name: str, values: pa.Array) -> pa.Array:
         """Return values of a column as they are to be.
@@ -75,8 +57,8 @@ class Timestamps:
             times = self._read(values) if pa.types.is_string(arrow) else values
             if not (pa.types.is_date32(times.type) or pa.types.is_timestamp(times.type)):
                 return self._written(self._read(times))
-            if self.to in _TYPES:
-                return with_infinities(times, _TYPES[self.to], lambda v: self._written(self._read(v)))
+            if self.given.to in _TYPES:
+                return with_infinities(times, _TYPES[self.given.to], lambda v: self._written(self._read(v)))
             # An infinity has no number and no such text: `special` says what it was, unless that was a text.
             known = finite(times)
             if pa.types.is_string(arrow) and known.null_count > times.null_count:
@@ -86,7 +68,7 @@ class Timestamps:
             # Arrow's own message may quote a value.
             raise failure(
                 group,
-                f"convert the column {name!r} from {arrow} to {self.to}: a value is no point in time, "
+                f"convert the column {name!r} from {arrow} to {self.given.to}: a value is no point in time, "
                 "or out of range",
                 "check unit and read_format, or give it only the records that it is for, by a predicate",
             ) from None
@@ -96,32 +78,33 @@ class Timestamps:
         if pa.types.is_timestamp(arrow):
             return values if arrow.tz else values.cast(pa.timestamp(arrow.unit, tz=_UTC))
         if pa.types.is_integer(arrow):
-            return values.cast(pa.int64()).cast(pa.timestamp(self.unit, tz=_UTC))
+            return values.cast(pa.int64()).cast(pa.timestamp(self.given.unit, tz=_UTC))
         if pa.types.is_date(arrow):
             return values.cast(pa.timestamp("us")).cast(_INSTANT)
-        if pa.types.is_string(arrow) and self.reading:
-            return _parsed(values, self.reading).cast(_INSTANT)
+        if pa.types.is_string(arrow) and self.given.read_format:
+            return _parsed(values, self.given.read_format).cast(_INSTANT)
         if pa.types.is_string(arrow):
             return cast(values, "TIMESTAMPTZ")
         raise pa.ArrowTypeError
 
     def _written(self, times: pa.Array) -> pa.Array:
-        if self.to in _UNITS:
-            return _counted(times, _UNITS[self.to])
-        if self.to == "date":
+        to = self.given.to
+        if to in _UNITS:
+            return _counted(times, _UNITS[to])
+        if to == "date":
             return pc.floor_temporal(_instants(times), unit="day").cast(pa.date32())
-        if self.to == "time":
+        if to == "time":
             return _instants(times).cast(pa.time64("us"))
-        if self.to == "timestamp":
+        if to == "timestamp":
             return _instants(times)
-        if not self.writing:
+        if not self.given.format:
             return stamp_texts(_instants(times), _ISO_DIGITS)
         # Arrow's years have 16 bits.
         if pc.any(pc.greater(pc.abs(_counted(times, "s")), _YEARS_MAX_S)).as_py():
             raise pa.ArrowInvalid
         # Arrow writes the fraction of a second with its second, if there is one.
         whole = pc.floor_temporal(times, unit="second").cast(pa.timestamp("s", tz=_UTC))
-        return pc.strftime(whole, format=self.writing)
+        return pc.strftime(whole, format=self.given.format)
 
 
 def _parsed(texts: pa.StringArray, reading: str) -> pa.Array:

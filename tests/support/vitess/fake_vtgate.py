@@ -52,6 +52,7 @@ class FakeShard:
     :param is_altered_within: a transaction's last row comes once more, behind a second description of its
         table, without names.
     :param altered: from this place of the binlog on, rows have a third column, `extra`.
+    :param unreadable: by its number, what comes of a transaction: a `statement`, or a row without `values`.
     :param errors: what its next streams end with at once: code and words.
     :param switching: so many of the next questions come while traffic is switched.
     """
@@ -75,6 +76,7 @@ class FakeShard:
     is_unnamed: bool = False
     is_altered_within: bool = False
     altered: int | None = None
+    unreadable: dict[int, str] = field(default_factory=dict)
     errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
     switching: int = 0
 
@@ -244,18 +246,16 @@ class FakeVtgate:
             rows = [[str(min(keys)), str(max(keys)), str(len(keys))]] if keys else []
             if not keys:
                 found.result.rows.append(pb.Row(lengths=[-1, -1, 1], values=b"0"))
-        elif "group by t.table_name" in sql:
+        elif "information_schema.statistics" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             if (shard := self._answering(name)) is None:
                 return _refused()
-            rows = [[TABLE, "1", "id", "bigint"]] if shard.has_table else []
+            rows = [[TABLE, "id", "bigint"]] if shard.has_table else []
         elif "information_schema.views" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             if (shard := self._answering(name)) is None:
                 return _refused()
             rows = [[VIEW]] if shard.has_view else []
-        elif "information_schema.statistics" in sql:
-            rows = [[TABLE, "id"]]
         elif "information_schema.columns" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             if self._answering(name) is None:
@@ -469,6 +469,11 @@ class _Following:
             is_altered = shard.altered is not None and self.places[name] > shard.altered
             events += self._description(name, 3 if is_altered else 2, is_unnamed=shard.is_unnamed)
             events += [self._change(name, *each, *((0,) if is_altered else ())) for each in changes]
+            wrong = shard.unreadable.get(self.places[name])
+            if wrong == "statement":
+                events.append(_event(pb.INSERT, name))
+            elif wrong == "values":
+                events[-1].row_event.row_changes[0].data_columns.MergeFrom(pb.Bitmap(count=2, cols=b"\1"))
             if shard.is_altered_within:
                 events += [*self._description(name, 3, is_unnamed=True), self._change(name, *changes[-1], 0)]
         return _response(*events, self._vgtid(name), _event(pb.COMMIT, name))

@@ -40,7 +40,6 @@ from tailrace.sources.vitess.resharding.events import (
     ShardStreamEnded,
     SnapshotRequested,
     TablesRequested,
-    TasksChanged,
 )
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange, overlapping
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk, Journal, ShardState
@@ -95,7 +94,7 @@ class Budget:
     crashes: int = 0
     interruptions: int = 0
     late: int = 0  # deliveries of streams that are over
-    tasks: int = 0  # changes of tasks
+    tasks: int = 0  # restarts with another number of tasks
     snapshots: int = 0
     tables: int = 0  # requests for all rows, beside the stream; without other copies
     purges: int = 0
@@ -161,8 +160,7 @@ class World:
     shards: frozenset[tuple[str, Shard]] = frozenset()
     requested: frozenset[str] = frozenset()
     tasks: tuple[int, ...] = (0,)
-    lists: int = 0
-    asked: int = 0  # the number of the ListShards that is to be answered; 0: none
+    is_asked: bool = False  # a ListShards is to be answered
     listed: tuple[str, ...] | None = None  # the answer is on its way
     streams: frozenset[Stream] = frozenset()
     appended: Captured = field(default_factory=Captured)
@@ -233,7 +231,6 @@ def _coordinator(world: World) -> coordination.Coordinator:
     found = coordination.Coordinator({}, world.tasks, copies=world.copies, common_key=_common_key)
     found.shards = dict(world.shards)
     found.requested = set(world.requested)
-    found.lists = world.lists
     return found
 
 
@@ -246,7 +243,7 @@ def _started(world: World, captured: Captured) -> World:
         dict(captured.states), world.tasks, copies=world.copies, common_key=_common_key
     )
     world = replace(
-        world, streams=frozenset(), asked=0, listed=None, appended=captured, durable=captured, lists=0
+        world, streams=frozenset(), is_asked=False, listed=None, appended=captured, durable=captured
     )
     return _obeyed(world, found, found.start(), captured.changes)
 
@@ -265,8 +262,6 @@ def _obeyed(
         world,
         shards=frozenset(shards.items()),
         requested=frozenset(found.requested),
-        lists=found.lists,
-        tasks=found.tasks,
     )
     kept: Mapping[str, ShardState] = {}
     for command in commands:
@@ -278,7 +273,7 @@ def _obeyed(
             case CancelStream():
                 world = _over(world, command.shard, command.attempt)
             case ListShards():
-                world = replace(world, asked=command.number, listed=None)
+                world = replace(world, is_asked=True, listed=None)
     if kept or changes != world.appended.changes:
         states = dict(world.appended.states) | dict(kept)
         world = replace(world, durable=world.appended, appended=Captured(changes, frozenset(states.items())))
@@ -303,8 +298,8 @@ def _opened(world: World, command: OpenStream) -> World:
     wanted = command.positions[command.shard]
     position = 0 if binlog is None else _position(wanted, binlog)
     server = wanted.removeprefix("MySQL56/").partition(":")[0] if ":" in wanted else ""
-    copied = command.keys.get(TABLE, "") if command.is_copied else None
-    if command.is_copied and not command.keys and binlog is not None:
+    copied = None if copy is None else command.keys.get(TABLE, "")
+    if copy is not None and not command.keys and binlog is not None:
         position = len(binlog.entries)
     stream = Stream(
         command.shard, command.attempt, command.task, position, tuple(sorted(command.positions)), copied
@@ -327,8 +322,6 @@ def _over(world: World, shard: str, attempt: int) -> World:
 
 def _forgotten(world: World) -> World:
     """What can't matter any more is no part of the state; nor how high a number is that is only compared."""
-    if world.asked:
-        world = replace(world, asked=1, lists=1)
     if world.budget.late:
         return world
     return replace(
@@ -368,10 +361,8 @@ def outer(world: World) -> Iterator[World]:
         if world.durable != world.appended:
             yield _started(crashed, world.durable)
     if budget.tasks:
-        less = replace(world, budget=budget.less("tasks"))
-        yield _stepped(less, TasksChanged((0, 1) if world.tasks == (0,) else (0,)))
-        over = frozenset(replace(found, is_over=True) if found.task == 0 else found for found in less.streams)
-        yield _stepped(replace(less, streams=over), TasksChanged(world.tasks, lost=(0,)))
+        tasks = (0, 1) if world.tasks == (0,) else (0,)
+        yield _started(replace(world, budget=budget.less("tasks"), tasks=tasks), world.appended)
     for stream in world.streams:
         if stream.is_over:
             if budget.late:
@@ -390,13 +381,13 @@ def outer(world: World) -> Iterator[World]:
 
 
 def _listings(world: World) -> Iterator[World]:
-    if not world.asked:
+    if not world.is_asked:
         return
     if world.listed is None:
         yield replace(world, listed=world.keyspace.serving())
     else:
-        answered = replace(world, asked=0, listed=None)
-        yield _stepped(answered, ShardsListed(world.asked, world.listed))
+        answered = replace(world, is_asked=False, listed=None)
+        yield _stepped(answered, ShardsListed(world.listed))
 
 
 def _looks(world: World) -> Iterator[World]:
@@ -468,7 +459,12 @@ def _switched(keyspace: Keyspace) -> Keyspace:
 
 @functools.cache
 def _holds(shard: str, key: str) -> bool:
-    return KeyRange.of_shard(shard).contains(bytes.fromhex(key))
+    return has_key(KeyRange.of_shard(shard), bytes.fromhex(key))
+
+
+def has_key(key_range: KeyRange, keyspace_id: bytes) -> bool:
+    """Tell whether a keyspace id is in a range."""
+    return key_range.start <= keyspace_id and (key_range.end is None or keyspace_id < key_range.end)
 
 
 # ---------------------------------------------------------------------- what a stream delivers

@@ -32,10 +32,6 @@ def test_tasks_are_balanced_and_as_few_shards_as_possible_move(
     assert kept == sum(map(min, held, sizes))
 
 
-def test_without_tasks_nothing_is_dealt() -> None:
-    assert assigned(["0"], [], {}) == {}
-
-
 def test_a_task_more_or_less_moves_its_share_alone() -> None:
     shards = [f"{first:04x}-{first + 1:04x}" for first in range(1, 1001)]
     eight = assigned(shards, range(8), {})

@@ -33,8 +33,8 @@ from tailrace.sources.vitess.resharding.events import (
     ShardsListed,
     ShardStreamEnded,
     SnapshotRequested,
-    TasksChanged,
 )
+from tailrace.sources.vitess.resharding.gtid_sets import TO_COPY
 from tailrace.sources.vitess.resharding.refusals import BEHIND_MAX, PURGED_MAX, UNDESCRIBED_MAX
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk, CopyState, Journal, ShardState
 from tailrace.sources.vitess.resharding.transitions import ShardMode
@@ -74,7 +74,7 @@ def _end(found: Coordinator, shard: str, reason: EndReason, *participants: str) 
 
 
 def _listed(found: Coordinator, *shards: str) -> tuple[Command, ...]:
-    return found.step(ShardsListed(found.lists, shards))
+    return found.step(ShardsListed(shards))
 
 
 MERGE = Journal.of(5, ["-40", "40-80"], {"-80": _gtid(30, TWO)})
@@ -114,7 +114,7 @@ def test_w7_w8_a_copy_is_kept_at_each_position_and_ends_by_shard() -> None:
     found = Coordinator({})
     found.start()
     opened = _opened(_listed(found, "-80", "80-"))
-    assert {stream.is_copied for stream in opened.values()} == {True}
+    assert {(stream.positions[name], *stream.keys) for name, stream in opened.items()} == {(TO_COPY,)}
     attempt = found.shards["-80"].attempt
     found.step(PositionReached("-80", attempt, _gtid(3), {"a": "a1"}))
     found.step(CopyCompleted("-80", attempt))
@@ -323,18 +323,6 @@ def test_serving_shards_wait_for_a_snapshot_only_when_nothing_of_theirs_moves_an
     assert not found.waits_for_snapshot("80-", serving)
 
 
-def test_a_lost_task_is_replaced_and_late_words_of_it_are_refused() -> None:
-    found = _running("-80", "80-", tasks=(0, 1))
-    before = {name: (shard.task, shard.attempt) for name, shard in found.shards.items()}
-    commands = found.step(TasksChanged((0,), lost=(1,)))
-    moved = next(name for name, (task, _) in before.items() if task == 1)
-    assert _opened(commands).keys() == {moved}
-    assert not any(isinstance(command, CancelStream) for command in commands)
-    assert not found.accepts(moved, before[moved][1])
-    assert not _opened(found.step(TasksChanged((), lost=(0,))))
-    assert len(_opened(found.step(TasksChanged((3,))))) == 2
-
-
 def test_two_reshards_in_a_row_are_followed_by_one_that_lags_behind() -> None:
     found = _running("0")
     _reach(found, "0", Journal.of(1, ["0"], {"-80": _gtid(3), "80-": _gtid(4)}))
@@ -381,7 +369,7 @@ def test_a_copy_in_chunks_is_as_far_as_the_one_that_is_least_far() -> None:
     # Not all are there.
     again = Coordinator({"0": _restored(found)}, (0,))
     (opened,) = _opened(again.start()).values()
-    assert opened.is_copied
+    assert opened.positions == {"0": TO_COPY}
     assert found.shards["0"].kept.copy is not None
     assert found.shards["0"].kept.copy.copied == frozenset()
 
@@ -392,7 +380,8 @@ def test_once_all_chunks_are_copied_one_stream_goes_on_from_where_the_first_one_
         _chunk(found, number, last, f"k{number}", is_done=True)
     commands = found.step(ChunksGathered("0", found.shards["0"].attempt, is_whole=True))
     (opened,) = _opened(commands).values()
-    assert (dict(opened.positions), dict(opened.keys), opened.is_copied) == ({"0": _gtid(5)}, {}, False)
+    assert (dict(opened.positions), dict(opened.keys)) == ({"0": _gtid(5)}, {})
+    assert found.shards["0"].kept.copy is None
     kept = _kept(commands)["0"]
     assert [(chunk.table, chunk.gtid) for chunk in kept.ahead] == [("a", _gtid(9)), ("b", _gtid(7))]
     assert ShardState.from_json(kept.as_json()) == kept

@@ -30,13 +30,13 @@ def _started(states: dict[str, ShardState], tasks: int, *listed: str, copies: bo
     """Return a coordinator that has the first list of shards, and makes no difference of who reads what."""
     found = Coordinator(states, range(tasks), copies=copies)
     found.start()
-    found.step(ShardsListed(found.lists, listed or tuple(states)))
+    found.step(ShardsListed(listed or tuple(states)))
     return found
 
 
 def _opened(states: dict[str, ShardState], tasks: int, *listed: str) -> dict[str, OpenStream]:
     found = Coordinator(states, range(tasks))
-    commands = [*found.start(), *found.step(ShardsListed(found.lists, listed or tuple(states)))]
+    commands = [*found.start(), *found.step(ShardsListed(listed or tuple(states)))]
     return {command.shard: command for command in commands if isinstance(command, OpenStream)}
 
 
@@ -61,7 +61,7 @@ def test_each_shard_keeps_its_position_and_its_epoch_whatever_the_tasks_before(b
     first = _started({}, before, *QUARTERS, copies=False)
     for number, name in enumerate(QUARTERS, 1):
         first.step(PositionReached(name, first.shards[name].attempt, _gtid(number)))
-    first.step(ShardsListed(first.lists, QUARTERS))  # confirmed: they serve
+    first.step(ShardsListed(QUARTERS))  # confirmed: they serve
     states = {name: ShardState.from_json(shard.kept.as_json()) for name, shard in first.shards.items()}
     states["c000-"] = ShardState(_gtid(4), epoch=3)
     opened = _opened(states, now)

@@ -79,6 +79,12 @@ def test_w4_the_state_of_a_copy_is_part_of_the_shards_state() -> None:
     assert ShardState.from_json(kept.as_json()).request == (GTID, {"a": "a9"})
 
 
+def test_a_state_that_repeats_the_keys_of_its_position_is_read() -> None:
+    copy = {"keys": {"a": "a9"}, "done": []}
+    before = {"v": 1, "gtid": GTID, "table_pks": ["a9"], "copy": copy}  # as it was written once
+    assert ShardState.from_json(before).request == (GTID, {"a": "a9"})
+
+
 def test_a_copy_of_which_no_key_is_known_begins_again() -> None:
     assert ShardState(GTID, copy=CopyState()).request == ("", {})
     assert ShardState(GTID).request == (GTID, {})

@@ -49,6 +49,7 @@ def apply(
     if mark is None or mark.offset == UNKNOWN:
         return Pruned((), 0, (), ())  # the next writer finds out how far the log is durable
     readers = Readers(directory)
+    readers.remove_ended()
     segments = segment_facts(directory, task)
     decided = plan(
         segments,

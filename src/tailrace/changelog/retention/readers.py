@@ -1,22 +1,27 @@
 """Registered readers: who has read how far, so that retention knows what is still needed.
 
-One small file a reader, which only that reader writes: `<log>/readers/<name>.json`.
+One small file a reader, which only that reader writes: `<log>/readers/<name>.json`. One that is not to
+outlive its process has a lock beside it, `.<name>.lock`, which ends with the process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory, decode_name, encode_name
+from tailrace.changelog.lock import is_locked, lock_file
 from tailrace.errors import Kind, TailraceError
 
 READERS = "readers"
-_SUFFIX = ".json"
+_SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,34 @@ class Readers:
         path.unlink(missing_ok=True)
         if self._path.is_dir():
             durable.sync_directory(self._path)
+
+    @contextlib.contextmanager
+    def temporary(self, purpose: str) -> Iterator[str]:
+        """Give a name that no other reader has, for one that is forgotten at the end of the block, or when
+        its process ends.
+
+        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        durable.make_directory(self._path)
+        name = f"{purpose}:{secrets.token_hex(4)}"
+        lock = self._path / f".{encode_name(name)}{_LOCK_SUFFIX}"
+        try:
+            fd = lock_file(lock, f"pid {os.getpid()}\n", patience_s=1.0)  # while somebody looks at it
+        except OSError as error:
+            raise durable.write_failure(error, f"lock the reader {name}", lock) from error
+        try:
+            yield name
+        finally:
+            self.remove(name)
+            lock.unlink(missing_ok=True)
+            os.close(fd)
+
+    def remove_ended(self) -> None:
+        """Forget temporary readers whose process has ended."""
+        for lock in self._path.glob(f".*{_LOCK_SUFFIX}"):
+            if os.access(lock, os.R_OK) and not is_locked(lock):
+                self.remove(decode_name(lock.name[1:].removesuffix(_LOCK_SUFFIX)))
+                lock.unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
         return self._path / f"{encode_name(name)}{_SUFFIX}"

@@ -382,7 +382,7 @@ def _sslmode(options: dict[str, str]) -> str:
     if given in ("allow", "prefer") and not _is_local(options):
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"connect with sslmode {given}: it goes on in plain text, without a word, if the server or "
+            f"connect with sslmode {given}: it falls back to plain text if the server or "
             "anybody between says that there is no TLS",
             "set sslmode: verify-full in source (or require; or disable, if plain text is what is meant)",
         )

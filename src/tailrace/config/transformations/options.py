@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from tailrace.config.fields import Extension
 from tailrace.config.patterns import Patterns
-from tailrace.config.source.column_policy import ColumnMask, MaskMethod, MaskOptions
+from tailrace.config.source.column_policy import MaskMethod, MaskOptions
 from tailrace.config.transformations.steps import (
     FIELDS,
     METADATA,
@@ -114,13 +114,6 @@ class MaskConfig(MaskOptions, OfKeyAndRow):
 
     fields: Names = Field(description=FIELDS)
     method: MaskMethod = Field(default="fixed", description=MaskOptions.model_fields["method"].description)
-
-    @property
-    def mask(self) -> ColumnMask:
-        """What is done to the values."""
-        return ColumnMask(
-            columns=("*.*.*",), method=self.method, salt=self.salt, value=self.value, length=self.length
-        )
 
 
 def _constant(value: object) -> object:

@@ -7,7 +7,7 @@ table does not give is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tailrace.config.engine import EngineConfig
 from tailrace.config.problems import ConfigProblem, Path
@@ -99,7 +99,7 @@ def _refused(
             "do not have, or is another package's"
         )
     for text in _expressions(step, predicate):
-        if roots := {path[0] for path in _paths(text)} & {"headers", "value"}:
+        if roots := {path[0] for _, path, _ in _inputs(text)} & {"headers", "value"}:
             yield f"can't be done to a table: changes of tables have no {' and no '.join(sorted(roots))}"
     if isinstance(sink, DeltaSinkConfig) and sink.mode == "mirror":
         yield from _refused_by_mirror(step, predicate, sink)
@@ -129,7 +129,7 @@ def _refused_by_mirror(
             "and a delete does not give these again"
         )
     for text in step.computed.values():
-        if any(path[0] == "before" for path in _paths(text)) or _asks_if_sent(text):
+        if any(path[0] == "before" or kind == "was_sent" for kind, path, _ in _inputs(text)):
             yield "can't be done to a mirror: `before` and `was_sent` say how a row came to be; take `after`"
 
 
@@ -144,13 +144,7 @@ def _expressions(step: TransformationConfig, predicate: AnyPredicate | None) -> 
         yield predicate.where
 
 
-def _paths(text: str) -> Iterator[tuple[str, ...]]:
+def _inputs(text: str) -> Iterable[tuple[str, tuple[str, ...], int]]:
     from tailrace.expressions.sql import inputs_of  # loads DuckDB
 
-    yield from (path for _, path, _ in inputs_of(text, ROOTS))
-
-
-def _asks_if_sent(text: str) -> bool:
-    from tailrace.expressions.sql import inputs_of
-
-    return any(kind == "was_sent" for kind, _, _ in inputs_of(text, ROOTS))
+    return inputs_of(text, ROOTS)

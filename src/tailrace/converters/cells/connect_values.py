@@ -25,13 +25,20 @@ from tailrace.converters.cells.json_values import (
     lengths_of,
     list_texts,
     map_texts,
-    replaced,
     struct_texts,
 )
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.decode import columns
 from tailrace.decode.columns import ColumnType, Typed
-from tailrace.decode.gather import Cells, array_mask, bit_map, gather, gather_bytes, text_cells
+from tailrace.decode.gather import (
+    Cells,
+    array_mask,
+    bit_map,
+    gather,
+    gather_bytes,
+    replaced,
+    text_cells,
+)
 from tailrace.decode.json.documents import render
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.values import forms

@@ -18,13 +18,12 @@ from tailrace.converters.cells.json_values import (
     is_listed,
     json_texts,
     lengths_of,
-    replaced,
 )
 from tailrace.converters.cells.row_image import ColumnValues, Field, RowImage
 from tailrace.converters.connect_schemas import Schema
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
 from tailrace.decode import images, kernel
-from tailrace.decode.gather import array_mask, text_buffers, text_cells
+from tailrace.decode.gather import array_mask, replaced, text_buffers, text_cells
 from tailrace.decode.rows import HeldTexts, specials
 from tailrace.decode.types import known_type, value_type
 from tailrace.decode.values import forms

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.connect_schemas import written
-from tailrace.decode.gather import text_cells
+from tailrace.decode.gather import replaced, text_cells
 from tailrace.decode.json.documents import objects, render
 from tailrace.decode.values import forms
 
@@ -126,15 +126,3 @@ def is_listed(arrow: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
     )
-
-
-def replaced(array: pa.Array, rows: Rows, others: pa.Array) -> pa.Array:
-    """Return values, those in `rows` (rising) replaced."""
-    others = others.cast(array.type)
-    if pa.types.is_nested(array.type):  # which `replace_with_mask` does not take
-        places = np.arange(len(array))
-        places[rows] = len(array) + np.arange(len(rows))
-        return pa.concat_arrays([array, others]).take(pa.array(places))
-    mask = np.zeros(len(array), np.bool_)
-    mask[rows] = True
-    return pc.replace_with_mask(array, pa.array(mask), others)

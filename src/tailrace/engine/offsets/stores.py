@@ -1,6 +1,6 @@
 """Where offsets are kept: in a file, or in memory alone.
 
-With the change log they are kept by its connector, in a topic by `kafka.offset_store`; others bring an
+With the change log they are kept by its connector, in a topic by `kafka.offsets.store`; others bring an
 object (`contracts.OffsetStore`).
 """
 

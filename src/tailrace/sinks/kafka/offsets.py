@@ -95,7 +95,7 @@ def commit_from_outside(
         before = [writer.open() for writer in writers]
         for writer in writers:
             writer.commit(offset)
-        # Only now: who opens one of these later finds that the lease is another's (`kafka.layout`).
+        # Only now: who opens one of these later finds that the lease is another's (`kafka.producer.layout`).
         for task, found in zip(tasks, before, strict=True):
             replace(account, task=task).fence_members(offsets, found)
     finally:

@@ -1,6 +1,6 @@
 """A range of the log written to Kafka by several producers: what the driver does, and what each task does.
 
-Which steps these are, in which order, and why that is right, says `kafka.layout`.
+Which steps these are, in which order, and why that is right, says `kafka.producer.layout`.
 
 A task decodes the whole range, but writes the values of its share's records alone: their keys decide, and
 only keys are computed of the others (`KeysFirst`). Measured on rows of ten columns as JSON, CPU of one

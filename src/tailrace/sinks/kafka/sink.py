@@ -2,7 +2,7 @@
 
 In process it needs no Spark: ranges are decoded and converted in the feed's thread, by kernels that
 leave the interpreter's lock alone, and handed to the client in large batches. On Spark, or where that
-was so before and is still to be brought to its end, several producers share a range (`kafka_shares`).
+was so before and is still to be brought to its end, several producers share a range (`shares`).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class KafkaSink:
 
 
 class _Open:
-    """A sink that has taken its task: the driver's side of `kafka.layout`."""
+    """A sink that has taken its task: the driver's side of `kafka.producer.layout`."""
 
     def __init__(self, form: Form, account: Account, offsets: OffsetsTopic, log_id: str) -> None:
         self._form = form

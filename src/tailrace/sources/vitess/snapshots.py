@@ -55,7 +55,8 @@ class AskedSnapshot:
 
     def shown(self) -> dict[str, Any]:
         """Return what `tailrace snapshot --list` prints."""
-        return _shown(self.id, self.requested_us, self.tables, str(self.state)) | {
+        rows = None if self.begun else 0
+        return _shown(self.id, self.requested_us, self.tables, str(self.state), rows) | {
             "finished_us": self.finished_us,
             "error": self.error,
         }
@@ -121,7 +122,7 @@ class VitessSnapshots:
         return [
             *(each.shown() for each in kept.all),
             *(
-                _shown(each.id, each.requested_us, each.tables, "waiting")
+                _shown(each.id, each.requested_us, each.tables, "waiting", 0)
                 for each in waiting(directory, TASK)
                 if not kept.has(each)
             ),
@@ -165,9 +166,12 @@ def _impossible(what: str) -> TailraceError:
     )
 
 
-def _shown(number: str, requested_us: int, tables: Sequence[str], state: str) -> dict[str, Any]:
+def _shown(
+    number: str, requested_us: int, tables: Sequence[str], state: str, rows: int | None
+) -> dict[str, Any]:
+    # Rows are not counted: None once there may be some.
     return {
         "id": number, "origin": "requested" if tables else "requested for lost shards", "state": state,
         "where": "", "requested_us": requested_us, "finished_us": None, "error": None,
-        "tables": [{"name": name, "rows": 0, "chunks": 0, "chunks_done": 0} for name in tables],
+        "tables": [{"name": name, "rows": rows, "chunks": 0, "chunks_done": 0} for name in tables],
     }  # fmt: skip

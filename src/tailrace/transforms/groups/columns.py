@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.config.source.column_policy import ColumnMask
+from tailrace.config.source.column_policy import MaskOptions
 from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import ROOTS
 from tailrace.decode.column_policy import Salt, fixed_text, reshaped
 from tailrace.decode.rows import specials
 from tailrace.decode.types import as_text, cast_as_sent
 from tailrace.decode.values.masks import HASH_LENGTH, hashed_texts
-from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
 from tailrace.expressions.language import ExpressionError, require_type
 from tailrace.model import Relation
@@ -36,50 +35,52 @@ from tailrace.transforms.fields import (
     field_names,
     fitting,
     images_of,
+    with_converted,
     with_edited,
     with_notes,
     with_relation,
     with_values,
+    without,
 )
-from tailrace.transforms.groups.rows import GroupRows, fitting_expression, metadata_column
+from tailrace.transforms.groups.rows import GroupRows, computed, metadata_column
 from tailrace.transforms.groups.texts import column_texts
-from tailrace.transforms.groups.values import TEXT, cast, edited, struct_of
+from tailrace.transforms.groups.values import TEXT, cast, struct_of
 
 
 @dataclass(frozen=True, slots=True)
 class Rename:
     """Gives columns other names."""
 
-    names: Mapping[str, str]
-    part: str = BOTH
+    given: options.RenameConfig
 
-    @classmethod
-    def of(cls, given: options.RenameConfig) -> Rename:
-        return cls(given.fields, given.apply_to)
+    def meant(self, names: Iterable[str]) -> list[str]:
+        """Return those of the columns that get another name."""
+        return [name for name in names if name in self.given.fields]
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records under the new names.
 
         :raises TailraceError: `TRANSFORM_FAILED` if a table would have a name twice.
         """
-        known = field_names(group, self.part)
-        if not set(known) & set(self.names):
+        part, names = self.given.apply_to, self.given.fields
+        known = field_names(group, part)
+        if not self.meant(known):
             return [group]
-        new = [self.names.get(name, name) for name in known]
+        new = [names.get(name, name) for name in known]
         if twice := {name for name in new if new.count(name) > 1}:
             raise failure(
                 group,
                 f"rename columns: there would be two called {', '.join(sorted(map(repr, twice)))}",
                 "choose another name, or rename or drop the other column too",
             )
-        relation = _renamed(group.relation, self.names) if self.part != KEY else group.relation
-        if group.wire is not None and relation is not None and self.part == BOTH:
+        relation = _renamed(group.relation, names) if part != KEY else group.relation
+        if group.wire is not None and relation is not None and part == BOTH:
             return [group.with_wire(group.wire.named(relation))]
 
         def edit(found: Fields) -> Fields:
-            return {self.names.get(name, name): values for name, values in found.items()}
+            return {names.get(name, name): values for name, values in found.items()}
 
-        found = with_edited(group, self.part, edit, lambda name: self.names.get(name, name))
+        found = with_edited(group, part, edit, lambda name: names.get(name, name))
         return [with_relation(found, relation)]
 
 
@@ -98,95 +99,89 @@ def _renamed(relation: Relation | None, names: Mapping[str, str]) -> Relation | 
 class DropFields:
     """Leaves columns out, or all but some."""
 
-    patterns: tuple[str, ...]
-    keeps: bool
-    part: str = ROW
+    given: options.DropFieldsConfig
 
-    @classmethod
-    def of(cls, given: options.DropFieldsConfig) -> DropFields:
-        return cls(given.fields or given.keep or (), given.fields is None, given.apply_to)
+    def meant(self, names: Collection[str]) -> list[str]:
+        """Return those of the columns that are left out."""
+        if self.given.keep is None:
+            return fitting(self.given.fields or (), names)
+        kept = set(fitting(self.given.keep, names))
+        return [name for name in names if name not in kept]
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records without the columns."""
-        known = field_names(group, self.part)
-        meant = set(fitting(self.patterns, known))
-        gone = set(known) - meant if self.keeps else meant
-        if not gone:
-            return [group]
-        relation = group.relation
-        # On the wire a column is left out of the key too.
-        in_key = gone & set(relation.key) if relation is not None else set()
-        if group.wire is not None and relation is not None and self.part != KEY and not in_key:
-            return [group.with_wire(group.wire.reshaped(reshaped(relation, gone, {})))]
+        part = self.given.apply_to
+        return [without_columns(group, part, self.meant(field_names(group, part)))]
 
-        def edit(found: Fields) -> Fields:
-            return {name: values for name, values in found.items() if name not in gone}
 
-        found = with_edited(group, self.part, edit, lambda name: None if name in gone else name)
-        if relation is None or self.part == KEY:
-            return [found]
-        return [with_relation(found, reshaped(relation, gone, {}).relation)]
+def without_columns(group: Group, part: str, names: Collection[str]) -> Group:
+    """Return records whose rows or keys, or both, lack columns that they have."""
+    if not names:
+        return group
+    relation, gone = group.relation, set(names)
+    # On the wire a column is left out of the key too.
+    in_key = gone & set(relation.key) if relation is not None else set()
+    if group.wire is not None and relation is not None and part != KEY and not in_key:
+        return group.with_wire(group.wire.reshaped(reshaped(relation, gone, {})))
+
+    def edit(found: Fields) -> Fields:
+        return {name: values for name, values in found.items() if name not in gone}
+
+    found = with_edited(group, part, edit, without(gone))
+    if relation is None or part == KEY:
+        return found
+    return with_relation(found, reshaped(relation, gone, {}).relation)
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
     """Puts something else in the place of columns' values; NULL stays NULL."""
 
-    patterns: tuple[str, ...]
-    mask: ColumnMask
-    part: str = BOTH
-    salt: Salt | None = None
+    given: options.MaskConfig
+    salt: Salt | None
 
     @classmethod
     def of(cls, given: options.MaskConfig) -> Mask:
-        salt = None
-        if given.salt is not None:
-            value = given.salt.resolve()
-            if not value:
-                raise TailraceError(
-                    Kind.CONFIG_INVALID,
-                    f"resolve the salt {given.salt} of a mask: it is empty",
-                    "give it 16 random characters or more",
-                )
-            salt = Salt(value.encode())
-        return cls(given.fields, given.mask, given.apply_to, salt)
+        return cls(given, None if given.salt is None else Salt.of(given.salt))
+
+    def meant(self, names: Iterable[str]) -> list[str]:
+        """Return those of the columns that are masked."""
+        return fitting(self.given.fields, names)
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with masked values.
 
         :raises TailraceError: `TRANSFORM_FAILED` if values have no text that could be masked.
         """
-        meant = fitting(self.patterns, field_names(group, self.part))
+        part = self.given.apply_to
+        meant = self.meant(field_names(group, part))
         if not meant:
             return [group]
         relation, wire = group.relation, group.wire
         shape = None
         if relation is not None:
-            shape = reshaped(relation, (), dict.fromkeys(meant, (self.mask, self.salt)))
-        if wire is not None and shape is not None and self.part == BOTH:
+            shape = reshaped(relation, (), dict.fromkeys(meant, (self.given, self.salt)))
+        if wire is not None and shape is not None and part == BOTH:
             return [group.with_wire(wire.reshaped(shape))]
-
-        def edit(found: Fields) -> Fields:
-            return {n: self._masked_if_sent(group, n, v) if n in meant else v for n, v in found.items()}
-
-        found = with_edited(group, self.part, edit, special=lambda name: None if name in meant else name)
-        if self.mask.method != "null":
+        found = with_converted(group, part, meant, partial(self._masked_if_sent, group))
+        found = with_notes(found, part, special=without(meant))
+        if self.given.method != "null":
             found = self._with_specials(group, found, meant)
-        return [found if shape is None or self.part == KEY else with_relation(found, shape.relation)]
+        return [found if shape is None or part == KEY else with_relation(found, shape.relation)]
 
     def _with_specials(self, group: Group, found: Group, meant: Collection[str]) -> Group:
         # A value that its column does not hold is masked as its text is, which goes: it would show it.
         for place, (rows, texts) in specials(group.column("special")).items():
             image, _, name = place.partition(".")
-            if image in images_of(group, self.part) and name in meant:
+            if image in images_of(group, self.given.apply_to) and name in meant:
                 kind = pc.struct_field(found.column(image), name).type
                 masked = self._masked(group, name, texts)
-                if self.mask.method == "fixed":
-                    masked = pa.repeat(_constant(self.mask, kind)[0], len(texts))
+                if self.given.method == "fixed":
+                    masked = pa.repeat(_constant(self.given, kind)[0], len(texts))
                 found = with_values(found, image, name, rows, masked)
         return found
 
-    def _masked_if_sent(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+    def _masked_if_sent(self, group: Group, _image: str, name: str, values: pa.Array) -> pa.Array:
         masked = self._masked(group, name, values)
         if group.is_change or group.relation is None or not pa.types.is_string(values.type):
             return masked
@@ -196,11 +191,11 @@ class Mask:
         return pc.if_else(pc.and_(unsent, is_placeholder), values, masked)
 
     def _masked(self, group: Group, name: str, values: pa.Array) -> pa.Array:
-        method = self.mask.method
+        method = self.given.method
         if method == "null":
             return pa.nulls(len(values), values.type)
         if method == "fixed":
-            return pc.if_else(pc.is_valid(values), *_constant(self.mask, values.type))
+            return pc.if_else(pc.is_valid(values), *_constant(self.given, values.type))
         try:
             texts = cast(values, TEXT)
         except ExpressionError:
@@ -210,12 +205,12 @@ class Mask:
                 "mask it by the method fixed or null, or drop it",
             ) from None
         if method == "truncate":
-            return pc.utf8_slice_codeunits(texts, start=0, stop=self.mask.length)
+            return pc.utf8_slice_codeunits(texts, start=0, stop=self.given.length)
         assert self.salt is not None
         return _hashed(texts, self.salt.value)
 
 
-def _constant(mask: ColumnMask, arrow: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
+def _constant(mask: MaskOptions, arrow: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
     number = None if isinstance(mask.value, str | None) else _number(mask.value, arrow)
     found = pa.scalar(fixed_text(mask)) if number is None else number
     return found, pa.scalar(None, found.type)
@@ -245,34 +240,34 @@ def _hashed(texts: pa.StringArray, salt: bytes) -> pa.StringArray:
 class AddFields:
     """Adds columns: constants, what is known of the change, and what expressions say."""
 
-    fields: Mapping[str, Expression]
-    metadata: Mapping[str, str]
-    part: str = ROW
-    missing: str = "error"
-    static: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    given: options.AddFieldsConfig
+    expressions: Mapping[str, Expression]
 
     @classmethod
     def of(cls, given: options.AddFieldsConfig) -> AddFields:
-        fields = {name: Expression(text, ROOTS) for name, text in given.computed.items()}
-        static = {name: pa.scalar(value) for name, value in given.static.items()}
-        return cls(fields, given.metadata, given.apply_to, given.missing, static)
+        return cls(given, {name: Expression(text, ROOTS) for name, text in given.computed.items()})
+
+    def meant(self, names: Iterable[str]) -> list[str]:
+        """Return those of the columns that are replaced."""
+        added = {*self.given.static, *self.given.metadata, *self.given.computed}
+        return [name for name in names if name in added]
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the columns; one of the same name is replaced.
 
         :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
         """
-        return [with_added(group, self.part, self.added(group))]
+        return [with_added(group, self.given.apply_to, self.added(group))]
 
     def added(self, group: Group) -> dict[str, pa.Array]:
         """Return the columns by name.
 
         :raises TailraceError: as `apply`.
         """
-        rows = GroupRows(group, self.missing)
-        added = {name: _repeated(value, len(group)) for name, value in self.static.items()}
-        added |= {name: _value(group, name, found, rows) for name, found in self.fields.items()}
-        return added | {name: metadata_column(group, what) for name, what in self.metadata.items()}
+        given = self.given
+        added = {name: _repeated(value, len(group)) for name, value in given.static.items()}
+        added |= computed(group, self.expressions, given.missing, "add the column")
+        return added | {name: metadata_column(group, what) for name, what in given.metadata.items()}
 
 
 def with_added(group: Group, part: str, added: Mapping[str, pa.Array]) -> Group:
@@ -284,7 +279,7 @@ def with_added(group: Group, part: str, added: Mapping[str, pa.Array]) -> Group:
     if part != ROW and pa.types.is_null(group.column("key").type):
         # A record without a key gets one of what is added.
         group = group.with_column("key", struct_of(added, None, len(group)))
-    found = with_edited(group, part, edit, lambda name: None if name in added else name)
+    found = with_edited(group, part, edit, without(added))
     texts = [name for name, values in added.items() if pa.types.is_string(values.type)]
     return _with_texts(found, texts, part)
 
@@ -297,57 +292,46 @@ def _with_texts(group: Group, names: Iterable[str], part: str) -> Group:
     return with_relation(group, as_text(group.relation, set(names) - kept))
 
 
-def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
-    with fitting_expression(group, f"add the column {name!r}"):
-        return expression.values(rows)
-
-
-def _repeated(value: pa.Scalar, count: int) -> pa.Array:
-    return pa.repeat(value, count) if value.is_valid else pa.nulls(count)
+def _repeated(value: object, count: int) -> pa.Array:
+    return pa.nulls(count) if value is None else pa.repeat(pa.scalar(value), count)
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
     """Gives columns another type."""
 
-    types: Mapping[str, str] = field(default_factory=dict)
-    part: str = BOTH
+    given: options.CastConfig
+    types: Mapping[str, str]
 
     @classmethod
     def of(cls, given: options.CastConfig) -> Cast:
-        return cls({name: require_type(text) for name, text in given.fields.items()}, given.apply_to)
+        return cls(given, {name: require_type(text) for name, text in given.fields.items()})
+
+    def meant(self, names: Iterable[str]) -> list[str]:
+        """Return those of the columns that are cast."""
+        return [name for name in names if name in self.types]
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the columns cast.
 
         :raises TailraceError: `TRANSFORM_FAILED` if a value does not fit.
         """
-        meant = self.meant(field_names(group, self.part))
+        part = self.given.apply_to
+        meant = self.meant(field_names(group, part))
         relation, wire = group.relation, group.wire
-        if wire is not None and relation is not None and self.part == BOTH:
+        if wire is not None and relation is not None and part == BOTH:
             texts = cast_as_sent(relation).intersection(self._texts(meant))
             if texts:
                 group = group.with_wire(wire.named(as_text(relation, texts)))
                 meant = [name for name in meant if name not in texts]
         if not meant:
             return [group]
-        found = group
-        for image in images_of(group, self.part):
-            values = edited(group.column(image), partial(self._cast, group, image, set(meant)))
-            found = found.with_column(image, values)
+        found = with_converted(group, part, meant, partial(self.converted, group))
         noted = set(self._texts(meant))  # texts hold every value
-        found = with_notes(found, self.part, special=lambda name: None if name in noted else name)
-        return [_with_texts(found, noted, self.part)]
-
-    def _cast(self, group: Group, image: str, meant: Collection[str], found: Fields) -> Fields:
-        return {n: self.converted(group, image, n, v) if n in meant else v for n, v in found.items()}
+        return [_with_texts(with_notes(found, part, special=without(noted)), noted, part)]
 
     def _texts(self, names: Iterable[str]) -> list[str]:
         return [name for name in self.meant(names) if self.types[name] == TEXT]
-
-    def meant(self, names: Iterable[str]) -> list[str]:
-        """Return those of the columns that are cast."""
-        return [name for name in names if name in self.types]
 
     def converted(self, group: Group, image: str, name: str, values: pa.Array) -> pa.Array:
         """Return values of a field of `key`, `before`, `after` or `value` as they are to be.

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,7 +22,7 @@ from tailrace.decode.images import shards_of
 from tailrace.decode.json.shard_texts import vgtids
 from tailrace.decode.values.texts import texts_of
 from tailrace.errors import Kind, TailraceError
-from tailrace.expressions.computing import NoColumnError
+from tailrace.expressions.computing import Expression, NoColumnError
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
 from tailrace.transforms.groups.texts import column_texts
@@ -73,12 +74,9 @@ class GroupRows:
         :raises NoColumnError: as `column`.
         """
         self.column(parts)
-        unsent = np.zeros(len(self._group), np.bool_)
-        unchanged = self._group.column("unchanged")
-        if len(parts) == 2 and parts[0] in ("after", "value") and not pa.types.is_null(unchanged.type):
-            named = pc.equal(unchanged.flatten(), parts[1]).to_numpy(zero_copy_only=False)
-            unsent[pc.list_parent_indices(unchanged).to_numpy()[named]] = True
-        return pa.array(~unsent)
+        root, *members = parts
+        asked = members if len(members) == 1 and root in ("after", "value") else []
+        return pa.array(~not_sent(self._group, asked))
 
     def _column(self, parts: tuple[str, ...]) -> pa.Array:
         root, *members = parts
@@ -90,6 +88,16 @@ class GroupRows:
         if alone is not None:
             return _below(alone, [root, *members], 2, self._group)
         return _below(root_column(self._group, root), [root, *members], 1, self._group)
+
+
+def not_sent(group: Group, names: Iterable[str]) -> npt.NDArray[np.bool_]:
+    """Return in which records the source did not send one of these columns, because it stayed the same."""
+    found = np.zeros(len(group), np.bool_)
+    unchanged = group.column("unchanged")
+    if pa.types.is_list(unchanged.type):
+        named = pc.is_in(unchanged.flatten(), value_set=pa.array(names, pa.string()))
+        found[pc.list_parent_indices(unchanged).filter(named).to_numpy()] = True
+    return found
 
 
 def _below(found: pa.Array, parts: list[str], first: int, group: Group) -> pa.Array:
@@ -155,12 +163,27 @@ def fitting_expression(group: Group, what: str) -> Iterator[None]:
         ) from error
 
 
+def computed(
+    group: Group, expressions: Mapping[str, Expression], missing: str, what: str
+) -> dict[str, pa.Array]:
+    """Return what expressions give, by their names; `what` is attempted with each.
+
+    :param missing: as for `GroupRows`.
+    :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
+    """
+    rows, found = GroupRows(group, missing), {}
+    for name, expression in expressions.items():
+        with fitting_expression(group, f"{what} {name!r}"):
+            found[name] = expression.values(rows)
+    return found
+
+
 #: Names that differ from those in `source`.
 _CALLED = {"txId": "xid"}
 
 
 def metadata_column(group: Group, name: str) -> pa.Array:
-    """Return a column of `config.transformations.METADATA`; `source.` before it changes nothing.
+    """Return a column of `config.transformations.steps.METADATA`; `source.` before it changes nothing.
 
     Null where it is not known of these records.
     """

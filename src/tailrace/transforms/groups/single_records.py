@@ -10,17 +10,19 @@ NULL there and noted in `special`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.decode.gather import replaced
+from tailrace.errors import TailraceError
 from tailrace.records.group import PLAIN, Group
 from tailrace.records.record import Record
+from tailrace.transforms.chain import close_of
 from tailrace.transforms.contract import RecordTransformation
-from tailrace.transforms.groups.rows import described
+from tailrace.transforms.fields import failure
 
 _SPECIAL = pa.map_(pa.string(), pa.string())
 _ROWS = ("key", "before", "after", "value")
@@ -33,7 +35,7 @@ class OddTexts:
         self._group = group
         self._records = [Record(group, record.row, {}) for record in records]
         self._known: dict[int, list[Any]] = {}
-        kinds = [(name, group.column(name).type) for name in _ROWS if group.is_change != (name == "value")]
+        kinds = [(name, group.column(name).type) for name in _ROWS]
         self._fields = [(name, field) for name, kind in kinds if pa.types.is_struct(kind) for field in kind]
         #: For each record the texts that are noted again, by what they are called in `special`.
         self.moved: dict[int, dict[str, str]] = {}
@@ -62,11 +64,10 @@ class OddTexts:
             found = self._restored(found, original, field, places)
         return found
 
-    def noted(self, columns: pa.RecordBatch) -> pa.MapArray:
-        """Return the column `special` of `columns` with the texts that were moved."""
-        at = columns.schema.get_field_index("special")
-        before = columns.column(at).to_pylist() if at >= 0 else [None] * columns.num_rows
-        entries = [{**dict(held or ()), **self.moved.get(place, {})} for place, held in enumerate(before)]
+    def noted(self, special: pa.Array) -> pa.MapArray:
+        """Return the column `special` with the texts that were moved."""
+        held = special.to_pylist()
+        entries = [{**dict(each or ()), **self.moved.get(place, {})} for place, each in enumerate(held)]
         return pa.array([list(each.items()) or None for each in entries], _SPECIAL)
 
     def _odd_in(self, values: Sequence[Any], kind: pa.DataType) -> dict[int, dict[str, Any]]:
@@ -91,10 +92,7 @@ class OddTexts:
 
     def _is_text(self, field: str, values: Sequence[Any]) -> bool:
         # Whether a field that was not there before holds texts alone: then all of them stay texts.
-        known = any(
-            pa.types.is_struct(kind) and kind.get_field_index(field) >= 0
-            for kind in (self._group.column(name).type for name in _ROWS)
-        )
+        known = any(field == each.name for _, each in self._fields)
         there = (value.get(field) for value in values if isinstance(value, Mapping))
         return not known and all(held is None or isinstance(held, str) for held in there)
 
@@ -115,12 +113,10 @@ class OddTexts:
         at = column.type.get_field_index(field)
         own = original.field(original.type.get_field_index(field))
         rows = [self._records[place].row for place in places]
-        mask = np.zeros(len(column), np.bool_)
-        mask[places] = True
         parts = [column.field(each) for each in range(column.type.num_fields)]
         if parts[at].type != own.type:
             parts[at] = self._cast(parts[at], own.type, field)
-        parts[at] = _replaced(parts[at], mask, own.take(pa.array(rows)))
+        parts[at] = replaced(parts[at], np.array(places), own.take(pa.array(rows)))
         names = [each.name for each in column.type]
         return pa.StructArray.from_arrays(parts, names, mask=column.is_null())
 
@@ -131,13 +127,6 @@ class OddTexts:
         except pa.ArrowInvalid:
             pass  # its message may quote a value
         raise failure_of(self._group, f"its values for {field!r} can't stand in one column")
-
-
-def _replaced(values: pa.Array, mask: np.ndarray[Any, np.dtype[np.bool_]], others: pa.Array) -> pa.Array:
-    # Of every type, also of lists, for which Arrow has no function: by place in both laid end to end.
-    places = np.arange(len(values))
-    places[mask] = len(values) + np.arange(len(others))
-    return pa.concat_arrays([values, others]).take(pa.array(places))
 
 
 def _is_odd(value: Any, kind: pa.DataType | None) -> bool:
@@ -199,12 +188,7 @@ def _holds(before: pa.DataType, inferred: pa.DataType) -> bool:
 
 def failure_of(group: Group, found: str) -> TailraceError:
     """Return the error of records that can't be taken as they were returned."""
-    return TailraceError(
-        Kind.TRANSFORM_FAILED,
-        f"transform records one by one: {found}",
-        "Record.replace says what may be given",
-        {"table": described(group)},
-    )
+    return failure(group, f"transform records one by one: {found}", "Record.replace says what may be given")
 
 
 class OneByOne:
@@ -242,8 +226,7 @@ class OneByOne:
 
     def close(self) -> None:
         """Close the transformation."""
-        close: Callable[[], None] = getattr(self._transformation, "close", lambda: None)
-        close()
+        close_of(self._transformation)()
 
 
 def _require_fit(group: Group, replaced: Mapping[str, Any]) -> None:
@@ -266,29 +249,21 @@ def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:
         names.remove("headers")
     if not names:
         return part
-    columns = part.columns
     if "value" in names and part.is_change:
-        columns = columns.select([name for name in columns.schema.names if name in PLAIN])
+        kept = [name for name in part.columns.schema.names if name in PLAIN]
+        part = part.with_columns(part.columns.select(kept))
     texts = OddTexts(group, records)
     for name in names:
         column = texts.column(name, [record.replaced[name] for record in records])
-        columns = _with(columns, name, column)
-    columns = _with_notes(columns, names, records)
-    if texts.moved:
-        columns = _with(columns, "special", texts.noted(columns))
-    return part.with_columns(columns)
+        part = part.with_column(name, column)
+    part = _with_notes(part, names, records)
+    return part.with_column("special", texts.noted(part.column("special"))) if texts.moved else part
 
 
-def _with(columns: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
-    at = columns.schema.get_field_index(name)
-    return columns.append_column(name, column) if at < 0 else columns.set_column(at, name, column)
-
-
-def _with_notes(columns: pa.RecordBatch, names: Sequence[str], records: Sequence[Record]) -> pa.RecordBatch:
+def _with_notes(group: Group, names: Sequence[str], records: Sequence[Record]) -> Group:
     # What is noted of a value that was not sent, or that its column can't hold, goes with the value.
     for name in ("special", "unchanged"):
-        at = columns.schema.get_field_index(name)
-        noted = columns.column(at) if at >= 0 else pa.nulls(0)
+        noted = group.column(name)
         entries = noted.to_pylist() if len(noted) > noted.null_count else []
         if not any(entries):
             continue
@@ -296,8 +271,8 @@ def _with_notes(columns: pa.RecordBatch, names: Sequence[str], records: Sequence
         for found, record in zip(entries, records, strict=True):
             left = [entry for entry in found or () if _still_holds(entry, record, names, name == "special")]
             kept.append(left if left or name == "unchanged" else None)
-        columns = columns.set_column(at, name, pa.array(kept, noted.type))
-    return columns
+        group = group.with_column(name, pa.array(kept, noted.type))
+    return group
 
 
 def _still_holds(entry: Any, record: Record, names: Sequence[str], is_special: bool) -> bool:

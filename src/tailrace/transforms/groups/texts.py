@@ -6,10 +6,9 @@ values, and of `special`, which has the text of a value that its column can't ho
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from tailrace.decode.gather import replaced
 from tailrace.decode.postgres_types import item_of
 from tailrace.decode.rows import specials
 from tailrace.decode.types import cast_as_sent, known_type
@@ -30,12 +29,8 @@ def column_texts(group: Group, image: str, name: str, values: pa.Array) -> pa.St
             return sent
     texts = texts_of(values, _delimiter(relation, name))
     noted = specials(group.column("special"))
-    if (found := noted.get(f"{image}.{name}")) is None:
-        return texts
-    rows, held = found
-    chosen = np.zeros(len(texts), np.bool_)
-    chosen[rows] = True
-    return pc.replace_with_mask(texts, pa.array(chosen), held)
+    found = noted.get(f"{image}.{name}")
+    return texts if found is None else replaced(texts, *found)
 
 
 def _delimiter(relation: Relation | None, name: str) -> str:

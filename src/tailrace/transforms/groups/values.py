@@ -63,13 +63,6 @@ def edited(values: pa.Array, edit: Callable[[dict[str, pa.Array]], Mapping[str, 
     return struct_of(edit(members(values)), absent, len(values))
 
 
-def with_fields(values: pa.Array, added: Mapping[str, pa.Array], count: int) -> pa.Array:
-    """Return a struct with fields put in or added; a column of nulls becomes a struct of them."""
-    if pa.types.is_null(values.type):
-        return struct_of(added, None, count)
-    return edited(values, lambda found: {**found, **added})
-
-
 def either(condition: npt.NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
     """Return `first` where the condition is true, else `second`: structs, with the fields of both.
 

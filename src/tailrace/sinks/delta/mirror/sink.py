@@ -1,6 +1,6 @@
 """Delta tables that are as the source's tables are: the current state, kept by MERGE.
 
-Executors reduce each piece to its net changes (`mirror_files`); files of several pieces are
+Executors reduce each piece to its net changes (`files`); files of several pieces are
 reduced once more; then one Delta commit brings a table from one transaction boundary to a later
 one. A new table, or one that was truncated in the range, needs no merge: its rows after the
 range are just those of the net, and they become its content in one commit of delta-rs.

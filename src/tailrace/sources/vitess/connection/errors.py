@@ -69,24 +69,16 @@ _CODES: dict[str, tuple[Kind, str]] = {
     "PERMISSION_DENIED": (Kind.SOURCE_AUTH_FAILED, "check source.user, and what vtgate lets it do"),
     "UNIMPLEMENTED": (Kind.SOURCE_MISCONFIGURED, "check source.hosts: what answers there is no vtgate"),
     "NOT_FOUND": (Kind.SOURCE_MISCONFIGURED, "check source.keyspace"),
-    "INVALID_ARGUMENT": _REFUSED,
-    "FAILED_PRECONDITION": _REFUSED,
-    "OUT_OF_RANGE": _REFUSED,
-    "ALREADY_EXISTS": _REFUSED,
-    "DATA_LOSS": _REFUSED,
-    # These may pass: a process that ends, a tablet that is replaced, a connection that breaks.
-    "OK": (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    SILENT: (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    DISCONNECTED: (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    CLUSTER_EVENT: (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    "CANCELLED": (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    "UNKNOWN": (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    "DEADLINE_EXCEEDED": (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    "RESOURCE_EXHAUSTED": (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    "ABORTED": (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    "INTERNAL": (Kind.SOURCE_UNREACHABLE, _AGAIN),
-    "UNAVAILABLE": (Kind.SOURCE_UNREACHABLE, _AGAIN),
-}
+    # These may pass: a process that ends, a tablet that is replaced, a connection that breaks. All others are
+    # refusals.
+    **dict.fromkeys(
+        (
+            "OK", SILENT, DISCONNECTED, CLUSTER_EVENT, "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED",
+            "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNAVAILABLE",
+        ),
+        (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    ),
+}  # fmt: skip
 
 
 def from_status(status: Status, attempted: str, shard: str = "") -> TailraceError:

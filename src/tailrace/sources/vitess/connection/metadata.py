@@ -82,8 +82,7 @@ def tablets(vtgate: Vtgate, source: VitessSource) -> list[Tablet]:
 
 def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str) -> Future[list[Row]]:
     """Ask for the transactions that a shard has executed and those whose binlogs it has purged: one row."""
-    target = f"{source.keyspace}:{shard}@{source.tablet_type}"
-    return vtgate.ask(_GTIDS, f"ask the shard {shard} what it has", target)
+    return vtgate.ask(_GTIDS, f"ask the shard {shard} what it has", _target(source, shard))
 
 
 def ask_gtids_of_any(
@@ -95,18 +94,18 @@ def ask_gtids_of_any(
 
     :param tablet_type: of the tablet that is asked; empty: the one that is read from.
     """
-    return submit(_gtids_of_any(vtgate, source, shard, tablet_type or source.tablet_type))
+    asked = source.model_copy(update={"tablet_type": tablet_type}) if tablet_type else source
+    return submit(_gtids_of_any(vtgate, asked, shard))
 
 
-async def _gtids_of_any(vtgate: Vtgate, source: VitessSource, shard: str, tablet_type: str) -> list[Row]:
-    target = f"{source.keyspace}:{shard}@{tablet_type}"
+async def _gtids_of_any(vtgate: Vtgate, source: VitessSource, shard: str) -> list[Row]:
     try:
-        return await vtgate.rows(_GTIDS, f"ask the shard {shard} what it has", target)
+        return await vtgate.rows(_GTIDS, f"ask the shard {shard} what it has", _target(source, shard))
     except TailraceError as error:
         if error.policy is not Policy.RETRY:
             raise
         request = pb.VStreamRequest(
-            tablet_type=TABLET_TYPES[tablet_type], filter=pb.Filter(rules=[pb.Rule(match="/.*")])
+            tablet_type=TABLET_TYPES[source.tablet_type], filter=pb.Filter(rules=[pb.Rule(match="/.*")])
         )
         request.vgtid.shard_gtids.add(keyspace=source.keyspace, shard=shard, gtid="current")
         try:
@@ -148,46 +147,37 @@ def table_names(vtgate: Vtgate) -> list[str]:
     return sorted(str(row[0]) for row in vtgate.query("show tables", "list the tables"))
 
 
-_PRIMARY_KEYS = (
-    "select t.table_name, s.column_name from information_schema.tables t "
-    "left join information_schema.statistics s on s.table_schema = t.table_schema "
-    "and s.table_name = t.table_name and s.index_name = 'PRIMARY' "
-    "where t.table_schema = database() and t.table_type = 'BASE TABLE' order by t.table_name, s.seq_in_index"
-)
-
-
-def primary_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, list[str]]:
-    """Return the columns of the primary key of each table of a shard, in its order; of one without, none."""
-    found: dict[str, list[str]] = {}
-    rows = vtgate.query(_PRIMARY_KEYS, f"ask the shard {shard} for its primary keys", _target(source, shard))
-    for table, column in rows:
-        key = found.setdefault(str(table), [])
-        if column is not None:
-            key.append(column)
-    return found
-
-
 # Not by `column_key`: MySQL calls a unique key PRI where there is no primary key, and a tablet may copy in
 # the order of another one.
-_COPIED = (
-    "select t.table_name, count(c.column_name), min(c.column_name), min(c.data_type) "
-    "from information_schema.tables t "
+_PRIMARY_KEYS = (
+    "select t.table_name, c.column_name, c.data_type from information_schema.tables t "
     "left join information_schema.statistics s on s.table_schema = t.table_schema "
     "and s.table_name = t.table_name and s.index_name = 'PRIMARY' "
     "left join information_schema.columns c on c.table_schema = s.table_schema "
     "and c.table_name = s.table_name and c.column_name = s.column_name "
-    "where t.table_schema = database() and t.table_type = 'BASE TABLE' "
-    "group by t.table_name order by t.table_name"
+    "where t.table_schema = database() and t.table_type = 'BASE TABLE' order by t.table_name, s.seq_in_index"
 )
 _INTEGRAL = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
 
 
+def primary_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, dict[str, str]]:
+    """Return the primary key of each table of a shard: its columns in their order, with their types; of one
+    without, none.
+    """
+    found: dict[str, dict[str, str]] = {}
+    rows = vtgate.query(_PRIMARY_KEYS, f"ask the shard {shard} for its primary keys", _target(source, shard))
+    for table, column, kind in rows:
+        key = found.setdefault(str(table), {})
+        if column is not None:
+            key[column] = str(kind)
+    return found
+
+
 def integral_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, str]:
     """Return the tables of a shard, each with its primary key if that is one column of whole numbers."""
-    rows = vtgate.query(_COPIED, f"ask the shard {shard} for its tables", _target(source, shard))
     return {
-        str(table): str(column) if int(columns or 0) == 1 and kind in _INTEGRAL else ""
-        for table, columns, column, kind in rows
+        table: next(iter(key)) if len(key) == 1 and _INTEGRAL.issuperset(key.values()) else ""
+        for table, key in primary_keys(vtgate, source, shard).items()
     }
 
 

@@ -11,11 +11,9 @@ def assigned(shards: Iterable[str], tasks: Sequence[int], before: Mapping[str, i
     """Return a task for each shard. Counts of shards differ by one at most, and as few shards as possible
     leave the task that they had `before`.
 
-    Empty if there are no tasks. The same arguments give the same result, in whatever order they come.
+    The same arguments give the same result, in whatever order they come.
     """
     ordered = by_keys(shards)
-    if not tasks:
-        return {}
     held: dict[int, list[str]] = {task: [] for task in sorted(tasks)}
     free: list[str] = []
     for shard in ordered:

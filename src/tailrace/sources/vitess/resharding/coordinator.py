@@ -20,6 +20,7 @@ from tailrace.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.resharding.assignment import assigned
 from tailrace.sources.vitess.resharding.events import (
+    AttemptEvent,
     CancelStream,
     ChunkReached,
     ChunksGathered,
@@ -39,9 +40,7 @@ from tailrace.sources.vitess.resharding.events import (
     ShardsServing,
     ShardStreamEnded,
     SnapshotRequested,
-    StreamEvent,
     TablesRequested,
-    TasksChanged,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import CURRENT, TO_COPY, GtidSet
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange, by_keys, merged, overlapping, uncovered
@@ -111,7 +110,6 @@ class Coordinator:
         #: Lost shards whose keys are to be copied again as soon as it can be.
         lost = {name for name, shard in self.shards.items() if shard.state is ShardMode.NEEDS_SNAPSHOT}
         self.requested = {name for name in lost if states[name].begun}
-        self.lists = 0
         self._commands: list[Command] = []
         self._kept: dict[str, ShardState] = {}
 
@@ -130,12 +128,9 @@ class Coordinator:
         :raises TailraceError: `PROTOCOL_VIOLATION` if a journal or the list of shards leaves keys out.
         """
         if isinstance(event, ShardsListed):
-            if event.number == self.lists:
-                self._listed(event.shards)
+            self._listed(event.shards)
         elif isinstance(event, ShardsServing):
             self._note_unlisted(event.shards)
-        elif isinstance(event, TasksChanged):
-            self._tasks_changed(event)
         elif isinstance(event, SnapshotRequested):
             self.requested.update(self._in({ShardMode.NEEDS_SNAPSHOT}))
             if self.requested:
@@ -186,7 +181,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ streams
 
-    def _of_a_stream(self, event: StreamEvent) -> None:
+    def _of_a_stream(self, event: AttemptEvent) -> None:
         match event:
             case PositionReached():
                 self._reached(event)
@@ -491,22 +486,15 @@ class Coordinator:
 
     # ------------------------------------------------------------------ tasks
 
-    def _tasks_changed(self, event: TasksChanged) -> None:
-        self.tasks = event.tasks
-        for name, shard in self.shards.items():
-            if shard.task in event.lost:
-                self.shards[name] = replace(shard, task=None)
-        self._assign()
-
     def _assign(self) -> None:
         """Give each shard that is read, or may be again, a task; reopen the streams that change theirs."""
         wanted = self._in(READ | {ShardMode.UNCONFIRMED})
         tasks = assigned(wanted, self.tasks, {name: self.shards[name].task for name in wanted})
         for name in wanted:
-            shard, task = self.shards[name], tasks.get(name)
+            shard, task = self.shards[name], tasks[name]
             if task == shard.task:
                 continue
-            if shard.task in self.tasks and shard.state in READ:
+            if shard.task is not None and shard.state in READ:
                 self._commands.append(CancelStream(name, shard.task, shard.attempt))
             self.shards[name] = replace(shard, task=task)
             if shard.state in READ:
@@ -520,7 +508,7 @@ class Coordinator:
             shard = replace(shard, kept=begun)
         self.shards[name] = shard
         if shard.task is None:
-            return  # opened when there is a task
+            return  # `_assign` opens it
         gtid, keys = shard.kept.request
         positions = {name: gtid}
         is_junction = shard.state is ShardMode.JUNCTION
@@ -533,7 +521,6 @@ class Coordinator:
                 shard.attempt,
                 positions,
                 keys,
-                shard.kept.copy is not None,
                 wait_s,
                 JUNCTION_DEADLINE_S if is_junction else None,
             )
@@ -547,9 +534,8 @@ class Coordinator:
         return shard.kept.gtid
 
     def _list(self, wait_s: float = 0.0) -> None:
-        self.lists += 1
         self._commands = [found for found in self._commands if not isinstance(found, ListShards)]
-        self._commands.append(ListShards(self.lists, wait_s))
+        self._commands.append(ListShards(wait_s))
 
     # ------------------------------------------------------------------ moves
 

@@ -1,8 +1,4 @@
-"""What the coordinator of shards is told, and what it has done. Pure.
-
-Streams are named by shard and attempt: what comes of an attempt that is over is refused, however late it
-comes.
-"""
+"""What the coordinator of shards is told, and what it has done. Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +24,8 @@ class EndReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardsListed:
-    """The shards that serve: the answer to the `ListShards` of this number, asked for after it was given."""
+    """The shards that serve: the answer to the last `ListShards`, asked for after it was given."""
 
-    number: int
     shards: tuple[str, ...]
 
 
@@ -42,45 +37,44 @@ class ShardsServing:
 
 
 @dataclass(frozen=True, slots=True)
-class PositionReached:
+class AttemptEvent:
+    """What comes of one attempt to read a shard: once that is over it is refused, however late it comes."""
+
+    shard: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionReached(AttemptEvent):
     """Everything of a shard up to `gtid` is here, whole transactions.
 
     :param last_keys: of a copy, what the VGTID names: table → primary key. None: the event is none of a copy.
     """
 
-    shard: str
-    attempt: int
     gtid: str
     last_keys: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CopyCompleted:
+class CopyCompleted(AttemptEvent):
     """All tables of a shard are copied (`COPY_COMPLETED` with the shard's name)."""
-
-    shard: str
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class CopyPlanned:
+class CopyPlanned(AttemptEvent):
     """A shard that is copied has these chunks: all that were begun, and those of tables that were not."""
 
-    shard: str
-    attempt: int
     chunks: tuple[CopyChunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkReached:
+class ChunkReached(AttemptEvent):
     """Of a chunk of a copy, everything up to `gtid` is here, of the rows up to `key`.
 
     :param chunk: its place among the chunks.
     :param key: empty: no row was copied since the stream was opened.
     """
 
-    shard: str
-    attempt: int
     chunk: int
     gtid: str
     key: str = ""
@@ -88,47 +82,41 @@ class ChunkReached:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunksGathered:
+class ChunksGathered(AttemptEvent):
     """One stream goes on in place of those of a copy's chunks.
 
     :param is_whole: all are done, and no table is missing among them. Else the shard is in a reshard.
     """
 
-    shard: str
-    attempt: int
     is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class JournalReached:
+class JournalReached(AttemptEvent):
     """A journal of a reshard (migration type SHARDS) and its VGTID came; nothing after it counts.
 
     :param gtid: of the VGTID that follows the journal.
     """
 
-    shard: str
-    attempt: int
     journal: Journal
     gtid: str
 
 
 @dataclass(frozen=True, slots=True)
-class ShardStreamEnded:
+class ShardStreamEnded(AttemptEvent):
     """A stream is over, or was silent past its deadline.
 
     :param participants: that the server named, of `PARTICIPANTS_ABSENT`.
     :param trouble: what the server said, for people.
     """
 
-    shard: str
-    attempt: int
     reason: EndReason
     participants: tuple[str, ...] = ()
     trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(AttemptEvent):
     """What a shard's server has: `@@global.gtid_executed` and `@@global.gtid_purged`.
 
     Of a shard that may be behind, or does not serve any more, its primary's; with nothing purged, unless that
@@ -137,34 +125,19 @@ class Probed:
     :param serves: false: it did not any more, before it was asked.
     """
 
-    shard: str
-    attempt: int
     executed: str
     purged: str
     serves: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeFailed:
+class ProbeFailed(AttemptEvent):
     """A silent shard was asked what it has, and gave no answer.
 
     :param trouble: what was said instead, for people.
     """
 
-    shard: str
-    attempt: int
     trouble: str
-
-
-@dataclass(frozen=True, slots=True)
-class TasksChanged:
-    """The tasks that there are now.
-
-    :param lost: those that ended with all their streams. One of the same number may be there again.
-    """
-
-    tasks: tuple[int, ...]
-    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,19 +159,7 @@ class TablesRequested:
     tables: frozenset[str]
 
 
-#: Events of one attempt to read a shard.
-StreamEvent = (
-    PositionReached
-    | CopyCompleted
-    | CopyPlanned
-    | ChunkReached
-    | ChunksGathered
-    | JournalReached
-    | ShardStreamEnded
-    | Probed
-    | ProbeFailed
-)
-Event = ShardsListed | ShardsServing | StreamEvent | TasksChanged | SnapshotRequested | TablesRequested
+Event = ShardsListed | ShardsServing | AttemptEvent | SnapshotRequested | TablesRequested
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +175,6 @@ class OpenStream:
 
     :param positions: by shard, its own first; several: a junction.
     :param keys: of its copy: table → primary key. Only for its own.
-    :param is_copied: whether rows are to be copied.
     :param wait_s: before the stream is opened.
     :param deadline_s: seconds after which a stream that has not ended by itself is over; None: it stays open.
     """
@@ -224,7 +184,6 @@ class OpenStream:
     attempt: int
     positions: Mapping[str, str]
     keys: Mapping[str, str]
-    is_copied: bool
     wait_s: float = 0.0
     deadline_s: float | None = None
 
@@ -244,7 +203,6 @@ class ListShards:
     any more when a later one is given.
     """
 
-    number: int
     wait_s: float = 0.0
 
 

@@ -51,10 +51,6 @@ class KeyRange:
         """Tell whether a keyspace id is in both."""
         return _below(self.start, other.end) and _below(other.start, self.end)
 
-    def contains(self, keyspace_id: bytes) -> bool:
-        """Tell whether a keyspace id is in the range."""
-        return self.start <= keyspace_id and _below(keyspace_id, self.end)
-
 
 def merged(ranges: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
     """Return what the ranges have together, as few ranges as possible, in order."""

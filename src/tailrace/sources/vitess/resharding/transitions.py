@@ -138,7 +138,7 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
 
     :param kept: what the log keeps. `mode` follows from it after a restart.
     :param attempt: counts its streams; what comes of an earlier one is refused.
-    :param task: that reads it; None: no task is there.
+    :param task: that reads it; None: it has not been given one.
     :param failures: ends of its stream in a row.
     :param refusals: of these, since when the server says without a break that it can't give what follows.
     :param behind: so often in a row its server lacked transactions that were read.

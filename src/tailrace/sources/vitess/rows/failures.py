@@ -8,9 +8,12 @@ from tailrace.sources.vitess.rows import layout
 from tailrace.sources.vitess.rows.types import Refused, Unnamed
 
 _REPORT = "nothing of it was stored; if it happens again, please report it with Vitess' version"
-_FULL = (
-    "set binlog_row_image to FULL on the shard's MySQL servers, and take the table's rows with a new snapshot"
+# A stream comes to these changes again at each start, and also where a table is to be read again.
+_NEW_LOG = (
+    "on the shard's MySQL servers. What they have written until then can't be read: begin a new log with a "
+    "new snapshot, by setting log.path (and the sinks' paths) to new directories"
 )
+_FULL = f"SET PERSIST binlog_row_image = FULL {_NEW_LOG}"
 
 _FAILURES = {
     layout.BROKEN: (
@@ -26,7 +29,7 @@ _FAILURES = {
     layout.STATEMENTS: (
         Kind.SOURCE_MISCONFIGURED,
         "a change came as a statement or was taken back, not as rows",
-        "set binlog_format to ROW on the shard's MySQL servers, and take a new snapshot",
+        f"SET PERSIST binlog_format = ROW {_NEW_LOG}",
     ),
     layout.NO_TRANSACTION: (Kind.PROTOCOL_VIOLATION, "a row stands outside a transaction", _REPORT),
     layout.BEGUN_AGAIN: (
@@ -55,7 +58,7 @@ _FAILURES = {
     layout.NEEDS_JSON: (
         Kind.SOURCE_MISCONFIGURED,
         "a JSON document came as a change of what stood there before, which did not come",
-        _FULL,
+        f"SET PERSIST binlog_row_value_options = '' {_NEW_LOG}",
     ),
 }
 

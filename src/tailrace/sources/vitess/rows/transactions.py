@@ -32,12 +32,9 @@ from tailrace.sources.vitess.rows.layout import (
 #: What stands around a shard's position in its state.
 _STATE_HEAD = 256
 
-_QUOTE, _BACKSLASH, _COMMA, _EQUALS = map(ord, '"\\,=')
+_QUOTE, _BACKSLASH = map(ord, '"\\')
 _EMPTY_OBJECT = np.frombuffer(b"{}", np.uint8)
-_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 _CLOSING = np.frombuffer(b'"}}', np.uint8)
-_TABLES = np.frombuffer(b'","table_pks":[', np.uint8)
-_TABLES_CLOSING = np.frombuffer(b"]}}", np.uint8)
 
 
 @nb.njit(inline="always")
@@ -135,20 +132,6 @@ def close(out, state, time_us):  # type: ignore[no-untyped-def]
     state[OPEN] = CLOSED
 
 
-@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
-def _write_base64(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    for k in range(0, length, 3):
-        word = np.int64(0)
-        for byte in range(3):
-            word = word << 8 | (u8_at(b, p + k + byte) if k + byte < length else np.int64(0))
-        for letter in range(4):
-            index = (word >> (18 - 6 * letter)) & 63
-            is_there = k + letter <= length
-            put_u8(out, to, np.int64(_BASE64[index]) if is_there else _EQUALS)
-            to += 1
-    return to
-
-
 @compiled(
     nb.int64(
         FROZEN_BYTES, nb.int64, nb.int64, FROZEN_BYTES, nb.int64, nb.int64,
@@ -168,43 +151,28 @@ def write_shard_state(buffer, at, end, before, out, to):  # type: ignore[no-unty
     to = put(out, to + 1, 0, 8)
     to = put(out, to, 0, 8)
     to = _put_all(out, to, before)
-    is_first = True
-    # Fields come in any order: the position's text first.
-    for wanted in (3, 4):
-        p = at
-        while p < end:
-            tag, value, p = field(b, p, end)
-            if p < 0:
-                return np.int64(-1)
-            if tag & 7 != BYTES:
-                continue
-            if tag >> 3 == wanted and wanted == 3:
-                for k in range(p, p + value):
-                    letter = u8_at(b, k)
-                    if letter < 32 or letter > 126 or letter == _QUOTE or letter == _BACKSLASH:
-                        return begin
-                    put_u8(out, to, letter)
-                    to += 1
-            elif tag >> 3 == wanted:
-                if is_first:
-                    to = _put_all(out, to, _TABLES)
-                else:
-                    put_u8(out, to, _COMMA)
-                    to += 1
-                is_first = False
-                put_u8(out, to, _QUOTE)
-                to = _write_base64(b, p, value, out, to + 1)
-                put_u8(out, to, _QUOTE)
+    p = at
+    while p < end:
+        tag, value, p = field(b, p, end)
+        if p < 0:
+            return np.int64(-1)
+        if tag & 7 != BYTES:
+            continue
+        if tag >> 3 == 3:
+            for k in range(p, p + value):
+                letter = u8_at(b, k)
+                if letter < 32 or letter > 126 or letter == _QUOTE or letter == _BACKSLASH:
+                    return begin
+                put_u8(out, to, letter)
                 to += 1
-            p += value
-    to = _put_all(out, to, _CLOSING if is_first else _TABLES_CLOSING)
-    return end_frame(out, begin, to)
+        p += value
+    return end_frame(out, begin, _put_all(out, to, _CLOSING))
 
 
 @compiled(nb.int64(nb.int64, nb.int64))
 def state_room(size, before):  # type: ignore[no-untyped-def]
     """Return the bytes that a shard's state takes at most, of a ShardGtid of `size` bytes."""
-    return _STATE_HEAD + before + 3 * size
+    return _STATE_HEAD + before + size
 
 
 @compiled(nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]))

@@ -7,7 +7,6 @@ tables are common to all shards, in the order of the log.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,7 +153,7 @@ class Transcoder:
         self._unwritten: bytes | None = None
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Let the shard's state in the log hold this from now on, beside `gtid` and `table_pks`."""
+        """Let the shard's state in the log hold this from now on, beside `gtid`."""
         watermark = {"watermark": self._watermark_us} if self._watermark_us else {}
         more = json.dumps({**state, **watermark}, separators=(",", ":"))[1:-1]
         name = json.dumps(f"{self._keyspace}/{self._shard}")
@@ -345,12 +344,6 @@ class Transcoder:
             patched += made
         work.patched = np.frombuffer(bytes(patched), np.uint8)
         state[layout.PATCHED] = 1
-
-
-def state_of(position: pb.ShardGtid) -> dict[str, Any]:
-    """Return what a shard's state in the log says of its position."""
-    tables = [base64.b64encode(table.SerializeToString()).decode() for table in position.table_pks]
-    return {"gtid": position.gtid, **({"table_pks": tables} if tables else {})}
 
 
 # Tables that Vitess makes for itself, of online DDL and of its garbage collection. A tablet leaves them out

@@ -26,7 +26,7 @@ GROWTH, GROWTH_FIXED = 3, 64
 _DIGITS_MAX = 40
 
 _MINUS, _PLUS, _POINT, _ZERO, _NINE, _E, _LOWER_E = map(ord, "-+.09Ee")
-_BACKSLASH, _X, _SPACE = map(ord, "\\x ")
+_BACKSLASH, _X = map(ord, "\\x")
 
 # Exponents from which on PostgreSQL writes a number with one: of float4 and float8, and of both below.
 _EXPONENT_FLOAT4, _EXPONENT_FLOAT8, _EXPONENT_MIN = 6, 15, -4

@@ -161,7 +161,7 @@ class AskedSnapshots:
             if known.kept.children:
                 continue
             tables = {
-                table: key
+                table: list(key)
                 for table, key in primary_keys(self._vtgate, self._source, shard).items()
                 if self._source.captures(self._source.keyspace, table) and not is_internal(table)
             }

@@ -75,7 +75,6 @@ class VitessCapture:
             `source.reconnect_s_max`.
         """
         try:
-            self._open_log()
             self._connections.run(self._run_connection)
         except Stopped:
             pass
@@ -132,7 +131,9 @@ class VitessCapture:
         stream = self._stream
         return None if stream is None else stream.health()
 
-    def _open_log(self) -> None:
+    def _open_log(self) -> Appender:
+        if self._appender is not None:
+            return self._appender
         fingerprint = SourceFingerprint("vitess", self._source.keyspace, self._source.keyspace, "")
         directory = self._directory = LogDirectory.create_or_open(self._path, fingerprint)
         writer = LogWriter.open(directory, TASK, options=self._options, listener=self._listener)
@@ -143,20 +144,21 @@ class VitessCapture:
             raise
         self._appender = Appender(writer, self._stopping)
         self._appender.start()
+        return self._appender
 
     def _run_connection(self) -> None:
-        assert self._appender is not None
-        assert self._directory is not None
         self._phase = "connecting"
-        self._appender.check_fence()
-        self._appender.discard_open_unit()
+        appender = self._open_log()
+        assert self._directory is not None
+        appender.check_fence()
+        appender.discard_open_unit()
         with ExitStack() as stack:
             vtgates = Vtgate.connect_each(self._source, self._source.tasks_max, self._hosts_tried)
             for vtgate in vtgates:
                 stack.enter_context(closing(vtgate))
             # The next connection begins with another one.
             self._hosts_tried = self._source.hosts.index(vtgates[0].address) + 1
-            stream = KeyspaceStream(self._source, vtgates, self._appender, self._stopping, self._directory)
+            stream = KeyspaceStream(self._source, vtgates, appender, self._stopping, self._directory)
             with self._lock:
                 self._stream = stream
                 stream.want(self._wanted)

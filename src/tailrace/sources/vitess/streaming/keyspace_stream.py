@@ -32,7 +32,7 @@ from tailrace.protocol.frames import Bytes
 from tailrace.sources.appender import SYNC_DEADLINE_S, Appender
 from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status
-from tailrace.sources.vitess.connection.metadata import newest_gtids, serving_shards, views
+from tailrace.sources.vitess.connection.metadata import serving_shards, views
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
@@ -49,7 +49,6 @@ from tailrace.sources.vitess.resharding.events import (
     ShardsServing,
     ShardStreamEnded,
 )
-from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.key_ranges import overlapping
 from tailrace.sources.vitess.resharding.shard_state import ShardState
 from tailrace.sources.vitess.rows.change_filters import AmbiguousError, RepeatedChangeFilter
@@ -58,7 +57,7 @@ from tailrace.sources.vitess.rows.copy_keys import common_key
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import Transcoder
 from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
-from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd
+from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd, EndQuestion
 from tailrace.sources.vitess.streaming.serving_shards import ServingShards
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream, ShardCopies
 from tailrace.sources.vitess.streaming.shard_health import ShardProgress, health_of, watermark_us
@@ -157,12 +156,10 @@ class KeyspaceStream:
         self._written = dict(states)
         self._idle: dict[str, ShardState] = {}  # states that no row came with, not written yet
         self._idle_since_s = 0.0
-        self._list = 0  # the number of the list of shards that is asked for
         self._list_at_s: float | None = None
         self._targets: list[AwaitedEnd] = []
         self._reached = Tail(0, 0, 0)  # by `offset`, the log has what was asked for up to `position`
-        self._lock = threading.Lock()
-        self._wanted = 0
+        self._ends = EndQuestion(source, vtgate)
         self._watermark = self._watermark_at_us = 0
         self._looked_s = 0.0
 
@@ -233,8 +230,7 @@ class KeyspaceStream:
 
     def want(self, position: int) -> None:
         """Have the log's position reach `position` as soon as all is in it that the shards have now."""
-        with self._lock:
-            self._wanted = max(self._wanted, position)
+        self._ends.want(position)
 
     def has_reached(self, position: int, durable: int) -> bool:
         """Return whether the log has what `want` asked for, up to the log offset `durable`.
@@ -377,7 +373,7 @@ class KeyspaceStream:
                     self._copies.end(command.shard)
                     self._tasks[command.task].streams.stop(command.shard, command.attempt)
                 case ListShards():
-                    self._list, self._list_at_s = command.number, time.monotonic() + command.wait_s
+                    self._list_at_s = time.monotonic() + command.wait_s
 
     def _open(self, command: OpenStream) -> None:
         shard = command.shard
@@ -529,7 +525,7 @@ class KeyspaceStream:
             self._silent.turn(now_s)
         self._copies.turn(now_s)
         self._snapshots.turn(now_s)
-        self._look_for_targets()
+        self._look_for_targets(now_s)
 
     def _serving_keys_of(self, shard: str) -> tuple[str, ...]:
         return overlapping(shard, serving_shards(self._vtgate, self._source))
@@ -537,18 +533,14 @@ class KeyspaceStream:
     def _list_shards(self) -> None:
         self._list_at_s = None
         shards = serving_shards(self._vtgate, self._source)
-        self._step(ShardsListed(self._list, shards))
+        self._step(ShardsListed(shards))
 
-    def _look_for_targets(self) -> None:
+    def _look_for_targets(self, now_s: float) -> None:
         """Move the log's position to where somebody waits for it, once all shards have what they had then."""
-        with self._lock:
-            wanted, self._wanted = self._wanted, 0
-        if wanted:
-            gtids = newest_gtids(self._vtgate, self._source)
-            for shard, gtid in gtids.items():
-                self._silent.doubt_if_behind(shard, gtid)
-            sets = {shard: GtidSet.parse(gtid) for shard, gtid in gtids.items()}
-            self._targets.append(AwaitedEnd(wanted, sets))
+        if (end := self._ends.turn(now_s)) is not None:
+            for shard, gtids in end.ends.items():
+                self._silent.doubt_if_behind(shard, gtids)
+            self._targets.append(end)
         if not self._targets or not self._snapshots.is_idle:
             return
         for target in list(self._targets):

@@ -113,11 +113,11 @@ class SilentShards:
             asked_us = known.asked_us // 1_000_000 * 1_000_000
             known.whole_until_us = max(known.whole_until_us, asked_us)
 
-    def doubt_if_behind(self, shard: str, executed: str) -> None:
+    def doubt_if_behind(self, shard: str, executed: GtidSet) -> None:
         """Have a shard that lacks what was read of it asked at once whether that is for good."""
         held = self._coordinator.shards.get(shard)
         if held is None or not self._coordinator.accepts(shard, held.attempt) or not held.kept.is_read:
             return
-        if not GtidSet.parse(executed).contains(GtidSet.parse(held.kept.gtid)):
-            self._step(Probed(shard, held.attempt, executed, ""))
+        if not executed.contains(GtidSet.parse(held.kept.gtid)):
+            self._step(Probed(shard, held.attempt, str(executed), ""))
             self._shards[shard].probed_s = -PROBE_S

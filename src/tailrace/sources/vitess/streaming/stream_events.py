@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Iterator
 
@@ -20,7 +21,7 @@ from tailrace.sources.vitess.resharding.events import (
 )
 from tailrace.sources.vitess.resharding.shard_state import Journal
 from tailrace.sources.vitess.rows import events as vevents
-from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, state_of
+from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream
 from tailrace.sources.vitess.streaming.shard_health import ShardProgress
 
@@ -143,8 +144,10 @@ def _own_position(event: StreamEvent, shard: str) -> pb.ShardGtid | None:
 
 
 def _last_keys(position: pb.ShardGtid) -> dict[str, str]:
-    texts = state_of(position).get("table_pks", [])
-    return {table.table_name: text for table, text in zip(position.table_pks, texts, strict=True)}
+    return {
+        table.table_name: base64.b64encode(table.SerializeToString()).decode()
+        for table in position.table_pks
+    }
 
 
 def _journal(message: pb.Journal) -> Journal:

@@ -1,4 +1,4 @@
-"""How long to wait before trying again, and when to give up. Pure."""
+"""Computes the waits between attempts and when to give up. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 from tailrace.errors import Policy, RetriableError, TailraceError
 
-#: Doubled no more than this often: beyond it, any longest wait is reached.
+#: Most doublings of the wait: with so many, any `longest_s` is reached.
 _DOUBLINGS_MAX = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double from `first_s` to `longest_s`, at most `attempts_max` in a row; -1: for ever.
+    """Waits that double from `first_s` to `longest_s`, at most `attempts_max` in a row; -1: no limit.
 
-    :param attempts: failures in a row so far.
+    :param attempts: successive failures so far.
     """
 
     attempts_max: int = -1
@@ -36,18 +36,18 @@ class Backoff:
         return self.after_failure() if is_retriable(error) else (self, None)
 
     def after_failure(self) -> tuple[Backoff, float | None]:
-        """As `after`, whatever the error was."""
+        """Return the next state and the seconds to wait after any error; None: no attempts are left."""
         if 0 <= self.attempts_max <= self.attempts:
             return self, None
         return self.failed(), self.wait_s
 
     def after_success(self) -> Backoff:
-        """Return the state in which all attempts are free again."""
+        """Return the state with all attempts available again."""
         return replace(self, attempts=0) if self.attempts else self
 
 
 def is_retriable(error: BaseException) -> bool:
-    """Tell whether what failed so is tried again."""
+    """Return whether an operation that failed with `error` is retried."""
     return isinstance(error, RetriableError) or (
         isinstance(error, TailraceError) and error.policy is Policy.RETRY
     )

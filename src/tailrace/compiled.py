@@ -1,10 +1,10 @@
-"""How the kernels are compiled: by `compiled`, when they are first needed.
+"""The decorator `compiled`, which compiles kernels with numba when they are first needed.
 
-Kernels leave the interpreter's lock alone and are kept on disk. Those that allocate nothing are
-compiled without numba's counting of references: each array that is passed to a function would cost an
-atomic increment and a decrement, and with functions of a few instructions that was more than half of
-the time of writing a document (2.5 µs before, 1.15 µs after). Arrays live in the caller for as long
-as a kernel runs. That a kernel allocates nothing, numba sees to: it refuses to compile it otherwise.
+Kernels release the interpreter's lock and are cached on disk. Kernels that allocate nothing are compiled
+without numba's reference counting: each array that is passed to a function would cost an atomic increment
+and decrement, which with functions of a few instructions took more than half of the time for writing a
+document (2.5 µs before, 1.15 µs after). The caller keeps arrays alive while a kernel runs. numba verifies
+that such a kernel allocates nothing: it refuses to compile it otherwise.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import numba as nb
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 
-#: Every kernel of the modules that are imported; what a kernel calls is before it.
+#: All kernels of the imported modules; a kernel comes after the kernels that it calls.
 KERNELS: list[Any] = []
 
 
 def compiled(
     *signatures: Any, allocates: bool = False, inlined: bool = False, error_model: str = "python"
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that makes a kernel of a function, for arguments of these signatures alone.
+    """Return a decorator that turns a function into a kernel for arguments of these signatures only.
 
-    It is loaded from numba's cache, or compiled, when it is called for the first time, or when a kernel
-    that calls it is compiled. A process needs few kernels, and those on disk contain what they call:
-    to load all of them at every start took half a second.
+    The kernel is loaded from numba's cache, or compiled, on its first call or when a kernel that calls it is
+    compiled. A process needs few kernels, and a cached kernel contains the kernels that it calls; loading
+    all of them at every start took half a second.
 
-    :param allocates: it makes arrays.
-    :param inlined: it becomes part of each kernel that calls it: a call, with an array's seven numbers, takes
-        as long as reading a short text does.
-    :param error_model: of numba: what a division by zero does.
+    :param allocates: whether it creates arrays.
+    :param inlined: whether it is inlined into each kernel that calls it: a call, which passes seven numbers
+        per array, takes as long as reading a short text.
+    :param error_model: numba's: the effect of a division by zero.
     """
 
     def made(function: Callable[..., Any]) -> Any:
-        # What is not given, a callee that is compiled on behalf of its caller would inherit from it.
+        # All options are set: a callee that is compiled for its caller inherits options that are not.
         # `_nrt` is not public: the locked version of numba has it.
         options: dict[str, Any] = {"_nrt": allocates, "forceinline": inlined, "error_model": error_model}
         kernel: Any = nb.njit(nogil=True, cache=True, **options)(function)
@@ -49,22 +49,22 @@ def compiled(
 
 
 def load_all() -> None:
-    """Load every kernel of the modules that are imported; compile those that are in no cache."""
+    """Load all kernels of the imported modules; compile those that are not cached."""
     for kernel in KERNELS:
         _load(kernel)
 
 
 class _Unloaded(CPUDispatcher):
-    # A kernel until it is needed. It then becomes what numba made, and calls cost what they always do.
-    # To load it in numba's own `_compile_for_args` would be too late: a call on another thread that has begun
-    # meanwhile takes for granted that it may compile, and then refuses arguments that have to be converted.
+    # A kernel before its first use. Loading sets its class back to numba's, so later calls have no overhead.
+    # Loading in numba's own `_compile_for_args` would be too late: a concurrent call on another thread
+    # assumes that it may compile, and then refuses arguments that need a conversion.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _load(self)
         return self(*args, **kwargs)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        # Asked when a caller is compiled; by the kernel itself, too, if it calls itself.
+        # Called when a caller is compiled, which may be the kernel itself.
         _load(self)
         return CPUDispatcher.get_call_template(self, args, kws)
 

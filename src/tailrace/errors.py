@@ -1,12 +1,11 @@
-"""What can go wrong, by name, and what is done about it.
+"""The errors of all packages: one class with many kinds, and the policy for each kind.
 
-One class, many kinds. A kind is a stable word that scripts and `status --json` may rely
-on; the message says what was attempted and what was found; the hint says what to do. No
-message, hint or context ever holds row contents or a secret: they name tables, positions
-and files.
+A kind is a stable name for scripts and `status --json`; the message says what was attempted
+and what was found; the hint says what to do. No message, hint or context contains values of
+rows or a secret: they name tables, positions and files.
 
-`POLICY` is the one table that decides which kinds are tried again. A kind that it does not
-name stops whatever raised it.
+`POLICY` decides which kinds are retried. An error of any other kind stops the component that
+raised it.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ class Kind(enum.StrEnum):
     SOURCE_QUERY_FAILED = "source_query_failed"
     SLOT_IN_USE = "slot_in_use"
     SLOT_MISSING = "slot_missing"
-    SLOT_FOREIGN = "slot_foreign"  # exists, but this log did not make it
+    SLOT_FOREIGN = "slot_foreign"  # exists, but was not created for this log
     SLOT_INVALIDATED = "slot_invalidated"
-    SLOT_CREATION_HELD_UP = "slot_creation_held_up"  # by transactions that are older
+    SLOT_CREATION_HELD_UP = "slot_creation_held_up"  # by older open transactions
     SLOT_AHEAD_OF_LOG = "slot_ahead_of_log"
     SLOT_AT_RISK = "slot_at_risk"  # a warning: it may be lost, or fills the disk
-    TRANSACTION_OPEN = "transaction_open"  # a warning: it holds WAL, or a new slot waits for it
+    TRANSACTION_OPEN = "transaction_open"  # a warning: it holds back WAL, or a new slot waits for it
     PUBLICATION_MISSING = "publication_missing"
     PUBLICATION_MISMATCH = "publication_mismatch"
     TABLE_MISSING = "table_missing"
     COLUMN_NOT_SENT = "column_not_sent"  # the stream lacks a column that the table has
-    SHARDS_LOST = "shards_lost"  # their changes come no further until their keys are copied again
+    SHARDS_LOST = "shards_lost"  # their changes are not captured until their keys are copied again
     SNAPSHOT_FAILED = "snapshot_failed"
-    SNAPSHOT_DELAYED = "snapshot_delayed"  # the stream is too far behind, or DDL came into it
+    SNAPSHOT_DELAYED = "snapshot_delayed"  # the stream is too far behind, or DDL interrupted it
 
     # wire
     PROTOCOL_VIOLATION = "protocol_violation"
@@ -56,7 +55,7 @@ class Kind(enum.StrEnum):
     # change log
     LOG_LOCKED = "log_locked"
     LOG_FENCED = "log_fenced"  # a later writer took over
-    LOG_FOREIGN = "log_foreign"  # identity is another source's
+    LOG_FOREIGN = "log_foreign"  # the log of another source
     LOG_MISSING = "log_missing"
     LOG_CORRUPT = "log_corrupt"
     LOG_FORMAT_UNKNOWN = "log_format_unknown"
@@ -69,70 +68,70 @@ class Kind(enum.StrEnum):
     DECODE_FAILED = "decode_failed"
     SCHEMA_MISSING = "schema_missing"
     SCHEMA_CHANGED = "schema_changed"
-    SCHEMA_PENDING = "schema_pending"  # the catalogue does not show yet what a transaction altered
+    SCHEMA_PENDING = "schema_pending"  # the catalogue facts of an altered table are not known yet
     TABLE_UNKNOWN = "table_unknown"
 
     # joining topics
-    JOIN_VIOLATED = "join_violated"  # order, repetition, a missing transaction: the topics are not as assumed
+    JOIN_VIOLATED = "join_violated"  # the topics break an assumption: order, repetition, missing transaction
 
     # converting
-    CONVERSION_FAILED = "conversion_failed"  # a record has what its form can't hold
+    CONVERSION_FAILED = "conversion_failed"  # a record has a value that its output format can't represent
     SCHEMA_REFUSED = "schema_refused"  # by a schema registry: incompatible, invalid or not registered
     REGISTRY_UNREACHABLE = "registry_unreachable"
     REGISTRY_REFUSED = "registry_refused"  # credentials, privileges
 
     # sinks
     SINK_LOCKED = "sink_locked"  # another engine writes to it
-    SINK_FOREIGN = "sink_foreign"  # target holds another pipeline's or log's data
-    SINK_DAMAGED = "sink_damaged"  # what it recorded and what it holds differ
+    SINK_FOREIGN = "sink_foreign"  # the target has another pipeline's or log's data
+    SINK_DAMAGED = "sink_damaged"  # the sink's record of its commits and its content differ
     SINK_AHEAD_OF_LOG = "sink_ahead_of_log"
     SINK_SCHEMA_REFUSED = "sink_schema_refused"
     SINK_KEY_MISSING = "sink_key_missing"
     SINK_WRITE_FAILED = "sink_write_failed"
     SINK_MISCONFIGURED = "sink_misconfigured"  # a topic that is missing or is not compacted
-    SINK_PREEMPTED = "sink_preempted"  # another producer with its transactional id has begun
-    SINK_TRANSACTION_TOO_LONG = "sink_transaction_too_long"  # the source's does not fit into one of Kafka's
+    SINK_PREEMPTED = "sink_preempted"  # another producer with its transactional id has started
+    SINK_TRANSACTION_TOO_LONG = "sink_transaction_too_long"  # a source's transaction exceeds Kafka's limits
     SINK_RECORD_TOO_LARGE = "sink_record_too_large"
     SINK_REFUSED = "sink_refused"  # credentials, privileges
     SPARK_FAILED = "spark_failed"
 
     # engine
-    TASK_FAILED = "task_failed"  # a task, handler or transformation raised what is no error of ours
+    TASK_FAILED = "task_failed"  # a task, handler or transformation raised another error than TailraceError
     TASK_TIMED_OUT = "task_timed_out"  # it did not start or stop in time
     TRANSFORM_FAILED = "transform_failed"  # records don't fit a transformation's options
     ENGINE_MISUSED = "engine_misused"  # a call that the engine's state does not allow
-    RECORD_INVALID = "record_invalid"  # a task made a record that no column can hold
+    RECORD_INVALID = "record_invalid"  # a task made a record with a value that no column can store
     OFFSETS_UNREADABLE = "offsets_unreadable"
     OFFSETS_UNWRITABLE = "offsets_unwritable"
     OFFSETS_LOCKED = "offsets_locked"  # another process uses the store
-    OFFSETS_PREEMPTED = "offsets_preempted"  # another engine of the same name has begun
+    OFFSETS_PREEMPTED = "offsets_preempted"  # another engine of the same name has started
     OFFSETS_FOREIGN = "offsets_foreign"  # of another log, or beyond this one's end
 
     # subscriptions
     SUBSCRIPTION_UNAUTHORIZED = "subscription_unauthorized"  # no token, or a wrong one
     SUBSCRIPTION_FORBIDDEN = "subscription_forbidden"  # for pages of that origin
-    SUBSCRIBERS_EXCEEDED = "subscribers_exceeded"  # there are as many as there may be
+    SUBSCRIBERS_EXCEEDED = "subscribers_exceeded"  # the largest number of subscribers is reached
 
-    # anything else, always a bug of ours
+    # anything else, always a bug in Tailrace
     INTERNAL = "internal"
 
 
 #: Hint of `INTERNAL`.
 REPORT = "this is a bug: please report it, with `tailrace --version` and the trace that --debug shows"
-#: Hint of `PROTOCOL_VIOLATION` where a server is read: what it sent is asked for again.
+#: Hint of `PROTOCOL_VIOLATION` while reading from a server: the next start reads the same data again.
 REPORT_STREAM = (
     "nothing of it was stored or acknowledged: start again; if it happens again, please report it with the "
     "server's version"
 )
-#: … and where the log is read.
+#: Hint of `PROTOCOL_VIOLATION` while reading the log.
 REPORT_LOG = "run `tailrace log verify`; if the log is whole, please report it with the server's version"
 
 
 class Policy(enum.Enum):
-    """What the engine does with a failure."""
+    """The engine's reaction to a failure."""
 
-    STOP = "stop"  # a person must act
-    RETRY = "retry"  # again, with back-off, up to the configured bound
+    STOP = "stop"  # the user must act
+    RETRY = "retry"  # with back-off, up to the configured limit
 
 
 POLICY: dict[Kind, Policy] = {
@@ -150,7 +149,7 @@ POLICY: dict[Kind, Policy] = {
 }
 
 
-#: Kinds after which changes are lost to the log: only a new log with a new snapshot goes on.
+#: Kinds after which the log lacks changes: capture can only continue with a new log and a new snapshot.
 NEEDS_SNAPSHOT: frozenset[Kind] = frozenset(
     {
         Kind.SLOT_INVALIDATED,
@@ -163,12 +162,12 @@ NEEDS_SNAPSHOT: frozenset[Kind] = frozenset(
 
 
 class TailraceError(Exception):
-    """A failure with a name, its circumstances and the way out.
+    """A failure, with its kind, a message, a hint and its context.
 
     :param kind: the stable name.
     :param message: what was attempted and what was found.
-    :param hint: what a person can do about it; empty when nothing more can be said.
-    :param context: names of what was touched (table, position, file), never contents.
+    :param hint: what the user can do about it; may be empty.
+    :param context: names of the table, position or file concerned, never contents.
 
     Everything is in `args`, so that the error survives pickling between Spark's processes.
     """
@@ -223,26 +222,26 @@ def error_json(error: TailraceError | None) -> dict[str, Any] | None:
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters escaped: names come from others, terminals obey."""
+    """Return `text` with control characters escaped: a name from outside must not control a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class StopEngine(Exception):  # noqa: N818 - a request, not an error
-    """Ends the engine in good order. Raised by a handler, the record or batch counts as processed.
+    """Stops the engine in order. If a handler raises it, the record or batch counts as processed.
 
-    Raised by a transformation, a predicate or a converter, nothing of the batch does: it was handed to
-    nobody, and comes again in the next life.
+    If a transformation, a predicate or a converter raises it, no record of the batch counts as processed:
+    the batch was not passed to the handler, and is delivered after the next start.
     """
 
 
 class RetriableError(Exception):
-    """What failed may pass: it is tried again after a while.
+    """A transient failure: the operation is retried after a wait.
 
-    Raised by a task's `poll` or `start`, or by a handler, a transformation, a predicate or a converter:
-    what was handed over is handed over again, the same batch or the same record. So are errors of ours
-    whose kind is tried again by `POLICY`.
+    Raised by a task's `poll` or `start`, or by a handler, a transformation, a predicate or a converter,
+    which is called again with the same batch or record. A `TailraceError` whose kind has
+    `Policy.RETRY` has the same effect.
     """
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: somebody asked to stop
-    """Raised out of a wait when stopping was asked for."""
+class Stopped(Exception):  # noqa: N818 - not an error: the caller asked to stop
+    """Raised by a wait when a stop was requested."""

@@ -1,11 +1,11 @@
-"""Finding what others bring: connectors, sources, transformations and converters, by entry point.
+"""Finds connectors, sources, transformations, converters and other extensions by entry point.
 
 A package announces them in its `pyproject.toml`, under the group of their kind:
 
     [project.entry-points."tailrace.connectors"]
     mydb = "mypackage.connector:MyConnector"
 
-Nothing of a package is imported before its name is asked for.
+A package is imported only when one of its names is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PREDICATES = "tailrace.predicates"
 CONVERTERS = "tailrace.converters"
 RUNNERS = "tailrace.runners"
 
-#: What one of a group is called.
+#: The singular noun for the extensions of each group, for messages.
 _WORDS = {
     CONNECTORS: "connector",
     SOURCES: "source",
@@ -41,11 +41,11 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def factory(group: str, name: str, methods: Sequence[str]) -> Callable[..., Any]:
-    """Return what is announced as `name` in `group`: a class, or a function that makes an object.
+    """Return the class, or the function that creates an object, with the name `name` in `group`.
 
-    :param methods: names that a class must have; of what a function makes, its caller looks after.
+    :param methods: methods that a class must have; the caller checks the objects of a function.
     :raises TailraceError: `CONFIG_INVALID` if there is no such name, several packages announce it, or it is
-        no such thing; `ENVIRONMENT_UNFIT` if its package can't be imported.
+        neither; `ENVIRONMENT_UNFIT` if its package can't be imported.
     """
     word = _WORDS.get(group, group)
     found = _announced(group, name, word)
@@ -65,9 +65,9 @@ def factory(group: str, name: str, methods: Sequence[str]) -> Callable[..., Any]
     if not callable(made) or lacking:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"load the {word} {name!r}: {found.value} is no {word}, it "
+            f"load the {word} {name!r}: {found.value} is not a {word}, it "
             + (f"has no {', '.join(lacking)}" if lacking else "can't be called"),
-            f"its entry point must name a class with {', '.join(methods)}, or a function that makes one",
+            f"its entry point must name a class with {', '.join(methods)}, or a function that creates one",
             where,
         )
     return made  # type: ignore[no-any-return]

@@ -1,14 +1,14 @@
-"""Named places where a test may make the process die, fail or wait.
+"""Named places where a test can make the process die, fail or wait.
 
-A failpoint costs one dictionary look-up while none is armed. It is armed by the environment
-variable `TAILRACE_FAILPOINTS`, a comma-separated list of `name=action[@count]`: the action is
-taken when the point is reached for the `count`-th time (from 1, the default).
+While no failpoint is armed, one costs two checks of variables. The environment variable
+`TAILRACE_FAILPOINTS` arms failpoints: a comma-separated list of `name=action[@count]`. The action
+is taken when the point is reached for the `count`-th time (from 1, the default).
 
 Actions: `kill` (SIGKILL to this process: no clean-up of any kind runs), `error` (raises
 `FailpointError`), `enospc` and `eio` (raise the `OSError`), `sleep:<milliseconds>`.
 
-`TAILRACE_FAILPOINTS_LOG` names a file to which every armed or unarmed hit appends its name,
-which is how a test asserts that each point of `NAMES` was reached.
+`TAILRACE_FAILPOINTS_LOG` names a file to which every hit, armed or not, appends its name. With it
+a test asserts that each point of `NAMES` was reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 
-#: Every failpoint there is. `hit` refuses others, so that this list can't fall behind.
+#: All failpoints. `hit` refuses other names, so this list is complete.
 NAMES: frozenset[str] = frozenset(
     {
         "capture.before_append",
@@ -100,7 +100,7 @@ def _parse(text: str) -> dict[str, tuple[str, int]]:
         name, _, rest = item.partition("=")
         action, _, count = rest.partition("@")
         if name not in NAMES:
-            raise ValueError(f"TAILRACE_FAILPOINTS names {name!r}, which is no failpoint")
+            raise ValueError(f"TAILRACE_FAILPOINTS names {name!r}, which is not a failpoint")
         armed[name] = (action, int(count or "1"))
     return armed
 
@@ -117,7 +117,7 @@ def arm(text: str) -> None:
 
 
 def hit(name: str) -> None:
-    """Mark that the code reached `name`; act if it is armed."""
+    """Record that the code has reached `name`; take its action if it is armed."""
     if not _armed and not _log_path:
         return
     if name not in NAMES:

@@ -1,4 +1,4 @@
-"""Who may go next, where only so many may at a time: first come, first served."""
+"""A semaphore that serves waiting threads in the order in which they came."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: How often somebody who waits looks whether to stop.
+#: Interval at which a waiting thread checks its `stop` event, in seconds.
 _LOOK_S = 0.1
 
 
 class FairSemaphore:
-    """At most `places` of its users at work at a time; the others wait in the order they came.
+    """Lets at most `places` users work at a time; the others wait in the order they came.
 
-    Any thread. A user that has a place and asks for another waits for itself: don't.
+    Any thread. A user that has a place must not ask for another: it may wait for itself.
     """
 
     def __init__(self, places: int) -> None:
@@ -26,8 +26,8 @@ class FairSemaphore:
     def turn(self, stop: threading.Event) -> Iterator[bool]:
         """Wait for a place and hold it while the context is open.
 
-        Yields False if `stop` was set before there was one: then nothing is held, and what the
-        place was for must not be done.
+        Yields False if `stop` was set before a place was free: then no place is held, and the
+        caller must not do its work.
         """
         given = self._take(stop)
         try:
@@ -40,7 +40,7 @@ class FairSemaphore:
 
     @property
     def must_wait(self) -> bool:
-        """Whether who came now would have to wait."""
+        """Whether a new user would have to wait."""
         return self._free == 0 or bool(self._waiting)
 
     def _take(self, stop: threading.Event) -> bool:

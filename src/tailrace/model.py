@@ -1,9 +1,9 @@
-"""The values that every layer speaks of. Frozen, without behaviour that needs a process.
+"""Value types that all layers use: positions, columns, relations, ranges. Frozen, without I/O.
 
-Positions. An LSN is a 64-bit byte address in PostgreSQL's write-ahead log, held here as an
-`int` and shown as PostgreSQL shows it, `16/B374D848`. A *log offset* is a byte address in one
-task's change log: it counts uncompressed frame bytes from 0, only grows, and is what readers
-and sinks keep. Ranges are half open: `[start, end)`.
+Positions. An LSN is a 64-bit byte address in PostgreSQL's write-ahead log, an `int` here, shown
+as PostgreSQL shows it: `16/B374D848`. A *log offset* is a byte address in one task's change log:
+it counts uncompressed frame bytes from 0 and only increases; readers and sinks commit log
+offsets. Ranges are half open: `[start, end)`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import enum
 import re
 from dataclasses import dataclass
 
-#: PostgreSQL counts microseconds from 2000-01-01; everything here counts from 1970-01-01.
+#: PostgreSQL's epoch, 2000-01-01, in microseconds since 1970-01-01. All times here count from 1970-01-01.
 POSTGRES_EPOCH_US = 946_684_800_000_000
 
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
@@ -24,18 +24,18 @@ def format_lsn(lsn: int) -> str:
 
 
 def parse_lsn(text: str) -> int:
-    """Return the LSN that PostgreSQL's notation `X/X` stands for.
+    """Return the LSN of `text`, PostgreSQL's notation `X/X`.
 
     :raises ValueError: if `text` is not two hexadecimal numbers of 32 bits.
     """
     found = _LSN.fullmatch(text)
-    if found is None:  # `int` alone takes signs, spaces and underscores, too
+    if found is None:  # `int` alone would accept signs, spaces and underscores, too
         raise ValueError(f"not an LSN: {text!r}")
     return (int(found[1], 16) << 32) | int(found[2], 16)
 
 
 class Op(enum.StrEnum):
-    """What a change did to its row or table; Debezium's letters."""
+    """The operation of a change, with Debezium's letters."""
 
     READ = "r"
     CREATE = "c"
@@ -46,7 +46,7 @@ class Op(enum.StrEnum):
 
 
 class ReplicaIdentity(enum.StrEnum):
-    """What an update or delete sends of the old row: `pg_class.relreplident`."""
+    """The part of the old row that an update or delete sends: `pg_class.relreplident`."""
 
     DEFAULT = "d"
     NOTHING = "n"
@@ -56,12 +56,12 @@ class ReplicaIdentity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What is known of how a column's values are written, domains resolved.
+    """A column's type as far as it is needed to read the text of its values, with domains resolved.
 
-    `oid` and `modifier` (-1: none) are those of the type under all domains. `name` is that
-    type's if it is not built in. `item` and `delimiter` are set for arrays that are not built in.
-    `kind` is `pg_type.typtype`, empty where the log does not tell. `parts` are, of an enumeration, its
-    labels by their oid; of a composite, its attributes' types by their number.
+    `oid` and `modifier` (-1: none) are those of the base type of all domains. `name` is that type's
+    if it is not built in. `item` and `delimiter` are set for arrays that are not built in.
+    `kind` is `pg_type.typtype`, empty if the log does not have it. `parts` are an enumeration's labels by
+    their oid, or the types of a composite's attributes by their number.
     """
 
     oid: int
@@ -75,9 +75,9 @@ class ValueType:
 
 @dataclass(frozen=True, slots=True)
 class ValueModes:
-    """Debezium's handling modes: how values are given where there is a choice.
+    """Debezium's handling modes: the forms of values of some types.
 
-    None, for a mode, is Tailrace's own form (see `decode.types`). The values are Debezium's.
+    The values are Debezium's. None means Tailrace's own form (see `decode.types`).
     """
 
     decimal: str | None = None  # precise, double, string
@@ -89,18 +89,18 @@ class ValueModes:
     unavailable_placeholder: str = "__debezium_unavailable_value"
 
 
-#: No mode is chosen: every value in Tailrace's own form.
+#: Without any mode: every value in Tailrace's own form.
 OWN_FORMS = ValueModes()
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as a Relation message describes it, and what the facts beside it tell.
+    """A column as a Relation message describes it, with its catalogue facts.
 
     `in_identity` is the message's flag: part of the replica identity, hence true for every
     column under `ReplicaIdentity.FULL`. `number` is `pg_attribute.attnum`, 0 if it is not known:
     it stays when the column is renamed. `missing`, `unknown` and `may_be_key`: see `protocol.facts`.
-    `value_type` says what the log knows beyond the message of a type that is not built in.
+    `value_type` describes a type that is not built in, as far as the log has its catalogue facts.
     `not_null` is the catalogue's, which may be of a later time than a change.
     """
 
@@ -118,15 +118,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One version of a table's shape, in force from the Relation message on.
+    """One version of a table's schema, in force from the Relation message on.
 
-    `primary_key` comes from the catalogue, not from the stream, and is empty where it is not
-    known; it is used only where the replica identity can't tell the key. `version` counts the
-    shapes that the log has had under the table's name; 0: not known. `replaced` is the relation
-    that had the name before, and `replaced_name` what that was called soon after, if it was there.
-    `modes` are the reader's choice of how values are given to it.
-    `chosen_key` is the configuration's and comes before both. `pending`: capture has yet to learn from the
-    catalogue what the message does not tell.
+    `primary_key` comes from the catalogue, not from the stream, and is empty if it is not
+    known; it is used only if the replica identity does not identify the key. `version` counts the
+    schemas that the log has had under the table's name; 0: not known. `replaced` is the relation
+    that had the name before, and `replaced_name` the name that relation had soon after, if it existed.
+    `modes` are the forms of values that the reader chose.
+    `chosen_key` is from the configuration and takes precedence over both keys. `pending`: capture does not
+    have the catalogue facts yet.
     """
 
     oid: int
@@ -148,10 +148,10 @@ class Relation:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Names of the columns that identify a row; empty if nothing does.
+        """Names of the columns that identify a row; empty if there are none.
 
-        Those that the configuration chose; else those of the replica identity; the primary key
-        where that is the whole row, or nothing.
+        The columns that the configuration chose; otherwise those of the replica identity, or the
+        primary key if the replica identity is the whole row or nothing.
         """
         if self.chosen_key:
             return self.chosen_key
@@ -162,7 +162,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class SourceFingerprint:
-    """Which stream of which database a log belongs to. Compared whole at every start."""
+    """Identifies the stream and database that a log belongs to. All fields are compared at every start."""
 
     type: str  # "postgresql"
     system_identifier: str
@@ -172,7 +172,7 @@ class SourceFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """A stretch of one task's log, `[start, end)`; both ends have no transaction open."""
+    """A range of one task's log, `[start, end)`, between two boundaries."""
 
     task: str
     start: int
@@ -185,14 +185,14 @@ class LogRange:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How much a batch holds, and how often there is one.
+    """Limits for the size and frequency of batches.
 
-    :param rows_max: rows at most; a single transaction of the source may have more.
-    :param bytes_max: bytes of the log at most, likewise.
-    :param interval_s: least seconds from batch to batch while less than a batch waits.
-    :param within_s: with a backlog, a batch is what can be written in about so many seconds; None: as
-        much as the limits allow.
-    :param begins_full: whether the first one has as much as the limits allow.
+    :param rows_max: most rows of a batch; a single transaction of the source may have more.
+    :param bytes_max: most bytes of the log in a batch, likewise.
+    :param interval_s: least time from batch to batch while less than a batch waits, in seconds.
+    :param within_s: with a backlog, the time in which a batch should be written, in seconds; None: a batch
+        has as much as the limits allow.
+    :param begins_full: whether the first batch has as much as the limits allow.
     """
 
     rows_max: int

@@ -1,12 +1,12 @@
-"""References to secrets, which are resolved where they are used and shown nowhere.
+"""References to secrets, which are resolved where they are used, and never shown.
 
-A `Secret` holds text with references in it, `${env:NAME}` or `${file:/path}`, and nothing
-else: its repr, its JSON and its pickle can't show a value that it never held. `resolve`
-reads the value again each time, so a rotated password is found at the next connection.
+A `Secret` has text with references in it, `${env:NAME}` or `${file:/path}`, but no value, so
+its repr, JSON and pickle can't show one. `resolve` reads the value each time, so the next
+connection uses a rotated password.
 
-`redact` is the second line: what was resolved as a password in this process is cut out of
-any text that is about to be shown. It is for words of others (a driver, Spark), never a
-reason to put a secret into a message.
+`redact` is the second line of defence: it removes passwords that this process has resolved
+from text that is about to be shown. It is for texts of other libraries (a driver, Spark),
+never a reason to put a secret into a message.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tailrace.errors import Kind, TailraceError
 
 REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
 
-#: A secret's file is read up to this size; more is surely the wrong file.
+#: Largest size of a secret's file, in bytes; a larger one is surely the wrong file.
 FILE_BYTES_MAX = 64 * 1024
 
-#: Shorter values are not cut out of text: they would cut it to pieces.
+#: Least length of a value that `redact` removes; a shorter one would match parts of ordinary words.
 REDACTED_LENGTH_MIN = 4
 
 REFUSAL = "must be a reference, ${env:NAME} or ${file:/path}: a secret does not belong in this file"
@@ -37,7 +37,7 @@ REFUSAL = "must be a reference, ${env:NAME} or ${file:/path}: a secret does not 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Text that refers to values kept elsewhere, such as `${env:PG_PASSWORD}`."""
+    """Text with references to values that are stored elsewhere, such as `${env:PG_PASSWORD}`."""
 
     reference: str
 
@@ -64,7 +64,7 @@ class Secret:
 
     @classmethod
     def _validate(cls, value: object, info: ValidationInfo) -> Secret:
-        # A password may be one whole reference only: "abc${env:X}" has half of it in the file.
+        # The whole text must be one reference: "abc${env:X}" would have a part of the secret in the file.
         if isinstance(value, Secret):
             return value
         if not isinstance(value, str) or not is_reference(value):
@@ -73,17 +73,17 @@ class Secret:
 
 
 def is_reference(text: str) -> bool:
-    """Tell whether `text` is one reference and nothing else."""
+    """Return whether `text` is one reference and nothing else."""
     return REFERENCE.fullmatch(text) is not None
 
 
 def has_reference(text: str) -> bool:
-    """Tell whether there is a reference in `text`, well formed or not."""
+    """Return whether there is a reference in `text`, well formed or not."""
     return "${" in text
 
 
 def check_references(text: str) -> None:
-    """Refuse what looks like a reference and is none.
+    """Raise if `text` has a malformed reference.
 
     :raises ValueError: with a message that shows nothing of `text`.
     """
@@ -92,7 +92,7 @@ def check_references(text: str) -> None:
 
 
 def anchored(text: str, base: Path | None) -> str:
-    """Return `text` with relative file references made absolute, from `base` or where we are."""
+    """Return `text` with file references made absolute, relative to `base` or the working directory."""
 
     def absolute(found: re.Match[str]) -> str:
         if found[1] != "file":
@@ -127,7 +127,7 @@ def _read(scheme: str, name: str) -> str:
         raise TailraceError(
             Kind.SECRET_MISSING,
             f"resolve {reference}: {reason}",
-            "check that the file is there and readable by this user",
+            "check that the file exists and is readable by this user",
         ) from None
     if len(text) > FILE_BYTES_MAX:
         raise TailraceError(
@@ -143,7 +143,7 @@ _seen: set[str] = set()
 
 
 def remember(value: str) -> None:
-    """Have `redact` cut `value` out of text from now on."""
+    """Make `redact` remove `value` from text from now on."""
     if len(value) >= REDACTED_LENGTH_MIN:
         with _lock:
             _seen.add(value)
@@ -165,17 +165,17 @@ _SECRET = re.compile(
     r"pass(word|wd|phrase|file)?|pwd|secret|token|credential|private|api_?key|salt", re.IGNORECASE
 )
 
-#: What settings within `options` are called here.
+#: Name that stands for all settings within `options`.
 _OF_CLIENT = "options.*"
 
-#: Passwords within connection strings: of a URL, up to its last `@`, and of a list of settings.
+#: Passwords within connection strings: in a URL, up to its last `@`, and in a list of settings.
 _WITHIN = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|(password\s*=\s*)('[^']*'|[^&;\s]*)", re.IGNORECASE)
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """Return `value` as it may be shown; `name` is what it is called. References are shown as they are.
+    """Return `value` with secrets masked; `name` is the name of its setting. References stay unchanged.
 
-    Of `options`, which are a client's own, references alone: a name that is misspelt tells nothing.
+    All values within a client's `options` are masked: a misspelt name doesn't show that it is a secret.
     """
     if isinstance(value, Mapping):
         called = _OF_CLIENT if name in ("options", _OF_CLIENT) else ""

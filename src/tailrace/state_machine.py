@@ -1,4 +1,4 @@
-"""State machines as tables: a state and an event in, the next state out. Pure."""
+"""State machines as tables that map a state and an event to the next state. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ S = TypeVar("S", bound=enum.Enum)
 E = TypeVar("E", bound=enum.Enum)
 Found = TypeVar("Found")
 
-#: How many steps a machine remembers: the newest ones explain an error.
+#: Number of newest steps that a machine keeps, to explain an error.
 STEPS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
 class StateMachine(Generic[S, E]):
-    """A state, and the newest steps that led to it. A subclass has the table, and a start state."""
+    """A state and the newest steps that led to it. A subclass has the table and a start state."""
 
     state: S
     steps: tuple[tuple[S, E], ...] = ()
@@ -25,19 +25,19 @@ class StateMachine(Generic[S, E]):
     def found(self, table: Mapping[tuple[S, E], Found], event: E) -> Found:
         """Return the table's entry for this state and `event`.
 
-        :raises IllegalTransition: the table has none.
+        :raises IllegalTransition: the table has no such entry.
         """
         if (self.state, event) not in table:
             raise IllegalTransition(type(self).__name__, self.state, event, self.story)
         return table[self.state, event]
 
     def moved(self, event: E, state: S, **changes: Any) -> Self:
-        """Return the machine in `state`, where `event` has brought it; `changes` are its other fields."""
+        """Return the machine after `event`, in `state`; `changes` are new values of its other fields."""
         return replace(self, state=state, steps=(*self.steps, (self.state, event))[-STEPS_MAX:], **changes)
 
     @property
     def story(self) -> str:
-        """How it came to its state: `NEW (start) → FENCING`."""
+        """The newest steps and the state, as text: `NEW (start) → FENCING`."""
         return "".join(f"{state.name} ({event.value}) → " for state, event in self.steps) + self.state.name
 
 

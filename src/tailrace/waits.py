@@ -1,4 +1,4 @@
-"""Waits with a limit: looking again and again until something is so, and for the end of threads."""
+"""Waits with a time limit, for a condition and for the end of threads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 def wait_until(
     look: Callable[[], T], timeout_s: float, look_s: float, stop: threading.Event | None = None
 ) -> T:
-    """Call `look` until it returns something true, at most `timeout_s`; return what it returned last.
+    """Call `look` until it returns a true value, at most for `timeout_s`; return its last result.
 
     :param look: called at least once, on this thread, and the last time when the time is up.
-    :param look_s: from the end of a call to the next one.
+    :param look_s: time from the end of a call to the next one.
     :param stop: once it is set, there is no further call.
     """
     until_s = time.monotonic() + timeout_s
@@ -31,7 +31,7 @@ def wait_until(
 
 
 def join_all(threads: Sequence[threading.Thread], timeout_s: float | None) -> bool:
-    """Wait for the end of all `threads`, at most `timeout_s` together; return whether it came."""
+    """Wait for the end of all `threads`, at most `timeout_s` in total; return whether all have ended."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     for thread in threads:
         if thread is not threading.current_thread():

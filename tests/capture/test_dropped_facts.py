@@ -83,9 +83,7 @@ def test_facts_of_a_transaction_that_was_cut_off_are_asked_for_again(
     with capturing(dsn, log) as running:
         wait_until(lambda: known, 60, "the cut")
         running.catch_up(pg.query)
-        appender = running.task._appender
-        assert appender is not None
-        in_force = appender.schema_in_force
+        in_force = running.task._log.appender.schema_in_force
     assert known == [(True, False)]
     with LogReader.open(log, "0") as reader:
         end = reader.end().offset

@@ -29,8 +29,16 @@ from tests.support.orders_log import OID, directory_at, relation
 LSN = 1000
 
 
-def head(time_us: int, _in_force: Any) -> bytes:
-    return frames.xlog_frame(LSN, LSN, time_us, relation())
+class Orders:
+    """As much of a published table as is written before its rows."""
+
+    oid = OID
+
+    def facts_frame(self, *_: Any) -> bytes:
+        return b""
+
+    def schema_frames(self, lsn: int, server_time_us: int) -> bytes:
+        return frames.xlog_frame(lsn, lsn, server_time_us, relation())
 
 
 def rows(count: int) -> list[tuple[bytearray, int]]:
@@ -70,10 +78,11 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
     """The end of a chunk's unit may be durable before whoever appended it can say so."""
     directory = directory_at(tmp_path / "log")
     with appending(directory) as appender:
-        ledger = SnapshotState(directory, "0", appender)
+        ledger = SnapshotState(directory, appender)
         snapshot = planned(ledger, 3)
         writer = ChunkWriter(
-            appender, LSN, threading.Event(), admitted=lambda: None, closing=ledger.closing
+            appender, LSN, threading.Event(), name_of=lambda _: None, admitted=lambda: None,
+            closing=ledger.closing,
         )  # fmt: skip
         killed: list[set[int]] = []
 
@@ -88,7 +97,7 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
         monkeypatch.setattr(f"{chunk_writer.__name__}.failpoints.hit", hit)
         for chunk in range(3):
             unit = chunk_writer.Unit(unit_name(snapshot, snapshot.tables[0], chunk))
-            writer.write(unit, OID, head, rows(2))
+            writer.write(unit, Orders(), rows(2))  # type: ignore[arg-type]
             writer.part_done(unit, 2)
         done_at_kill = [set(), {0}, {0, 1}] if point != "snapshot.after_chunk" else [{0}, {0, 1}, {0, 1, 2}]
         assert killed == done_at_kill
@@ -99,6 +108,6 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
 
 def found_at_a_start(directory: LogDirectory, appender: PostgresAppender) -> set[int]:
     """Return the chunks that a process would take for done that began now."""
-    later = SnapshotState(directory, "0", appender)
+    later = SnapshotState(directory, appender)
     later.open()
     return later.plans.open[0].tables[0].done

@@ -17,16 +17,17 @@ from tailrace.config.source.postgres import PostgresSource
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import published_oids, published_table
 from tailrace.sources.postgres.schema.column_lists import check_disclosure, published_columns
+from tailrace.sources.postgres.schema.column_selection import table_columns
 from tailrace.sources.postgres.schema.publication import (
     left_out,
-    matching_tables,
+    publication_warnings,
     published_names,
-    table_columns,
-    uncaptured,
 )
 from tailrace.sources.postgres.schema.published_tables import published
+from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 from tailrace.sources.postgres.slot import monitor
+from tailrace.sources.postgres.slot.creation import held_up, lasting_transactions
 from tailrace.sources.postgres.snapshot import incremental
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
 from tailrace_servers.postgres import EmbeddedPostgres
@@ -174,6 +175,20 @@ def test_a_slot_that_older_transactions_hold_up_is_made_when_they_are_ended(
         older.close()
 
 
+def test_who_holds_up_a_slot_is_named_to_a_role_that_may_only_replicate(own_pg: EmbeddedPostgres) -> None:
+    own_pg.execute("create role cdc login replication")
+    source = PostgresSource(dsn=own_pg.dsn(user="cdc"))
+    with (
+        psycopg.connect(own_pg.dsn()) as older,
+        closing(Session.connect(source, threading.Event())) as session,
+    ):
+        assert lasting_transactions(session) == []
+        older.execute("select txid_current()")
+        [named] = lasting_transactions(session)
+        assert named.pid == older.info.backend_pid
+        assert f"SELECT pg_terminate_backend({named.pid}), or wait" in held_up([named], 1.0).hint
+
+
 @pytest.mark.follows("snapshot_delayed")
 @pytest.mark.parametrize("taken", ["max_replication_slots", "max_wal_senders"])
 def test_a_snapshot_for_which_no_slot_is_free_waits_and_the_stream_does_not(
@@ -213,7 +228,7 @@ def test_what_is_asked_of_the_catalogue_waits_for_no_lock(pg: Database) -> None:
         oids = published_oids(session, source).values()
         assert len(tables) == len(published_names(session, SLOT) - {("public", "parts")}) - 1 == 3
         assert table_columns(session, tables)
-        assert not uncaptured(session, source)
+        assert not publication_warnings(session, source)
         assert not left_out(session, SLOT, oids)
         check_disclosure(session, source)
         assert catalog_tables(session, list(oids)).by_oid
@@ -266,7 +281,9 @@ def test_the_catalogue_says_of_publications_what_the_servers_own_view_says(
             # The view of 15 names generated columns, too, which no server before 18 sends.
             not_sent = {"more"} if pg.server.version == 15 else set()
             columns = {row[:2]: set(row[2]) - not_sent for row in wanted}
-            assert published_columns(session, name) == columns, what
+            sent = published_columns(session, name)
+            assert {table: each.names for table, each in sent.items()} == columns, what
+            assert any(each.listed for each in sent.values()) is ("(id)," in what), what
             rows = session.run(
                 f"with recursive {published(name, session.server_version)} "
                 "select n.nspname, c.relname from published p join pg_class c on c.oid = p.oid "

@@ -23,8 +23,7 @@ from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import pieces
 from tailrace.sources.postgres.schema import relation_messages
 from tailrace.sources.postgres.schema.column_matching import CatalogColumn, aligned
-from tailrace.sources.postgres.schema.relation_messages import missing_columns
-from tailrace.sources.postgres.schema.table_metadata import CatalogTable, CatalogTables
+from tailrace.sources.postgres.schema.table_facts import CatalogTable, CatalogTables, missing_columns
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import Running, capturing, make_task, read_log
 from tests.support.capture.folded import fold

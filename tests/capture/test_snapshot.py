@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tailrace.changelog.reader import LogReader
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tests.support.capture.captured import CREATE_ITEMS, NAME, SLOT, capturing, read_log
 from tests.support.postgres import Database
 

@@ -10,9 +10,9 @@ import pytest
 
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
-from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
-from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
+from tailrace.sources.postgres.snapshot.state import kept_plans
 from tailrace.sources.snapshot_requests import ask, waiting
 from tests.support.capture.captured import SLOT, capturing
 from tests.support.capture.folded import units
@@ -31,7 +31,7 @@ from tests.support.wait import wait_until
 
 
 def pause(log: Path, *, pauses: bool) -> None:
-    ask(LogDirectory.open(log), "0", pauses=pauses)
+    ask(LogDirectory.open(log), pauses=pauses)
 
 
 def keys(log: Path) -> list[str]:
@@ -76,7 +76,7 @@ def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
         request(log, "public.items", cancels=True)
         again = request(log, *KEYED)
         with capturing(pg.dsn, log, **SMALL) as running:
-            wait_until(lambda: not waiting(LogDirectory.open(log), "0"), 60, "the requests to be taken")
+            wait_until(lambda: not waiting(LogDirectory.open(log)), 60, "the requests to be taken")
             running.catch_up(pg.query, 60)
             assert hits.count("snapshot.before_window") == windows
             assert len(list(units(log))) == read
@@ -91,9 +91,7 @@ def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
 @pytest.mark.slow
 def lacks_chunks(log: Path) -> bool:
     """Return whether a table of an open snapshot has chunks that are not in the log."""
-    content = LogDirectory.open(log).state_read(plans_name("0"))
-    assert content is not None
-    opened = SnapshotPlans.from_json(content).open
+    opened = kept_plans(LogDirectory.open(log)).open
     return any(not table.is_done for snapshot in opened for table in snapshot.tables)
 
 
@@ -129,7 +127,5 @@ def test_resumed_at_once_a_pause_leaves_no_trace(pg: Database, tmp_path: Path) -
     snapshot = found(log, asked)
     assert snapshot is not None
     assert snapshot.outcome is SnapshotOutcome.DONE
-    content = LogDirectory.open(log).state_read(plans_name("0"))
-    assert content is not None
-    assert content["paused"] is False
+    assert kept_plans(LogDirectory.open(log)).paused is False
     assert pg.query("select 1 from pg_replication_slots where slot_name = %s", [SLOT])

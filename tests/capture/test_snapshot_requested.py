@@ -18,15 +18,14 @@ from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema import catalog
 from tailrace.sources.postgres.snapshot import chunk_readers, incremental, requests
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
     SnapshotPlan,
-    SnapshotPlans,
     TableSnapshotPlan,
 )
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
-from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.postgres.snapshot.state import PLANS, kept_plans
 from tailrace.sources.snapshot_requests import waiting
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import SLOT, capturing
@@ -60,7 +59,7 @@ def test_tables_are_read_again_among_writers_with_no_row_lost_or_out_of_order(
     tables = judge(pg, log)
     for table in ("items", "pairs", "parts"):
         assert tables[table].ops["r"] > 1.5 * len(tables[table].rows) / 2
-    assert waiting(LogDirectory.open(log), "0") == []
+    assert waiting(LogDirectory.open(log)) == []
 
 
 @pytest.mark.ci
@@ -128,7 +127,8 @@ def test_what_there_is_no_room_for_is_kept_later_and_the_request_stays_until_the
     create_tables(pg)
     log = tmp_path / "log"
     until_whole(pg, log)
-    write, refused, removed = LogDirectory.state_write, [], []
+    write, refused = LogDirectory.state_write, []
+    remove_file, removed = snapshot_requests.remove, []
 
     def short_of_room(directory: LogDirectory, name: str, content: dict[str, Any]) -> None:
         if file in name and asked in str((name, content)) and len(refused) < 2:
@@ -136,13 +136,13 @@ def test_what_there_is_no_room_for_is_kept_later_and_the_request_stays_until_the
             raise TailraceError(Kind.LOG_FULL, f"write {name}: No space left on device")
         write(directory, name, content)
 
-    def remove(files: list[Path]) -> None:
-        removed.extend(found(log, path.stem) is not None for path in files)
-        snapshot_requests.remove(files)
+    def remove(path: Path) -> None:
+        removed.append(found(log, path.stem) is not None)
+        remove_file(path)
 
     asked = request(log, table)
     monkeypatch.setattr(LogDirectory, "state_write", short_of_room)
-    monkeypatch.setattr(requests, "remove", remove)
+    monkeypatch.setattr(snapshot_requests, "remove", remove)
     with capturing(pg.dsn, log, **SMALL) as running:
         assert await_end(running, log, asked).outcome is outcome
     # A process that is killed behind the removal knows of the snapshot by its plans.
@@ -338,9 +338,9 @@ def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart
         0, pg.query("select 'items'::regclass::oid::int")[0][0], "public", "items", fresh=False
     )
     directory = LogDirectory.open(log)
-    agenda = SnapshotPlans.from_json(directory.state_read(plans_name("0")) or {})
+    agenda = kept_plans(directory)
     agenda.open.append(SnapshotPlan("bad", Origin.REQUESTED, [items], where))
-    directory.state_write(plans_name("0"), agenda.as_json())
+    directory.state_write(PLANS, agenda.as_json())
     behind = request(log, "public.pairs")
     with capturing(pg.dsn, log, **SMALL) as running:
         assert await_end(running, log, "bad").outcome is SnapshotOutcome.FAILED
@@ -393,7 +393,7 @@ def test_what_no_server_could_take_is_refused_when_it_is_asked_for(
     with pytest.raises(TailraceError) as raised:
         request(tmp_path / "log", table, where=where)
     assert raised.value.kind is Kind.CONFIG_INVALID
-    assert waiting(LogDirectory.open(tmp_path / "log"), "0") == []
+    assert waiting(LogDirectory.open(tmp_path / "log")) == []
 
 
 @pytest.mark.parametrize(

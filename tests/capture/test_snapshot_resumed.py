@@ -19,7 +19,7 @@ from tailrace.config import LogConfig
 from tailrace.config.sections import RetentionConfig
 from tailrace.errors import Kind
 from tailrace.pipeline.source_worker import RetentionTimer
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.snapshot.watermark import StreamEnded
 from tailrace.sources.postgres.streaming.capture_task import BEGINNINGS_MAX
 from tests.support.capture.captured import SLOT, capturing, run_to_end

@@ -296,7 +296,7 @@ def test_a_full_disk_is_waited_for(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
-        writer = running.task._appender._writer
+        writer = running.task._log.appender._writer
         append, full = writer.append, threading.Event()
         full.set()
 

@@ -17,7 +17,7 @@ from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.renames import Renames
 from tailrace.sources.findings import Severity
-from tailrace.sources.postgres.schema.table_metadata import KnownFacts
+from tailrace.sources.postgres.schema.table_facts import KnownFacts
 from tailrace.sources.postgres.streaming.unchanged_updates import UnchangedUpdates
 from tests.support.capture.captured import NAME, capturing
 from tests.support.capture.folded import fold

@@ -20,7 +20,7 @@ from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.target import locked
-from tailrace.sources.snapshot_requests import ask, read_requests, remove, request_files
+from tailrace.sources.snapshot_requests import ask, request_files, take_requests, waiting
 from tests.support.changelog.frames_of import SOURCE, Source, append, new_log
 from tests.support.file_faults import deaths, full_disks, not_durable
 from tests.support.torture import disk
@@ -41,10 +41,9 @@ def _live(path: Path) -> None:
             end = writer.sync().offset
             log.state_write(f"tasks/{TASK}/some.state", {"number": number})
             readers.commit("sink", TASK, end, kept={"log_offset": end})
-        ask(log, TASK, tables=["public.t"])
-        files = request_files(log, TASK)
-        assert len(read_requests(files)) == len(files)
-        remove(files)
+        ask(log, tables=["public.t"])
+        assert len(waiting(log)) == len(request_files(log))
+        assert take_requests(log, lambda request: request.wants_rows)
         apply(log, TASK, RetentionRules(size_bytes=600))
         readers.begin("other", TASK, writer.tail.offset)
         readers.begin("sink", TASK, 0)
@@ -58,7 +57,7 @@ def _require_sound(path: Path) -> None:
         assert reader.blocks(reader.start, reader.end().offset)
     offsets = Readers.open(path).require("sink").offsets
     assert offsets == {TASK: 0}
-    assert request_files(LogDirectory.open(path), TASK) == []
+    assert request_files(LogDirectory.open(path)) == []
 
 
 @pytest.mark.slow
@@ -112,13 +111,13 @@ def test_a_request_of_another_user_that_can_not_be_read_is_passed_over(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = new_log(memory_path / "log")
-    ask(log, TASK, tables=["public.t"])
+    ask(log, tables=["public.t"])
 
     def refused(_: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(durable, "read_state", refused)
-    assert read_requests(request_files(log, TASK)) == []
+    assert waiting(log) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
@@ -126,11 +125,11 @@ def test_a_request_of_another_user_that_can_not_be_read_is_passed_over(
 def test_a_request_that_root_writes_is_of_the_logs_owner(memory_path: Path, before: str) -> None:
     log = new_log(memory_path / "log")
     if before == "a folder of root":
-        ask(log, TASK, tables=["public.t"])
-        remove(request_files(log, TASK))
+        ask(log, tables=["public.t"])
+        assert take_requests(log, lambda _: True)
     os.chown(log.path / "identity.json", _NOBODY, _NOBODY)
-    ask(log, TASK, tables=["public.t"])
-    (file,) = request_files(log, TASK)
+    ask(log, tables=["public.t"])
+    (file,) = request_files(log)
     for path in (file, *file.parents[:3]):
         assert (path.stat().st_uid, path.stat().st_gid) == (_NOBODY, _NOBODY), path
 
@@ -151,8 +150,8 @@ def test_a_request_that_the_engine_could_not_read_is_refused(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = new_log(memory_path / "log")
-    ask(log, TASK, tables=["public.t"])
-    (asked,) = request_files(log, TASK)
+    ask(log, tables=["public.t"])
+    (asked,) = request_files(log)
     for path in (log.path / "identity.json", asked, *asked.parents[:3]):
         os.chown(path, _NOBODY, _NOBODY)
 
@@ -161,7 +160,7 @@ def test_a_request_that_the_engine_could_not_read_is_refused(
 
     monkeypatch.setattr(os, "chown", refused)
     with pytest.raises(TailraceError, match="not the log's owner's") as caught:
-        ask(log, TASK, tables=["public.t"])
+        ask(log, tables=["public.t"])
     assert caught.value.kind is Kind.LOG_WRITE_FAILED
     assert [path.name for path in asked.parent.iterdir()] == [asked.name]
 

@@ -376,7 +376,7 @@ def test_tail_shows_changes_as_they_come_and_says_where_to_go_on(orders):
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     # The signal may come between showing a change and taking its place: that change is shown again then.
-    assert said in [f"go on with --from {at}\n" for at in (before, orders.writer.durable.offset)]
+    assert said in [f"continue with --from {at}\n" for at in (before, orders.writer.durable.offset)]
 
 
 def test_tail_that_showed_nothing_says_where_it_began(orders, monkeypatch):
@@ -385,7 +385,7 @@ def test_tail_that_showed_nothing_says_where_it_began(orders, monkeypatch):
 
     monkeypatch.setattr("tailrace.pipeline.log.inspection.next_piece", interrupted)
     done = run("tail", orders.directory.path)
-    assert (done.exit_code, done.stderr) == (130, f"go on with --from {orders.writer.durable.offset}\n")
+    assert (done.exit_code, done.stderr) == (130, f"continue with --from {orders.writer.durable.offset}\n")
 
 
 def test_tail_goes_on_behind_the_last_change_that_it_showed(orders):
@@ -524,7 +524,7 @@ def test_snapshots_are_asked_for_listed_and_taken_back_without_an_engine(orders)
     assert "public.orders: 0 rows" in run("snapshot", file, "--list").stdout
     assert run("snapshot", file, "--cancel").exit_code == 0
     assert run("log", "verify", path).exit_code == 0
-    for word, said in (("--pause", "snapshots pause"), ("--resume", "snapshots go on")):
+    for word, said in (("--pause", "snapshots pause"), ("--resume", "snapshots resume")):
         assert said in run("snapshot", file, word).stdout
         assert len(json.loads(run("snapshot", file, "--list", "--json").stdout)["snapshots"]) == 2
     for words in (

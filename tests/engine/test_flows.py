@@ -402,17 +402,24 @@ def test_what_is_done_when_everything_is_given_up_counts(order: Order) -> None:
     assert run.store.last == hanging
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_records_are_made_when_they_are_delivered(order: Order) -> None:
-    # Thousands of objects that wait have the garbage collector look through the whole process.
-    entered, release, topic = threading.Event(), threading.Event(), f"made late, {order}"
+def _as_event_of_each(group: Group) -> Converted:
+    return Converted(None, group.column("value").cast(pa.string()))
 
-    def one(_: Record) -> None:
+
+@pytest.mark.parametrize("convert", [None, _as_event_of_each], ids=["records", "events"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_records_and_events_are_made_when_they_are_delivered(
+    order: Order, convert: Callable[[Group], Converted] | None
+) -> None:
+    # Thousands of objects that wait have the garbage collector look through the whole process.
+    entered, release, topic = threading.Event(), threading.Event(), f"made late, {order}, {convert}"
+
+    def one(_: Record | Event) -> None:
         entered.set()
         assert release.wait(SOON_S)
 
     made = [SourceRecord(topic=topic, offset={"at": n}, key={"id": n}, value=n) for n in range(3000)]
-    with running(on_record(one), order) as run:
+    with running(on_record(one), order, convert=convert) as run:
         run.put([Batch.of_records(made, PARTITION)])
         assert entered.wait(SOON_S)
         time.sleep(0.05)

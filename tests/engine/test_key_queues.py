@@ -8,9 +8,12 @@ import time
 
 import pytest
 
+from tailrace.backoff import Backoff
 from tailrace.engine.contracts import RetriableError
 from tailrace.engine.processing import Order, on_record, queues, thread_executor
-from tailrace.engine.processing.queues import PERIOD_S, DeliveryRate
+from tailrace.engine.processing.in_flight import InFlight
+from tailrace.engine.processing.queues import PERIOD_S, DeliveryRate, QueuedRecords, Queues
+from tailrace.engine.processing.stage import ReadyBatch
 from tailrace.records.batch import Batch
 from tailrace.records.making import SourceRecord
 from tailrace.records.record import Record
@@ -116,3 +119,63 @@ def test_one_thread_does_as_much_as_several_while_many_records_come() -> None:
     assert not rate.measure(20_000_100, 201.0)
     assert rate.measure(30_000_000, 202.0)
     assert not rate.measure(30_000_001, 203.0)
+
+
+KEYS = 5
+
+
+def _add(queues: Queues, first: int, last: int) -> None:
+    """Add records with these numbers, each of the key that its number has modulo `KEYS`."""
+    made = [
+        SourceRecord(topic="t", offset={"at": n}, key={"id": n % KEYS}, value=n) for n in range(first, last)
+    ]
+    batch = Batch.of_records(made, PARTITION)
+    ready = ReadyBatch(batch, batch, ())
+    [(begin, end, get)] = ready.runs(len(batch))
+    dealing = queues.dealing(ready)
+    queues.add(QueuedRecords(InFlight(batch, 0), get, range(begin, end), Backoff(0), dealing=dealing))
+
+
+def _work_off(queues: Queues) -> list[int]:
+    """Take every queue that there is, and return the values of what one thread gets."""
+    found: list[int] = []
+    while queues.has_any():
+        queue, part = queues.take(), None
+        while (part := queues.next_in(queue, part)) is not None:
+            found += [record.value for n in part.numbers for record in part.get(n)]
+    return found
+
+
+def test_the_record_that_a_thread_has_holds_those_of_its_key_alone_when_they_are_dealt_out() -> None:
+    rate = DeliveryRate()
+    rate.is_quick = True
+    queues = Queues(50, rate)  # so many that no two keys share one
+    _add(queues, 0, 20)
+    queue = queues.take()
+    part = queues.next_in(queue, None)
+    assert part is not None
+    assert [next(part.numbers), next(part.numbers)] == [0, 1]
+    assert not queues.has_any()  # until they are dealt out, they are that thread's
+    queues.deal_out()
+    assert sorted(_work_off(queues)) == [n for n in range(2, 20) if n % KEYS != 1]
+    _add(queues, 20, 30)  # not dealt out: behind all that were
+    assert not queues.has_any()
+    assert queues.next_in(queue, part) is None
+    assert _work_off(queues) == [6, 11, 16, *range(20, 30)]
+
+
+def test_a_record_that_is_to_be_tried_again_holds_those_of_its_key_alone() -> None:
+    rate = DeliveryRate()
+    rate.is_quick = True
+    queues = Queues(50, rate)
+    _add(queues, 0, 20)
+    queue = queues.take()
+    part = queues.next_in(queue, None)
+    assert part is not None
+    assert [next(part.numbers), next(part.numbers)] == [0, 1]
+    held = queues.held_for_retry(queue)
+    _add(queues, 20, 30)
+    assert sorted(_work_off(queues)) == [n for n in range(2, 20) if n % KEYS != 1]
+    held.parts.appendleft(QueuedRecords(part.in_flight, part.get, [1], part.backoff, (held,)))
+    queues.release(held)
+    assert _work_off(queues) == [1, 6, 11, 16, *range(20, 30)]

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tailrace.engine.engine import Engine
 from tailrace.engine.offsets.committer import OffsetCommitter
-from tailrace.engine.processing.processors import Flow
+from tailrace.engine.processing.dispatcher import Dispatcher
 from tailrace.testing.source import LinesTask
 from tests.support.engine_runs import PEACE, SEEDS, Leaks, World, script_of
 from tests.support.examples import examples
@@ -93,14 +93,14 @@ def passes_over_a_batch(monkeypatch):
 
 def polls_on_after_a_failure(monkeypatch):
     """A batch that could not be handed over is left out."""
-    process = Flow.process
+    process = Dispatcher.process
     count = itertools.count(1)
 
     def planted(self, batch):
         if next(count) % 7:
             process(self, batch)
 
-    monkeypatch.setattr(Flow, "process", planted)
+    monkeypatch.setattr(Dispatcher, "process", planted)
 
 
 def stops_no_task_whose_start_failed(monkeypatch):

@@ -17,7 +17,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.errors import Kind
 from tailrace.model import parse_lsn
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
-from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
+from tailrace.sources.postgres.streaming.task_log import capture_state
 from tailrace_servers.install import server_account
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import (
@@ -340,7 +340,9 @@ def test_a_captured_standby_that_is_promoted_goes_on_and_is_known_again(
     running.stop()
     found = read_log(tmp_path / "log")
     assert sorted(found.ids) == ids(standby) == list(range(1, 401))
-    assert LogDirectory.open(tmp_path / "log").state_read(STATE_NAME)["timeline"] == 2
+    state = capture_state(LogDirectory.open(tmp_path / "log"))
+    assert state is not None
+    assert state.timeline == 2
 
 
 def captured_shop(server: EmbeddedPostgres, spark: Any, root: Path) -> Shop:

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tailrace import Engine
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.postgres.slot.health import with_way_out
+from tailrace.sources.postgres.slot.way_out import with_way_out
 from tailrace.testing import LinesSource
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.orders import Orders, run, written

@@ -21,7 +21,7 @@ from tailrace.config import load
 from tailrace.errors import Kind
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.sources.findings import Finding, Severity
-from tailrace.sources.postgres.connection.session import quote_identifier
+from tailrace.sources.postgres.connection.quoting import quote_identifier
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace_servers.install import find_install
 from tailrace_servers.postgres import EmbeddedPostgres

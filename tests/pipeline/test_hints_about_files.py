@@ -58,7 +58,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a block": (damage_block, "restore this file from a backup of the log"),
     "the end": (cut_end, "restore the log's directory from a backup"),
     "a state file": (damage_state, "restore one of them from a backup of the log"),
-    "the identity": (damage_identity, "restore this one small file from a backup"),
+    "the identity": (damage_identity, "restore this small file from a backup"),
 }
 
 
@@ -122,7 +122,7 @@ def test_a_full_disk_is_given_room(shop: Shop, disk: Path, is_first: bool) -> No
     shop.pg.execute("insert into orders select n, n from generate_series(6, 50000) n")
 
     def make_room() -> None:
-        wait_until(lambda: "goes on by itself" in str(said), 30, "the disk to be full")
+        wait_until(lambda: "continues by itself" in str(said), 30, "the disk to be full")
         ballast.unlink()
 
     with structlog.testing.capture_logs() as said:

@@ -117,7 +117,7 @@ def test_an_offset_that_is_taken_back_is_set_to_where_the_log_begins(
 
     mine = ["--engine"] if role == "engine" else ["--sink", "out"]
     told = run("reset", str(file), *mine, *(["--source", source] if source else []))
-    command = re.search(r"`tailrace offsets (.+?)` has it begin there", " ".join(told.split()))
+    command = re.search(r"`tailrace offsets (.+?)` lets it begin there", " ".join(told.split()))
     assert command is not None, told
     run(*[str(file) if word == "FILE" else word for word in command[1].split()])
     assert offset.given == [0, 0, log.directory.segments("0")[0]]

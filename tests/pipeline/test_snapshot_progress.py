@@ -18,9 +18,9 @@ from tailrace.pipeline.status.views import (
     TableView,
     tables_left,
 )
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotPlan, SnapshotPlans, TableSnapshotPlan
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
-from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.postgres.snapshot.state import PLANS
 from tailrace.sources.progress import TableProgress
 
 ORDERS = TableView("public.orders", 250_000, 1_000_000, 10, 2, 30.0)
@@ -73,7 +73,7 @@ def test_without_an_engine_the_agenda_tells_what_is_left(tmp_path: Path) -> None
         table.plan(2, whole=False, facts="", rows_estimated=500)
     tables[0].done, tables[1].done, tables[1].rows = {0, 1}, {1}, 240
     agenda = SnapshotPlans([SnapshotPlan("a", Origin.INITIAL, tables)])
-    directory.state_write(plans_name("0"), agenda.as_json())
+    directory.state_write(PLANS, agenda.as_json())
     assert tables_left(SnapshotControl(tmp_path).unfinished, 0.0) == (
         TableView("public.t1", 240, 500, 2, 1, None),
         TableView("public.t2", 0, 500, 0, 0, None),

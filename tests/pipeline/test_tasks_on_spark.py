@@ -138,7 +138,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
     assert isinstance(error, TailraceError)
     assert error.kind is Kind.SPARK_FAILED
     assert "the driver has begun another job" in error.message
-    assert error.hint == "nothing is to be done: another attempt goes on from what is in the log"
+    assert error.hint == "no action is needed: another attempt continues from what is in the log"
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.errors import Kind
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.sources.findings import Severity
-from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotOutcome, SnapshotPlans
-from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotOutcome
+from tailrace.sources.postgres.snapshot.state import kept_plans
 from tests.support.capture.captured import NAME, SLOT, Running, capturing, make_task, read_log, run_to_end
 from tests.support.capture.requested import KEYED, request
 from tests.support.capture.resumed import RUN, SMALL, create_tables, life, writers_at_work
@@ -62,9 +62,7 @@ def change_unseen(pg: Database) -> None:
 
 
 def snapshots(log: Path) -> list[tuple[Origin, SnapshotOutcome]]:
-    content = LogDirectory.open(log).state_read(plans_name("0"))
-    assert content is not None
-    agenda = SnapshotPlans.from_json(content)
+    agenda = kept_plans(LogDirectory.open(log))
     return [(each.origin, each.outcome) for each in (*agenda.finished, *agenda.open)]
 
 

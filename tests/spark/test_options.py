@@ -145,7 +145,8 @@ def test_no_java_at_all_is_one_clear_line_that_says_how_to_have_one(
     with pytest.raises(TailraceError) as caught:
         require_java()
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
-    found = re.search(r"install Java (\d+) or later .* on PATH, or point JAVA_HOME at it", caught.value.hint)
+    hint = r"install Java (\d+) or later .* on PATH, or set JAVA_HOME to its folder"
+    found = re.search(hint, caught.value.hint)
     assert found is not None
     java = tmp_path / "java"
     fake_java(java, f"{found[1]}.0.1")
@@ -198,5 +199,5 @@ def test_a_setting_that_java_refuses_is_corrected() -> None:
     refused, _, hint_and_rest = done.stdout.partition("\n  hint: ")
     assert refused.startswith("spark_failed: "), done.stderr
     assert "garbage collectors selected" in refused
-    assert hint_and_rest.startswith("correct what it speaks of: in spark.conf")
+    assert hint_and_rest.startswith("correct the setting that it names, in spark.conf")
     assert hint_and_rest.endswith("\n17\n"), done.stderr

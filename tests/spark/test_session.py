@@ -74,7 +74,7 @@ def test_a_java_process_that_died_is_replaced_whenever_it_died(tmp_path: Path) -
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "said").read_text().splitlines()
-    assert lines[0] == "spark_failed: start Spark: its Java process has ended, with status -9", done.stderr
+    assert lines[0] == "spark_failed: start Spark: its Java process has ended with status -9", done.stderr
     assert lines[1].startswith("spark_failed: run a Spark job: ")
     assert lines[2:5] == ["3", "3", "3"]
     assert lines[5].endswith("Could not parse Master URL: 'nowhere'")

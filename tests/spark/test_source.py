@@ -205,7 +205,7 @@ def test_a_range_may_be_given_by_offset_position_or_time(spark: Any, log: Handma
     assert ids(startingOffset="latest") == []
     assert ids(startingOffset=second, endingOffset=second) == []
     for behind in (second, "2026-01-01T00:00:03Z", "latest"):
-        with pytest.raises(Exception, match=f"behind endingOffset, {first}"):
+        with pytest.raises(Exception, match=f"after endingOffset, {first}"):
             ids(startingOffset=behind, endingOffset=first)
 
 
@@ -503,7 +503,7 @@ def test_what_a_job_failed_of_is_in_the_words_of_its_cause(spark: Any) -> None:
         on_every_core(spark, partial(look, "there"))
     error = caught.value
     assert error.kind is Kind.SPARK_FAILED
-    assert "the cause of this error has Spark's words and its trace" in error.hint
+    assert "the cause of this error has Spark's message and its stack trace" in error.hint
     words = "".join(traceback.format_exception(error.__cause__))
     assert "KeyError: 'there'" in words
     assert "in look" in words
@@ -568,4 +568,4 @@ def test_a_schema_that_spark_was_given_is_to_be_left_out(spark: Any, log: Handma
     given = spark.read.format("tailrace").schema("id bigint, _op string").option("table", "public.orders")
     with pytest.raises(Exception, match="schema_changed") as caught:
         given.load(str(log.path)).collect()
-    assert "If Spark was given a schema, leave it out" in translated(caught.value).hint
+    assert "If the query sets a schema, remove it" in translated(caught.value).hint

@@ -142,7 +142,7 @@ def test_a_connector_of_somebody_else_is_found_by_its_name():
     ("name", "kind", "words"),
     [
         ("line", Kind.CONFIG_INVALID, "did you mean 'lines'?"),
-        ("nothing", Kind.CONFIG_INVALID, "is no connector, it has no start, task_settings"),
+        ("nothing", Kind.CONFIG_INVALID, "is not a connector, it has no start, task_settings"),
         ("number", Kind.CONFIG_INVALID, "it can't be called"),
         ("missing", Kind.ENVIRONMENT_UNFIT, "raised AttributeError"),
         ("far", Kind.ENVIRONMENT_UNFIT, "there is no module 'tailrace_no_such_package'"),

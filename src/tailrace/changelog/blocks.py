@@ -1,7 +1,7 @@
-"""From chunks of frames to the bytes of blocks and segment heads. Pure.
+"""Encodes chunks of frames as blocks, and the headers and footers of segments. Pure.
 
-A `Place` is all that the next block must follow on from. Encoding takes one and returns the
-one after; the writer moves on to it only when the bytes are written.
+A `Place` is the state that the next block must continue. Encoding takes one and returns the
+next one, which the writer adopts only when the bytes are written.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from tailrace.changelog.runs import encode_footer
 from tailrace.protocol import frames
 from tailrace.protocol.frames import Bytes, Numbers, OpenUnit, Summary
 
-#: Smaller payloads are stored as they are: the codec's call costs more than it saves.
+#: Smallest payload that is compressed, in bytes: below that the codec's call costs more than it saves.
 COMPRESS_BYTES_MIN = 512
 
 
 class Place(NamedTuple):
-    """Where the log stands after a block."""
+    """The end of the log after a block."""
 
     offset: int
     chain: int  # header CRC of the block
     position: int
     position_time_us: int
     time_max_us: int
-    unit: OpenUnit | None  # that is open here
+    unit: OpenUnit | None  # the unit that is open here
 
     def scan_state(self) -> Numbers:
         return frames.state_within(self.unit, self.position, self.position_time_us)
 
 
 class Encoded(NamedTuple):
-    """Blocks, ready to be written one after another."""
+    """Encoded blocks, to be written one after another."""
 
     parts: list[codec.Payload]  # header, payload, header, payload …
     headers: list[BlockHeader]
@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
 
 
 def up_to_boundary(chunk: Bytes, summary: Summary) -> list[tuple[Bytes, Summary]]:
-    """Return a chunk as it is, or in two, so that its last boundary is an end."""
+    """Return a chunk as it is, or split after its last boundary."""
     head = summary.to_boundary
     if head is None:
         return [(chunk, summary)]
@@ -54,7 +54,7 @@ def up_to_boundary(chunk: Bytes, summary: Summary) -> list[tuple[Bytes, Summary]
 
 
 class Encoder:
-    """Encodes for one task, one epoch and one choice of compression; a snapshot's blocks stay as they are."""
+    """An encoder of one task's blocks, for one epoch and compression; a snapshot's are not compressed."""
 
     def __init__(self, log_id: str, task: str, epoch: int, compression: str) -> None:
         self._log_id = bytes.fromhex(log_id)
@@ -63,7 +63,7 @@ class Encoder:
         self._codec = codec.CODECS.index(compression)
 
     def blocks(self, chunks: Sequence[tuple[Bytes, Summary]], place: Place) -> Encoded:
-        """Return chunks, each with its summary, as a block each."""
+        """Return a block for each chunk, which comes with its summary."""
         parts: list[codec.Payload] = []
         headers: list[BlockHeader] = []
         size = size_to_tail = 0
@@ -109,7 +109,7 @@ class Encoder:
             position=summary.position,
             position_time_at_start_us=place.position_time_us,
             position_time_us=summary.position_time_us,
-            # Commit times do not always rise with commit order, so the last is not always the largest.
+            # Commit times do not always increase in commit order, so the last may not be the largest.
             time_max_us=max(place.time_max_us, summary.time_max_us) if summary.units else place.time_max_us,
             open_at_start=summary.open_at_start,
             open_at_end=summary.open_at_end,
@@ -120,7 +120,7 @@ class Encoder:
         return header, stored
 
     def head(self, schema: Mapping[str, bytes], place: Place, created_us: int) -> tuple[list[bytes], Place]:
-        """Return a segment's header and preamble; the place after differs in its chain only."""
+        """Return a segment's header and preamble, and the place after them, with another chain."""
         header, crc = codec.encode_segment_header(
             SegmentHeader(
                 log_id=self._log_id,

@@ -1,12 +1,12 @@
-"""The log's directory: whose log it is, and where its parts lie.
+"""The directory of a change log: its identity and the paths of its files.
 
 identity.json                 log id, format, source; written once
-lock, status.json             the engine's that runs on it (`pipeline.log.root`)
+lock, status.json             of the engine that runs on the log (`pipeline.log.root`)
 readers/<name>.json           registered readers
 tasks/<task>/lock             held by the writer
 tasks/<task>/end              how far the log is durable, and the writer's epoch
 tasks/<task>/<offset>.seg     segments
-tasks/<task>/<name>.state     whatever else a task keeps, in two generations
+tasks/<task>/<name>.state     other state of a task, in two generations
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["LogDirectory", "LogIdentity", "decode_name", "encode_name", "write_a
 
 _IDENTITY = "identity.json"
 _TASKS = "tasks"
-#: The one task that the sources of today write their log in.
+#: The name of the only task that today's sources write.
 TASK = "0"
-#: What a new log's directory may already hold: an engine's lock and what it shows (`pipeline.log.root`), and
-#: what the root of a file system has.
+#: Files that a new log's directory may already contain: an engine's lock and status (`pipeline.log.root`),
+#: and those of a file system's root.
 OF_THE_ROOT = frozenset({"lock", "status.json", "lost+found"})
 
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Whose log it is. `log_id` is 32 hexadecimal digits, drawn at random for each new log."""
+    """The identity of a log: its source and `log_id`, 32 random hexadecimal digits."""
 
     log_id: str
     format_version: int
@@ -48,18 +48,18 @@ class LogIdentity:
 
 @dataclass(frozen=True, slots=True)
 class LogDirectory:
-    """An existing log. A plain value: holds no file open, may be pickled."""
+    """An existing log. A value without open files, which may be pickled."""
 
     path: Path
     identity: LogIdentity
 
     @classmethod
     def create_or_open(cls, path: Path | str, source: SourceFingerprint) -> LogDirectory:
-        """Open the log of `source` at `path`, or create it where nothing is.
+        """Open the log of `source` at `path`, or create it if there is none.
 
-        Safe against other processes that do the same: one of them creates it.
+        Several processes may do so at once: one of them creates the log.
 
-        :raises TailraceError: `LOG_FOREIGN`, if another source's log or other files are there;
+        :raises TailraceError: `LOG_FOREIGN`, if `path` has another source's log or other files;
             `LOG_CORRUPT` or `LOG_FORMAT_UNKNOWN`, as `open`; `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
         path = Path(path).absolute()
@@ -78,10 +78,10 @@ class LogDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> LogDirectory:
-        """Open an existing log, to read it; nothing is written.
+        """Open an existing log for reading; nothing is written.
 
         :raises TailraceError: `LOG_MISSING`; `LOG_CORRUPT`, if its identity is damaged;
-            `LOG_FORMAT_UNKNOWN`, if a later version made it.
+            `LOG_FORMAT_UNKNOWN`, if a later version created it.
         """
         path = Path(path).absolute()
         try:
@@ -97,7 +97,7 @@ class LogDirectory:
             raise TailraceError(
                 Kind.LOG_CORRUPT,
                 f"read {_IDENTITY}: it does not match its checksum",
-                "restore this one small file from a backup; the rest of the log is not in doubt",
+                "restore this small file from a backup; the rest of the log is not affected",
                 {"file": str(path / _IDENTITY)},
             )
         if content["format_version"] != FORMAT_VERSION:
@@ -123,7 +123,7 @@ class LogDirectory:
         return self.path / _TASKS / encode_name(task)
 
     def segments(self, task: str) -> list[int]:
-        """Return the first log offsets of a task's segments, rising.
+        """Return the first log offsets of a task's segments, in increasing order.
 
         :raises TailraceError: `LOG_MISSING`, if the task has no folder.
         """
@@ -141,16 +141,16 @@ class LogDirectory:
     def state_read(self, name: str) -> dict[str, Any] | None:
         """Return what `state_write` last wrote under `name`, a path inside the log.
 
-        A damaged newest generation gives way to the one before it.
+        If the newest generation is damaged, the previous one is returned.
 
-        :raises TailraceError: `LOG_CORRUPT`, if something was written and none of it is sound.
+        :raises TailraceError: `LOG_CORRUPT`, if every existing generation is damaged.
         """
         return durable.read_state(self.path / name)
 
     def state_write(self, name: str, content: dict[str, Any]) -> None:
-        """Keep a JSON object under `name`, durably. One writer a name at a time.
+        """Store a JSON object under `name`, durably. Only one writer per name at a time.
 
-        :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; what was there before stands.
+        :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the old content is then in place.
         """
         path = self.path / name
         durable.make_directory(path.parent)
@@ -162,18 +162,18 @@ class LogDirectory:
 
 
 def encode_name(name: str) -> str:
-    """Return a file name for any text: other characters than A-Z a-z 0-9 _ - . as %XX."""
+    """Return a file name for any text: characters other than A-Z a-z 0-9 _ - . become %XX."""
     encoded = urllib.parse.quote(name, safe="").replace("~", "%7E")
     return f"%2E{encoded[1:]}" if encoded.startswith(".") else encoded
 
 
 def decode_name(name: str) -> str:
-    """Return the text that `encode_name` was given."""
+    """Return the text that `encode_name` encoded."""
     return urllib.parse.unquote(name)
 
 
 def require_unused(path: Path) -> None:
-    """Check that a log may be made in a directory, unless one is there.
+    """Check that a directory has a log, or that one may be created in it.
 
     :raises TailraceError: `LOG_FOREIGN`.
     """
@@ -182,7 +182,7 @@ def require_unused(path: Path) -> None:
     if strange and _IDENTITY not in held:
         raise TailraceError(
             Kind.LOG_FOREIGN,
-            f"create a change log: the directory holds something else ({strange[0]!r} …) and no {_IDENTITY}",
+            f"create a change log: the directory contains other files ({strange[0]!r} …), no {_IDENTITY}",
             f"name an empty directory in log.path; if this was a change log, restore its {_IDENTITY}",
             {"path": str(path)},
         )
@@ -196,7 +196,7 @@ def _create(path: Path, source: SourceFingerprint) -> None:
     target = path / _IDENTITY
     temporary = durable.write_temporary(target, [durable.encode_state(asdict(identity))])
     try:
-        # Unlike a rename, a link never replaces what another process has put there meanwhile.
+        # Unlike a rename, a link never replaces a file that another process has created meanwhile.
         target.hardlink_to(temporary)
     except FileExistsError:
         pass

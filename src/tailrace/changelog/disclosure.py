@@ -1,11 +1,11 @@
-"""The column policy of a task's log, kept beside it for readers that have only the log's path.
+"""The column policy of a task's log, stored next to it for readers that have only the log's path.
 
-Capture writes the rules before the log's first byte, and again whenever the configuration has changed.
-They name secrets by reference only, and say nothing to who may read the log's segments: those
-hold what the server sent.
+Capture writes the rules before the log's first byte, and again when the configuration has changed.
+They name secrets by reference only. They protect nothing from a reader of the segments, which contain
+what the server sent.
 
-Rules name columns, and follow them when they are renamed. So the names that columns have had are kept,
-too: durably, before the log has a row under the new name.
+Rules name columns, and still apply after a rename. So the former names of columns are stored, too:
+durably, before the log has a row with the new name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Kept = TypeVar("_Kept")
 
 
 def keep_disclosure(log: LogDirectory, task: str, rules: ColumnPolicy) -> None:
-    """Keep `rules` for the readers of a task's log, durably.
+    """Store `rules` for the readers of a task's log, durably.
 
     :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
@@ -32,7 +32,7 @@ def keep_disclosure(log: LogDirectory, task: str, rules: ColumnPolicy) -> None:
 
 
 def kept_disclosure(log: LogDirectory, task: str) -> ColumnPolicy:
-    """Return what was last kept; of a log without it, readers get everything.
+    """Return the stored column policy; if there is none, a policy that shows everything.
 
     :raises TailraceError: `LOG_CORRUPT`; `LOG_FORMAT_UNKNOWN` if a later version wrote it.
     """
@@ -41,32 +41,30 @@ def kept_disclosure(log: LogDirectory, task: str) -> ColumnPolicy:
 
 
 def disclosure_is_kept(log: LogDirectory, task: str, rules: ColumnPolicy) -> bool:
-    """Return whether capture has begun with `rules`, and has asked the server under which names it has
-    the columns now.
-    """
+    """Return whether capture has stored `rules` and the columns' names, as read from the server."""
     return log.state_read(_name(task)) == rules.model_dump(mode="json") and (
         log.state_read(_renames_name(task)) is not None
     )
 
 
 def keep_renames(log: LogDirectory, task: str, renames: Renames) -> None:
-    """Keep the names that columns have had, durably.
+    """Store the names that columns have had, durably.
 
     :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
     content = renames.as_json()
     if log.state_read(_renames_name(task)) != content:
-        # Twice: should the newest generation be damaged, the one before it has the name, too.
+        # Twice: if the newest generation is damaged, the previous one has the name, too.
         log.state_write(_renames_name(task), content)
         log.state_write(_renames_name(task), content)
 
 
 def kept_renames(log: LogDirectory, task: str) -> Renames | None:
-    """Return the names that columns have had; None if a version that did not keep them wrote the log.
+    """Return the names that columns have had; None if the log is of a version that did not store them.
 
     :raises TailraceError: `LOG_CORRUPT`; `LOG_FORMAT_UNKNOWN` if a later version wrote it.
     """
-    unknown = "read the former names of columns: this version does not know how they are written"
+    unknown = "read the former names of columns: this version does not know their format"
     return _kept(log, _renames_name(task), Renames.from_json, unknown)
 
 

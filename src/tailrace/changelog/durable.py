@@ -1,7 +1,7 @@
-"""Files that survive a crash: whole or not at all, and checked when read.
+"""Writing files atomically and durably, and state files, which are checked when read.
 
-A *state file* is a small JSON document with a checksum, kept in two generations: `<name>` and
-`<name>.previous`. A file that was cut or changed is not believed; the generation before it is.
+A *state file* is a small JSON document with a checksum, stored in two generations: `<name>` and
+`<name>.previous`. If a file was truncated or changed, the previous generation is used.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ log = structlog.get_logger(__name__)
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-#: Of directories that others read, too: what the umask leaves of it.
+#: Mode of directories that other users read, too; the umask applies.
 SHARED_DIRECTORY_MODE = 0o777
 PREVIOUS_SUFFIX = ".previous"
 TEMPORARY_SUFFIX = ".tmp"
 
-#: Errors of the operating system that say: no room. EFBIG is a limit on the file's size.
+#: Errors of the operating system for a full disk, quota or, for EFBIG, file size limit.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def write_failure(error: OSError, attempted: str, path: Path) -> TailraceError:
-    """Return what to raise for a failed write: `LOG_FULL` or `LOG_WRITE_FAILED`."""
+    """Return the error of a failed write: `LOG_FULL` or `LOG_WRITE_FAILED`."""
     if error.errno in NO_ROOM:
         return TailraceError(
             Kind.LOG_FULL,
             f"{attempted}: {error.strerror}",
             "make room on the log's file system; nothing that was stored is lost. What waits for room "
-            "goes on by itself; what has ended with this error is to be started again",
+            "continues by itself; restart what has ended with this error",
             {"file": str(path)},
         )
     return final(error, attempted, path)
 
 
 def final(error: OSError, attempted: str, path: Path) -> TailraceError:
-    """Return `LOG_WRITE_FAILED` whatever the reason: for what can't be undone and tried again."""
+    """Return `LOG_WRITE_FAILED` even for a full disk: for writes that can't be undone and repeated."""
     return TailraceError(
         Kind.LOG_WRITE_FAILED,
         f"{attempted}: {error.strerror or error}",
-        "look at the disk and the kernel's messages, then start again: what was acknowledged is "
+        "check the disk and the kernel's messages, then start again: what was acknowledged is "
         "in the log, the rest comes from the source again",
         {"file": str(path)},
     )
@@ -60,15 +60,15 @@ def final(error: OSError, attempted: str, path: Path) -> TailraceError:
 def write_fully(fd: int, parts: Sequence[Any], at: int) -> int:
     """Write all of `parts` at a file offset and return the offset after them.
 
-    Short writes are continued, without copying what is written.
+    Continues after short writes; does not copy the data.
 
-    :raises OSError: whatever the operating system says; part may have been written.
+    :raises OSError: the operating system's error; a part may have been written.
     """
     views = [memoryview(part).cast("B") for part in parts]
     while views:
         written = os.pwritev(fd, views, at)
         if written == 0:
-            raise OSError(errno.EIO, "a write of nothing")
+            raise OSError(errno.EIO, "the write wrote nothing")
         at += written
         while views and written >= len(views[0]):
             written -= len(views.pop(0))
@@ -78,7 +78,7 @@ def write_fully(fd: int, parts: Sequence[Any], at: int) -> int:
 
 
 def read_fully(fd: int, size: int, at: int) -> bytes:
-    """Return `size` bytes at a file offset, or fewer where the file ends before."""
+    """Return `size` bytes at a file offset, or fewer if the file ends before."""
     data = os.pread(fd, size, at)
     if len(data) == size or not data:
         return data
@@ -91,7 +91,7 @@ def read_fully(fd: int, size: int, at: int) -> bytes:
 
 
 def make_directory(path: Path, mode: int = DIRECTORY_MODE) -> None:
-    """Create a directory, and those above it that are missing, each durably; by default for us alone.
+    """Create a directory and its missing parents, each durably; by default only this user has access.
 
     :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`.
     """
@@ -112,7 +112,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_file(path: str | Path, flags: int = 0) -> None:
-    """Make a file's content durable, whoever wrote it."""
+    """Make a file's content durable, including what other processes wrote."""
     fd = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(fd)
@@ -121,9 +121,9 @@ def sync_file(path: str | Path, flags: int = 0) -> None:
 
 
 def write_temporary(path: Path, parts: Sequence[Any]) -> Path:
-    """Write a new durable file beside `path` and return its name; hidden, to be renamed.
+    """Write a new durable, hidden file in the folder of `path`, to be renamed, and return its path.
 
-    :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the file is gone then.
+    :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the file is then removed.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
@@ -142,15 +142,15 @@ def write_temporary(path: Path, parts: Sequence[Any]) -> Path:
 def write_atomically(path: Path, data: bytes, *, keeps_previous: bool = False) -> None:
     """Replace a file: after a crash at any point it has its old content or the new one.
 
-    :param keeps_previous: whether it is a state file, whose generation before stays beside it.
+    :param keeps_previous: whether the old content is kept as the previous generation of a state file.
     :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the old content is then in place.
     """
     temporary = write_temporary(path, [data])
     try:
         if keeps_previous:
-            give_to_owner(temporary, path.parent)  # a command of root writes what the engine has to read
-        # A damaged current generation must not push out the sound one before it. Between the
-        # two renames only `.previous` is there, and is what `read_state` returns.
+            give_to_owner(temporary, path.parent)  # the engine must be able to read what root writes
+        # A damaged current generation must not replace the sound previous one. Between the two
+        # renames only `.previous` exists, and `read_state` returns it.
         if keeps_previous and path.exists() and decode_state(path.read_bytes()) is not None:
             path.replace(previous_of(path))
         temporary.replace(path)
@@ -187,19 +187,19 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what a crash left behind in a directory that only the caller writes to."""
+    """Remove temporary files left by a crash from a directory that only the caller writes to."""
     for path in directory.glob(f".*{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
 
 
 def encode_state(content: dict[str, Any]) -> bytes:
-    """Return a checked JSON document, always the same for the same content."""
+    """Return a JSON document with a checksum, always the same for the same content."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return f'{{"content":{text},"crc32c":"{crc32c.crc32c(text.encode()):08x}"}}\n'.encode()
 
 
 def decode_state(data: bytes) -> dict[str, Any] | None:
-    """Return the content of a checked document; `None` if a single byte is not as written."""
+    """Return the content of a document with a checksum; `None` if any byte was changed."""
     try:
         content = json.loads(data)["content"]
     except (ValueError, KeyError, TypeError):
@@ -210,11 +210,11 @@ def decode_state(data: bytes) -> dict[str, Any] | None:
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """Return the newest generation of a state file that is sound; `None`: never written.
+    """Return the newest sound generation of a state file; `None` if there is no file.
 
-    That the generation before it is taken is said in the log.
+    Logs a warning if the newest generation is damaged.
 
-    :raises TailraceError: `LOG_CORRUPT`, if there are generations and none of them is sound.
+    :raises TailraceError: `LOG_CORRUPT`, if there are generations and all of them are damaged.
     """
     found = False
     for candidate in (path, previous_of(path)):
@@ -225,14 +225,14 @@ def read_state(path: Path) -> dict[str, Any] | None:
         if (content := decode_state(data)) is not None:
             if found:
                 log.warning(
-                    "a file is damaged: the generation before it is read", file=str(path), read=candidate.name
+                    "a file is damaged: reading its previous generation", file=str(path), read=candidate.name
                 )
             return content
         found = True
     if found:
         raise TailraceError(
             Kind.LOG_CORRUPT,
-            f"read {path.name}: neither it nor the generation before it matches its checksum",
+            f"read {path.name}: neither it nor its previous generation matches its checksum",
             "restore one of them from a backup of the log",
             {"file": str(path)},
         )
@@ -240,13 +240,13 @@ def read_state(path: Path) -> dict[str, Any] | None:
 
 
 def write_state(path: Path, content: dict[str, Any]) -> None:
-    """Write a new generation of a state file, durably. One writer a file at a time.
+    """Write a new generation of a state file, durably. Only one writer per file at a time.
 
-    :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the generation before it stands.
+    :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the old generation is then in place.
     """
     write_atomically(path, encode_state(content), keeps_previous=True)
 
 
 def previous_of(path: Path) -> Path:
-    """Return where the generation before a state file's current one lies."""
+    """Return the path of a state file's previous generation."""
     return path.with_name(path.name + PREVIOUS_SUFFIX)

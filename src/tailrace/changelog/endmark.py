@@ -1,11 +1,11 @@
-"""The end mark: how far a task's log is durable, readable by every process; and the writer's fence.
+"""The end mark: a file that says how far a task's log is durable, and that fences writers.
 
-A writer that takes over puts a *new* file in place of the old one, with a higher epoch. The
-writer before it, should it still live, sees that the file behind its path is no longer the
-one it holds open, and what it may still write into the old one nobody reads.
+A writer that takes over replaces the file with a *new* one, with a higher epoch. If the previous
+writer still runs, it sees that the path no longer leads to the file that it has open; what it may
+still write into the old file is never read.
 
-The mark is written after each fsync of the log and is itself not fsynced: after a loss of
-power it may lag behind, never run ahead.
+The mark is written after each fsync of the log and is itself not fsynced: after a power failure
+it may be behind the log's durable end, never ahead of it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tailrace.changelog.format import (
 from tailrace.errors import Kind, TailraceError
 
 MARK_NAME = "end"
-#: As a mark's offset: the mark was lost, and how far the log is durable is not known.
+#: A mark's offset if the mark was lost, so that it is not known how far the log is durable.
 UNKNOWN = -1
-#: A reader may catch the writer between two bytes of a slot; it looks again this many times.
+#: Number of times that the file is read: a slot may be half written during one.
 _READ_ATTEMPTS = 3
 
 
 class EndMarkFile:
-    """The writer's hold on the end mark: it publishes, and notices when it was replaced."""
+    """The end mark as its writer uses it: publishes the durable end, and detects a replaced file."""
 
     def __init__(self, path: Path, seed: int, mark: EndMark) -> None:
-        """Replace the mark at `path`: both slots say `mark`, and the writer before is fenced.
+        """Replace the mark at `path`: both slots contain `mark`, and the previous writer is fenced.
 
         :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`.
         """
@@ -49,11 +49,11 @@ class EndMarkFile:
 
     @property
     def mark(self) -> EndMark:
-        """What was published last."""
+        """The mark that was published last."""
         return self._mark
 
     def check(self) -> None:
-        """Make sure that no other writer has taken over.
+        """Check that no other writer has taken over.
 
         :raises TailraceError: `LOG_FENCED`.
         """
@@ -65,15 +65,15 @@ class EndMarkFile:
             raise TailraceError(
                 Kind.LOG_FENCED,
                 "write the change log: another writer has taken it over",
-                "this process ends, and nothing of what it did after the takeover was kept; the other one "
-                "goes on. To capture here again, stop that one, then start this one again",
+                "this process ends, and nothing that it wrote after the takeover was kept; the other one "
+                "continues. To capture here again, stop that one, then start this one again",
                 {"file": str(self._path), "epoch": self._mark.epoch},
             )
 
     def publish(self, tail: Tail) -> None:
-        """Announce to every process that the log is durable up to `tail`.
+        """Publish to every process that the log is durable up to `tail`.
 
-        :raises OSError: if the write fails; the slot before it is then untouched.
+        :raises OSError: if the write fails; the slot with the previous mark is then intact.
         """
         mark = EndMark(
             self._mark.sequence + 1,
@@ -91,7 +91,7 @@ class EndMarkFile:
 
 
 def read_slots(data: bytes, seed: int) -> tuple[list[EndMark], list[tuple[int, str]]]:
-    """Return the sound marks in the file's bytes, and (file offset, what) for the damaged."""
+    """Return the sound marks in the file's bytes, and (file offset, description) of each damage."""
     marks: list[EndMark] = []
     damage: list[tuple[int, str]] = []
     for at in range(0, MARK_FILE_SIZE, MARK_SLOT_SIZE):

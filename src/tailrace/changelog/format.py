@@ -1,23 +1,23 @@
-"""What is on disk: the codec of segments, blocks, footers and the end mark. Pure.
+"""The format on disk: encodes and decodes segments, blocks and the end mark. Pure.
 
     segment   header | preamble block | block … | footer (only once the segment is sealed)
-    block     header (fixed part, tables, CRC) | payload (whole frames, perhaps compressed)
+    block     header (fixed part, tables, CRC) | payload (whole frames, optionally compressed)
     footer    an index of the segment that can be rebuilt from it: see `runs`
-    end mark  how far the log is durable: two slots in a file of their own
+    end mark  how far the log is durable: two slots in a separate file
 
 All integers are little-endian. Every CRC is CRC-32C and starts from a *seed* made of the log's
-id and the task's name, so that nothing of another log or task ever passes for ours. Every byte
-of every file is under a CRC.
+id and the task's name, so that data of another log or task never has a valid CRC here. Every byte
+of every file is covered by a CRC.
 
-The *chain*: each block carries the header CRC of the block before it, the preamble that of its
+The *chain*: each block has the header CRC of the block before it, the preamble that of its
 segment's header, and the segment's header that of the last block of the segment before. As a
-header's CRC covers its payload's CRC, one value vouches for all that came before it.
+header's CRC covers its payload's CRC, one value verifies everything before it.
 
-The writer splits what it is given after the last unit that ends in it. So a block either ends
-at a boundary or has none inside, and the log is only ever cut between blocks, never within one.
+A *unit* is a transaction or a snapshot's chunk. The writer splits each chunk of frames after the last
+unit that ends in it. So a block either ends at a boundary or contains none, and the log is cut only
+between blocks.
 
-A *preamble* repeats the schema frames in force at the segment's start. It counts nothing in
-log offsets.
+A *preamble* repeats the schema frames in force at the segment's start. It has no size in log offsets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tailrace.protocol.frames import TABLES_LISTED_MAX, Bytes, Numbers, OpenUnit
 FORMAT_VERSION = 1
 SEGMENT_SUFFIX = ".seg"
 
-#: More raw bytes than this are not put into one block; above any frame that PostgreSQL sends.
+#: Largest raw size of a block, in bytes; larger than any frame that PostgreSQL sends.
 BLOCK_BYTES_MAX = 0x7FFF_FFFF
 
 _SEGMENT_MAGIC = b"TLRSEG\r\n"
@@ -69,11 +69,11 @@ _NO_UNIT = (0, 0, 0, 0, 0)
 
 
 class DamageError(ValueError):
-    """Bytes that are not what they should be; the text says what was found."""
+    """Damaged bytes in a file of the log; the message describes the damage."""
 
 
 class SegmentHeader(NamedTuple):
-    """The head of a segment: where in log and source it starts."""
+    """The header of a segment: its start in the log and in the source, and the chain."""
 
     log_id: bytes
     epoch: int
@@ -81,17 +81,17 @@ class SegmentHeader(NamedTuple):
     position: int
     position_time_us: int
     time_max_us: int
-    created_us: int  # wall clock, for people only
+    created_us: int  # wall clock; informative
     chain: int
     crc: int
 
 
 class BlockHeader(NamedTuple):
-    """What is known of a block without reading its payload.
+    """The header of a block: describes it without its payload.
 
     `epoch` is that of the writer. `time_max_us` is the largest commit time in the log up to
-    the block's end: unlike commit times it never falls, so it can be searched. `tables` are
-    relation oids; `None`: too many to list, so any may be among them.
+    the block's end: unlike commit times it never decreases, so it can be searched. `tables` are
+    relation oids; `None`: too many to list, so the block may have rows of any table.
     """
 
     preamble: bool
@@ -135,10 +135,10 @@ class BlockHeader(NamedTuple):
 
 
 class RunHeader(NamedTuple):
-    """What is known of a run of consecutive blocks; the fields mean what they mean for one.
+    """A summary of a run of consecutive blocks, with the same fields as for one block.
 
-    `boundary` is the log offset of the last boundary in the run (-1: none), which need not be
-    its end. `crc` is the last block's header CRC, which vouches for the whole run.
+    `boundary` is the log offset of the last boundary in the run (-1: none), which may lie before
+    its end. `crc` is the last block's header CRC, which verifies the whole run.
     """
 
     has_schema: bool
@@ -168,7 +168,7 @@ class RunHeader(NamedTuple):
 
 
 class BlockRef(NamedTuple):
-    """Where a run of blocks lies: what is planned with, and read at once. Picklable."""
+    """A reference to a run of blocks, which is planned and read as a whole. Picklable."""
 
     segment: str  # file name
     file_at: int
@@ -178,9 +178,9 @@ class BlockRef(NamedTuple):
 
 
 class HeldBlock(NamedTuple):
-    """A block of the log that this process has in memory: what a `BlockRef` would be read from.
+    """A block of the log in this process's memory, used like a `BlockRef` without reading files.
 
-    `frames` are read-only, and nobody else's; `schema` has what is in force where it starts, by key.
+    `frames` are read-only and not shared; `schema` has the schema frames in force at its start, by key.
     """
 
     header: BlockHeader
@@ -198,7 +198,7 @@ class Tail:
 
 
 class EndMark(NamedTuple):
-    """How far the log is durable, and who said so. `offset` is a boundary; -1: not known."""
+    """How far the log is durable, and the writer's epoch. `offset` is a boundary; -1: not known."""
 
     sequence: int
     epoch: int
@@ -208,7 +208,7 @@ class EndMark(NamedTuple):
 
 
 def seed_of(log_id: str, task: str) -> int:
-    """Return the value that the CRCs of one task's files start from."""
+    """Return the initial value of the CRCs in one task's files."""
     return crc32c.crc32c(bytes.fromhex(log_id) + task.encode())
 
 
@@ -218,7 +218,7 @@ def segment_name(first_offset: int) -> str:
 
 
 def segment_offset(name: str) -> int | None:
-    """Return the log offset that a segment's file name stands for; `None`: no segment."""
+    """Return the log offset in a segment's file name; `None` if it is not a segment's name."""
     digits = name.removesuffix(SEGMENT_SUFFIX)
     if len(digits) != 16 or digits == name or set(digits) - set("0123456789abcdef"):
         return None
@@ -226,24 +226,24 @@ def segment_offset(name: str) -> int | None:
 
 
 def encode_segment_header(header: SegmentHeader, seed: int) -> tuple[bytes, int]:
-    """Return the header's bytes and its CRC; `header.crc` is not looked at."""
+    """Return the header's bytes and its CRC; `header.crc` is ignored."""
     packed = _SEGMENT.pack(_SEGMENT_MAGIC, FORMAT_VERSION, 0, *header[:-1])
     crc = crc32c.crc32c(packed, seed)
     return packed + _CRC.pack(crc), crc
 
 
 def decode_segment_header(data: bytes, seed: int, log_id: bytes) -> SegmentHeader:
-    """Return the header in `data`.
+    """Return the segment header in `data`.
 
-    :raises DamageError: if it is cut, changed, or of another log or task.
+    :raises DamageError: if it is truncated, changed, or of another log or task.
     :raises TailraceError: `LOG_FORMAT_UNKNOWN`, if a later version wrote it.
     """
     if len(data) < SEGMENT_HEADER_SIZE:
-        raise DamageError("the segment's header is cut short")
+        raise DamageError("the segment's header is truncated")
     magic, version, reserved, found_id, *rest = _SEGMENT.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _SEGMENT.size)
     if magic != _SEGMENT_MAGIC:
-        raise DamageError("this is no segment: its first bytes are others")
+        raise DamageError("this is not a segment: its first bytes are not a segment's")
     if crc32c.crc32c(data[: _SEGMENT.size], seed) != crc:
         raise DamageError("the segment's header does not match its checksum")
     if version != FORMAT_VERSION:
@@ -258,7 +258,7 @@ def decode_segment_header(data: bytes, seed: int, log_id: bytes) -> SegmentHeade
 
 
 def encode_block_header(header: BlockHeader, seed: int) -> tuple[bytes, int]:
-    """Return the header's bytes and its CRC; `header.crc` is not looked at."""
+    """Return the header's bytes and its CRC; `header.crc` is ignored."""
     h = header
     tables = h.tables or ()
     flags = h.preamble * _PREAMBLE | h.has_schema * _HAS_SCHEMA
@@ -284,10 +284,10 @@ def encode_block_header(header: BlockHeader, seed: int) -> tuple[bytes, int]:
 def decode_block_header(data: bytes | memoryview, at: int, seed: int) -> BlockHeader:
     """Return the block header that starts at `data[at]`.
 
-    :raises DamageError: if no whole and unchanged header of this log is there.
+    :raises DamageError: if there is no complete and unchanged header of this log.
     """
     if len(data) - at < BLOCK_HEADER_SIZE_MIN:
-        raise DamageError("a block's header is cut short")
+        raise DamageError("a block's header is truncated")
     magic, length, flags, codec, *fields = _BLOCK.unpack_from(data, at)
     table_count, payload_crc = fields[-2:]
     if magic != BLOCK_MAGIC:
@@ -295,13 +295,13 @@ def decode_block_header(data: bytes | memoryview, at: int, seed: int) -> BlockHe
     if table_count > TABLES_LISTED_MAX or length != BLOCK_HEADER_SIZE_MIN + 4 * table_count:
         raise DamageError("a block's header has an impossible length")
     if length > len(data) - at:
-        raise DamageError("a block's header is cut short")
+        raise DamageError("a block's header is truncated")
     crc_at = at + length - _CRC.size
     (crc,) = _CRC.unpack_from(data, crc_at)
     if crc32c.crc32c(data[at:crc_at], seed) != crc:
         raise DamageError("a block's header does not match its checksum")
     if codec >= len(CODECS):
-        raise DamageError(f"a block is compressed with codec {codec}, which does not exist")
+        raise DamageError(f"a block is compressed with the unknown codec {codec}")
     tables: tuple[int, ...] | None = struct.unpack_from(f"<{table_count}I", data, at + _BLOCK.size)
     return BlockHeader._make(
         (
@@ -326,7 +326,7 @@ def unit_fields(unit: OpenUnit | None) -> tuple[int, int, int, int, int]:
 
 
 def unit_of(fields: list[int]) -> OpenUnit | None:
-    """Return what `unit_fields` was given."""
+    """Return the open unit of these fields of `UNIT`; None if no unit is open."""
     return OpenUnit(*fields) if fields[0] else None
 
 
@@ -336,7 +336,7 @@ def checksum(data: Payload, seed: int) -> int:
 
 
 def compress(raw: Bytes, codec: int) -> Payload:
-    """Return the payload to store for `raw`; with codec 0 that is `raw` itself, not a copy."""
+    """Return the payload to store for `raw`; with codec 0 it is `raw` itself, not a copy."""
     if codec == 0:
         return raw
     packed: bytes = pa.Codec(_ARROW_CODEC[CODECS[codec]]).compress(raw, asbytes=True)
@@ -344,7 +344,7 @@ def compress(raw: Bytes, codec: int) -> Payload:
 
 
 def decompress(stored: Payload, header: BlockHeader) -> Bytes:
-    """Return a block's raw frames, read-only; its CRC has been checked.
+    """Return a block's raw frames, read-only; the caller has checked the CRC.
 
     :raises DamageError: if the payload does not decompress to the size in the header.
     """
@@ -357,7 +357,7 @@ def decompress(stored: Payload, header: BlockHeader) -> Bytes:
         except (pa.ArrowInvalid, OSError) as error:
             raise DamageError(f"a block does not decompress: {error}") from None
     if len(raw) != header.raw_size:
-        raise DamageError("a block's size is not the one in its header")
+        raise DamageError("a block's size does not match its header")
     raw.flags.writeable = False
     return raw
 
@@ -371,10 +371,10 @@ def encode_mark(mark: EndMark, seed: int) -> bytes:
 def decode_mark(slot: bytes, seed: int) -> EndMark:
     """Return the mark in one slot.
 
-    :raises DamageError: if it is cut or changed.
+    :raises DamageError: if it is truncated or changed.
     """
     if len(slot) != MARK_SLOT_SIZE:
-        raise DamageError("the end mark is cut short")
+        raise DamageError("the end mark is truncated")
     magic, *fields = _MARK.unpack_from(slot)
     if magic != _MARK_MAGIC or crc32c.crc32c(slot[: _MARK.size], seed) != _CRC.unpack(slot[_MARK.size :])[0]:
         raise DamageError("the end mark does not match its checksum")

@@ -1,8 +1,8 @@
-"""Where a segment's blocks lie: from its footer, or by walking over its block headers.
+"""The index of a segment's blocks, from its footer or from a walk over its block headers.
 
-The footer is a cache. Where it is missing, cut or changed, the walk gives the same answer. A
-segment that is not the last ends where the next one begins, whatever lies in the file after
-that: a writer that was taken over may have left bytes there.
+The footer is a cache. If it is missing, truncated or changed, the walk has the same result. A
+segment that is not the last ends where the next one starts; bytes after that in its file are
+ignored, as a fenced writer may have left them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SEARCH_READ = 1 << 20
 
 
 class DamageAtError(DamageError):
-    """Damage, and the byte of the file at which what is damaged starts."""
+    """Damage, with the byte of the file at which it starts."""
 
     def __init__(self, what: str, file_at: int) -> None:
         super().__init__(what)
@@ -36,7 +36,7 @@ class DamageAtError(DamageError):
 
 
 class Block(NamedTuple):
-    """A block and where in its segment's file it starts."""
+    """A block's header and the byte of the segment's file at which the block starts."""
 
     file_at: int
     header: BlockHeader
@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class Walk:
-    """Where a walk over blocks stands: what the next block must follow on from."""
+    """The state of a walk over blocks, which the next block must continue."""
 
     file_at: int
     offset: int
@@ -55,7 +55,7 @@ class Walk:
 
 @dataclass(slots=True)
 class SegmentFile:
-    """A segment opened for reading. Close it; reads are at offsets, so threads may share it."""
+    """A segment opened for reading; the caller closes it. Threads may share it: reads name their offset."""
 
     path: Path
     fd: int
@@ -66,7 +66,7 @@ class SegmentFile:
     def open(cls, path: Path, seed: int, log_id: bytes) -> SegmentFile:
         """Open a segment and read its header.
 
-        :raises DamageError: if the header is not sound or is not the file name's.
+        :raises DamageError: if the header is damaged or does not match the file's name.
         :raises FileNotFoundError: if retention or a cut has removed it.
         """
         fd = os.open(path, os.O_RDONLY)
@@ -87,14 +87,14 @@ class SegmentFile:
         return os.fstat(self.fd).st_size
 
     def start(self) -> Walk:
-        """Return the walk that begins with the preamble."""
+        """Return a walk that starts with the preamble."""
         h = self.header
         return Walk(codec.SEGMENT_HEADER_SIZE, h.first_offset, h.crc, h.position, expects_preamble=True)
 
     def payload(self, block: Block) -> Bytes:
-        """Return a block's raw frames, read-only, its checksum checked.
+        """Return a block's raw frames, read-only, after checking their checksum.
 
-        :raises DamageError: if they are not what the header says.
+        :raises DamageError: if they do not match the header.
         """
         header = block.header
         stored = read_fully(self.fd, header.stored_size, block.file_at + header.header_size)
@@ -102,12 +102,12 @@ class SegmentFile:
 
 
 def payload_of(stored: codec.Payload, header: BlockHeader, seed: int) -> Bytes:
-    """Return the raw frames of a block from what is stored after its header.
+    """Return the raw frames of a block from the bytes stored after its header.
 
-    :raises DamageError: if they are not what the header says.
+    :raises DamageError: if they do not match the header.
     """
     if len(stored) < header.stored_size:
-        raise DamageError("a block's frames are cut short")
+        raise DamageError("a block's frames are truncated")
     if codec.checksum(stored, seed) != header.payload_crc:
         raise DamageError("a block's frames do not match their checksum")
     return codec.decompress(stored, header)
@@ -128,12 +128,12 @@ def corrupt(path: Path, file_at: int, what: str, hint: str = "") -> TailraceErro
 def walk_blocks(
     file: SegmentFile, walk: Walk, until: int | None, *, payloads: bool = False
 ) -> Iterator[Block]:
-    """Yield the blocks that follow on from `walk`, which is carried along; the preamble too.
+    """Yield the blocks that continue `walk`, including the preamble; `walk` advances with each block.
 
     Ends at log offset `until`; with `None` at the end of the file or at a sound footer.
 
     :param payloads: also read each block's frames and check them.
-    :raises DamageError: at the first bytes that are not the next block; `walk.file_at` says where.
+    :raises DamageError: at the first bytes that are not the next block; `walk.file_at` is their place.
     """
     window, window_at = b"", 0
     size = file.size()
@@ -148,7 +148,7 @@ def walk_blocks(
         _check_follows(header, walk, file.header.epoch)
         block = Block(walk.file_at, header)
         if block.file_at + header.size_on_disk > size:
-            raise DamageError("a block's frames are cut short")
+            raise DamageError("a block's frames are truncated")
         if payloads:
             file.payload(block)
         walk.file_at += header.size_on_disk
@@ -159,19 +159,19 @@ def walk_blocks(
 
 def _check_follows(header: BlockHeader, walk: Walk, epoch: int) -> None:
     if header.preamble != walk.expects_preamble:
-        raise DamageError("the preamble is not where it belongs")
+        raise DamageError("the preamble is not the first block")
     if header.epoch != epoch:
-        raise DamageError(f"a block is of epoch {header.epoch} in a segment of epoch {epoch}")
+        raise DamageError(f"a block has epoch {header.epoch} in a segment of epoch {epoch}")
     if header.log_offset != walk.offset:
-        raise DamageError(f"a block is of log offset {header.log_offset}, expected {walk.offset}")
+        raise DamageError(f"a block has log offset {header.log_offset}, expected {walk.offset}")
     if header.chain != walk.chain:
-        raise DamageError("a block does not follow on from the block before it")
+        raise DamageError("a block does not continue the block before it")
     if header.position_at_start != walk.position or header.position < walk.position:
-        raise DamageError("a block's source position does not follow on from the one before it")
+        raise DamageError("a block's source position does not continue that of the block before it")
 
 
 def footer_starts(file: SegmentFile, at: int) -> bool:
-    """Return whether a sound footer begins at a byte of the file and ends with the file."""
+    """Return whether a sound footer starts at byte `at` of the file and ends with the file."""
     if os.pread(file.fd, len(runs.FOOTER_MAGIC), at) != runs.FOOTER_MAGIC:
         return False
     try:
@@ -181,7 +181,7 @@ def footer_starts(file: SegmentFile, at: int) -> bool:
 
 
 def footer_remains(file: SegmentFile, at: int) -> bool:
-    """Return whether what starts at a byte of the file was a footer once, sound or damaged."""
+    """Return whether a footer, sound or damaged, starts at byte `at` of the file."""
     size = file.size()
     trailer = read_fully(file.fd, runs.TRAILER_SIZE, max(size - runs.TRAILER_SIZE, 0))
     return os.pread(file.fd, len(runs.FOOTER_MAGIC), at) == runs.FOOTER_MAGIC or (
@@ -191,7 +191,7 @@ def footer_remains(file: SegmentFile, at: int) -> bool:
 
 def read_footer(file: SegmentFile) -> tuple[list[BlockRef], int, int]:
     """Return the runs that a sealed segment's footer lists, the log offset at which the segment
-    ends, and where in the file the footer starts.
+    ends, and the byte of the file at which the footer starts.
 
     :raises DamageError: if the segment has no sound footer.
     """
@@ -206,21 +206,21 @@ def read_footer(file: SegmentFile) -> tuple[list[BlockRef], int, int]:
 
 
 class SegmentIndex:
-    """The runs of one segment up to some log offset, which may move on while it is written."""
+    """The runs of one segment up to a log offset, which increases while the segment is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.refs: list[BlockRef] = []
         self.preamble: dict[str, bytes] = {}  # schema frames in force at the start, by key
-        #: Schema frames of runs that have some, by (place in the file, blocks).
+        #: Schema frames of runs that have any, by (byte of the file, number of blocks).
         self.schemas: dict[tuple[int, int], list[tuple[str, bytes]]] = {}
         self._builder = runs.RunBuilder(path.name)
-        self._walk: Walk | None = None  # None: not looked at yet
+        self._walk: Walk | None = None  # None: nothing is indexed yet
 
     def extend(self, until: int, seed: int, log_id: bytes) -> None:
-        """Index what lies before log offset `until`, from the footer or by walking on.
+        """Index the segment up to log offset `until`, from the footer or by continuing the walk.
 
-        :raises DamageAtError: if it is not all there, or damaged.
+        :raises DamageAtError: if a part of it is missing or damaged.
         :raises FileNotFoundError: if the segment was removed.
         """
         if self._walk is not None and self._walk.offset >= until:
@@ -264,7 +264,7 @@ class SegmentIndex:
 def read_run(fd: int, ref: BlockRef, seed: int) -> Bytes:
     """Return the raw frames of a run, read-only.
 
-    :raises DamageAtError: if a single byte of it is not as written.
+    :raises DamageAtError: if any byte of it was changed.
     """
     payloads: list[Bytes] = []
     for block, stored in _each_block(fd, ref, seed):
@@ -280,36 +280,36 @@ def read_run(fd: int, ref: BlockRef, seed: int) -> Bytes:
 
 
 def run_blocks(fd: int, ref: BlockRef, seed: int) -> list[Block]:
-    """Return the blocks of a run; their frames are not looked at.
+    """Return the blocks of a run, without checking their frames.
 
-    :raises DamageAtError: if a header of theirs is not as written.
+    :raises DamageAtError: if one of their headers is damaged.
     """
     return [block for block, _ in _each_block(fd, ref, seed)]
 
 
 def _each_block(fd: int, ref: BlockRef, seed: int) -> Iterator[tuple[Block, memoryview]]:
-    # The blocks of a run, each with what is stored of its frames.
+    # The blocks of a run, each with the stored bytes of its frames.
     data = memoryview(read_fully(fd, ref.size_on_disk, ref.file_at))
     at, offset, chain = 0, ref.header.log_offset, None
     try:
         for _ in range(ref.blocks):
             header = codec.decode_block_header(data, at, seed)
             if header.log_offset != offset or chain not in {None, header.chain}:
-                raise DamageError("a block does not follow on from the block before it")
+                raise DamageError("a block does not continue the block before it")
             stored = data[at + header.header_size : at + header.size_on_disk]
             yield Block(ref.file_at + at, header), stored
             at += header.size_on_disk
             offset, chain = header.end, header.crc
         if chain != ref.header.crc:
-            raise DamageError("other blocks lie where these were indexed")
+            raise DamageError("the blocks are not those that were indexed")
     except DamageError as error:
         raise DamageAtError(str(error), ref.file_at + at) from None
 
 
 def find_block(file: SegmentFile, start: int) -> int | None:
-    """Return where, at or after a byte of the file, a sound block header or footer starts.
+    """Return the byte, `start` or later, at which the next sound block header or footer starts.
 
-    A torn tail, after which nothing comes, is distinguished so from damage in the middle.
+    This distinguishes damage in the middle from a torn end, which nothing follows.
     """
     at, size = start, file.size()
     while at < size:

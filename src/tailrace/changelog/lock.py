@@ -1,6 +1,6 @@
-"""One writer a task: a lock of the operating system, which ends with the process that held it.
+"""The lock of a task's one writer: a lock of the operating system, released when its process ends.
 
-Whether there is a writer is asked of the lock itself, which no crash leaves behind.
+Whether there is a writer is read from the lock itself, as a crash does not leave it behind.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.waits import wait_until
 
 LOCK_NAME = "lock"
-#: `tailrace status` probes the lock with a shared one, for microseconds.
+#: Timeout and interval of attempts, in seconds: `tailrace status` holds a shared lock for microseconds.
 _PATIENCE_S, _RETRY_S = 0.5, 0.02
 _LOOK_S = 0.2
 
 
 def take_lock(task_path: Path) -> int:
-    """Lock a task for writing and return the descriptor that holds it; closing it lets go.
+    """Lock a task for writing and return the descriptor that holds the lock; closing it releases it.
 
     :raises TailraceError: `LOG_LOCKED`, within a second, if another writer holds it; `LOG_FULL` or
         `LOG_WRITE_FAILED` if the file can't be made.
@@ -44,7 +44,7 @@ def take_lock(task_path: Path) -> int:
 
 
 class FileLockedError(Exception):
-    """Another process has the lock; `holder`: what the file says of it, perhaps nothing."""
+    """Another process has the lock; `holder` is the file's description of it, or empty."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
@@ -52,11 +52,11 @@ class FileLockedError(Exception):
 
 
 def lock_file(path: Path, holder: str, *, mode: int = FILE_MODE, patience_s: float = 0.0) -> int:
-    """Lock a file, made if it is missing, and return the descriptor that holds the lock until it is closed.
+    """Lock a file, created if missing, and return the descriptor that holds the lock until it is closed.
 
-    :param holder: what the file then says, for people.
-    :raises FileLockedError: another process has had it for as long as `patience_s`.
-    :raises OSError: the file can't be made or opened.
+    :param holder: description of this process, which is written into the file for error messages.
+    :raises FileLockedError: another process still has the lock after `patience_s`.
+    :raises OSError: the file can't be created or opened.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     try:
@@ -65,7 +65,7 @@ def lock_file(path: Path, holder: str, *, mode: int = FILE_MODE, patience_s: flo
     except BaseException:
         os.close(fd)
         raise
-    with contextlib.suppress(OSError):  # on a full disk nobody is named
+    with contextlib.suppress(OSError):  # a full disk: the holder is not named
         os.ftruncate(fd, 0)
         os.pwrite(fd, holder.encode(), 0)
     return fd
@@ -87,7 +87,7 @@ def is_written(log_path: Path, task: str) -> bool:
 def is_locked(path: Path) -> bool:
     """Return whether some process holds the lock file at `path`.
 
-    Holds a shared lock for an instant; several may ask at once.
+    Holds a shared lock for a moment; several processes may call this at once.
     """
     try:
         fd = os.open(path, os.O_RDONLY)
@@ -103,14 +103,14 @@ def is_locked(path: Path) -> bool:
 
 
 def wait_until_unwritten(log_path: Path, task: str, timeout_s: float, stop: threading.Event) -> None:
-    """Wait until no process writes this task of the log, at most so long, or until `stop` is set."""
+    """Wait until no process writes this task of the log, `stop` is set, or `timeout_s` has passed."""
     wait_until(lambda: not is_written(log_path, task), timeout_s, _LOOK_S, stop)
 
 
 def refuse_if_written(log_path: Path, task: str) -> None:
-    """Fail at once where a pipeline runs already, before anything is started beside it.
+    """Raise an error if a pipeline already runs on this log, before anything is started.
 
-    Only for speed: the writer's own lock is what keeps a second one out.
+    This only fails earlier: the writer's lock is what excludes a second writer.
 
     :raises TailraceError: `LOG_LOCKED`.
     """

@@ -1,9 +1,9 @@
-"""Reading a task's log, in any process, while its writer appends, rolls and is replaced.
+"""Reads a task's log, in any process, while its writer appends, rolls and is replaced.
 
-A reader never sees beyond the durable end. What it plans with is runs of blocks (`BlockRef`):
-where they lie and what is in them, without reading them. Blocks below the durable end never
-change and never move, so a run that was planned can be read later, elsewhere, until retention
-removes its segment.
+A reader never sees anything after the durable end. It plans with references to runs of blocks
+(`BlockRef`), which have their place and a summary, without reading them. Blocks before the durable
+end never change and never move, so a planned run can be read later, in another process, until
+retention removes its segment.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from tailrace.protocol.frames import Bytes, Numbers, units_of
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.protocol.renames import Renames, renames_in
 
-#: Segments whose indexes (an entry a MiB) are kept at a time.
+#: Number of segments whose indexes are cached; an index has one entry per MiB.
 _INDEXES_KEPT = 32
-#: Runs whose units are kept at a time: the ends of ranges are looked at more than once.
+#: Number of runs whose units are cached: the ends of ranges are read more than once.
 _UNITS_KEPT = 8
 
 _ANY_ROWS = 1 << 62
 
-# Columns of `units_of`, and the fields of the headers that bound them.
+# Columns of `units_of`, and the header fields with their upper bounds.
 _POSITION, _TIME = 2, 3
 _HEADER_FIELD = {_POSITION: "position", _TIME: "time_max_us"}
 
 
 class LogReader:
-    """Reads one task's log. May be shared between threads. Holds no file open."""
+    """A reader of one task's log. May be shared between threads. Keeps no file open."""
 
     def __init__(self, directory: LogDirectory, task: str) -> None:
-        """Not for callers: `open` makes readers."""
+        """Use `open` instead."""
         self._directory, self._task = directory, task
         self._path = directory.task_path(task)
         self._mark_path = self._path / MARK_NAME
@@ -61,15 +61,15 @@ class LogReader:
         self._heads: dict[int, SegmentHeader] = {}
         self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
         self._units: OrderedDict[tuple[int, int], Numbers] = OrderedDict()
-        # The blocks of the run that was looked into last, which may have grown since.
+        # The blocks of the last run whose blocks were listed; it may have grown since.
         self._run_blocks: list[index.Block] = []
-        self._run_at: tuple[str, int] | None = None  # its segment, and its place there
+        self._run_at: tuple[str, int] | None = None  # its segment, and its byte offset there
         self._start: tuple[int, int] | None = None  # first segment, first boundary in it
         self._end = Tail(0, 0, 0)
 
     @property
     def source_type(self) -> str:
-        """The type of the source whose log it is."""
+        """The type of the log's source."""
         return self._directory.identity.source.type
 
     @classmethod
@@ -85,7 +85,7 @@ class LogReader:
         return reader
 
     def close(self) -> None:
-        """Let go of what is kept in memory."""
+        """Clear the caches."""
         with self._lock:
             self._indexes.clear()
             self._units.clear()
@@ -97,13 +97,13 @@ class LogReader:
         self.close()
 
     def refresh(self) -> None:
-        """Look again which segments there are. Every method does so where it must.
+        """List the segments again. Every method does so if it has to.
 
-        :raises TailraceError: `LOG_MISSING`, if the log is gone.
+        :raises TailraceError: `LOG_MISSING`, if the log does not exist any more.
         """
         with self._lock:
             found = self._directory.segments(self._task)
-            # A writer may remove or replace a segment that begins at the durable end, save the first one.
+            # A writer may remove or replace a segment that starts at the durable end, unless it is the first.
             self._segments = [offset for offset in found if offset < self._end.offset] or found[:1]
             present = set(self._segments)
             for kept in (self._heads, self._indexes):
@@ -112,24 +112,24 @@ class LogReader:
 
     @property
     def start(self) -> int:
-        """The first boundary that is still in the log."""
+        """The first boundary that retention has not removed."""
         with self._lock:
             self._see_end()
             return self._see_start()
 
     def end(self) -> Tail:
-        """Return the durable end of the log, as it is now; it never goes back.
+        """Return the current durable end of the log; it never decreases.
 
-        :raises TailraceError: `LOG_CORRUPT`, if the end mark is lost and the tail damaged.
+        :raises TailraceError: `LOG_CORRUPT`, if the end mark is lost and the log's end damaged.
         """
         with self._lock:
             self._see_end()
             return self._end
 
     def blocks(self, start: int, end: int) -> list[BlockRef]:
-        """Return the runs of blocks that hold the range, in order; a function of the range alone.
+        """Return the runs of blocks that contain the range, in order; a function of the range alone.
 
-        The first and the last may hold frames outside the range, which the caller cuts off.
+        The first and the last may contain frames outside the range, which the caller cuts off.
 
         :raises TailraceError: `LOG_RANGE_GONE`, `LOG_RANGE_INVALID`, `LOG_CORRUPT`.
         """
@@ -140,13 +140,12 @@ class LogReader:
     def read_on(
         self, offset: int, bytes_max: int, until: int | None = None
     ) -> tuple[int, list[BlockRef]] | None:
-        """Return what comes from `offset` on: up to which boundary, and the runs that hold it; None: nothing.
+        """Return the boundary up to which to read next from `offset` on, and the runs up to there; None if
+        nothing follows. The runs are those of `blocks`. The log's files are checked only once for both.
 
-        The runs are as `blocks` gives them. The log's files are looked at once for all of it.
-
-        :param offset: a place that was read up to, which may lie within a unit.
+        :param offset: the log offset up to which the caller has read; may lie within a unit.
         :param bytes_max: as `boundary_within`.
-        :param until: a boundary to go no further than; None: the log's end.
+        :param until: a boundary, the limit of what is returned; None: the log's end.
         :raises TailraceError: as `blocks`.
         """
         with self._lock:
@@ -169,7 +168,7 @@ class LogReader:
             return index.read_run(fd, ref, self._seed)
 
     def schema_before(self, ref: BlockRef | HeldBlock) -> list[bytes]:
-        """Return the schema frames in force where a run starts, each key once, oldest first."""
+        """Return the schema frames in force at the start of a run, each key once, oldest first."""
         if isinstance(ref, HeldBlock):
             return [frame for key, frame in ref.schema.items() if not key.startswith("S")]
         first_offset = codec.segment_offset(ref.segment)
@@ -195,7 +194,7 @@ class LogReader:
             return found
 
     def renames(self) -> Renames:
-        """Return the names that columns have had: as capture keeps them, else as the log has them.
+        """Return the names that columns have had: those that capture stores, or else those in the log.
 
         :raises TailraceError: `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`; `LOG_RANGE_GONE`.
         """
@@ -203,8 +202,8 @@ class LogReader:
         return kept if kept is not None else renames_in(self.all_schema_frames(self.start, self.end().offset))
 
     def boundary_within(self, start: int, rows_max: int, bytes_max: int, end: int) -> int:
-        """Return the largest boundary up to `end` so that rows and raw bytes from `start` stay
-        within the limits; but at least one unit, however large; `end` if it is `start`.
+        """Return the largest boundary up to `end`, inclusive, so that rows and raw bytes from `start` on do
+        not exceed the limits, but at least the end of one unit of any size; `end` if it equals `start`.
 
         :raises TailraceError: as `blocks`.
         """
@@ -213,7 +212,7 @@ class LogReader:
             return self._boundary_within(start, rows_max, bytes_max, end)
 
     def rest_of_unit(self, offset: int) -> list[BlockRef]:
-        """Return the runs from a place within a unit up to that in which it ends; nothing of them is read.
+        """Return the runs from an offset within a unit up to the run in which it ends, without reading them.
 
         :raises TailraceError: `LOG_RANGE_GONE`, `LOG_CORRUPT`.
         """
@@ -227,7 +226,7 @@ class LogReader:
             return found
 
     def boundaries(self, start: int, end: int) -> Numbers:
-        """Return the boundaries in `(start, end]`, in order; both are boundaries themselves.
+        """Return the boundaries in `(start, end]`, in order; `start` and `end` must be boundaries.
 
         :raises TailraceError: as `blocks`.
         """
@@ -237,7 +236,7 @@ class LogReader:
             return every[(every > start) & (every <= end)]
 
     def boundary_up_to(self, offset: int) -> int:
-        """Return the last boundary up to `offset`, inclusive: where to begin in order to read on there.
+        """Return the last boundary up to `offset`, inclusive: where reading from `offset` on has to start.
 
         :raises TailraceError: `LOG_RANGE_GONE`, `LOG_RANGE_INVALID`, `LOG_CORRUPT`.
         """
@@ -245,24 +244,24 @@ class LogReader:
             return self._last_boundary(offset, self.start)
 
     def boundary_at_position(self, lsn: int) -> int:
-        """Return the boundary at which the first unit whose position is past `lsn` starts.
+        """Return the boundary at which the first unit with a position after `lsn` starts.
 
-        :raises TailraceError: `LOG_RANGE_GONE`, if such units were removed by retention.
+        :raises TailraceError: `LOG_RANGE_GONE`, if retention has removed such units.
         """
         with self._lock:
             return self._start_of_first(lsn + 1, _POSITION)
 
     def boundary_at_time(self, time_us: int) -> int:
-        """Return the boundary at which the first unit committed at or after a time starts.
+        """Return the boundary at which the first unit that was committed at or after a time starts.
 
-        :param time_us: since 1970. Commit times may fall from one unit to the next; that a unit
-            is the first in the log is what counts.
-        :raises TailraceError: `LOG_RANGE_GONE`, if such units were removed by retention.
+        :param time_us: since 1970. Commit times may decrease from one unit to the next; the first
+            such unit in the log's order is returned.
+        :raises TailraceError: `LOG_RANGE_GONE`, if retention has removed such units.
         """
         with self._lock:
             return self._start_of_first(time_us, _TIME)
 
-    # What follows expects the lock to be held.
+    # The methods below must be called with the lock held.
 
     def _see_end(self) -> None:
         mark = read_mark(self._mark_path, self._seed)
@@ -270,13 +269,13 @@ class LogReader:
             end = Tail(mark.offset, mark.position, mark.position_time_us)
         else:
             end = durable_end(self._path, self._directory.identity.log_id, self._task)
-        # A damaged slot of the mark shows an older end; what was seen to be durable still is.
+        # With a damaged slot the mark has an older end; what was durable before still is.
         if end.offset > self._end.offset or not self._segments:
             self._end = max(end, self._end, key=lambda tail: tail.offset)
             self.refresh()
 
     def _see_start(self) -> int:
-        self.refresh()  # retention may have been at work
+        self.refresh()  # retention may have removed segments
         if not self._segments or self._segments[0] >= self._end.offset:
             return self._end.offset
         while self._start is None or self._start[0] != self._segments[0]:
@@ -284,7 +283,7 @@ class LogReader:
             try:
                 self._start = (first, self._first_boundary())
             except TailraceError as error:
-                # Retention took it after it was listed: the next one is the first now.
+                # Retention removed it after it was listed: the next segment is the first now.
                 if error.kind is not Kind.LOG_RANGE_GONE or self._segments[:1] in ([], [first]):
                     raise
         return self._start[1]
@@ -301,7 +300,7 @@ class LogReader:
         for ref in self._runs(start, end):
             run = ref.header
             if not _is_within(run, start, end, bytes_max) and run.end == self._end.offset:
-                # It grows, so that what was known of it would have to be read again from its start.
+                # The run still grows, so a cache of its units would soon be useless: read only a part.
                 run = (ref := self._deciding(ref, start, rows_max - rows, bytes_max, end)).header
             if _is_within(run, start, end, bytes_max) and rows + run.rows <= rows_max:
                 rows += run.rows
@@ -312,7 +311,7 @@ class LogReader:
             rows_before = int(units[before - 1, 1]) if before else 0
             units = units[before:upto]
             fits = (units[:, 0] <= start + bytes_max) & (rows + units[:, 1] - rows_before <= rows_max)
-            fitting = int(fits.sum())  # offsets and rows rise, so these are the first ones
+            fitting = int(fits.sum())  # offsets and rows increase, so these are the first ones
             if fitting:
                 best = int(units[fitting - 1, 0])
             if fitting < len(units):
@@ -324,9 +323,9 @@ class LogReader:
         if offset > self._end.offset:
             raise self._beyond(first, offset)
         if offset < first:
-            # The first segment may begin inside of what was removed.
+            # The first segment may start within a unit whose beginning was removed.
             raise self._gone(min(offset, self._segments[0] - 1) if self._segments else offset)
-        # To look at the offset alone is quick, also where the run that holds it still grows.
+        # Checking the offset alone is fast even if the run that contains it still grows.
         if offset in {first, self._end.offset} or self._is_boundary(offset):
             return offset
         for ref in self._runs(offset, offset + 1):
@@ -372,14 +371,14 @@ class LogReader:
         return TailraceError(
             Kind.LOG_RANGE_GONE,
             f"read the change log from {offset}: retention has removed it",
-            "take the sink's tables again from the source, and give log.retention more room; "
+            "take a new snapshot of the sink's tables, and raise the limits in log.retention; "
             "nothing was skipped",
             {"task": self._task, "first_offset": self._segments[0] if self._segments else 0},
         )
 
     def _is_boundary(self, offset: int) -> bool:
         if offset in self._segments:
-            # The segment itself shows it: the one before may be going, for nobody needs it any more.
+            # Read from the segment itself: retention may be removing the one before it.
             return any(ref.header.open_at_start is None for ref in self._runs(offset, offset + 1))
         for ref in self._runs(offset - 1, offset):
             if ref.header.end == self._end.offset:
@@ -392,7 +391,7 @@ class LogReader:
         return False
 
     def _runs(self, start: int, end: int) -> Iterator[BlockRef]:
-        """Yield the runs that hold bytes of `[start, end)`, whole as they are indexed."""
+        """Yield the runs that contain bytes of `[start, end)`, complete as they are indexed."""
         at = max(bisect.bisect_right(self._segments, start) - 1, 0)
         while at < len(self._segments) and self._segments[at] < end:
             refs = self._index(at).refs
@@ -404,11 +403,11 @@ class LogReader:
             at += 1
 
     def _index(self, at: int) -> SegmentIndex:
-        """Return the index of the segment at a place in the list, up to the durable end."""
+        """Return the index of the segment number `at` in the list, up to the durable end."""
         offset = self._segments[at]
         following = self._segments[at + 1] if at + 1 < len(self._segments) else self._end.offset
         found = self._indexes.get(offset) or SegmentIndex(self._path / codec.segment_name(offset))
-        if offset < self._end.offset:  # else nothing of it is durable, and another may replace it
+        if offset < self._end.offset:  # else nothing in it is durable, and a writer may replace it
             self._indexes[offset] = found
             self._indexes.move_to_end(offset)
             if len(self._indexes) > _INDEXES_KEPT:
@@ -435,8 +434,8 @@ class LogReader:
         return self._heads[offset]
 
     def _units_in(self, ref: BlockRef) -> Numbers:
-        """Return the units that end in a run: (log offset after it, rows from the run's start up
-        to there, position, time).
+        """Return the units that end in a run, each as (log offset after it, rows from the run's start
+        up to there, position, time).
         """
         key = (ref.header.log_offset, ref.header.raw_size)
         if key not in self._units:
@@ -456,7 +455,7 @@ class LogReader:
         return self._end.offset
 
     def _start_of_first(self, value: int, column: int) -> int:
-        """Return where the first unit whose position or time is at least `value` starts."""
+        """Return the log offset of the first unit whose position or time is at least `value`."""
         start = self.start
         if not self._segments:
             return start
@@ -515,7 +514,7 @@ class LogReader:
         return frames
 
     def _clip(self, ref: BlockRef, start: int, end: int) -> BlockRef:
-        """Return the part of a run whose blocks hold bytes of `[start, end)`."""
+        """Return the part of a run whose blocks contain bytes of `[start, end)`."""
         if ref.blocks == 1 or (ref.header.log_offset >= start and ref.header.end <= end):
             return ref
         blocks = self._blocks_in(ref)
@@ -524,12 +523,12 @@ class LogReader:
         return _run_of(ref.segment, blocks[first:upto])
 
     def _deciding(self, ref: BlockRef, start: int, rows_max: int, bytes_max: int, end: int) -> BlockRef:
-        """Return the part of a run from `start` in which a unit ends and the limits are exceeded, or up to
-        `end`.
+        """Return the part of a run from `start` up to the block in which a unit has ended and a limit is
+        exceeded, or up to `end`.
         """
         blocks = self._blocks_in(ref)
         rows = units = 0
-        # What of a block before `start` does not count is not known: of that one, nothing does.
+        # A block that starts before `start` is not counted: how much of it lies before that is unknown.
         for block in blocks[bisect.bisect_left(blocks, start, key=lambda block: block.header.log_offset) :]:
             rows, units = rows + block.header.rows, units + block.header.units
             if units and (rows > rows_max or block.header.end > start + bytes_max):
@@ -538,7 +537,7 @@ class LogReader:
         return self._clip(ref, start, end)
 
     def _blocks_in(self, ref: BlockRef) -> list[index.Block]:
-        """Return the blocks of a run: the last one is looked into again and again while it grows."""
+        """Return the blocks of a run; the last run's are cached, as it is read often while it grows."""
         place = ref.segment, ref.file_at
         known = self._run_blocks[: ref.blocks] if self._run_at == place else []
         rest = ref
@@ -552,7 +551,7 @@ class LogReader:
             with self._opened(rest) as fd:
                 more = index.run_blocks(fd, rest, self._seed)
                 if known and more[0].header.chain != known[-1].header.crc:
-                    raise DamageAtError("a block does not follow on from the block before it", rest.file_at)
+                    raise DamageAtError("a block does not continue the block before it", rest.file_at)
             known += more
             self._run_at, self._run_blocks = place, known
         elif known[-1].header.crc != ref.header.crc:
@@ -562,7 +561,7 @@ class LogReader:
 
     @contextlib.contextmanager
     def _opened(self, ref: BlockRef) -> Iterator[int]:
-        """Open a run's segment; name the file in what goes wrong."""
+        """Open a run's segment; errors raised inside name the file."""
         path = self._path / ref.segment
         try:
             fd = os.open(path, os.O_RDONLY)
@@ -577,12 +576,12 @@ class LogReader:
 
 
 def _is_within(run: RunHeader, start: int, end: int, bytes_max: int) -> bool:
-    """Return whether all of a run lies in a range, and before so many bytes from its start."""
+    """Return whether all of a run lies in a range, and within `bytes_max` bytes of the range's start."""
     return run.log_offset >= start and run.end <= min(end, start + bytes_max)
 
 
 def _run_of(segment: str, blocks: Sequence[index.Block]) -> BlockRef:
-    """Return consecutive blocks of a run, at least one, as a run."""
+    """Return a run of these consecutive blocks, of which there is at least one."""
     builder = RunBuilder(segment)
     for block in blocks:
         builder.add(*block)

@@ -1,16 +1,16 @@
 """Repairs the end of the log before a writer's first append, durably.
 
-1  Read the last segment block by block, frames included. What is torn at its end, with
-nothing sound after it, was being written when the writer died. Anything else that is
-not as written is damage: recovery stops and changes nothing.
-2  Find the last boundary. What comes after it is an unfinished unit, which the source
-sends again as a whole.
-3  Make sure that this keeps all that was ever acknowledged: the end mark says how far.
-4  Only then cut: whole segments newest first, each removal durable before the next, then
-the rest of the segment that holds the boundary. A crash at any point in between leaves
-a log with an unfinished unit at its end, which is where this began.
-5  Seal that segment. The new writer goes on in a segment of its own, so that nothing a
-writer before it may still write can reach what it writes.
+1  Read the last segment block by block, including the frames. A torn block at its end, with
+nothing sound after it, was being written when the writer died. Any other difference is damage:
+recovery stops and changes nothing.
+2  Find the last boundary. An unfinished unit follows it, which the source sends again as a
+whole.
+3  Check that everything that was acknowledged lies before it, which the end mark shows.
+4  Only then cut: whole segments, newest first, each removal durable before the next, then
+the rest of the segment that contains the boundary. A crash at any point in between leaves
+a log with an unfinished unit at its end, so that recovery can start again.
+5  Seal that segment. The new writer continues in a new segment, so that a previous writer
+that still runs can't write into what it writes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tailrace.protocol.metadata_frames import kept_frames
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The sound log that a new writer goes on from."""
+    """The end of a repaired log, where a new writer continues."""
 
     place: Place
     schema: dict[str, bytes]  # frames in force at the tail, by key
@@ -46,16 +46,16 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Where the log is to end: after a block of one of its segments."""
+    """The new end of the log: after a block of one of its segments."""
 
     segment: int  # first log offset
-    blocks: list[Block]  # that stay, preamble first
+    blocks: list[Block]  # the blocks to keep, preamble first
 
 
 _HINT_CUT = (
     "restore this file from a backup of the log. If the machine lost power: what comes after the "
     "damage was not known to be durable; keep a copy, then cut the file to {} bytes and start again: "
-    "the source sends what it still has, and anything else is named missing"
+    "the source sends what it still has, and anything else is reported as missing"
 )
 _HINT_DURABLE = (
     "changes that were acknowledged to the source are missing: restore the log's directory from a "
@@ -64,7 +64,7 @@ _HINT_DURABLE = (
 
 
 def recover(task_path: Path, log_id: str, task: str, durable_to: int) -> Recovered:
-    """Make a task's log end at its last boundary, sealed and durable. Called under the lock.
+    """Cut a task's log to its last boundary, and seal it durably. The caller holds the task's lock.
 
     :param durable_to: log offset up to which the log must be kept; `UNKNOWN` (-1) if unknown.
     :raises TailraceError: `LOG_CORRUPT`, with nothing changed; `LOG_FULL`, `LOG_WRITE_FAILED`.
@@ -91,8 +91,8 @@ def recover(task_path: Path, log_id: str, task: str, durable_to: int) -> Recover
 
 
 def durable_end(task_path: Path, log_id: str, task: str) -> Tail:
-    """Return where the log ends, for a reader whose end mark was lost: at the last boundary,
-    made durable here. Changes nothing.
+    """Return the last boundary of the log, for a reader if the end mark was lost. Makes it durable;
+    changes nothing.
 
     :raises TailraceError: `LOG_CORRUPT`, as `recover`.
     """
@@ -106,16 +106,16 @@ def durable_end(task_path: Path, log_id: str, task: str) -> Tail:
 
 
 def highest_epoch(task_path: Path, log_id: str, task: str) -> int | None:
-    """Return the highest epoch in the heads of a task's segments; `None`: it has no segment.
+    """Return the highest epoch in the headers of a task's segments; `None`: it has no segment.
 
-    For when the end mark, which knows it, was lost.
+    Used if the end mark, which contains the epoch, was lost.
     """
     seed, log_id_bytes = codec.seed_of(log_id, task), bytes.fromhex(log_id)
     epochs: list[int] = []
     for name in os.listdir(task_path):
         if codec.segment_offset(name) is not None:
             epochs.append(0)
-            with contextlib.suppress(DamageError):  # recovery will say what is wrong with it
+            with contextlib.suppress(DamageError):  # recovery reports the damage
                 file = SegmentFile.open(task_path / name, seed, log_id_bytes)
                 epochs.append(file.header.epoch)
                 file.close()
@@ -134,18 +134,18 @@ def _find_cut(task_path: Path, segments: list[int], seed: int, log_id: bytes, du
     for position, offset in reversed(list(enumerate(segments))):
         path = task_path / codec.segment_name(offset)
         if until is None and not _has_head(path, seed, log_id):
-            # Segments appear by a rename once their head is durable, so this one was cut.
+            # A segment gets its name once its header is durable, so this one was truncated later.
             if offset == 0 or position > 0:
                 until = offset if position > 0 else None
                 continue
-            raise corrupt(path, 0, "the only segment has no whole header", _HINT_DURABLE)
+            raise corrupt(path, 0, "the header of the only segment is incomplete", _HINT_DURABLE)
         file = _open(path, seed, log_id)
         try:
             blocks = _sound_blocks(file, durable_to) if until is None else _sealed_blocks(file, until)
         finally:
             file.close()
         if chain is not None and blocks[-1].header.crc != chain:
-            raise corrupt(path, blocks[-1].file_at, "the segment after it does not follow on from it")
+            raise corrupt(path, blocks[-1].file_at, "the next segment does not continue it")
         until, chain = offset, file.header.chain
         kept = _up_to_boundary(blocks)
         if len(kept) > 1 or position == 0:
@@ -154,7 +154,7 @@ def _find_cut(task_path: Path, segments: list[int], seed: int, log_id: bytes, du
 
 
 def _has_head(path: Path, seed: int, log_id: bytes) -> bool:
-    """Return whether a segment's header and preamble are there, or something comes after them."""
+    """Return whether a segment has its header and preamble, or at least sound data after them."""
     if path.stat().st_size < codec.SEGMENT_HEADER_SIZE:
         return False
     file = _open(path, seed, log_id)
@@ -260,4 +260,4 @@ def _write_footer(fd: int, end: int, segment: str, blocks: list[Block], seed: in
     except OSError as error:
         if error.errno not in durable.NO_ROOM:
             raise
-        os.ftruncate(fd, end)  # readers do without it; a full disk must not stop the cut
+        os.ftruncate(fd, end)  # readers do not need the footer; a full disk must not stop the cut

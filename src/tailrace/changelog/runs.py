@@ -1,9 +1,9 @@
 """Runs of blocks, and the footer that lists them: the index of a segment. Pure.
 
-Where every transaction is a block of its own, an index of blocks would be as large as the log
-itself. So consecutive blocks are indexed, planned with and read as one *run*. Where a run ends
-is a function of the blocks' sizes alone, counted from the segment's start: writer, footer and a
-walk over the blocks agree on it.
+If every transaction has its own block, an index of the blocks is as large as the log itself.
+So consecutive blocks are indexed, planned and read as one *run*. The end of a run is a function
+of the blocks' sizes alone, from the segment's start on: so the writer, the footer and a walk over
+the blocks have the same runs.
 
     footer   magic, runs, raw size, stored size, end offset, chain | entries, compressed | trailer
     trailer  the footer's length, CRC of all of the footer before the CRC
@@ -27,7 +27,7 @@ from tailrace.changelog.format import (
 )
 from tailrace.protocol.frames import TABLES_LISTED_MAX
 
-#: A run takes another block in while it stays within this many raw bytes.
+#: Largest size of a run of several blocks, in raw bytes.
 RUN_BYTES_MAX = 1 << 20
 
 FOOTER_MAGIC = b"TLf\x01"
@@ -40,7 +40,7 @@ TRAILER_SIZE = _TRAILER.size
 
 
 class RunBuilder:
-    """Gathers the blocks of one segment, in order, into runs."""
+    """Groups the blocks of one segment, in order, into runs."""
 
     def __init__(self, segment: str) -> None:
         self._segment = segment
@@ -53,7 +53,7 @@ class RunBuilder:
         self._last: BlockHeader | None = None
 
     def add(self, file_at: int, header: BlockHeader) -> None:
-        """Take in the next block, which starts at a byte of the file; no preamble."""
+        """Add the next block, which starts at byte `file_at` of the file and is not the preamble."""
         if self._first is not None and self._raw_size + header.raw_size > RUN_BYTES_MAX:
             self._closed.append(self._current())
             self._first = None
@@ -121,7 +121,7 @@ def encode_footer(refs: list[BlockRef], end: int, chain: int, seed: int) -> byte
 
 
 def footer_size(trailer: bytes) -> int:
-    """Return how many bytes the footer with this trailer claims to have."""
+    """Return the size in bytes of the footer with this trailer, as the trailer says."""
     size: int = _TRAILER.unpack(trailer)[0]
     return size
 
@@ -129,12 +129,11 @@ def footer_size(trailer: bytes) -> int:
 def decode_footer(data: bytes, segment: str, footer_at: int, seed: int) -> tuple[list[BlockRef], int]:
     """Return the runs that a footer lists, and the log offset at which its segment ends.
 
-    :param footer_at: where in the segment's file the footer starts, which is where its last
-        run ends.
-    :raises DamageError: if it is cut or changed.
+    :param footer_at: the byte of the segment's file at which the footer starts and the last run ends.
+    :raises DamageError: if it is truncated or changed.
     """
     if len(data) < _HEAD.size + TRAILER_SIZE:
-        raise DamageError("the footer is cut short")
+        raise DamageError("the footer is truncated")
     magic, count, raw_size, stored_size, end, _ = _HEAD.unpack_from(data)
     size, crc = _TRAILER.unpack_from(data, len(data) - TRAILER_SIZE)
     if magic != FOOTER_MAGIC or size != len(data):

@@ -27,7 +27,7 @@ _STATE_SUFFIXES = (".state", ".state" + durable.PREVIOUS_SUFFIX)
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that is not as written, and where it starts."""
+    """A place in a file whose content is not what was written."""
 
     file: str  # inside the log's directory
     byte: int
@@ -36,7 +36,7 @@ class Damage:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was read and what was found. `notes` say what is unusual, but no damage."""
+    """The result of a check: counts, the damage, and `notes` on what is unusual but not damage."""
 
     path: str
     problems: list[Damage] = field(default_factory=list)
@@ -68,7 +68,7 @@ def verify(path: Path | str) -> VerifyReport:
         report.problems.append(Damage("identity.json", 0, error.message))
         report.notes.append("nothing else can be checked without the identity")
         return report
-    # A running pipeline removes folders meanwhile, which this walk bears.
+    # A running pipeline may remove folders meanwhile, which `os.walk` ignores.
     for file in sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names):
         inside = file.relative_to(path)
         if inside.parts[0] == READERS or file.name.endswith(_STATE_SUFFIXES):
@@ -82,7 +82,7 @@ def verify(path: Path | str) -> VerifyReport:
 def _check_state(report: VerifyReport, file: Path, inside: str) -> None:
     if file.name.startswith("."):
         return
-    with contextlib.suppress(FileNotFoundError):  # a new generation came meanwhile
+    with contextlib.suppress(FileNotFoundError):  # replaced by a new generation meanwhile
         if durable.decode_state(file.read_bytes()) is None:
             report.problems.append(Damage(inside, 0, "it does not match its checksum"))
 
@@ -124,7 +124,7 @@ class _TaskCheck:
         try:
             marks, damage = endmark.read_slots(path.read_bytes(), self._seed)
         except FileNotFoundError:
-            self._problem(path, 0, "the end mark is missing; the next writer makes it again")
+            self._problem(path, 0, "the end mark is missing; the next writer creates it again")
             return
         for at, what in damage:
             self._problem(path, at, what)
@@ -136,7 +136,7 @@ class _TaskCheck:
         walk = before[1]
         found = (head.first_offset, head.chain, head.position)
         if found != (walk.offset, walk.chain, walk.position):
-            self._problem(path, 0, f"the segment does not follow on from {before[0].name}")
+            self._problem(path, 0, f"the segment does not continue {before[0].name}")
 
     def _check_end(self, last: tuple[Path, Walk] | None) -> None:
         end = last[1].offset if last else 0
@@ -149,7 +149,7 @@ class _TaskCheck:
         self._report.size_bytes += file.size()
         walk, builder = file.start(), RunBuilder(file.path.name)
         reached, wrong = -1, None
-        while reached != walk.file_at:  # a writer may add blocks, and then the footer, meanwhile
+        while reached != walk.file_at:  # a writer may append blocks, and then the footer, meanwhile
             reached = walk.file_at
             if not self._check_to_the_end(file, walk, until, builder):
                 return walk
@@ -163,7 +163,7 @@ class _TaskCheck:
     def _check_to_the_end(
         self, file: SegmentFile, walk: Walk, until: int | None, builder: RunBuilder
     ) -> bool:
-        """Check the blocks from where the walk stands; return whether a footer may follow."""
+        """Check the blocks from the walk's position on; return whether a footer may follow."""
         while (error := self._check_blocks(file, walk, until, builder)) is not None:
             resume = index.find_block(file, walk.file_at + 1)
             if until is None and resume is None and self._is_torn(file, walk):
@@ -180,14 +180,14 @@ class _TaskCheck:
         return True
 
     def _is_torn(self, file: SegmentFile, walk: Walk) -> bool:
-        """Return whether a block was just being written, or was not whole on disk when the power went."""
+        """Return whether a block is incomplete because of a write in progress, a crash or a power failure."""
         return walk.offset >= self._durable_to and not index.footer_remains(file, walk.file_at)
 
     def _check_blocks(
         self, file: SegmentFile, walk: Walk, until: int | None, builder: RunBuilder
     ) -> DamageError | None:
         try:
-            # Only at the end of the log a block may be torn, with a whole header, too.
+            # Only the last block of the log may be torn, even if its header is complete.
             for block in index.walk_blocks(file, walk, until, payloads=until is None):
                 self._check_block(file, block)
                 if not block.header.preamble:
@@ -197,7 +197,7 @@ class _TaskCheck:
         return None
 
     def _grew(self, file: SegmentFile, walk: Walk) -> bool:
-        """Return whether the writer has meanwhile completed the block that the walk stands at."""
+        """Return whether the writer has meanwhile completed the block at the walk's position."""
         try:
             next(index.walk_blocks(file, replace(walk), None, payloads=True))
         except (DamageError, StopIteration):
@@ -222,20 +222,20 @@ class _TaskCheck:
 
 
 def _footer_problem(file: SegmentFile, walk: Walk, builder: RunBuilder, *, sealed: bool) -> str | None:
-    """Return what is wrong with what follows the last block; `None` if nothing is."""
+    """Return what is wrong with the footer after the last block; `None` if nothing is."""
     if walk.file_at == file.size() and not sealed:
         return None
     try:
         refs, end, footer_at = index.read_footer(file)
         if footer_at != walk.file_at or end != walk.offset or refs != builder.refs():
-            raise DamageError("the footer is not that of the blocks before it")
+            raise DamageError("the footer does not match the blocks before it")
     except DamageError as error:
-        return f"{error}; readers do without it"
+        return f"{error}; readers do not need it"
     return None
 
 
 def _go_on_at(file: SegmentFile, walk: Walk, file_at: int) -> None:
-    """Put the walk on a block after damage, as if what lies between had been sound."""
+    """Move the walk to a block after damage, as if everything before that block were sound."""
     data = durable.read_fully(file.fd, codec.BLOCK_HEADER_SIZE_MAX, file_at)
     header = codec.decode_block_header(data, 0, file.seed)
     walk.file_at, walk.offset, walk.chain = file_at, header.log_offset, header.chain
@@ -243,9 +243,9 @@ def _go_on_at(file: SegmentFile, walk: Walk, file_at: int) -> None:
 
 
 def _check_facts(header: BlockHeader, raw: frames.Bytes) -> None:
-    """Compare what a block's header says with its frames.
+    """Compare a block's header with its frames.
 
-    :raises DamageError: if they disagree.
+    :raises DamageError: if they differ.
     """
     state = frames.state_within(
         header.open_at_start, header.position_at_start, header.position_time_at_start_us
@@ -253,7 +253,7 @@ def _check_facts(header: BlockHeader, raw: frames.Bytes) -> None:
     try:
         summary = frames.summarise(raw, state)
     except TailraceError as error:
-        raise DamageError(f"a block's frames make no sense: {error.message}") from None
+        raise DamageError(f"a block's frames are invalid: {error.message}") from None
     says = (
         (header.rows, header.units, header.has_schema, header.tables),
         (header.position, header.position_time_us, header.open_at_end),
@@ -263,4 +263,4 @@ def _check_facts(header: BlockHeader, raw: frames.Bytes) -> None:
         (summary.position, summary.position_time_us, summary.open_at_end),
     )
     if says != found or summary.boundary not in {None, header.raw_size}:
-        raise DamageError("a block's header says other things than its frames")
+        raise DamageError("a block's header does not match its frames")

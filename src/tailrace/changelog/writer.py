@@ -1,16 +1,16 @@
-"""The one writer of a task's log: append, make durable, roll, cut back.
+"""The writer of a task's log: appends, makes durable, starts segments, cuts off an open transaction.
 
-Two threads use it. One appends, and cuts back; another calls `sync`. Appending goes on while
-an fsync runs, so that one fsync covers all that came in during the one before. Any thread may
-`insert` a frame, which is written between two transactions.
+Two threads use it. One appends and cuts; another calls `sync`. Appending continues during an fsync, so
+that one fsync covers everything that was appended during the previous one. Any thread may `insert` a
+frame, which is written between two transactions.
 
-Four locks, the outer ones first: `_append_lock` is held by who writes; `_fsync_lock` for as long as
-an fsync runs, and whenever a segment is sealed, cut or closed; `_file_lock` for as long as a write runs, and
-while what a failed fsync left is cut off; `_lock` only guards the few values that both threads look at.
+Four locks, in the order in which they are taken: `_append_lock` is held by the thread that writes;
+`_fsync_lock` during an fsync, and while a segment is sealed, cut or closed; `_file_lock` during a write, and
+while the part that a failed fsync left is cut off; `_lock` guards the few values that both threads use.
 
-A write that finds no room is undone and may be tried again. After any other failed write, or
-any failed fsync, nothing is known about the file any more: the writer refuses everything from
-then on (the kernel reports a lost page once, and a second fsync would succeed).
+A write that fails because the disk is full is undone and may be repeated. After any other failed write,
+or any failed fsync, the file's content is unknown: the writer refuses every further call (the kernel
+reports a lost page only once, and a second fsync would succeed).
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ __all__ = ["Insertion", "LogListener", "LogOptions", "LogWriter", "Tail"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """How the log is written.
+    """Settings of a log's writer.
 
-    `segment_bytes`: a segment is sealed before the block that would come after it has grown
-    past this size on disk. It is the grain of retention: a segment goes whole or stays.
+    `segment_bytes`: a segment is sealed, and the next one started, before the first block after it has
+    reached this size on disk. Retention removes whole segments.
 
-    `compression`: `none`, `lz4` or `zstd`, block by block; readers take any mixture. Measured on
+    `compression`: `none`, `lz4` or `zstd`, block by block; readers accept any mixture. Measured on
     pgoutput frames of a ten-column table (184 bytes a frame, blocks of 2 MiB, one core): lz4 stores
     44 % at 670 MB/s, zstd 26 % at 560 MB/s; `none` appends 1 to 3 GB/s. So `none` costs capture
-    the least, and lz4 halves the log for some 0.2 µs CPU a row.
+    the least, and lz4 halves the log for about 0.2 µs CPU per row.
 
-    Blocks with rows of a snapshot are not compressed. Measured on COPY's text of that table, 114 bytes a row:
-    lz4 costs 0.15 µs CPU of the 0.34 that a row costs altogether.
+    Blocks with rows of a snapshot are not compressed. Measured on COPY's text of that table, 114 bytes per
+    row: lz4 costs 0.15 µs CPU of the 0.34 that a row costs altogether.
     """
 
     segment_bytes: int = 256 << 20
@@ -64,22 +64,22 @@ class LogOptions:
 
 
 class LogListener(Protocol):
-    """Is notified of what a writer does, on the thread that does it. Every method returns at once."""
+    """Is notified of a writer's actions, on the thread of the action. Every method returns at once."""
 
     def opened(self, writer: LogWriter) -> None:
-        """The log is `writer`'s from now on, and goes on at its `offset`."""
+        """`writer` has opened the log and continues it at its `offset`."""
         ...
 
     def appended(self, header: BlockHeader, frames: Bytes, schema: Mapping[str, bytes]) -> None:
         """A block was appended. It is not durable yet.
 
-        :param frames: the caller's, who uses the memory again.
-        :param schema: the schema frames in force where the block starts, by key; does not change any more.
+        :param frames: the caller's memory, which it reuses after the call.
+        :param schema: the schema frames in force where the block starts, by key; never modified.
         """
         ...
 
     def cut(self, log_offset: int) -> None:
-        """What was appended from this offset on is not in the log any more."""
+        """The log was cut back to this offset."""
         ...
 
     def durable(self, tail: Tail) -> None:
@@ -87,18 +87,18 @@ class LogListener(Protocol):
         ...
 
     def closed(self) -> None:
-        """The writer appends nothing more."""
+        """The writer was closed."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Insertion:
-    """A frame that is to stand in the log at its next boundary.
+    """A frame to write at the log's next boundary.
 
-    :param frame_at: given position and time of the log at the boundary, the frame, which changes neither and
-        is always as long.
-    :param rolls: what is appended after it goes into a new segment.
-    :param end: log offset after the frame; -1 as long as it is not appended.
+    :param frame_at: returns the frame for the log's position and time at the boundary. The frame changes
+        neither, and its length is always the same.
+    :param rolls: whether a new segment starts after the frame.
+    :param end: log offset after the frame; -1 until it is appended.
     """
 
     frame_at: Callable[[int, int], bytes]
@@ -114,12 +114,12 @@ class _Segment:
     fd: int
     file_at: int  # end of the last whole block
     boundary_at: int  # end of the last block with a boundary
-    durable_at: int  # what of it is known to be durable
+    durable_at: int  # end of the part that is known to be durable
     runs: RunBuilder
 
 
 class LogWriter:
-    """Writes one task's log. Made by `open`; the module says what which thread may do."""
+    """The writer of one task's log, returned by `open`. The module's docstring describes its threads."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class LogWriter:
         lock_fd: int,
         listener: LogListener | None,
     ) -> None:
-        """Not for callers: `open` makes writers."""
+        """Use `open` instead."""
         self._listener = listener
         self._task, self._options = task, options
         self._log_id = directory.identity.log_id
@@ -143,10 +143,10 @@ class LogWriter:
         self._segment: _Segment | None = None
         self._place = Place(0, 0, 0, 0, 0, None)
         self._tail = self._durable = Tail(0, 0, 0)
-        self._schema: dict[str, bytes] = {}  # replaced where it changes
+        self._schema: dict[str, bytes] = {}  # replaced, not modified
         self._insertions: list[Insertion] = []
-        self._rolls = False  # what comes next goes into a new segment
-        self._replaceable = UNKNOWN  # offset whose segment, without changes, may be replaced
+        self._rolls = False  # whether the next block starts a new segment
+        self._replaceable = UNKNOWN  # offset of a segment without changes, which may be replaced
 
     @classmethod
     def open(
@@ -157,9 +157,9 @@ class LogWriter:
         options: LogOptions | None = None,
         listener: LogListener | None = None,
     ) -> LogWriter:
-        """Take the lock, fence off any writer before, recover the log, and be ready to append.
+        """Take the lock, fence a previous writer, recover the log, and return a writer that may append.
 
-        :param listener: is notified of all that is appended.
+        :param listener: is notified of everything that is appended.
         :raises TailraceError: `LOG_LOCKED`, `LOG_CORRUPT` (nothing was changed), `LOG_FULL`,
             `LOG_WRITE_FAILED`, `LOG_FORMAT_UNKNOWN`.
         """
@@ -186,39 +186,39 @@ class LogWriter:
 
     @property
     def tail(self) -> Tail:
-        """The last boundary that was appended; not yet durable, perhaps."""
+        """The last boundary that was appended; it may not be durable yet."""
         return self._tail
 
     @property
     def durable(self) -> Tail:
-        """The last boundary that is durable: what may be acknowledged."""
+        """The last boundary that is durable: everything before it may be acknowledged."""
         return self._durable
 
     @property
     def offset(self) -> int:
-        """Log offset at which the next chunk will start."""
+        """Log offset at which the next chunk starts."""
         return self._place.offset
 
     @property
     def epoch(self) -> int:
-        """Number of this writer among those that the task has had, from 1."""
+        """Number of this writer among the task's writers so far, from 1."""
         return self._mark.mark.epoch
 
     @property
     def schema_in_force(self) -> dict[str, bytes]:
-        """The schema frames in force at the end of what was appended, by key; a copy."""
+        """The schema frames in force at the end of the log, by key; a copy."""
         return dict(self._schema)
 
     def scan_state(self) -> Numbers:
-        """Return a scan state with which `frames.summarise` goes on after what was appended."""
+        """Return the scan state with which `frames.summarise` continues at the end of the log."""
         return self._place.scan_state()
 
     def append(self, chunk: Bytes, summary: Summary) -> None:
         """Write whole frames at the end of the log. Not durable before `sync`.
 
-        :param summary: of `chunk`, made by `frames.summarise` with this writer's scan state.
-        :raises TailraceError: `LOG_FULL`: nothing of the chunk is in the log, the same call may
-            be tried again. `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer is done for.
+        :param summary: the result of `frames.summarise` for `chunk` with this writer's scan state.
+        :raises TailraceError: `LOG_FULL`: nothing of the chunk is in the log, and the same call may
+            be repeated. `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer can't be used any more.
         """
         with self._append_lock:
             self.check_fence()
@@ -234,11 +234,11 @@ class LogWriter:
                 self._write_insertions()
 
     def insert(self, insertion: Insertion) -> None:
-        """Write a frame at the next boundary, which may be now: from any thread. Not durable before `sync`.
+        """Write a frame at the next boundary, which may be now. From any thread. Not durable before `sync`.
 
-        Where there is no room it is written with what comes next.
+        If the disk is full, the frame is written with the next one.
 
-        :raises TailraceError: `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer is done for.
+        :raises TailraceError: `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer can't be used any more.
         """
         with self._append_lock:
             self.check_fence()
@@ -250,12 +250,11 @@ class LogWriter:
                     raise
 
     def sync(self) -> Tail:
-        """Make durable what was appended before this call, notify readers, return its last boundary.
+        """Make everything that was appended before this call durable, publish its last boundary to
+        readers, and return it. From threads other than the one that appends. Fast if nothing is new.
 
-        Called from other threads than the one that appends. Cheap if nothing is new.
-
-        :raises TailraceError: `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer is done for, and
-            nothing more may be acknowledged.
+        :raises TailraceError: `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer can't be used any more,
+            and nothing more may be acknowledged.
         """
         with self._fsync_lock:
             self.check_fence()
@@ -278,17 +277,17 @@ class LogWriter:
             return target
 
     def discard_open_unit(self) -> None:
-        """Cut the log back to its last boundary, durably: a connection was lost inside a
-        transaction. Called from the thread that appends. Does nothing if the log ends at one.
+        """Cut the log back to its last boundary, durably, after a connection was lost within a
+        transaction. From the thread that appends. Does nothing if the log ends at a boundary.
 
-        :raises TailraceError: as `open`; this writer is then done for.
+        :raises TailraceError: as `open`; this writer can then not be used any more.
         """
         with self._append_lock:
             self.check_fence()
             if self._place.offset == self._tail.offset:
                 return
             with self._fsync_lock:
-                self.check_fence()  # an fsync that failed until now may have left what is not durable
+                self.check_fence()  # an fsync that has failed may have left frames that are not durable
                 self._close_segment()
                 try:
                     self._recover(self._durable.offset)
@@ -300,11 +299,11 @@ class LogWriter:
                 self._listener.durable(self._durable)  # recovery has made that durable
 
     def close(self) -> None:
-        """Make durable what was appended, seal the segment, let go of the lock.
+        """Make everything that was appended durable, seal the segment and release the lock.
 
-        A writer that has failed only lets go. May be called twice.
+        A failed writer only releases the lock. May be called twice.
 
-        :raises TailraceError: as `sync`; everything is released even then.
+        :raises TailraceError: as `sync`; the lock and the files are released even then.
         """
         with self._append_lock:
             if self._lock_fd < 0:
@@ -317,7 +316,7 @@ class LogWriter:
             finally:
                 if self._listener is not None:
                     self._listener.closed()
-                with self._fsync_lock:  # another thread's, of these files, may still run
+                with self._fsync_lock:  # an fsync of another thread may still run
                     self._close_segment()
                     self._mark.close()
                 os.close(self._lock_fd)
@@ -375,7 +374,7 @@ class LogWriter:
         return encoded.headers
 
     def _write_insertions(self) -> None:
-        """Write what waits for a boundary, if the log ends at one."""
+        """Write the frames that wait for a boundary, if the log ends at one."""
         if self._insertions and self._place.unit is None:
             position, time_us = self._place.position, self._place.position_time_us
             (header,) = self._write_blocks([_joined(self._insertions, position, time_us)])
@@ -405,13 +404,13 @@ class LogWriter:
         try:
             self._seal(segment)
         except TailraceError as error:
-            if error.kind is not Kind.LOG_FULL:  # the footer is a cache, its lack no loss
+            if error.kind is not Kind.LOG_FULL:  # the footer is a cache and may be missing
                 raise
 
     def _begin_segment(self) -> _Segment:
-        """Put a new segment in place, its header and preamble durable before its name is.
+        """Create the next segment: its header and preamble are durable before it gets its name.
 
-        :raises OSError: it has no name yet; where that found no room, this may be called again.
+        :raises OSError: it has no name yet; if there was no room, this may be called again.
         """
         path = self._path / codec.segment_name(self._place.offset)
         parts, place = self._encoder.head(self._schema, self._place, time.time_ns() // 1000)
@@ -421,7 +420,7 @@ class LogWriter:
             if self._replaceable == self._place.offset:
                 temporary.replace(path)
             else:
-                path.hardlink_to(temporary)  # never over a segment that another writer made
+                path.hardlink_to(temporary)  # never replaces a segment of another writer
         finally:
             with contextlib.suppress(OSError):  # else the next writer removes it
                 temporary.unlink(missing_ok=True)
@@ -439,15 +438,15 @@ class LogWriter:
             os.close(segment.fd)
 
     def _write(self, segment: _Segment, parts: Sequence[Any]) -> int:
-        """Write at the segment's end and return its new end; without room, undo."""
+        """Write at the segment's end and return its new end; undo the write if the disk is full."""
         with self._repeatable("append to the change log", segment.path), self._file_lock:
-            if self._failure is not None:  # since the last check; the segment may be shorter now
+            if self._failure is not None:  # failed since the last check; the segment may be shorter now
                 raise self._failure
             try:
                 return durable.write_fully(segment.fd, parts, segment.file_at)
             except OSError:
                 self.check_fence()
-                with self._ending("take back what found no room", segment.path):
+                with self._ending("undo a write to the change log", segment.path):
                     os.ftruncate(segment.fd, segment.file_at)
                 raise
 
@@ -455,9 +454,9 @@ class LogWriter:
         try:
             os.fsync(segment.fd)
         except OSError as error:
-            # What was not made durable may still be read back from memory, by a recovery that would
-            # believe it. Take it away; the source sends it again. Nothing is written from then on: behind
-            # what is taken away it would be damage.
+            # What is not durable can still be read from the page cache, so recovery would accept it.
+            # Cut it off; the source sends it again. Nothing is written from then on: after the part that
+            # was cut off it would be damage.
             with self._file_lock:
                 self._failure = durable.final(error, "make the change log durable", segment.path)
                 with contextlib.suppress(OSError):
@@ -466,8 +465,8 @@ class LogWriter:
 
     @contextlib.contextmanager
     def _repeatable(self, attempted: str, path: Path) -> Iterator[None]:
-        """Raise what the operating system refuses inside; only for want of room is that not
-        this writer's end.
+        """Raise an `OSError` from inside as an error of the log, which ends this writer unless the disk is
+        full.
         """
         try:
             yield
@@ -479,7 +478,7 @@ class LogWriter:
 
     @contextlib.contextmanager
     def _ending(self, attempted: str, path: Path) -> Iterator[None]:
-        """End this writer if the operating system refuses what is done inside."""
+        """Raise an `OSError` from inside as an error of the log that ends this writer."""
         try:
             yield
         except OSError as error:
@@ -487,10 +486,10 @@ class LogWriter:
             raise self._failure from error
 
     def check_fence(self) -> None:
-        """Make sure that this writer is sound and the log still its own. From any thread; about
-        a microsecond. Call it before anything is acknowledged.
+        """Check that this writer has not failed and that no other one has taken over the log. From any
+        thread; takes about a microsecond. To be called before anything is acknowledged.
 
-        :raises TailraceError: `LOG_FENCED`, or what ended this writer before.
+        :raises TailraceError: `LOG_FENCED`, or the error that ended this writer before.
         """
         if self._failure is not None:
             raise self._failure
@@ -509,14 +508,14 @@ class LogWriter:
         ):
             raise TailraceError(
                 Kind.INTERNAL,
-                "append to the change log: the chunk does not begin where the log ends",
+                "append to the change log: the chunk does not start where the log ends",
                 REPORT,
                 {"log_offset": self._place.offset, "size": summary.size},
             )
 
 
 def _joined(insertions: Sequence[Insertion], position: int, time_us: int) -> tuple[Bytes, Summary]:
-    """Return frames that are inserted where a log is at `position`, as a chunk."""
+    """Return the frames to insert at a boundary with this position and time, as a chunk."""
     raw = b"".join(insertion.frame_at(position, time_us) for insertion in insertions)
     chunk = np.frombuffer(raw, np.uint8)
     return chunk, frames.summarise(chunk, frames.new_state(position, time_us))

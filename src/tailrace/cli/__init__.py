@@ -1,4 +1,4 @@
 """The command line. Start with `main`: each command is a few lines over `tailrace.pipeline`.
 
-Nothing heavy is imported before a command needs it, so that `tailrace --help` is quick.
+Large modules are imported only when a command needs them, so that `tailrace --help` is fast.
 """

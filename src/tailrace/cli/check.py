@@ -1,4 +1,4 @@
-"""`check`: what preflight found, as JSON or in words."""
+"""`check`: prints the findings of preflight, as JSON or text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _of_subscriptions(file: Path) -> list[Finding]:
 
 
 def words(found: list[Finding]) -> list[str]:
-    """Return the findings as lines for a person, errors first."""
+    """Return the findings as lines of text, errors first."""
     if not found:
         return ["ready: no problem found"]
     lines: list[str] = []

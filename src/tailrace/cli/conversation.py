@@ -1,6 +1,6 @@
 """Output of the command line: results go to standard output, log lines and errors to standard error.
 
-An error is one block of words, never a trace unless `--debug` asks for it. Exit status: 0
+An error is printed as one block of text, with a trace only if `--debug` is set. Exit status: 0
 done, 1 failed, 2 bad usage or configuration.
 """
 
@@ -26,20 +26,20 @@ from tailrace.errors import Kind, TailraceError, printable
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
 
-#: Kinds that mean that what was asked for was wrong, not that doing it failed.
+#: Kinds of errors in usage or configuration, as opposed to failures of the command.
 _UNUSABLE_KINDS = frozenset({Kind.CONFIG_INVALID, Kind.SECRET_MISSING})
 
-#: (verbose, debug) as given before the command: `tailrace -v run` says the same as `tailrace run -v`.
+#: (verbose, debug) as given before the command: `tailrace -v run` has the same effect as `tailrace run -v`.
 _at_root: ContextVar[tuple[bool, bool]] = ContextVar("at_root", default=(False, False))
 
 
 def note_root_options(*, verbose: bool, debug: bool) -> None:
-    """Keep what was given before the command's name."""
+    """Store the options that were given before the command's name."""
     _at_root.set((verbose, debug))
 
 
 def exit_status(error: TailraceError) -> int:
-    """Return the exit status that `error` means."""
+    """Return the exit status for `error`."""
     return UNUSABLE if error.kind in _UNUSABLE_KINDS else FAILED
 
 
@@ -47,10 +47,10 @@ def exit_status(error: TailraceError) -> int:
 def conversation(
     *, verbose: bool = False, debug: bool = False, as_json: bool = False, chatty: bool = False
 ) -> Iterator[None]:
-    """Set up logging, and end the process in words if what is inside fails.
+    """Set up logging; print an error that the body raises, and end the process with its exit status.
 
     :param as_json: the command prints JSON, so an error is a JSON document too.
-    :param chatty: log what the engine does, not only what is wrong.
+    :param chatty: log the engine's activity, not only warnings and errors.
     """
     at_root = _at_root.get()
     verbose, debug = verbose or at_root[0], debug or at_root[1]
@@ -60,23 +60,23 @@ def conversation(
     except TailraceError as error:
         fail(error, debug=debug, as_json=as_json)
     except BrokenPipeError:
-        # The reader of our output has seen enough, as with `| head`.
+        # The reader has closed the pipe, as with `| head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(DONE) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
-    except Exception as error:  # noqa: BLE001 - a person gets words, whatever it is
+    except Exception as error:  # noqa: BLE001 - every error is printed as text, not as a trace
         from tailrace.pipeline.background import as_failure
 
         fail(as_failure(error), debug=debug, as_json=as_json)
 
 
 def speaking(*, chatty: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return what gives a command the options `--verbose` and `--debug`, and runs it in a `conversation`.
+    """Return a decorator that adds `--verbose` and `--debug` to a command and runs it in a `conversation`.
 
-    Where it has `as_json`, its errors are JSON, too: of one that prints a document a line, the last line.
+    If the command has `as_json`, its errors are JSON, too; after JSON Lines the error is the last line.
     """
 
     def make(command: Callable[..., None]) -> Callable[..., None]:
@@ -102,21 +102,21 @@ def speaking(*, chatty: bool = False) -> Callable[[Callable[..., None]], Callabl
 
 
 def fail(error: TailraceError, *, debug: bool = False, as_json: bool = False) -> None:
-    """Show `error` and end the process with its status."""
+    """Print `error` and end the process with its exit status."""
     from tailrace.secrets import redact
 
     if debug:
         sys.stderr.write(redact(traceback.format_exc()))
     if as_json:
-        with contextlib.suppress(OSError):  # it may be why: standard output takes no more
+        with contextlib.suppress(OSError):  # `error` may itself be a failed write to standard output
             print_json({"error": error.as_json()})
     sys.stderr.write(redact(block(error)))
     raise typer.Exit(exit_status(error))
 
 
 def block(error: TailraceError) -> str:
-    """Return `error` as a person reads it: kind, message, where, hint."""
-    # Only what is wrong with the file comes as several lines; a name could forge one elsewhere.
+    """Return `error` as text: kind, message, context, hint."""
+    # Only problems of the file may have several lines; elsewhere a name with a newline could forge one.
     lines_of_message = error.message.split("\n") if error.kind is Kind.CONFIG_INVALID else [error.message]
     message, *more = map(printable, lines_of_message)
     lines = [f"error: {error.kind}: {message}", *more]
@@ -131,7 +131,7 @@ def block(error: TailraceError) -> str:
 
 
 def error_lines(error: dict[str, Any], indent: str) -> list[str]:
-    """Return an error's JSON as lines for a person, each behind an indent."""
+    """Return an error's JSON as lines of text, each with `indent` before it."""
     lines = [f"{indent}error: {error['kind']}: {printable(str(error['message']))}"]
     if error.get("hint"):
         lines.append(f"{indent}hint:  {printable(str(error['hint']))}")
@@ -147,8 +147,8 @@ def print_json(document: dict[str, Any]) -> None:
 def configure_logs(level: str) -> None:
     """Send log lines of `level` (debug, info, warning) and above to standard error.
 
-    A line has the time, the level, the event, escaped, and names with values by `repr`: so a table's name
-    can't forge a line or steer a terminal. Secrets that this process has resolved are cut out.
+    A line has the time, the level, the escaped event, and names with the `repr` of values, so a table's name
+    can't forge a line or control a terminal. Secrets that this process has resolved are removed.
     """
     import structlog
 
@@ -168,7 +168,7 @@ def configure_logs(level: str) -> None:
 
 
 class _StandardError:
-    """Writes to what `sys.stderr` is at that moment: the live display may have put itself there."""
+    """Writes to the current `sys.stderr`, which the live display may have replaced."""
 
     def msg(self, message: str) -> None:
         sys.stderr.write(message + "\n")

@@ -1,4 +1,4 @@
-"""`tailrace log`: what a change log holds, and whether it is whole."""
+"""The commands `tailrace log …` and `tailrace tail`: show and check the content of a change log."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="EXPRESSION",
-        help="Only changes of which this is true: after.qty > 3 and op = 'u'.",
+        help="Only changes for which this is true: after.qty > 3 and op = 'u'.",
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many changes.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most changes to show.")]
 Raw = Annotated[
     bool,
-    typer.Option("--raw", help="As the log holds it, without the pipeline's masks and with all columns."),
+    typer.Option("--raw", help="As in the log, without the pipeline's masks and with all columns."),
 ]
-JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON document a change and nothing else.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON document per change, nothing else.")]
 
 
 @log_app.command("ls")
@@ -75,7 +75,7 @@ def show(
     ] = None,
     end: Annotated[
         str | None,
-        typer.Option("--to", metavar="POSITION|TIME", help="Up to, without, this log offset, LSN or time."),
+        typer.Option("--to", metavar="POSITION|TIME", help="Before this log offset, LSN or time."),
     ] = None,
     limit: Limit = None,
     source: SourceName = None,
@@ -85,7 +85,7 @@ def show(
 ) -> None:
     """Show the changes in a log, decoded, in log order.
 
-    Given the pipeline's file, in the form that its handling modes ask for.
+    With the pipeline's file, values have the forms of its handling modes.
     """
     from tailrace.cli.log_contents import show_changes
     from tailrace.config import ColumnPolicy
@@ -116,7 +116,7 @@ def tail(
         typer.Option(
             "--from",
             metavar="POSITION|TIME",
-            help="From this log offset, LSN or time on. Default: what is committed from now on.",
+            help="From this log offset, LSN or time on. Default: changes committed from now on.",
         ),
     ] = None,
     limit: Limit = None,
@@ -124,10 +124,10 @@ def tail(
     raw: Raw = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Show changes as they are committed, until Ctrl-C or --limit; at the end, say where to go on.
+    """Show changes as they are committed, until Ctrl-C or --limit; at the end, print where to continue.
 
-    Reads the log, from any process, beside whatever runs: it is slower or faster than nobody else. What
-    retention has removed before it was shown is an error.
+    Reads the log, whether or not the pipeline runs, and does not slow it down. It fails if retention has
+    removed changes before they were shown.
     """
     from tailrace.cli.log_contents import tail_changes
     from tailrace.config import ColumnPolicy
@@ -155,10 +155,10 @@ def forget(
     source: SourceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget a reader that will not come back, so that retention waits for it no longer.
+    """Remove a reader that will not return, so that retention no longer waits for it.
 
-    One that does come back is registered again, and fails if retention took what it needs. A sink
-    `python` and the engine's handler, whose positions lie there, then begin at the log's start.
+    A reader that does return is registered again, and fails if retention has removed what it needs. A
+    sink `python` and the engine's handler, whose positions are stored there, begin at the log's start.
     """
     from tailrace.cli.log_listing import forget_readers
 
@@ -194,7 +194,7 @@ def verify(
     source: SourceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read everything in a log and report all damage, and where readers would stop; with several
+    """Read everything in a log and report all damage, and changes that can't be decoded; with several
     sources, in each log.
 
     Exit status 1 if there is any.
@@ -217,7 +217,7 @@ def _directory(path: Path, source: str | None) -> Path:
 def _log(path: Path, source: str | None) -> Path:
     """Return the directory of one log.
 
-    :raises TailraceError: `CONFIG_INVALID`, where there are several.
+    :raises TailraceError: `CONFIG_INVALID` if there are several.
     """
     from tailrace.pipeline.log.root import logs_in
 
@@ -233,7 +233,7 @@ def _log(path: Path, source: str | None) -> Path:
 
 
 def _log_and_forms(path: Path, source: str | None) -> tuple[Path, ColumnPolicy | None, ValueModes]:
-    """Return where one log is; the column policy, if a pipeline's file was given; the form of values."""
+    """Return the path of one log, the column policy if `path` is a pipeline's file, the form of values."""
     log = _log(path, source)
     if path.is_file():
         from tailrace import config
@@ -246,7 +246,7 @@ def _log_and_forms(path: Path, source: str | None) -> tuple[Path, ColumnPolicy |
 
 
 def _table(pattern: str | None) -> str | None:
-    """Return a pattern of tables that may mean one: `orders` alone, for one, never does."""
+    """Return `pattern` if it can match a table: `orders` without a schema, for example, never does."""
     from tailrace.config.patterns import check_pattern
 
     try:

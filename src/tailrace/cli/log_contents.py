@@ -1,4 +1,4 @@
-"""`log show`, `log schemas` and `tail`: what a log holds, as JSON or in lines for a person."""
+"""`log show`, `log schemas` and `tail`: print the content of a log, as JSON or text."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def show_changes(
 ) -> None:
     """Print the wanted changes of the log at `path`.
 
-    :param rules: which columns are shown, and how; None: as it is kept beside the log.
+    :param rules: which columns are shown, and how; None: the rules that capture stored with the log.
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`;
-        `SECRET_MISSING` if the salt of a mask can't be had.
+        `SECRET_MISSING` if the salt of a mask can't be read.
     """
     directory = LogDirectory.open(path)
     for line in json_lines(directory, task, wanted, _policy(directory, task, rules)):
@@ -38,7 +38,7 @@ def show_changes(
 
 
 def tail_changes(path: Path, wanted: Selection, rules: ColumnPolicy | None, *, as_json: bool) -> None:
-    """Print the wanted changes of the log at `path` as they come; at the end, say where to go on.
+    """Print the wanted changes of the log at `path` as they become durable; at the end, where to continue.
 
     :raises TailraceError: as `show_changes`.
     """
@@ -53,7 +53,7 @@ def tail_changes(path: Path, wanted: Selection, rules: ColumnPolicy | None, *, a
             end = found.end
     finally:
         if end is not None:
-            sys.stderr.write(f"go on with --from {end}\n")
+            sys.stderr.write(f"continue with --from {end}\n")
 
 
 def _policy(directory: LogDirectory, task: str, rules: ColumnPolicy | None) -> TablePolicy:
@@ -61,9 +61,9 @@ def _policy(directory: LogDirectory, task: str, rules: ColumnPolicy | None) -> T
 
 
 def words(change: dict[str, Any]) -> str:
-    """Return a change as one line: where, when, what, and the values."""
+    """Return a change as one line: position, time, operation, table and values."""
     source, position = change["source"], change["position"]
-    time = "-"  # of a message that belongs to no transaction
+    time = "-"  # for a message outside of a transaction
     if source["ts_ms"] is not None:
         at = dt.datetime.fromtimestamp(source["ts_ms"] / 1000, dt.UTC)
         time = f"{at.isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
@@ -92,7 +92,7 @@ def show_schemas(
 ) -> None:
     """Print the versions of the tables' schemas in the log at `path`.
 
-    :param rules: which columns are shown, and how; None: as it is kept beside the log.
+    :param rules: which columns are shown, and how; None: the rules that capture stored with the log.
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`.
     """
     directory = LogDirectory.open(path)
@@ -114,7 +114,7 @@ def _head(version: SchemaVersion) -> str:
     relation = version.relation
     place = "from the log's start" if version.log_offset is None else f"at {version.log_offset:,}"
     lsn = f", commit {format_lsn(version.commit_lsn)}" if version.commit_lsn else ""
-    pending = ", pending: what its transaction altered is not known yet" if relation.pending else ""
+    pending = ", pending: its catalogue facts are not known yet" if relation.pending else ""
     return (
         f"{printable(relation.qualified_name)} version {relation.version or 'unknown'} {place}{lsn}, "
         f"replica identity {relation.identity.name.lower()}{pending}"

@@ -1,4 +1,4 @@
-"""`log ls`, `log forget` and `log verify`: a log's parts, its readers and its health."""
+"""`log ls`, `log forget` and `log verify`: list, change and check a log's segments and readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tailrace.pipeline.log.root import log_folders, logs_in
 
 
 def list_logs(path: Path, *, as_json: bool) -> None:
-    """Print what the log at `path` consists of, or each of the logs there, of several sources.
+    """Print the parts of the log at `path`, or of each of the logs of several sources there.
 
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`.
     """
@@ -53,13 +53,13 @@ def _print_listing(found: dict[str, Any]) -> None:
         for segment in task["segments"]:
             print(f"  {segment['file']}  {segment['start']:>15,} {segment['size_bytes']:>15,} bytes")
     for reader in found["readers"]:
-        dropped = " (dropped: retention took what it had not read)" if reader["dropped"] else ""
+        dropped = " (dropped: retention removed what it had not read)" if reader["dropped"] else ""
         places = ", ".join(f"{task}: {offset:,}" for task, offset in reader["offsets"].items())
         print(f"reader {printable(reader['name'])}: {places}{dropped}")
 
 
 def listing(directory: LogDirectory) -> dict[str, Any]:
-    """Return what `log ls --json` prints."""
+    """Return the document that `log ls --json` prints."""
     identity = directory.identity
     return {
         "path": str(directory.path),
@@ -96,9 +96,9 @@ def _task(directory: LogDirectory, task: str) -> dict[str, Any]:
 
 
 def forget_readers(path: Path, names: list[str], *, as_json: bool) -> None:
-    """Take the readers of these names off the log's list; all or none.
+    """Remove the readers with these names from the log's list; all or none.
 
-    :raises TailraceError: `LOG_MISSING`; `LOG_RANGE_INVALID` if one is not on the list.
+    :raises TailraceError: `LOG_MISSING`; `LOG_RANGE_INVALID` if one is not in the list.
     """
     readers = Readers(LogDirectory.open(path))
     known = {reader.name for reader in readers.all()}
@@ -119,9 +119,9 @@ def forget_readers(path: Path, names: list[str], *, as_json: bool) -> None:
 
 
 def verify_logs(path: Path, *, as_json: bool) -> bool:
-    """Print what is damaged in the log at `path`, or in the logs of several sources there.
+    """Print the damage of the log at `path`, or of the logs of several sources there.
 
-    Returns whether nothing is.
+    Returns whether there is none.
 
     :raises TailraceError: `LOG_MISSING`.
     """

@@ -28,7 +28,7 @@ app.command("tail")(tail)
 
 
 def _tool(name: str) -> Any:
-    """Return the package `name` of tailrace-tools.
+    """Import and return the package `name` of tailrace-tools.
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it is not installed.
     """
@@ -72,14 +72,14 @@ def run(
         bool,
         typer.Option(
             "--until-caught-up",
-            help="End when all that the source had committed at the start is in the log and in every sink.",
+            help="End when everything that the source had committed at the start is in every sink.",
         ),
     ] = False,
 ) -> None:
     """Run the pipeline until Ctrl-C or SIGTERM, or until it has caught up.
 
-    The first signal ends it cleanly within seconds: sinks finish their batch, what was received
-    is made durable and acknowledged. A second one ends it at once, which loses nothing either.
+    The first signal ends it cleanly within seconds: sinks finish their batch, received changes
+    are made durable and acknowledged. A second signal ends it at once, without loss of data.
     """
     from tailrace.cli.run import run_pipeline
 
@@ -99,7 +99,7 @@ def serve(
         typer.Option(
             "--token",
             metavar="REFERENCE",
-            help="What clients have to send, as a reference: ${env:NAME} or ${file:/path}. Default: "
+            help="The token of clients, as a reference: ${env:NAME} or ${file:/path}. Default: "
             "${env:TAILRACE_TOKEN}.",
         ),
     ] = None,
@@ -112,7 +112,7 @@ def serve(
 ) -> None:
     """Serve changes to other processes as they are committed, over HTTP on this machine, until Ctrl-C.
 
-    Reads the log, from any process, beside whatever runs. Options go before what the file has under
+    Reads the log, whether or not the pipeline runs. Options override the file's section
     `subscriptions`.
     """
     from tailrace.cli.run import serve_changes
@@ -123,10 +123,10 @@ def serve(
 @app.command()
 @speaking()
 def check(file: ConfigFile, *, as_json: AsJson = False) -> None:
-    """Check everything that the pipeline needs, and name every problem with its repair.
+    """Check everything that the pipeline needs, and list every problem with its repair.
 
-    Reads the file, asks the source, clusters of Kafka and schema registries, looks at Java and the
-    disks. Changes nothing.
+    Checks the file, the source, Kafka clusters, schema registries, Java and the disks. Changes
+    nothing.
     Exit status 0 if it can run (there may be warnings), 1 if not, 2 if the file itself is wrong.
     """
     from tailrace.cli.check import check_pipeline
@@ -137,7 +137,7 @@ def check(file: ConfigFile, *, as_json: AsJson = False) -> None:
 @app.command()
 @speaking()
 def status(file: ConfigFile, *, as_json: AsJson = False) -> None:
-    """Show how far the pipeline is, whether or not it runs, from any process."""
+    """Show positions, lag and errors of the pipeline, whether or not it runs."""
     from tailrace.cli.status import show_status
 
     show_status(file, as_json=as_json)
@@ -167,12 +167,12 @@ def replay(
         ),
     ] = None,
 ) -> None:
-    """Deliver what is in the log to one sink again, and end.
+    """Deliver the log's content to one sink again, and end.
 
     To rebuild a sink, move its directory away or delete it, then replay: it is written again from
-    the log. Tailrace never wipes a target itself. With the target intact nothing is doubled: what
-    it holds stays as it is, and only what it lacks is added. `--into` builds a second copy beside
-    the first. Nothing else may be writing the sink; the source is not needed.
+    the log. Tailrace never deletes a target itself. If the target is intact, nothing is written
+    twice: only missing changes are added. `--into` builds a second copy in another directory. No
+    other process may write the sink meanwhile; the source is not needed.
     """
     from tailrace.cli.run import replay_sink
 
@@ -197,29 +197,27 @@ def snapshot(
     ] = "",
     lost: Annotated[
         bool,
-        typer.Option("--lost", help="Vitess: the keys of shards that need a snapshot, all tables of them."),
+        typer.Option("--lost", help="Vitess: all tables, for the keys of shards that need a snapshot."),
     ] = False,
     cancel: Annotated[
         bool,
-        typer.Option("--cancel", help="End the snapshots that were asked for: those of --table, or all."),
+        typer.Option("--cancel", help="End the requested snapshots: those of --table, or all."),
     ] = False,
     pause: Annotated[
         bool,
-        typer.Option("--pause", help="Read no more beside the stream, until --resume; also after a restart."),
+        typer.Option("--pause", help="Pause snapshots until --resume, also after a restart."),
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the snapshots that are paused.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue paused snapshots.")] = False,
     listed: Annotated[
-        bool, typer.Option("--list", help="Show the snapshots that wait, are taken, or are over.")
+        bool, typer.Option("--list", help="Show the snapshots that wait, run or have ended.")
     ] = False,
     source: SourceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read tables again, or tables that were added to the publication, while the stream goes on.
+    """Read tables again, or tables that were added to the publication, while streaming continues.
 
-    The running engine takes the request within a second; without one it waits for the next run.
-    Nothing is locked or written at the source. A snapshot that is cut short goes on where it was.
+    The running engine reads the request within a second; without one it waits for the next run.
+    Nothing is locked or written at the source. An interrupted snapshot continues where it stopped.
     """
     from tailrace.cli.snapshot_commands import ask_for_snapshots, list_snapshots
 
@@ -243,13 +241,13 @@ def demo(
     *,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Where the demo keeps its files.", show_default="./tailrace-demo"),
+        typer.Option("--dir", help="Directory for the demo's files.", show_default="./tailrace-demo"),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the files afterwards.")] = True,
-    seconds: Annotated[int, typer.Option(min=1, max=600, help="How long the shop's writers work.")] = 20,
+    seconds: Annotated[int, typer.Option(min=1, max=600, help="Seconds that the shop's writers run.")] = 20,
     debug: Debug = False,
 ) -> None:
-    """Show the whole thing at work on a PostgreSQL of its own, with a kill in the middle."""
+    """Run a demonstration with its own PostgreSQL, including a kill in the middle."""
     with conversation(debug=debug):
         demonstration = _tool("tailrace_demo")
 

@@ -1,4 +1,4 @@
-"""`tailrace offsets`: what is committed, and what a person changes of it."""
+"""`tailrace offsets`: shows and changes committed offsets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from tailrace.config import EngineConfig, PipelineConfig
     from tailrace.pipeline.offsets.commands import Change, OffsetHolder
 
-offsets_app = group("Show and change the offsets that sinks of Kafka have committed.")
+offsets_app = group("Show and change the offsets that Kafka sinks have committed.")
 
 SinkName = Annotated[
     str | None,
-    typer.Option(
-        "--sink", metavar="NAME", help="The sink, by name or number. Default: the only one of Kafka."
-    ),
+    typer.Option("--sink", metavar="NAME", help="The sink, by name or number. Default: the only Kafka sink."),
 ]
 Engine = Annotated[
     bool,
@@ -43,9 +41,9 @@ def show(
     source: SourceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what each sink of Kafka has committed, and what the engine has for its handler.
+    """Show the committed offset of each Kafka sink, and the engine's for its handler.
 
-    Read as it is now, whether or not the pipeline runs; nobody is disturbed.
+    Reads the current offsets, whether or not the pipeline runs, and does not disturb it.
     """
     from tailrace.config import load_engine
     from tailrace.pipeline.offsets.commands import kept
@@ -58,7 +56,7 @@ def show(
     for entry in found:
         print("\n".join(_words(entry)))
     if not found:
-        print("no offsets: the pipeline has no sink of Kafka, and no engine has committed any")
+        print("no offsets: the pipeline has no Kafka sink, and no engine has committed any")
 
 
 @offsets_app.command("set")
@@ -68,23 +66,24 @@ def set_(
     *,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="POSITION|TIME", help="Where it is to go on: log offset, LSN or time."),
+        typer.Option("--to", metavar="POSITION|TIME", help="Where to continue: log offset, LSN or time."),
     ],
     sink: SinkName = None,
     engine: Engine = False,
     source: SourceName = None,
     skip_changes: Annotated[
         bool,
-        typer.Option("--skip-changes", help="Agree that changes in between never come there."),
+        typer.Option("--skip-changes", help="Accept that the changes between are never delivered."),
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have a sink of Kafka, or the engine's handler, go on from another place, where no transaction is open.
+    """Set the log offset from which a Kafka sink or the engine's handler continues.
 
-    An earlier place: changes since then come again. A later one: those in between never come, which
-    --skip-changes must agree to. Refused while the pipeline runs on this log. With transactions, a
-    process elsewhere that still writes is fenced: it can commit nothing more.
+    It must not be inside a transaction. With an earlier offset, changes after it are delivered again.
+    With a later one, those between are never delivered, which requires --skip-changes. Refused while the
+    pipeline runs on this log. With transactions, a process elsewhere that still writes is fenced: it can't
+    commit any more.
     """
     from tailrace.pipeline.offsets.commands import Effect, held_still, planned_set
     from tailrace.ranges.positions import parse_point
@@ -100,7 +99,7 @@ def set_(
             raise TailraceError(
                 Kind.CONFIG_INVALID,
                 f"set the offset of {holder.role} {holder.name!r} to {change.after}: {_meaning(change)}",
-                "if that is wanted, say so with --skip-changes",
+                "to do this, add --skip-changes",
                 {holder.role: holder.name},
             )
         _make(change, yes=yes, as_json=as_json)
@@ -117,9 +116,9 @@ def reset(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take the offset of a sink of Kafka back, or the engine's own: all changes in the log come again.
+    """Delete the offset of a Kafka sink, or the engine's own: all changes in the log are delivered again.
 
-    Refused while the pipeline runs on this log; fences as `set` does. What is in the topics stays.
+    Refused while the pipeline runs on this log; fences as `set` does. Records in the topics are kept.
     """
     from tailrace.pipeline.offsets.commands import held_still, planned_reset
 
@@ -160,9 +159,9 @@ def _confirm(*, as_json: bool) -> None:
         raise TailraceError(
             Kind.CONFIG_INVALID,
             "ask for confirmation: standard input is not a terminal",
-            "give --yes where no person can be asked",
+            "give --yes to skip the question",
         )
-    typer.confirm("Go on?", abort=True)
+    typer.confirm("Continue?", abort=True)
 
 
 def _meaning(change: Change) -> str:
@@ -173,8 +172,8 @@ def _meaning(change: Change) -> str:
     rows = "changes" if change.rows is None else f"about {change.rows:,} changes"
     if change.effect is Effect.UNKNOWN:
         return (
-            "what is committed is of another log, or there is no log to compare it with: which changes come "
-            "again and which never come can't be known"
+            "the committed offset is of another log, or there is no log to compare it with: changes may be "
+            "delivered again, or never"
         )
     if change.effect is Effect.SKIPS:
         end = "be written to the topics" if for_sink else "come to the handler"

@@ -11,7 +11,7 @@ ConfigFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)
 ]
 SourceName = Annotated[
-    str | None, typer.Option("--source", metavar="NAME", help="The source, where there are several.")
+    str | None, typer.Option("--source", metavar="NAME", help="The source, if there are several.")
 ]
 TableName = Annotated[
     str | None, typer.Option("--table", help="Only this table: schema.table; * for any run of characters.")
@@ -24,7 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 
 
 def group(purpose: str, **more: Any) -> typer.Typer:
-    """Return a group of commands, none of which is meant where none is named."""
+    """Return a group of commands that prints its help if no command is named."""
     return typer.Typer(
         help=purpose,
         no_args_is_help=True,

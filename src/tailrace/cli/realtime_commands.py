@@ -1,4 +1,4 @@
-"""`tailrace realtime`: feed consumers from memory, or from the log alone, and see which it is."""
+"""`tailrace realtime`: switches real time on or off for consumers, and shows its state."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def on(
     source: SourceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask that consumers are fed from memory; also after a restart, until `off`.
+    """Request that consumers are fed from memory, also after a restart, until `off`.
 
-    Returns at once and promises nothing: a consumer that can't keep up goes on with the log. See `status`.
+    Returns at once, without a guarantee: a consumer that can't keep up reads from the log. See `status`.
     """
     _switch(file, source, consumer, on=True, as_json=as_json)
 
@@ -44,7 +44,7 @@ def off(
     source: SourceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask that consumers are fed from the log alone; also after a restart, until `on`."""
+    """Request that consumers are fed from the log alone, also after a restart, until `on`."""
     _switch(file, source, consumer, on=False, as_json=as_json)
 
 
@@ -57,7 +57,7 @@ def status(
     source: SourceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what feeds each consumer, why, and how much waits in memory."""
+    """Show whether memory or the log feeds each consumer, why, and how much waits in memory."""
     from tailrace.config import load_engine
     from tailrace.pipeline import realtime
 
@@ -69,7 +69,7 @@ def status(
 
 
 def words(found: dict[str, Any]) -> list[str]:
-    """Return what `status` has of a consumer as lines for a person."""
+    """Return the state of a consumer as lines of text."""
     name = f"{found['source']} → {found['consumer']}" if found["source"] else found["consumer"]
     wanted = "" if found["wanted"] == (found["mode"] == "on") else f", wanted {_word(on=found['wanted'])}"
     because = f" ({printable(found['because'])})" if found["because"] else ""
@@ -96,7 +96,7 @@ def _switch(file: Path, source: str | None, consumer: str | None, *, on: bool, a
         print_json({"consumers": found})
         return
     names = ", ".join(printable(each["consumer"]) for each in found)
-    print(f"asked for real time {_word(on=on)} of {names}; a running engine takes it up within a second")
+    print(f"requested real time {_word(on=on)} for {names}; a running engine follows within a second")
 
 
 def _word(*, on: bool) -> str:

@@ -1,4 +1,4 @@
-"""`run`, `replay` and `serve`: work in the foreground, until it is done or a signal ends it."""
+"""`run`, `replay` and `serve`: commands that run in the foreground until they are done or get a signal."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tailrace.ranges.positions import parse_point
 
 
 def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
-    """Run the pipeline of `file` to its end.
+    """Run the pipeline of `file` until it has caught up or gets a signal.
 
-    :raises TailraceError: what ended it, if not a signal or having caught up.
+    :raises TailraceError: the error that ended it.
     """
     pipeline = config.load_engine(file)
     with ProgressDisplay() as progress:
@@ -38,9 +38,9 @@ def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
 
 
 def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, into: Path | None) -> None:
-    """Deliver the log to one sink of `file` again; `source`: whose log, where there are several.
+    """Deliver the log of `source` (None: the only one) to one sink of `file` again.
 
-    :raises TailraceError: `CONFIG_INVALID` for a sink or place that is none; what the replay met.
+    :raises TailraceError: `CONFIG_INVALID` for an unknown sink or an invalid `begin`; as `Replay.run`.
     """
     loaded = config.load_engine(file)
     pipeline = loaded.pipeline(source)
@@ -60,7 +60,7 @@ def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, in
 
 @contextlib.contextmanager
 def _served(pipeline: EngineConfig) -> Iterator[None]:
-    """Serve subscriptions while what is inside runs, if the file asks for it."""
+    """Serve subscriptions while the body runs, if the file has the section `subscriptions`."""
     if pipeline.subscriptions is None:
         yield
         return
@@ -74,7 +74,7 @@ def _served(pipeline: EngineConfig) -> Iterator[None]:
 def serve_changes(path: Path, port: int | None, token: str | None, origins: list[str]) -> None:
     """Serve the changes of the log at `path`, or of a pipeline's file, until a signal.
 
-    What is given goes before what the file says.
+    The other arguments override the file's settings; None or empty: not given.
 
     :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`; as `serving`.
     """
@@ -86,7 +86,7 @@ def serve_changes(path: Path, port: int | None, token: str | None, origins: list
         places, settings = places_of(loaded), loaded.subscriptions or SubscriptionsConfig()
     else:
         if not path.is_dir():
-            LogDirectory.open(path)  # says what is missing
+            LogDirectory.open(path)  # raises an error that says what is missing
         places, settings = places_in(path), SubscriptionsConfig()
     given: dict[str, Any] = {"port": port, "token": token, "origins": tuple(origins) or None}
     changed = {name: value for name, value in given.items() if value is not None}
@@ -104,17 +104,17 @@ def serve_changes(path: Path, port: int | None, token: str | None, origins: list
 
 
 def _stop_on_signals(stop: Callable[[], None]) -> None:
-    """Have the first SIGINT or SIGTERM call `stop`, and the second end the process."""
+    """Make the first SIGINT or SIGTERM call `stop`, and the second end the process."""
     asked = False
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            # At once, without clean-up: the log and the sinks are made for just that.
+            # At once, without clean-up: the log and the sinks recover from it at the next start.
             os._exit(128 + number)
         asked = True
-        # Not by way of sys.stderr: the signal may have come in the middle of a write to it.
-        os.write(2, b"stopping; once more ends at once\n")
+        # Not through sys.stderr: the signal may have interrupted a write to it.
+        os.write(2, b"stopping; a second signal ends at once\n")
         stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):

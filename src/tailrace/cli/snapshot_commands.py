@@ -1,4 +1,4 @@
-"""`snapshot`: ask for one, take it back, pause and resume them, see what became of them."""
+"""`snapshot`: requests, cancels, pauses, resumes and lists snapshots."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def ask_for_snapshots(
     pauses: bool | None,
     as_json: bool,
 ) -> None:
-    """Leave a request: for rows of `tables` (without any, of what is lost), for the end of those that were
-    asked for (of `tables`, or all), or that all snapshots pause, or go on. Print what was asked for.
+    """Store a request: for a snapshot of `tables` (if empty: of lost shards), for the end of requested
+    snapshots (of `tables`, or all), or to pause or resume all snapshots. Print the request.
 
     :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
     snapshots = _snapshots(file, source)
     named = ", ".join(printable(table) for table in tables)
     if pauses is not None:
-        asked, words = snapshots.pause(pauses=pauses), f"that snapshots {'pause' if pauses else 'go on'}"
+        asked, words = snapshots.pause(pauses=pauses), f"that snapshots {'pause' if pauses else 'resume'}"
     elif cancels:
         asked, words = snapshots.cancel(tables), "for the end of the snapshots "
-        words += f"of {named}" if tables else "that were asked for"
+        words += f"of {named}" if tables else "that were requested"
     else:
         asked = snapshots.request(tables, where)
         words = f"for snapshot {asked['id']} of {named or 'what is lost'}"
@@ -46,7 +46,7 @@ def ask_for_snapshots(
 
 
 def list_snapshots(file: Path, source: str | None, *, as_json: bool) -> None:
-    """Print the snapshots that wait, are taken or are over.
+    """Print the snapshots that wait, run or have ended.
 
     :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_CORRUPT`.
     """
@@ -68,7 +68,7 @@ def _snapshots(file: Path, source: str | None) -> Snapshots:
     if found is None:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"ask for a snapshot: sources of the type {pipeline.source.type} read tables at the start alone",
+            f"request a snapshot: sources of the type {pipeline.source.type} read tables only at the start",
             "give the pipeline a new log to read all tables again",
         )
     return found
@@ -76,7 +76,7 @@ def _snapshots(file: Path, source: str | None) -> Snapshots:
 
 def _when(asked: dict[str, Any]) -> str:
     if asked["engine_runs"]:
-        return "the running engine takes it up within a second; see --list"
+        return "the running engine follows within a second; see --list"
     return "no engine runs: it waits for the next `tailrace run`"
 
 

@@ -1,4 +1,4 @@
-"""`status`: the status document, as JSON or in words."""
+"""`status`: prints the status document, as JSON or text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tailrace import config
 from tailrace.cli.conversation import error_lines, print_json
 from tailrace.errors import printable
 
-#: Tables of an unfinished snapshot; `--json` has them all.
+#: Most tables of an unfinished snapshot that are shown; `--json` has all.
 _TABLES_SHOWN = 10
 
 
 def show_status(file: Path, *, as_json: bool) -> None:
-    """Print how far the pipeline of `file` is.
+    """Print the status of the pipeline of `file`.
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
@@ -29,7 +29,7 @@ def show_status(file: Path, *, as_json: bool) -> None:
 
 
 def words(found: dict[str, Any]) -> list[str]:
-    """Return the document as lines for a person."""
+    """Return the document as lines of text."""
     lines = [f"{found['name']}: {found['state']}"]
     for task in found["tasks"]:
         end = "no log yet" if task["log_end"] is None else f"log end {task['log_end']:,}"
@@ -86,7 +86,7 @@ def _source_health(task: dict[str, Any]) -> list[str]:
         words += [] if held is None else [f"{held:,} bytes of WAL held"]
         words += [] if safe is None else [f"{max(0, safe):,} more are safe"]
         lines.append(f"  slot            {', '.join(words)}")
-    if shards := slot.get("shards"):  # Vitess'; while no pipeline runs, they have no mode
+    if shards := slot.get("shards"):  # Vitess'; without a state while no pipeline runs
         modes = Counter(shard.get("state", "serving") for shard in shards.values())
         words = [f"{count:,} {mode}" for mode, count in sorted(modes.items())]
         lines.append(f"  shards          {', '.join(words)}")

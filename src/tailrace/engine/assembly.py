@@ -309,11 +309,11 @@ def _processor(
                 f"runs_on: {processing.runs_on} is for the engine's own processors, and there is another",
                 "leave runs_on out, or give on_batch or on_record",
             )
-        return lambda _stopping, _name, _counts_of_task, _commits: processor()
+        return lambda _stopping, _name, _counts, _commits: processor()
     handler: Handler = on_batch(batch) if batch is not None else on_record(record)  # type: ignore[arg-type]
     runner.check(handler, processing.order, stages.transform, stages.convert)
-    return lambda stopping, name, counts_of_task, _: runner.processor_for(
-        _terms(handler, options, clock, stopping, name, counts_of_task)
+    return lambda stopping, name, counts, _: runner.processor_for(
+        _terms(handler, options, clock, stopping, name, counts)
     )
 
 
@@ -323,7 +323,7 @@ def _terms(
     clock: Clock,
     stopping: threading.Event,
     name: str,
-    counts_of_task: TaskCounts,
+    counts: TaskCounts,
 ) -> ProcessingConfig:
     processing = options.record_processing
     return ProcessingConfig(
@@ -336,7 +336,7 @@ def _terms(
         queue_bytes_max=processing.queue_bytes_max,
         backoff=backoff_of(options),
         name=name,
-        counts_of_task=counts_of_task,
+        counts=counts,
     )
 
 

@@ -509,9 +509,9 @@ class Engine:
         assert self._connector_offsets is not None
         return self._parts.new_commits(self._store, task.commit, self._connector_offsets.claim, number)
 
-    def _new_processor(self, commits: TaskCommits, name: str, counts_of_task: TaskCounts) -> RecordProcessor:
+    def _new_processor(self, commits: TaskCommits, name: str, counts: TaskCounts) -> RecordProcessor:
         parts = self._parts
-        processor = parts.new_processor(self._latches.ending, name, counts_of_task, commits)
+        processor = parts.new_processor(self._latches.ending, name, counts, commits)
         # A transformation that hangs holds threads of its own task alone, none of its next attempt.
         if (earlier := self._pools.get(name)) is not None:
             earlier.shutdown(wait=False, cancel_futures=True)
@@ -537,23 +537,23 @@ class Engine:
         return self._tasks[number].task
 
     def _view_of(self, task: TaskThread, supervision: Supervision) -> TaskView:
-        number, counts, counts_of_task = task.number, task.counts, task.counts.counts_of_task
+        number, counts = task.number, task.counts
         errors = task.errors
         return TaskView(
             number=number,
             state=supervision.phase(number) if task.thread.ident is not None else Phase.CREATED,
             polled=counts.polled,
             batches=counts.batches,
-            delivered=counts_of_task.delivered,
-            dropped=counts_of_task.dropped,
+            delivered=counts.delivered,
+            dropped=counts.dropped,
             processed=task.processed,
             committed=task.committed,
-            retries=counts.retries + counts_of_task.retries,
+            retries=counts.polls_retried + counts.retries,
             restarts=supervision.restarts(number),
-            batches_under_way=counts_of_task.batches,
-            bytes_under_way=counts_of_task.size_bytes,
+            batches_under_way=counts.batches_under_way,
+            bytes_under_way=counts.bytes_under_way,
             poll_s=counts.poll_s,
-            handler_s=counts_of_task.handling_s,
+            handler_s=counts.handling_s,
             errors=errors,
             error=errors[0] if errors else supervision.error(number),
         )

@@ -104,26 +104,13 @@ class TaskEnvironment:
     notify: Callable[[str, int], None]
 
 
-@dataclass(slots=True)
-class PollCounts:
-    """What a task has done, over all its attempts."""
-
-    polled: int = 0
-    batches: int = 0
-    processed: int = 0  # in attempts that have ended, as what follows
-    committed: int = 0
-    retries: int = 0  # of starts and polls
-    poll_s: float = 0.0
-    counts_of_task: TaskCounts = field(default_factory=TaskCounts)
-
-
 @dataclass(slots=True, eq=False)
 class _Attempt:
     # One attempt of a task. `stop` may come from another thread, when this one hangs.
     number: int
     task: SourceTask
     environment: TaskEnvironment
-    counts: PollCounts
+    counts: TaskCounts
     commits: TaskCommits
     doing: str = "start"
     called: bool = False  # whether the task's `start` was
@@ -154,9 +141,7 @@ class _Attempt:
         )
         self.called = True
         self.task.start(context)
-        self.processor = environment.new_processor(
-            self.commits, f"task {self.number}", self.counts.counts_of_task
-        )
+        self.processor = environment.new_processor(self.commits, f"task {self.number}", self.counts)
         self.started = True
 
     def turn(self, polling: Retrying) -> None:
@@ -250,7 +235,7 @@ class TaskThread:
         self, number: int, settings: Settings, first: SourceTask, environment: TaskEnvironment
     ) -> None:
         self.number = number
-        self.counts = PollCounts()
+        self.counts = TaskCounts()
         self._settings = settings
         self._first = first
         self._environment = environment
@@ -353,7 +338,7 @@ class TaskThread:
         raise timed_out(f"restart a task whose {self._left_under_way() or left}", [self.number], limit_s)
 
     def _left_under_way(self) -> str:
-        if self.counts.counts_of_task.calls:
+        if self.counts.calls:
             return "handler still runs"
         attempt = self._attempt
         return "offsets are still being written" if attempt is not None and attempt.commits.is_writing else ""
@@ -485,4 +470,4 @@ class TaskThread:
         return polled is not None or not isinstance(task, Recovers) or not task.is_recovering
 
     def _count_retry(self) -> None:
-        self.counts.retries += 1
+        self.counts.polls_retried += 1

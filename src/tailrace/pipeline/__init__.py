@@ -1,4 +1,4 @@
-"""What `tailrace run` runs: capture, log, Spark and sinks as one engine.
+"""The engine that `tailrace run` runs: capture, log, Spark and sinks.
 
 Start with `run.Run`.
 """

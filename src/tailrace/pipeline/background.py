@@ -35,11 +35,11 @@ class Background:
 
     @property
     def error(self) -> TailraceError | None:
-        """What the function raised, once it has ended."""
+        """The error that the function raised; None if it has not ended, or returned."""
         return self._error
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end, at most `timeout_s`; return whether it came."""
+        """Wait at most `timeout_s` for the function to end; return whether it has."""
         return self._ended.wait(timeout_s)
 
     def _run(self) -> None:
@@ -56,21 +56,21 @@ class Background:
 
 
 def _is_of_spark(error: BaseException) -> bool:
-    """Return whether Spark's Python raised it, or fell over a context that was stopped or died under it.
+    """Return whether `error` comes from PySpark, also where its context was stopped or its JVM died.
 
-    It forgets such a context's parts: who works with it afterwards gets an AttributeError from there. Who
-    asks a Java process that has died gets what the connection to it met.
+    PySpark sets the parts of a stopped context to None, so later calls raise an AttributeError there. Calls
+    to a JVM that died raise the error of the connection to it.
     """
     place = type(error).__module__
     if isinstance(error, AttributeError | ConnectionError):
         for frame, _ in traceback.walk_tb(error.__traceback__):
             name = str(frame.f_globals.get("__name__", ""))
-            place = place if name == "socket" else name  # the innermost in the end
+            place = place if name == "socket" else name  # at the end: the innermost frame's
     return place.partition(".")[0] in ("pyspark", "py4j")
 
 
 def as_failure(error: BaseException) -> TailraceError:
-    """Return the failure that `error` means, with passwords cut out of words of others."""
+    """Return `error` as a TailraceError, with passwords removed from texts of other libraries."""
     if isinstance(error, TailraceError):
         return error
     if _is_of_spark(error):
@@ -78,7 +78,7 @@ def as_failure(error: BaseException) -> TailraceError:
 
         found = translated(error)
         return TailraceError(found.kind, redact(found.message), found.hint, found.context)
-    # A wait that was too long raises a kind of OSError, too: without a number, as no file was asked for.
+    # TimeoutError is an OSError, too; one of a wait that timed out has no errno.
     if isinstance(error, OSError) and not (isinstance(error, TimeoutError) and error.errno is None):
         return TailraceError(
             Kind.SINK_WRITE_FAILED,

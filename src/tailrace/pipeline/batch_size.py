@@ -1,4 +1,4 @@
-"""How much the next batch of a sink should hold. Pure."""
+"""Computes the size of a sink's next batch. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 
 from tailrace.model import Pacing
 
-#: Where it begins, and the least it comes down to, with a time to keep to. A single transaction of the source
-#: may have more.
+#: The first goal and the smallest one if `Pacing.within_s` is set. A single transaction of the source may be
+#: larger.
 _ROWS_FIRST, _BYTES_FIRST = 10_000, 8 << 20
 _ROWS_MIN, _BYTES_MIN = 1_000, 64 * 1024
-#: From one batch to the next it is multiplied or divided by this at most: one measurement may be off.
+#: Largest factor between the goals of two successive batches: one measurement may be off.
 _STEP_MAX = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchGoal:
-    """The rows, and the bytes of the log, that a batch should hold at most.
+    """The largest number of rows, and of bytes of the log, that a batch should hold.
 
-    Without `Pacing.within_s` these are its limits; else what is written in about that time, by the
-    batches before.
+    Without `Pacing.within_s` these are the limits of `pacing`; otherwise the amount that takes about that
+    time to write, estimated from earlier batches.
     """
 
     pacing: Pacing
@@ -28,15 +28,15 @@ class BatchGoal:
 
     @classmethod
     def first(cls, pacing: Pacing) -> BatchGoal:
-        """Return the goal before anything is known."""
+        """Return the goal of the first batch."""
         if pacing.within_s is None or pacing.begins_full:
             return cls(pacing, pacing.rows_max, pacing.bytes_max)
         return cls(pacing, min(_ROWS_FIRST, pacing.rows_max), min(_BYTES_FIRST, pacing.bytes_max))
 
     def after(self, rows: int, size: int, took_s: float) -> BatchGoal:
-        """Return the goal after a batch of so many rows and bytes that took so long.
+        """Return the goal after a batch of `rows` and `size` bytes that took `took_s` to write.
 
-        What a small one took teaches nothing, unless it was too long.
+        A batch of less than half the goal changes it only if it took too long.
         """
         if self.pacing.within_s is None:
             return self
@@ -45,10 +45,10 @@ class BatchGoal:
         return self if share < 0.5 and factor > 1 else self._times(factor * min(share, 1.0))
 
     def after_failure(self, took_s: float) -> BatchGoal:
-        """Return the goal after a batch that failed, and so late that there may have been too much in it."""
+        """Return the goal after a failed batch; smaller if it failed after `Pacing.within_s` or later."""
         if self.pacing.within_s is None or took_s < self.pacing.within_s:
             return self
-        # Down to one transaction, at last: that one may get more time, where several get less to write.
+        # Down to one transaction in the end, so `_ROWS_MIN` and `_BYTES_MIN` don't apply.
         return replace(
             self, rows=max(int(self.rows / _STEP_MAX), 1), bytes=max(int(self.bytes / _STEP_MAX), 1)
         )

@@ -1,9 +1,9 @@
 """The connector and the tasks of an engine that reads a pipeline's sources for a handler.
 
 A task has a source worker for each of its sources (`run.SourceGroup`): captured changes are made durable in
-the source's log, then acknowledged, and only what is durable is polled from there. So a handler that is slow
-or dead holds up neither the server nor the sinks of the same pipeline, and what it is given again after a
-crash is read from the log, not asked of the server.
+the source's log, then acknowledged, and only durable changes are polled from there. So a slow or failed
+handler delays neither the server nor the sinks of the same pipeline, and after a crash changes are read again
+from the log, not from the server.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from tailrace.records.batch import Batch, Offset, Partition
 
 log = structlog.get_logger(__name__)
 
-#: What the settings may have beside the keys of a pipeline file.
+#: Key that the settings may have in addition to those of a pipeline file.
 UNTIL_CAUGHT_UP = "until_caught_up"
 
-#: Between looks at a log whose capture says nothing: a snapshot's chunks, a capture that begins, one on an
-#: executor.
+#: Interval between checks of a log whose capture does not announce changes (a snapshot's chunks, a capture
+#: that begins, one on an executor), in seconds.
 LOOK_S = 0.05
-#: The same where capture announces what is durable, once nothing has come for a while.
+#: The same if capture announces what is durable, after a while without changes.
 QUIET_LOOK_S = 0.2
 
 
 class PipelineConnector:
     """Plans tasks over the sources of a pipeline. Its settings are the keys of a pipeline file.
 
-    With `until_caught_up: true` beside them each task finishes when everything that its sources had
-    committed at its start was polled, and is in the sinks.
+    With `until_caught_up: true` each task finishes when everything that its sources had committed at its
+    start was polled and is in the sinks.
     """
 
     def __init__(self) -> None:
@@ -59,28 +59,28 @@ class PipelineConnector:
 
     @property
     def places(self) -> Collection[str]:
-        """Where sources can be captured beside here (`contracts.RunsElsewhere`)."""
+        """Where sources can be captured except in this process (`contracts.RunsElsewhere`)."""
         return ("spark",)
 
     def offset_store(self, name: str, settings: Settings) -> OffsetStore:
-        """Return the store that keeps offsets with the logs.
+        """Return the store that keeps offsets in the logs.
 
         :raises TailraceError: `CONFIG_INVALID`.
         """
         return LogOffsetStore(name, config_of(name, settings).pipelines)
 
     def switch_realtime(self, *, on: bool) -> None:
-        """Ask that handler and sinks are fed from memory, or no more; see `pipeline.realtime.switch`."""
+        """Request that handler and sinks are fed from memory, or not; see `pipeline.realtime.switch`."""
         assert self._config is not None
         realtime.switch(self._config, on=on)
 
     def realtime_status(self) -> Sequence[Mapping[str, Any]]:
-        """Return what each consumer shows of its real time."""
+        """Return the state of real time of each consumer."""
         assert self._config is not None
         return realtime.status(self._config)
 
     def start(self, context: ConnectorContext) -> None:
-        """Check the settings, and take hold of the directory that several logs lie in.
+        """Check the settings and lock the directory `log.path`.
 
         :raises TailraceError: `CONFIG_INVALID`; as `PipelineResources.start`.
         """
@@ -90,7 +90,7 @@ class PipelineConnector:
         self._resources.start()
 
     def task_settings(self, tasks_max: int) -> Sequence[Settings]:
-        """Deal the sources out, as evenly as can be."""
+        """Divide the sources among at most `tasks_max` tasks, as evenly as possible."""
         assert self._config is not None
         if not self._config.has_several:
             return [self._settings]
@@ -102,13 +102,13 @@ class PipelineConnector:
         return PipelineTask(self._resources)
 
     def stop(self) -> None:
-        """Stop Spark, where it ran, and let go of the logs' directory."""
+        """Stop Spark if it runs, and unlock the directory `log.path`."""
         if self._resources is not None:
             self._resources.stop()
 
 
 class PipelineTask:
-    """Captures some sources into their logs, feeds their sinks, and gives what is in the logs."""
+    """Captures some sources into their logs, feeds their sinks, and returns the logs' changes in batches."""
 
     def __init__(self, resources: PipelineResources) -> None:
         self._resources = resources
@@ -116,11 +116,11 @@ class PipelineTask:
         self._context: TaskContext | None = None
         self._config: EngineConfig | None = None
         self._sources: SourceGroup | None = None
-        # By place. Empty where nobody wants the records: sinks read the log by themselves.
+        # By the source's index. Empty if the engine has no handler: sinks read the log by themselves.
         self._readings: dict[int, LogConsumer] = {}
         self._offsets: dict[int, Offset | None] = {}
         self._next_source = 0
-        # By place: when to read on, and why not before: capture has yet to learn of a table.
+        # By the source's index: when to read again, and the error of the missing catalogue facts.
         self._pending: dict[int, tuple[float, TailraceError]] = {}
         self._look_s = LOOK_S
         self._finished = False
@@ -131,7 +131,7 @@ class PipelineTask:
         self._metrics: SourceMetrics | None = None
 
     def start(self, context: TaskContext) -> None:
-        """Start capturing. What can be refused without a server is refused here.
+        """Start capturing, after the checks that need no server.
 
         :raises TailraceError: `LOG_LOCKED` if another process writes a log; `SECRET_MISSING`;
             `OFFSETS_FOREIGN`, `OFFSETS_UNREADABLE`; `LOG_RANGE_GONE`.
@@ -151,18 +151,18 @@ class PipelineTask:
         self._sources.start()
 
     def poll(self, timeout_s: float) -> Batch | None:
-        """Return what comes next in one of the logs, a stretch at most; nothing if nobody wants it.
+        """Return the next batch of one of the logs; None if there is none, or the engine has no handler.
 
-        A source that fails leaves the others at work: it is raised when no other is left.
+        If a source fails, the others continue; its error is raised when all have failed or ended.
         :raises TailraceError: what ended a capture, or all sinks; `LOG_CORRUPT`, `LOG_RANGE_GONE`,
-            `DECODE_FAILED`. After an error that may pass, the next call captures again.
+            `DECODE_FAILED`. After a transient error, the next call captures again.
         """
         assert self._context is not None
         assert self._sources is not None
         until = time.monotonic() + timeout_s
         look_s = self._look_s
         if self._raised:
-            # After an error that may pass: captures begin again, and each is read where it is.
+            # After a transient error: captures begin again, and each log is read on from its position.
             self._raised = False
             self._pending.clear()
             self._sources.capture_again()
@@ -185,12 +185,12 @@ class PipelineTask:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether captures were begun again, and none of them has got to its server's changes yet."""
+        """Whether captures were restarted, and none of them has received changes of its server yet."""
         return self._sources is not None and self._sources.is_recovering
 
     @property
     def errors(self) -> Sequence[TailraceError]:
-        """Why sources can't be read now: they are tried again, or have failed while others go on."""
+        """The errors of sources that are retried, or have failed while others continue."""
         found = []
         for place, worker in enumerate(self._sources.workers if self._sources is not None else ()):
             view = worker.view()
@@ -201,15 +201,15 @@ class PipelineTask:
         return found
 
     def commit(self, partition: Partition, offset: Offset) -> None:
-        """Take note, so that retention soon knows that what lies before is not needed here."""
+        """Note `offset`; it is committed to the log later, so that retention may remove what precedes it."""
         for reading in self._readings.values():
             if reading.partition == partition:
                 reading.note(offset)
 
     def stop(self) -> None:
-        """End the captures and the sinks in good order, within their deadlines.
+        """Stop the captures and the sinks in order, within their deadlines.
 
-        :raises TailraceError: why a source, or a sink, could not go on, while others did.
+        :raises TailraceError: the error of a source or sink that failed while others continued.
         """
         failed: list[SourceWorker] = []
         if self._sources is not None:
@@ -242,7 +242,7 @@ class PipelineTask:
         )
 
     def _next(self, workers: Sequence[SourceWorker]) -> Batch | None:
-        """Return the next batch, of each source in turn; one that waits for facts of a table is passed over.
+        """Return the next batch, of each source in turn; skip sources that wait for catalogue facts.
 
         :raises TailraceError: as `LogConsumer.next`; `TASK_FAILED` if such a source's capture has ended.
         """
@@ -256,7 +256,7 @@ class PipelineTask:
             except TailraceError as error:
                 if error.kind is not Kind.SCHEMA_PENDING:
                     raise
-                if workers[place].is_over:  # nobody asks for the facts any more
+                if workers[place].is_over:  # the facts are not queried any more
                     raise TailraceError(Kind.TASK_FAILED, error.message, error.hint, error.context) from error
                 self._pending[place] = time.monotonic() + PENDING_S, error
                 continue
@@ -267,7 +267,7 @@ class PipelineTask:
         return None
 
     def _look_for_failures(self, sources: SourceGroup, *, over: bool) -> None:
-        """Raise why the task can't go on, if it can't; `over`: nothing is left to do for any source."""
+        """Raise the error with which the task can't continue, if any; `over`: all sources have ended."""
         failure = sources.broken or self._dropped
         if failure is not None:
             self._resources.status.fail(failure)
@@ -280,7 +280,7 @@ class PipelineTask:
             raise failure_of(failed)
 
     def _views(self) -> list[SourceView]:
-        """Return the sources as they are now, the handler among their sinks. Any thread."""
+        """Return the current state of the sources, with the handler among their sinks. Any thread."""
         assert self._sources is not None
         views = []
         for place, worker in enumerate(self._sources.workers):
@@ -302,9 +302,9 @@ class PipelineTask:
 
 
 def config_of(name: str, settings: Settings) -> EngineConfig:
-    """Return what the settings of the engine `name` describe: the keys of a pipeline file.
+    """Return the configuration of the engine `name` from settings with the keys of a pipeline file.
 
-    :raises TailraceError: `CONFIG_INVALID`; its message lists every problem, a line each.
+    :raises TailraceError: `CONFIG_INVALID`; its message lists every problem, one per line.
     """
     document = {"name": name, **settings}
     document.pop(UNTIL_CAUGHT_UP, None)

@@ -18,12 +18,12 @@ from tailrace.realtime.switching import RealtimeMode
 def switch(
     config: EngineConfig, *, on: bool, source: str | None = None, consumer: str | None = None
 ) -> list[dict[str, Any]]:
-    """Say that consumers are to be fed from memory, or no more; return which. Returns at once.
+    """Request that consumers are fed from memory, or no longer; return which. Returns at once.
 
-    A running engine takes that up within a second, without a promise: what became of it is in `status`.
+    A running engine reads the request within a second; `status` shows its outcome.
 
-    :param source: only this source's; None: all.
-    :param consumer: only this one: a sink's name, or `engine:NAME`; None: all of them.
+    :param source: only consumers of this source; None: of all sources.
+    :param consumer: only this consumer: a sink's name, or `engine:NAME`; None: all of them.
     :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
     found = list(_consumers(config, source, consumer))
@@ -35,7 +35,7 @@ def switch(
 def status(
     config: EngineConfig, source: str | None = None, consumer: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return for each consumer what it shows of its real time, or has kept where nothing runs.
+    """Return the state of real time for each consumer; the stored state if no engine runs.
 
     :raises TailraceError: as `switch`.
     """

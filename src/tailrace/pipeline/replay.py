@@ -1,8 +1,7 @@
-"""Replay: one sink fed from the log as it stands, without source or engine.
+"""Replay: feeds one sink from the existing log, without source or engine.
 
-What a replay may do follows from the sinks' promise that a change is never in them twice. A
-target that is new, or was emptied by its owner, is built again from the log. A target that
-holds data keeps it: only what it lacks is added. Nothing is ever wiped here.
+A change is never written to a sink twice. So a target that is new, or was emptied by its owner, is built
+again from the log, and a target with data gets only the changes that it lacks. A replay deletes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _STOP_DEADLINE_S = 10.0
 
 
 def choose_sink(pipeline: PipelineConfig, which: str) -> SinkConfig:
-    """Return the sink that `which` names: by its name, or by its number from 0.
+    """Return the sink with the name or the number (from 0) `which`.
 
     :raises TailraceError: `CONFIG_INVALID` if there is none.
     """
@@ -57,9 +56,9 @@ def choose_sink(pipeline: PipelineConfig, which: str) -> SinkConfig:
 
 
 def require_not_fed(config: EngineConfig, pipeline: PipelineConfig, sink: SinkConfig) -> None:
-    """Check that no engine feeds a sink of Kafka: a replay would take its task, and it would stop.
+    """Check that no engine feeds a Kafka sink: a replay would fence its producer, and the sink would stop.
 
-    Others lock their targets.
+    Other sinks lock their targets.
 
     :raises TailraceError: `SINK_LOCKED`.
     """
@@ -75,13 +74,13 @@ def require_not_fed(config: EngineConfig, pipeline: PipelineConfig, sink: SinkCo
         raise TailraceError(
             Kind.SINK_LOCKED,
             f"replay sink {sink.name!r}: the pipeline is running, and writes it",
-            "it needs no replay while it is written; else stop the pipeline first",
+            "it needs no replay while the pipeline writes it; otherwise stop the pipeline first",
             {"sink": sink.name},
         )
 
 
 def _require_columns(directory: LogDirectory, rules: ColumnPolicy, renames: Renames) -> None:
-    """Check that each pattern that names one column finds it in the log, if capture has not begun with it.
+    """Check that each pattern for a single column finds it in the log, unless capture has used the pattern.
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
@@ -108,12 +107,12 @@ def _require_columns(directory: LogDirectory, rules: ColumnPolicy, renames: Rena
 
 
 class Replay:
-    """Feeds `sink` up to the log's end of this moment. `run` once.
+    """Feeds `sink` up to the current end of the log. `run` once.
 
-    :param begin: where a target that holds nothing begins, with the whole transaction that it is in; None:
+    :param begin: where an empty target begins: with the whole transaction that contains this place; None:
         at the very start of the log, or not at all if retention has removed that.
-    :param into: a directory to build a second copy in, beside the sink's own.
-    :raises TailraceError: `CONFIG_INVALID` for `into` where the sink's target is no directory.
+    :param into: a directory for a second copy of the target.
+    :raises TailraceError: `CONFIG_INVALID` for `into` if the sink's target is not a directory.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Replay:
         if into is not None and not isinstance(sink, FolderSink):
             raise TailraceError(
                 Kind.CONFIG_INVALID,
-                f"replay sink {sink.name!r} into a directory: its target is none",
+                f"replay sink {sink.name!r} into a directory: its target is not a directory",
                 "leave --into out",
             )
         if into is not None:
@@ -143,15 +142,15 @@ class Replay:
         self._end = 0
 
     def stop(self) -> None:
-        """Ask for the end after the batch that is being written. Any thread."""
+        """Ask for the end after the current batch. Any thread."""
         self._stop.set()
 
     def run(self) -> None:
-        """Bring the sink to the log's end.
+        """Feed the sink up to the log's end.
 
         :raises TailraceError: `LOG_MISSING`; `LOG_RANGE_GONE` if retention has removed what is
             needed; `SINK_LOCKED` if an engine is writing the sink; `CONFIG_INVALID` for a mirror
-            that is to begin later; what stopped the sink.
+            with `begin`; the error that stopped the sink.
         """
         if self._begin is not None and getattr(self._sink, "mode", "append") == "mirror":
             raise TailraceError(
@@ -169,7 +168,7 @@ class Replay:
         self._end = tail.offset
         with contextlib.ExitStack() as stack:
             known_as = ""
-            if self._is_copy:  # by a name that no sink can bear: nobody goes on feeding it
+            if self._is_copy:  # under a name that no sink can have: the copy is not fed any further
                 known_as = stack.enter_context(Readers(directory).temporary(f"replay:{self._sink.name}"))
             spark = SparkHost(self._pipeline)
             stack.callback(spark.stop)
@@ -190,7 +189,7 @@ class Replay:
             self._watch(feeding, CaptureView.at_rest(TASK, tail))
 
     def summary(self) -> str:
-        """Return in words what the replay did."""
+        """Return a sentence that says what the replay wrote."""
         assert self._feed is not None
         view = self._feed.view
         if view.rows == 0 and view.bytes == 0:
@@ -211,7 +210,7 @@ class Replay:
                 self._feed.stop()
                 stop_by_s = time.monotonic() + _STOP_DEADLINE_S
             if stop_by_s is not None and time.monotonic() > stop_by_s:
-                return  # given up: the batch is written again at the next start
+                return  # without waiting any longer: the batch is written again at the next start
             source = SourceView(self._pipeline.source_name, 0, task, (self._feed.view,))
             self._observe(PipelineView(self._pipeline.name, PipelineState.STREAMING, (source,), None))
         if feeding.error is not None:

@@ -1,13 +1,13 @@
-"""One sink's loop: read its position, choose a range of the log, write it, remember.
+"""The loop that feeds one sink: read its position, choose a range of the log, write it, commit.
 
-    position ── from the sink's own record, never from ours
-    range    ── [position, a boundary within the batch limits); all that is there, so that
+    position ── from the sink's own record, never from the log's list of readers
+    range    ── [position, a boundary within the batch limits), as large as possible, so that
                 batches grow with the backlog
-    write    ── exactly once, whatever came before: the sink's promise
-    commit   ── to the log's list of readers, so that retention knows what is still needed
+    write    ── exactly once, whatever failed before: the sink guarantees this
+    commit   ── to the log's list of readers, so that retention keeps what the sink needs
 
-A failure is tried again with growing waits and then stops this sink alone: neither the source
-nor the other sinks wait for it.
+After a failure the sink is retried with growing waits, and then stopped alone: neither the source nor the
+other sinks wait for it.
 """
 
 from __future__ import annotations
@@ -52,30 +52,30 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Retries in a row of a run that is to end (`--until-caught-up`, `replay`), where the file says nothing.
+#: Most successive retries in a run that must end (`--until-caught-up`, `replay`), if the file sets no limit.
 ATTEMPTS_AT_END_MAX = 8
-#: How often an idle sink looks for new changes that `look` does not announce.
+#: Interval at which an idle sink checks for new changes that `look` does not announce, in seconds.
 POLL_S = 0.05
-#: The log's list of readers learns a sink's position only so often: that takes two fsyncs, and what counts is
-#: the sink's own record.
+#: Interval at which a sink's position is committed to the log's list of readers, in seconds. A commit takes
+#: two fsyncs, and the position that counts is in the sink's own record.
 REGISTER_S = 1.0
-#: A range of at most so many bytes, in one piece, is written in this process: a job of Spark has one task for
-#: it, and takes longer to begin than this function to write.
+#: Largest range, of one piece, that is written in this process: Spark would use a single task for it, and
+#: take longer to start it than this process to write the range.
 IN_PROCESS_BYTES_MAX = plan.PIECE_BYTES_MIN
-#: A stretch of the log without rows is recorded in the sink only so often.
+#: Interval at which a part of the log without rows is recorded in the sink, in seconds.
 QUIET_RECORD_S = 30.0
 
 
 class SinkWorker:
     """Feeds one sink from the log until `stop`, or until it has reached `finish_at`.
 
-    :param make: makes the sink; called on the feed's own thread.
-    :param begin_at: where a sink that holds nothing begins; None: at the log's very start.
-    :param semaphore: to write a batch, where the same sink gets other sources' changes, too.
-    :param source: whose changes these are, among several sources; empty: the only one's.
-    :param reader: its name in the log's list of readers; empty: the sink's.
-    :param rules: of columns and masks, under which capture must have begun first: it asks the server which
-        columns they name today. None: nothing is waited for.
+    :param make: creates the sink; called on the thread of `run`.
+    :param begin_at: the log offset where an empty sink begins; None: at the log's very start.
+    :param semaphore: limits how many sources write a batch to the same sink at once.
+    :param source: the name of the log's source; empty if it is the only one.
+    :param reader: the sink's name in the log's list of readers; empty: its own.
+    :param rules: the rules for columns and masks that capture must have stored in the log before the sink
+        begins: capture asks the server which columns they name now. None: there is no wait.
     :param realtime: feeds the sink from memory while it keeps up; None: it is fed from the log alone.
     """
 
@@ -94,7 +94,7 @@ class SinkWorker:
         rules: ColumnPolicy | None = None,
         realtime: RealtimePath | None = None,
     ) -> None:
-        #: Spark's jobs for the sink bear it.
+        #: The tag of Spark's jobs for the sink.
         self.job_tag = f"tailrace-{secrets.token_hex(8)}"
         self.view = SinkView(config.name, str(getattr(config, "type", "")))
         self._config = config
@@ -107,17 +107,17 @@ class SinkWorker:
         self._source = source
         self._reader = reader or config.name
         self._rules = rules
-        #: Feeds it from memory, while it keeps up.
+        #: Feeds the sink from memory while it keeps up.
         self.realtime = realtime
         self._generation = 0  # of the real-time path
-        self._held: Sequence[HeldBlock] = ()  # what was taken from memory and is not written
-        self._reached = 0  # everything before was in the sink, at the last look
+        self._held: Sequence[HeldBlock] = ()  # taken from memory and not written yet
+        self._reached = 0  # the sink's last known position: everything before it was in the sink
         self._stop = threading.Event()
-        self._hurry = threading.Event()  # set with `_stop` and `_finish_at`: nothing more is waited for
+        self._hurry = threading.Event()  # set with `_stop` and `_finish_at`: ends waits between batches
         self._news = threading.Event()  # set when there may be something to do
         self._finish_at: int | None = None
         self._registered = threading.Event()
-        # Up to here the log holds no rows beyond the sink's position.
+        # The log has no rows between the sink's position and this log offset.
         self._quiet_until = -1
         self._recorded_s = time.monotonic()
         # The position in the log's list of readers, and when it was written there.
@@ -126,17 +126,17 @@ class SinkWorker:
         self._in_process = config.small_ranges_in_process
 
     def stop(self) -> None:
-        """Ask for the end after the batch that is being written. Any thread."""
+        """Ask for the end after the current batch. Any thread."""
         self._stop.set()
         self._hurry.set()
         self._news.set()
 
     def look(self) -> None:
-        """Look at the log now, if the sink is idle: something in it has become durable. Any thread."""
+        """Notify the worker that transactions have become durable in the log. Any thread."""
         self._news.set()
 
     def finish_at(self, offset: int) -> None:
-        """Ask for the end when everything before `offset` is in the sink; the first call counts.
+        """Ask for the end when everything before `offset` is in the sink. Later calls have no effect.
 
         Any thread.
         """
@@ -152,13 +152,13 @@ class SinkWorker:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the log's list of readers says what of the log this one needs."""
+        """Whether the log's list of readers states which part of the log this sink needs."""
         return self._registered.is_set()
 
     def run(self) -> None:
-        """Feed the sink; returns when asked to.
+        """Feed the sink until `stop` or `finish_at`.
 
-        :raises TailraceError: what stopped the sink, after all attempts.
+        :raises TailraceError: the error that stopped the sink, after all attempts.
         """
         backoff = Backoff(self._config.retry_attempts_max)
         while not self._stop.is_set():
@@ -168,26 +168,26 @@ class SinkWorker:
             except Exception as error:
                 failure = as_failure(error)
                 if self._stop.is_set():
-                    break  # a batch that was given up at the end: safe, and no news
+                    break  # a batch that was cancelled at the end: this is safe, and not reported
                 if not self.is_registered:
                     self._leave_to_the_list()
                 if self.view.batches > batches:
                     backoff = backoff.after_success()
                 if failure.kind is Kind.SCHEMA_PENDING and self._finish_at is None:
-                    # Capture asks until it knows; that may take as long as a standby is away.
+                    # Capture queries the facts until it gets them; a standby may be unreachable for long.
                     self._show(state=SinkState.RETRYING, error=failure)
                     self._stop.wait(PENDING_S)
                     continue
                 backoff, wait_s = backoff.after(failure)
                 if wait_s is None or self._is_vain(backoff):
                     self._show(state=SinkState.FAILED, error=failure)
-                    log.error(  # noqa: TRY400 - the trace is logged where the end is waited for
-                        "sink stopped; the pipeline goes on without it",
+                    log.error(  # noqa: TRY400 - the trace is logged by the thread that waits for the end
+                        "sink stopped; the pipeline continues without it",
                         sink=self.view.name,
                         error=str(failure),
                     )
                     if failure is error:
-                        raise  # it has a cause of its own
+                        raise  # it has its own cause
                     raise failure from error
                 self._show(state=SinkState.RETRYING, error=failure)
                 log.warning(
@@ -199,12 +199,12 @@ class SinkWorker:
         self._show(state=SinkState.STOPPED)
 
     def _is_vain(self, backoff: Backoff) -> bool:
-        # A run that is to end does not wait for a target for ever, unless the file says how often it tries.
+        # A run that must end does not retry without limit, unless the file sets the number of retries.
         at_end = self._finish_at is not None and self._config.retry_attempts_max < 0
         return at_end and backoff.attempts > ATTEMPTS_AT_END_MAX
 
     def _attempt(self) -> None:
-        # Each attempt opens the sink again: what a failed one left is completed there.
+        # Each attempt opens the sink again, which completes what a failed attempt left.
         directory = self._wait_for_log()
         if directory is None:
             return
@@ -216,9 +216,9 @@ class SinkWorker:
             sink.close()
 
     def _leave_to_the_list(self) -> None:
-        """Have retention go by the log's list of readers, as the sink can't be asked for its position.
+        """Let retention use the log's list of readers while the sink's position can't be read.
 
-        Else it would wait for as long as that takes. A sink that is not on the list needs all of the log.
+        Otherwise retention would wait until it can. A sink that is not in the list needs all of the log.
         """
         with contextlib.suppress(TailraceError):
             directory = LogDirectory.open(self._log_path)
@@ -232,7 +232,7 @@ class SinkWorker:
         with LogReader.open(directory, TASK) as reader:
             readers = Readers(directory)
             if isinstance(self._config, KafkaSinkConfig):
-                restart = f"take its offset back (`tailrace offsets reset FILE {self._which}`)"
+                restart = f"reset its offset (`tailrace offsets reset FILE {self._which}`)"
                 require_within_log(sink, TASK, reader.end().offset, restart)
                 self._require_offset(readers, sink.position(TASK))
             else:
@@ -265,7 +265,7 @@ class SinkWorker:
             pieces = _pieces(span, blocks)
             is_small = self._is_small(span, pieces)
             if self.on_spark and (not is_small or self._spark.comes_first):
-                # Only now: a sink that lacks nothing does not wait for Spark.
+                # Only now: a sink that has everything does not wait for Spark.
                 session = session or self._session()
                 if session is None:
                     break
@@ -303,7 +303,7 @@ class SinkWorker:
         self._note(readers, start, at_once=True)
 
     def _note(self, readers: Readers, position: int, *, at_once: bool = False) -> None:
-        """Keep in the log how far the sink is, for retention; not before `REGISTER_S` is over, or at once.
+        """Commit the sink's position to the log, for retention; after `REGISTER_S`, or now if `at_once`.
 
         :raises TailraceError: as `Readers.commit`.
         """
@@ -317,7 +317,7 @@ class SinkWorker:
             self._noted = released
 
     def _count_part(self, sink: Sink, span: LogRange) -> None:
-        """Count a batch of which a part was committed before it failed: that is progress."""
+        """Count a failed batch of which a part was committed: this is progress, so retries start again."""
         with contextlib.suppress(TailraceError):
             if (reached := sink.position(TASK) or 0) > span.start:
                 self._show(position=reached, batches=self.view.batches + 1)
@@ -327,7 +327,7 @@ class SinkWorker:
         return self._in_process and len(pieces) <= 1 and span.size <= IN_PROCESS_BYTES_MAX
 
     def _bytes_wanted(self, waiting: int) -> int:
-        """Return the most bytes of the next batch: while Spark starts, what this process writes."""
+        """Return the most bytes of the next batch; while Spark starts, the most that this process writes."""
         if not self._in_process or waiting <= IN_PROCESS_BYTES_MAX or self._spark.is_ready:
             return self._goal.bytes
         self._spark.start()
@@ -343,7 +343,7 @@ class SinkWorker:
         return session
 
     def _next(self, reader: LogReader, start: int) -> tuple[LogRange | None, Sequence[BlockRef | HeldBlock]]:
-        """Return the next range and its blocks; None if there is nothing worth a batch yet."""
+        """Return the next range and its blocks; None if there is nothing to write yet."""
         end = reader.end().offset
         if self.realtime is not None and self.realtime.reads_until is not None:
             end = min(end, self.realtime.reads_until)
@@ -354,7 +354,7 @@ class SinkWorker:
             return None, ()
         upto = reader.boundary_within(start, self._goal.rows, self._bytes_wanted(end - start), end)
         blocks = reader.blocks(start, upto)
-        # A backlog is looked through only as far as it may have no rows.
+        # All blocks up to the end are searched for rows only if the first ones have none.
         fresh = blocks if seen == start and _rows_in(blocks) else reader.blocks(seen, end)
         if _rows_in(fresh) == 0 and not finishing:
             due = time.monotonic() - self._recorded_s >= QUIET_RECORD_S
@@ -367,26 +367,26 @@ class SinkWorker:
         return LogRange(TASK, start, upto), blocks
 
     def _turn(self, start: int) -> bool:
-        """Have the real-time path do what is to be done; return whether memory feeds the sink."""
+        """Let the real-time path do its work; return whether memory feeds the sink."""
         if self.realtime is None:
             return False
         self.realtime.turn(max(start, self._quiet_until), self.view.rows)
         if self.realtime.generation != self._generation:
             self._generation, self._held = self.realtime.generation, ()
         self._show(realtime=self.realtime.view())
-        # At the end, what is left of the log is recorded, with rows or without.
+        # At the end, the rest of the log is read from disk and recorded, with rows or without.
         return self.realtime.works and self._finish_at is None
 
     def _next_held(
         self, reader: LogReader, start: int
     ) -> tuple[LogRange | None, Sequence[BlockRef | HeldBlock]]:
-        """As `_next`, from memory."""
+        """Return the next range and its blocks from memory, as `_next`."""
         assert self.realtime is not None
         durable = self.realtime.durable_offset
         self._held = self.realtime.take_after(start, self._held, min(self._goal.bytes, IN_PROCESS_BYTES_MAX))
         if not self._held:
             if self.realtime.lag_segments:
-                # They have no rows, and memory has nothing of them: retention would have to keep them.
+                # They have no rows, so they are not in memory; unread, retention would have to keep them.
                 return self._next(reader, start)
             self._show_idle(max(start, durable))
             return None, ()
@@ -394,12 +394,12 @@ class SinkWorker:
         self._show(pending_since_us=first.position_time_us or None)
         span = LogRange(TASK, start, last.end)
         if self.on_spark and not (self._in_process and span.size <= IN_PROCESS_BYTES_MAX):
-            return span, reader.blocks(start, span.end)  # executors read it where they find it
+            return span, reader.blocks(start, span.end)  # executors read the range from the log
         return span, self._held
 
     def _pace(self, sink: Sink, reader: LogReader, start: int, took_s: float) -> None:
-        # With a backlog the next batch begins at once; without one, small batches are not
-        # worth their fixed costs more often than the interval says.
+        # With a backlog the next batch begins at once; without one, the interval limits how often
+        # the fixed costs of a small batch are paid.
         left_s = self._goal.pacing.interval_s - took_s
         end = reader.end().offset
         backlog = min(self._goal.pacing.bytes_max // 8, self._bytes_wanted(end - start))
@@ -409,7 +409,7 @@ class SinkWorker:
             self._rest(sink, left_s)
 
     def _rest(self, sink: Sink, seconds: float) -> None:
-        """Wait until the next batch is due, unless there is hurry; heartbeats go on."""
+        """Wait `seconds` until the next batch, or until `_hurry` is set; send heartbeats meanwhile."""
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
             if self._hurry.wait(min(left_s, POLL_S) if isinstance(sink, Beats) else left_s):
@@ -428,7 +428,7 @@ class SinkWorker:
         if getattr(self._config, "mode", "append") != "mirror":
             which = f"--source {self._source} --sink {name}" if self._source else f"--sink {name}"
             way_out = (
-                "either let it begin where the log does, in a new or emptied target: `tailrace replay FILE "
+                "either let it begin at the log's start, in a new or emptied target: `tailrace replay FILE "
                 f"{which} --from {reader.start}`; or {way_out}"
             )
         raise TailraceError(
@@ -441,31 +441,31 @@ class SinkWorker:
 
     @property
     def _which(self) -> str:
-        """The options of commands that mean this sink."""
+        """The options that select this sink in commands."""
         named = f"--sink {self.view.name}"
         return f"--source {self._source} {named}" if self._source else named
 
     def _require_offset(self, readers: Readers, position: int | None) -> None:
-        """Check that an offset which does not lie with the data is no older than the last one of this log."""
+        """Check that an offset outside of the target is not lower than the last one committed to the log."""
         known = readers.get(self._reader)
         committed = 0 if known is None or known.dropped else known.offsets.get(TASK, 0)
-        # Where nothing was ever committed, it was registered at the place where it was to begin.
+        # A sink that has committed nothing is registered at the log offset where it begins.
         if committed <= ((self._begin_at or 0) if position is None else position):
             return
         name, which = self.view.name, self._which
         found = "there is none" if position is None else f"it is {position}"
         raise TailraceError(
             Kind.SINK_DAMAGED,
-            f"go on after the offset of sink {name!r}: {found}, and the log knows that {committed} was "
-            "committed; what lies between would be written again",
+            f"continue after the offset of sink {name!r}: {found}, and the log knows that {committed} was "
+            "committed; the changes between would be written again",
             "the offsets topic was deleted or lost records, or the sink has another cluster, offsets_topic "
-            f"or group than before. To go on in the same topics: `tailrace offsets set FILE {which} --to "
+            f"or group than before. To continue in the same topics: `tailrace offsets set FILE {which} --to "
             f"{committed} --skip-changes`; to write everything again: `tailrace offsets reset FILE {which}`",
             {"sink": name},
         )
 
     def _wait_for_log(self) -> LogDirectory | None:
-        """Return the log once capture has made it; None if the end came first."""
+        """Return the log once capture has created it; None if the worker must end before."""
         while not self._stop.is_set():
             try:
                 directory = LogDirectory.open(self._log_path)
@@ -477,14 +477,14 @@ class SinkWorker:
                     if self._rules is None or disclosure_is_kept(directory, TASK, self._rules):
                         return directory
                     if self._finish_at is not None:
-                        return None  # capture has ended, and has not come that far
+                        return None  # capture has ended before it stored the rules
             if self._finish_at == 0:
                 return None  # capture has ended, and has written nothing
             self._stop.wait(POLL_S)
         return None
 
     def _show_idle(self, position: int) -> None:
-        """Show that nothing is to be written: what an earlier attempt met is over."""
+        """Show that there is nothing to write, and clear the error of an earlier attempt."""
         self._show(state=SinkState.RUNNING, position=position, pending_since_us=None, error=None)
 
     def _show(self, **changes: object) -> None:

@@ -1,11 +1,11 @@
 """One source of a pipeline: its capture, its log, and a sink worker for each sink that is fed from the log;
-and the engine's own reading, where records go to a handler.
+and the consumer of the engine's handler, if there is one.
 
-A source worker moves nothing itself. Capture and sink workers have threads of their own; the engine looks
-after its source workers in turn, on one thread.
+A source worker moves no data itself. Capture and sink workers have their own threads; the engine supervises
+its source workers in turn, on one thread.
 
-A source worker that can't go on fails alone: its capture ends in good order, its sinks take what is in the
-log, and `error` says why. The engine decides what that means for the run.
+A source worker that can't continue fails alone: its capture ends in order, its sinks write what is in the
+log, and `error` has the reason. The engine decides what that means for the run.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from tailrace.sources.registry import source_type
 
 log = structlog.get_logger(__name__)
 
-#: How often a log's old end is looked at.
+#: Interval at which a log's retention rules are applied, in seconds.
 RETENTION_INTERVAL_S = 10.0
-#: How long a task on an executor may take to end after its driver was killed.
+#: Longest wait for the end of a task on an executor whose driver was killed, in seconds.
 ORPHAN_S = 20.0
 
-#: How long a failed connection keeps the question for the source's position waiting.
+#: Wait after a failed query for the source's position, in seconds.
 _ASK_AGAIN_S = 1.0
 
 
 class SourceWorker:
     """Brings the changes of one source into its log and from there into its sinks.
 
-    :param engine_task: the number of the capture task that works on it.
+    :param engine_task: the number of the engine's task that the source belongs to.
     :param spark: for the sinks, and for capture on executors.
-    :param beginning: turns of that task's sources to begin.
-    :param writing: for each sink, the turns of all sources to write a batch.
+    :param beginning: limits how many of that task's sources begin at once.
+    :param writing: for each sink, limits how many sources write a batch at once.
     :param until_caught_up: end when everything that the source had committed at the start is in
         the log and in every sink.
     :param reading: reads the log for the engine's handler; None: there is none.
     :param on_durable: called when transactions have become durable in the log, on the thread that made them
-        so; returns at once. Not called where capture runs on executors.
-    :param remote_tasks: how many captures run on executors, this one among them; 0: they run here.
+        durable; returns at once. Not called if capture runs on executors.
+    :param remote_tasks: how many captures run on executors, including this one; 0: they run here.
     """
 
     def __init__(
@@ -121,21 +121,21 @@ class SourceWorker:
 
     @property
     def error(self) -> TailraceError | None:
-        """Why the source can't go on, with the commands that lead on and, among several, its name."""
+        """Why the source can't continue, with commands for recovery and, among several, its name."""
         return self._error
 
     def refuse_if_written(self) -> None:
-        """Fail where another process writes the log: at once, unless it may be about to end.
+        """Raise if another process writes the log: at once, unless that process may be about to end.
 
         :raises TailraceError: `LOG_LOCKED`.
         """
         if self._is_remote:
-            # The driver before may have been killed: its task notices that, and ends in good order.
+            # The previous driver may have been killed: its task notices that, and ends in order.
             wait_until_unwritten(self.pipeline.log.path, TASK, ORPHAN_S, self._stop_wanted)
         refuse_if_written(self.pipeline.log.path, TASK)
 
     def require_salts(self) -> None:
-        """Fail at once where a mask has no salt: before anything is made on the server.
+        """Raise if a mask has no salt, before anything is created on the server.
 
         :raises TailraceError: as `TablePolicy.of`.
         """
@@ -150,10 +150,10 @@ class SourceWorker:
             self._target.start()
 
     def turn(self) -> bool:
-        """Look after the threads; return whether all have ended, with nothing left to do.
+        """Supervise the threads; return whether all have ended, with nothing left to do.
 
-        A failure is kept in `error` and ends the capture; a sink that fails alone is none while
-        another one works.
+        A failure is kept in `error` and ends the capture. A failed sink is not a failure of the source
+        while another sink works.
         """
         over = self._capture.ended and all(feeding.ended for feeding in self._feeding)
         if self._error is None:
@@ -169,20 +169,20 @@ class SourceWorker:
 
     @property
     def is_over(self) -> bool:
-        """Whether all had ended at the last `turn`."""
+        """Whether all threads had ended at the last `turn`."""
         return self._over
 
     def stop(self) -> None:
         """Ask for the end: sinks finish their batch, capture makes durable and acknowledges."""
         self._stop_wanted.set()
-        # Sinks first, then capture: they stop side by side.
+        # Sinks first, then capture: they stop in parallel.
         for feed in self._feeds:
             feed.stop()
         self._capture_task.stop()
 
     @property
     def job_tags(self) -> Iterable[str]:
-        """What Spark's jobs for the sinks bear."""
+        """The tags of Spark's jobs for the sinks."""
         return [feed.job_tag for feed in self._feeds]
 
     def sinks_ended(self) -> bool:
@@ -190,19 +190,19 @@ class SourceWorker:
         return all(feeding.ended for feeding in self._feeding)
 
     def spark_ended(self) -> bool:
-        """Return whether those that Spark writes for have ended."""
+        """Return whether every worker whose sink Spark writes has ended."""
         both = zip(self._feeds, self._feeding, strict=True)
         return all(feeding.ended for feed, feeding in both if feed.on_spark)
 
     def capture_ended(self, timeout_s: float) -> bool:
-        """Wait for the end of the capture; return whether it came."""
+        """Wait at most `timeout_s` for the capture to end; return whether it has."""
         return self._capture.join(timeout_s)
 
     def note_sink_failure(self) -> None:
-        """Look once more, when all has stopped, for a failure that the engine answers for.
+        """Set `error`, when all threads have stopped, to a failure that the engine must report.
 
-        `error` has it then: what ended the capture, or else what stopped a sink, also beside others that
-        worked on.
+        That is the error that ended the capture, or else the one that stopped a sink, even if other sinks
+        continued.
         """
         if self._error is not None:
             return
@@ -214,7 +214,7 @@ class SourceWorker:
             self._error = self._explained(error)
 
     def view(self) -> SourceView:
-        """Return the source and its sinks as they are now. Any thread."""
+        """Return the current state of the source and its sinks. Any thread."""
         sinks = tuple(feed.view for feed in self._feeds)
         task = task_view(self._capture_task)
         if (error := self._error) is not None:
@@ -225,7 +225,7 @@ class SourceWorker:
     def _look_after(self) -> None:
         if self._capture.error is not None:
             raise self._capture.error
-        # The handler, too, is one who goes on where sinks have failed.
+        # A handler continues after all sinks have failed.
         if self._feeds and self._reading is None and self.sinks_ended() and not self._is_snapshot_open():
             self._raise_if_a_sink_failed()
         if self._until_caught_up and not self._capture.ended:
@@ -234,7 +234,7 @@ class SourceWorker:
             self._retaining.turn()
 
     def _is_snapshot_open(self) -> bool:
-        """Return whether a snapshot that was asked for is not read yet: a sink that stopped may need it."""
+        """Return whether a requested snapshot is not complete: a sink that stopped may need it."""
         snapshots = self._source.snapshots(self.pipeline.log.path)
         return snapshots is not None and snapshots.is_request_open
 
@@ -245,7 +245,7 @@ class SourceWorker:
         self._error = self._explained(error)
         if self.name:
             log.error(
-                "source failed; the others go on",
+                "source failed; the others continue",
                 source=self.name,
                 kind=str(self._error.kind),
                 error=self._error.message,
@@ -260,7 +260,7 @@ class SourceWorker:
         return TailraceError(found.kind, found.message, found.hint, {"source": self.name, **found.context})
 
     def _finish(self) -> None:
-        # The capture has nothing more to do: sinks take what is in the log, which grows no more.
+        # Capture has ended, so the log's end is final: sinks write up to it.
         end = self._log_end()
         for feed in self._feeds:
             if end is None:
@@ -269,7 +269,7 @@ class SourceWorker:
                 feed.finish_at(end)
 
     def _log_end(self) -> int | None:
-        """Return where the log ends; None: nothing can be read from it."""
+        """Return the log offset of the log's end; None if the log can't be read."""
         if (offset := self._capture_task.progress().durable.offset) > 0:
             return offset
         try:
@@ -304,7 +304,7 @@ class SourceWorker:
                 return
 
     def _handover(self) -> Handover | None:
-        """Return what capture hands its blocks to, for the handler and the sinks; None: it runs elsewhere."""
+        """Return the handover of capture's blocks to handler and sinks; None if capture runs elsewhere."""
         paths = [feed.realtime for feed in self._feeds if feed.realtime is not None]
         if self._reading is not None:
             paths.append(self._reading.realtime)
@@ -346,7 +346,7 @@ class SourceWorker:
 
 
 def task_view(task: Capture) -> CaptureView:
-    """Return what `task` shows of itself now."""
+    """Return the current state of `task`."""
     progress = task.progress()
     tables = progress.snapshot.values()
     # Until capture holds the log's lock, the log there may be another engine's.
@@ -386,11 +386,11 @@ def _sinks_failure(failed: list[SinkView]) -> TailraceError:
 
 
 class RetentionTimer:
-    """Carries out a log's retention rules every few seconds, on the caller's thread.
+    """Applies a log's retention rules every few seconds, on the caller's thread.
 
     Only for the process that writes the log, and only when its readers are registered.
 
-    :param snapshots: of the log: what an open one needs stays.
+    :param snapshots: of the log: what an open snapshot needs is kept.
     """
 
     def __init__(self, config: LogConfig, task: str, snapshots: Snapshots | None) -> None:
@@ -408,8 +408,8 @@ class RetentionTimer:
         self._held_by: tuple[str, ...] = ()
 
     def turn(self) -> None:
-        """Apply the rules if it is time to. What fails is said, and tried again later: old
-        segments that stay for a while hurt nobody.
+        """Apply the rules if the interval has passed. A failure is logged, and tried again later: segments
+        that are removed late do no harm.
         """
         if not self._wanted or time.monotonic() < self._next_s:
             return
@@ -430,6 +430,6 @@ class RetentionTimer:
             log.warning(
                 "consumers hold more of the log than retention allows",
                 readers=pruned.held_by,
-                hint="`tailrace log forget PATH --reader NAME` lets go of one that will not come back",
+                hint="`tailrace log forget PATH --reader NAME` removes one that will not return",
             )
         self._held_by = pruned.held_by

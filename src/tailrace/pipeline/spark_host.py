@@ -1,4 +1,4 @@
-"""The one Spark session of an engine: started beside capture, shared by all sinks."""
+"""The Spark session of an engine: started in parallel with capture, shared by all sinks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Spark's first start may have to fetch Delta's jars over a slow line.
+#: Longest start and stop of Spark. The first start may fetch Delta's jars over a slow line.
 START_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 10.0
 _POLL_S = 0.1
 
 
 class SparkHost:
-    """Starts Spark on a thread, hands its session to sinks, and starts it again if its JVM died.
+    """Starts Spark on a thread, gives its session to sinks, and starts it again if its JVM died.
 
     Every method may be called from any thread.
     """
@@ -41,8 +41,8 @@ class SparkHost:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin to start Spark, if nobody has yet, it failed or has died, and it was not stopped; returns at
-        once.
+        """Begin to start Spark if it was not started, failed to start or has died, unless `stop` was called.
+        Returns at once.
         """
         with self._lock:
             if self._stopped.is_set() or (self._started and not self._is_gone()):
@@ -59,14 +59,14 @@ class SparkHost:
 
     @property
     def comes_first(self) -> bool:
-        """Whether nothing is written before it is there: a cluster's executors are checked at the start."""
+        """Whether sinks wait for Spark before any write: a cluster's executors are checked at the start."""
         spark = self._config.spark
         return spark.start == "eager" and cores_of(spark.master) is None
 
     def session(self, stop: threading.Event, tag: str = "") -> SparkSession | None:
-        """Return the session, started now if need be; None if `stop` was set meanwhile, or the host stopped.
+        """Return the session, starting it if needed; None if `stop` was set meanwhile, or the host stopped.
 
-        :param tag: for jobs that the calling thread begins from now on; `cancel_jobs` knows them by it.
+        :param tag: a tag for jobs that the calling thread starts from now on, for `cancel_jobs`.
         :raises TailraceError: `ENVIRONMENT_UNFIT` or `SPARK_FAILED` if it does not start.
         """
         self.start()
@@ -90,7 +90,7 @@ class SparkHost:
         return session
 
     def require_shared(self, folders: Mapping[str, Path]) -> None:
-        """Check that executors see these folders as this process does; `session` has returned one.
+        """Check that executors see these folders as this process does. Called after `session`.
 
         :raises TailraceError: as `tailrace.spark.folders.require_shared`.
         """
@@ -100,10 +100,10 @@ class SparkHost:
         require_shared(self._spark.found, folders)
 
     def cancel_jobs(self, tags: Iterable[str]) -> None:
-        """Have Spark give up the jobs that bear one of `tags`, and no others.
+        """Cancel Spark's jobs that have one of `tags`.
 
-        Other tasks may be at work in the session, captures on executors, and jobs of its owner. Sinks
-        see an error, which is safe at any point.
+        The session may also run other tasks, captures on executors, and jobs of its owner. Sinks get an
+        error, which is safe at any point.
         """
         session = self._spark.found
         if session is None:
@@ -115,9 +115,9 @@ class SparkHost:
             log.warning("Spark's jobs could not be cancelled", error=str(as_failure(error)))
 
     def stop(self) -> None:
-        """Stop Spark, within a deadline; a session that was there before is left running.
+        """Stop Spark, within a deadline, and a starting session once it has started.
 
-        One that is still starting is stopped when it is there.
+        A session that existed before is left running.
         """
         self._stopped.set()
         stopping = Background("spark-stop", self._spark.stop)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, overload
@@ -25,7 +26,7 @@ from tailrace.records.values import python_values
 
 T = TypeVar("T")
 
-#: Events whose values are made Python's together.
+#: Events of a group whose values are made Python's together, about.
 _RUN = 1024
 _BYTES = pa.large_binary()
 
@@ -124,15 +125,35 @@ class Events(Sequence[Event]):
     def __getitem__(self, place: int | slice) -> Event | Sequence[Event]:
         if isinstance(place, slice):
             return [self[k] for k in range(*place.indices(len(self)))]
-        group, entry = self.order[range(len(self))[place]]
-        return self._event(int(group), int(entry))
+        number = range(len(self))[place]
+        return self.maker(number, number + 1)(number)
 
     def __iter__(self) -> Iterator[Event]:
-        parts = [_Entries(*part) for part in zip(self.batch.groups, self.converted, strict=True)]
-        partition = self.batch.partition
-        for first in range(0, len(self), _RUN):
-            for number, entry in zip(*self.order[first : first + _RUN].T.tolist(), strict=True):
-                yield parts[number].event(entry, partition)
+        size, count = _RUN * max(1, len(self.converted)), len(self)
+        runs = (self._parts(first, min(first + size, count)) for first in range(0, count, size))
+        return itertools.chain.from_iterable(map(_event, *run) for run in runs)
+
+    def maker(self, first: int, last: int) -> Callable[[int], Event]:
+        """Return what makes an event, from the `first` on and before the `last` in the source's order, by
+        its number there. Any thread.
+
+        Their keys and values are made Python's here, together. What makes of them an event is called when it
+        is wanted: thousands that wait would have the garbage collector look through everything.
+        """
+        parts, places = self._parts(first, last)
+        return lambda number: _event(parts[number - first], places[number - first])
+
+    def _parts(self, first: int, last: int) -> tuple[Sequence[_Part], Sequence[int]]:
+        # Of each event its part, and its place there.
+        of_event, entries = self.order[first:last].T
+        parts: dict[int, _Part] = {}
+        places = entries.copy()
+        for number in np.unique(of_event).tolist():
+            is_own = of_event == number
+            begin, end = int(entries[is_own].min()), int(entries[is_own].max()) + 1
+            parts[number] = _Part.of(self.batch, number, self.converted[number].part(begin, end), begin)
+            places[is_own] -= begin
+        return [parts[number] for number in of_event.tolist()], places.tolist()
 
     @property
     def places(self) -> Places:
@@ -199,9 +220,6 @@ class Events(Sequence[Event]):
         starts = np.cumsum([0, *map(len, arrays)])
         return whole.take(pa.array(starts[self.order[:, 0]] + self.order[:, 1]))
 
-    def _event(self, group: int, entry: int) -> Event:
-        return _Entries(self.batch.groups[group], self.converted[group], 1).event(entry, self.batch.partition)
-
 
 def interleaved(parts: Sequence[Converted], order: Places) -> Converted:
     """Return events of several groups as if they were one group's, without `rows`.
@@ -246,37 +264,40 @@ def _in_bytes(values: pa.Array) -> pa.Array:
     return (texts_of(values) if is_fixed else values).cast(_BYTES)
 
 
-class _Entries:
-    # The events of a group, made one by one, in order; values are made Python's in runs.
-    def __init__(self, group: Group, found: Converted, run: int = _RUN) -> None:
-        self._group = group
-        self._found = found
-        self._run = run
-        self._first = self._last = 0
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    # Events of a group that follow each other there, as Python's values.
+    group: Group
+    partition: Partition
+    rows: Sequence[int]
+    keys: Sequence[Any]
+    values: Sequence[Any]
+    headers: Sequence[Mapping[str, Any] | None] | None
 
-    def event(self, entry: int, partition: Partition) -> Event:
-        if not self._first <= entry < self._last:
-            self._take(entry)
-        at = entry - self._first
-        group = self._group
-        record = Record(group, self._rows[at], partition)
-        headers = None if self._headers is None else self._headers[at]
-        kept = {name: value for name, value in headers.items() if value is not None} if headers else {}
-        return Event(group.topic, self._keys[at], self._values[at], kept, record)
+    @classmethod
+    def of(cls, batch: Batch, group: int, found: Converted, first: int) -> _Part:
+        # `found`: events of the group, from its entry `first` on.
+        return cls(
+            batch.groups[group],
+            batch.partition,
+            range(first, first + len(found)) if found.rows is None else found.rows.tolist(),
+            [None] * len(found) if found.keys is None else _python(found.keys),
+            _python(found.values),
+            None if found.headers is None else _python(found.headers),
+        )
 
-    def _take(self, entry: int) -> None:
-        found = self._found
-        self._first, self._last = entry, min(entry + self._run, len(found))
-        rows = range(self._first, self._last)
-        self._rows = rows if found.rows is None else found.rows[self._first : self._last].tolist()
-        self._keys = [None] * len(rows) if found.keys is None else self._python(found.keys)
-        self._values = self._python(found.values)
-        self._headers = None if found.headers is None else self._python(found.headers)
 
-    def _python(self, values: pa.Array | Sequence[Any]) -> Sequence[Any]:
-        if not isinstance(values, pa.Array):
-            return values[self._first : self._last]
-        return python_values(values.slice(self._first, self._last - self._first))
+def _event(part: _Part, place: int) -> Event:
+    group = part.group
+    kept = {}
+    if part.headers is not None and (headers := part.headers[place]):
+        kept = {name: value for name, value in headers.items() if value is not None}
+    record = Record(group, part.rows[place], part.partition)
+    return Event(group.topic, part.keys[place], part.values[place], kept, record)
+
+
+def _python(values: pa.Array | Sequence[Any]) -> Sequence[Any]:
+    return python_values(values) if isinstance(values, pa.Array) else values
 
 
 #: About so many bytes of keys and values are made at once.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from tailrace.changelog import durable
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.errors import Kind, TailraceError
 
 log = structlog.get_logger(__name__)
@@ -50,14 +50,13 @@ class Request:
 
 def ask(
     directory: LogDirectory,
-    task: str,
     *,
     tables: Sequence[str] = (),
     where: str = "",
     cancels: bool = False,
     pauses: bool | None = None,
 ) -> Request:
-    """Leave a request for the engine that captures `task`, now or later. Any process.
+    """Leave a request for the engine that captures into the log, now or later. Any process.
 
     :raises TailraceError: `CONFIG_INVALID` if a text is none that a server could take; `LOG_FULL`,
         `LOG_WRITE_FAILED`.
@@ -72,7 +71,7 @@ def ask(
         )
     request = Request(secrets.token_hex(8), time.time_ns() // 1000, tuple(tables), where, cancels, pauses)
     content = {name: getattr(request, name) for name in request.__slots__}
-    name = f"tasks/{task}/{FOLDER}/{file_name(request)}"
+    name = f"tasks/{TASK}/{FOLDER}/{request.id}{_SUFFIX}"
     path = directory.path / name
     durable.make_directory(path.parent)
     for folder in reversed(path.parents[:3]):
@@ -81,38 +80,45 @@ def ask(
     try:
         _require_owner(path, directory)
     except TailraceError:
-        remove([path])
+        remove(path)
         raise
     return request
 
 
-def waiting(directory: LogDirectory, task: str) -> list[Request]:
-    """Return the requests that no engine has taken yet, the oldest first."""
-    return read_requests(request_files(directory, task))
+def waiting(directory: LogDirectory) -> list[Request]:
+    """Return the requests that no engine has taken yet, the oldest first; one that can't be read is none."""
+    return [request for request, _ in _read_all(directory) if request is not None]
 
 
-def request_files(directory: LogDirectory, task: str) -> list[Path]:
+def take_requests(directory: LogDirectory, take: Callable[[Request], bool]) -> bool:
+    """Have each request that waits be taken, the oldest first, and remove its file; return whether any was.
+
+    :param take: returns whether it took a request, durably; if not, it waits on.
+    """
+    is_any_taken = False
+    for request, path in _read_all(directory):
+        if request is None or take(request):
+            is_any_taken = True
+            # At once: were a cancellation taken twice, it would end what was asked for behind it.
+            remove(path)
+    return is_any_taken
+
+
+def request_files(directory: LogDirectory) -> list[Path]:
     """Return the files of requests that no engine has taken yet."""
-    return sorted((directory.task_path(task) / FOLDER).glob(f"*{_SUFFIX}"))
+    return sorted((directory.task_path(TASK) / FOLDER).glob(f"*{_SUFFIX}"))
 
 
-def read_requests(files: Sequence[Path]) -> list[Request]:
-    """Return the requests in some files, the oldest first; one that can't be read is passed over."""
-    found = (_read(path) for path in files)
-    return sorted((each for each in found if each is not None), key=lambda each: each.requested_us)
+def remove(path: Path) -> None:
+    """Remove the file of a request that is taken, durably: one that came back would be taken twice."""
+    path.unlink(missing_ok=True)
+    durable.sync_directory(path.parent)
 
 
-def file_name(request: Request) -> str:
-    """Return the name of a request's file."""
-    return f"{request.id}{_SUFFIX}"
-
-
-def remove(files: Sequence[Path]) -> None:
-    """Remove the files of requests that are taken, durably: one that came back would be taken twice."""
-    for path in files:
-        path.unlink(missing_ok=True)
-    for folder in {path.parent for path in files}:
-        durable.sync_directory(folder)
+def _read_all(directory: LogDirectory) -> list[tuple[Request | None, Path]]:
+    """Return the requests with their files, the oldest first; in place of one that can't be read, None."""
+    found = [(_read(path), path) for path in request_files(directory)]
+    return sorted(found, key=lambda each: each[0].requested_us if each[0] is not None else 0)
 
 
 def _read(path: Path) -> Request | None:

@@ -1,6 +1,6 @@
-"""Spark's side of Tailrace: the data sources `tailrace` and `tailrace-join`, and what pipelines run on.
+"""Spark: the data sources `tailrace` and `tailrace-join`, and the session and jobs of pipelines.
 
-Importing this package does not import PySpark; what needs it imports it when it is called.
+Importing this package does not import PySpark; functions import it when they are called.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("tailrace")` and `format("tailrace-join")` known to a session.
+    """Register `format("tailrace")` and `format("tailrace-join")` in a session.
 
-    Seldom needed: PySpark finds the sources by itself where Tailrace is installed (see
-    `pyspark_tailrace`). Doing both does no harm.
+    Rarely needed: PySpark finds the data sources by itself if Tailrace is installed (see
+    `pyspark_tailrace`). Registering them again is harmless.
     """
     from tailrace.spark.datasource import TailraceDataSource
     from tailrace.spark.join.datasource import JoinDataSource

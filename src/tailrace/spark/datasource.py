@@ -1,8 +1,8 @@
-"""The data source `tailrace`: anyone's Spark job reads a change log, in batch or as a stream.
+"""The data source `tailrace`, with which any Spark job reads a change log, in batch or as a stream.
 
-On the driver a range of the log is chosen and cut into pieces; on executors each piece is read
-and decoded into Arrow batches. Everything between two log offsets is the same at every read,
-so Spark may repeat what it likes.
+The driver chooses a range of the log and divides it into input splits; executors read and decode
+the input splits into Arrow batches. A range has the same rows at every read, so Spark may repeat
+any task.
 
 Without the option `table` a row is an envelope; with it, a row of that table.
 """
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from tailrace.spark.position import LogPosition
 
 
-#: So long a task waits for what became of an altered table. Spark shows what it waits for when it is over.
+#: Longest wait of a task for the catalogue facts of an altered table, in seconds. Then the task fails.
 _PENDING_S_MAX = 120.0
-#: More than any log holds, and still a 64-bit number when a log offset is added.
+#: A number of rows or bytes that no log has; a sum with a log offset still has 64 bits.
 _UNLIMITED = 1 << 61
 
 
 class TailraceDataSource(DataSource):
-    """`format("tailrace")`. Spark makes one for each `load()`, asks it for its schema, then
+    """`format("tailrace")`. Spark creates an instance for each `load()`, calls `schema`, and then
     pickles it into the processes that plan and read.
     """
 
@@ -60,11 +60,11 @@ class TailraceDataSource(DataSource):
         return "tailrace"
 
     def schema(self) -> StructType:
-        """Return the schema of what was asked for, as the log stands now.
+        """Return the schema of the requested rows, as of the log's current end.
 
         With `table`: every column that the table had from the log's start to the range's end.
-        For a batch it also settles which range that is, so that a DataFrame that Spark
-        evaluates twice reads the same changes twice while capture goes on.
+        For a batch this also fixes the range, so that a DataFrame that Spark evaluates twice
+        reads the same changes twice while capture continues.
         """
         from tailrace.decode.envelope import SCHEMA as ENVELOPE
         from tailrace.ranges.changes import with_renames
@@ -74,10 +74,10 @@ class TailraceDataSource(DataSource):
         reader = position.opened(options.path, options.task)
         first = reader.start
         starting = options.starting
-        # Only a batch must find it: a stream that goes on from its checkpoint does not ask where to start.
+        # Only a batch needs the start: a stream that continues from its checkpoint does not use it.
         with contextlib.suppress(TailraceError):
             starting = str(position.resolve(reader, starting))
-        # After the start: a log that grows in between must not end before it.
+        # After the start: if the log grows in between, the end must not lie before the start.
         end = position.resolve(reader, options.ending)
         self._pinned = options.model_copy(update={"starting": starting, "ending": str(end)})
         if options.table is None:
@@ -107,16 +107,16 @@ class TailraceDataSource(DataSource):
 
 
 class PiecePartition(InputPartition):
-    """What Spark carries to an executor: a piece of the log, or None for an empty range."""
+    """A Spark partition: an input split of the log, or None for an empty range."""
 
     value: Piece | None
 
 
 class _Rows:
-    """The executors' side of both readers: a piece as Arrow batches in the query's schema.
+    """Reads input splits on executors, for both readers, as Arrow batches in the query's schema.
 
-    Selection and masks are resolved where the query is planned, and are sent with the
-    tasks: executors need not have the secrets.
+    The driver resolves column selection and masks and sends them with the tasks, so executors
+    do not need the secrets.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -140,7 +140,7 @@ class _Rows:
                 yield conformer.envelopes(stretch, piece.task)
 
     def _stretches(self, piece: Piece) -> Iterator[list[TableChanges]]:
-        """Yield the changes of a piece; those of a table that was altered once the log knows as what."""
+        """Yield the changes of an input split; waits before those of an altered table for its new schema."""
         from tailrace.ranges.changes import PENDING_S, stretches_of
 
         options = self._options
@@ -178,11 +178,11 @@ class BatchReader(DataSourceReader):
         if start > end:
             raise TailraceError(
                 Kind.CONFIG_INVALID,
-                f"read a change log: startingOffset is the log offset {start}, behind endingOffset, {end}",
-                "give an endingOffset that comes later, or leave it out; load() fixes both",
+                f"read a change log: startingOffset is the log offset {start}, after endingOffset, {end}",
+                "set a larger endingOffset, or leave it out; load() fixes both",
                 {"log": self._options.path},
             )
-        # Without partitions Spark would ask for one of its own making.
+        # Without partitions Spark would read one that it creates itself.
         return _partitions(reader, self._options.task, start, end) or [PiecePartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -190,8 +190,8 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a log as it grows. Every offset that it gives Spark is a boundary: no transaction
-    is ever split between two micro-batches.
+    """Reads a growing log. Every offset that it returns to Spark is a boundary, so no transaction
+    is split between two micro-batches.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -222,7 +222,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if isinstance(limit, ReadAllAvailable):
             return self._kept.encode(end, begin)
-        # Spark hands one limit over; where both options are set, both hold.
+        # Spark passes only one limit; if both options are set, both apply.
         rows_max = self._options.rows_max or _UNLIMITED
         bytes_max = self._options.bytes_max or _UNLIMITED
         if isinstance(limit, ReadMaxRows):
@@ -245,7 +245,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._rows.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Let retention have what lies before `end`, if the query is a registered reader."""
+        """Allow retention to remove everything before `end`, if the query is a registered reader."""
         from tailrace.changelog.retention.readers import Readers
 
         if self._options.reader_name is not None:

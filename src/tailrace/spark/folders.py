@@ -1,4 +1,4 @@
-"""Folders that the driver and all executors must see: the log's, and those that sinks write to."""
+"""Checks that the driver and all executors share folders: the log's, and those that sinks write to."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tailrace.spark.jobs import on_every_core
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: A task that ended at once would get another task's turn, and an executor none.
+#: Shortest duration of a task, in seconds: an executor whose task ended at once could run all of them.
 _TASK_S = 0.3
 
-#: The driver's files, and those of executors with the same beginning.
+#: Prefix of the driver's files; an executor's file has the driver's name as its prefix.
 _PREFIX = ".tailrace-probe-"
 _PROBE = re.compile(rf"{re.escape(_PREFIX)}[0-9a-f]{{16}}(-[0-9a-f]{{8}})?")
 _OLD_S = 3600.0
@@ -37,10 +37,10 @@ _HINT = (
 def require_shared(session: SparkSession, folders: Mapping[str, Path]) -> None:
     """Check that the executors of a cluster see these folders as the driver does, and may write there.
 
-    The driver leaves a hidden file in each folder for as long as this takes. Executors that join the
-    cluster later are not asked. Does nothing where executors are threads of this process.
+    The driver creates a hidden file in each folder for the duration of the check. Executors that join the
+    cluster later are not checked. Does nothing if executors are threads of this process.
 
-    :param folders: by what they are for, such as `log.path`; they exist.
+    :param folders: existing folders by the setting that names them, such as `log.path`.
     :raises TailraceError: `ENVIRONMENT_UNFIT` with host and folder; `SPARK_FAILED`.
     """
     context = session.sparkContext
@@ -54,7 +54,7 @@ def require_shared(session: SparkSession, folders: Mapping[str, Path]) -> None:
 
 
 def not_shared(host: str, use: str, folder: str, problem: str) -> TailraceError:
-    """Return the error of an executor on `host` that does not have what the driver has in a folder."""
+    """Return the error of an executor on `host` that does not share a folder with the driver."""
     return TailraceError(
         Kind.ENVIRONMENT_UNFIT,
         f"use {use} on the Spark executor on {host}: {folder}: {problem}",
@@ -75,7 +75,7 @@ def _probe(folder: Path) -> Iterator[str]:
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove what processes that were killed have left; of one that still looks, nothing is so old."""
+    """Remove files left by killed processes: those older than any check that may still run."""
     for file in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if _PROBE.fullmatch(file.name) and file.stat().st_mtime < time.time() - _OLD_S:
@@ -83,7 +83,7 @@ def _remove_old(folder: Path) -> None:
 
 
 def _look(probes: Sequence[tuple[str, str]], _: Iterable[int]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield what is wrong on this executor: host, use, folder, problem."""
+    """Yield the problems on this executor: host, use, folder, problem."""
     began_s = time.monotonic()
     for use, probe in probes:
         folder, name = os.path.split(probe)
@@ -94,13 +94,13 @@ def _look(probes: Sequence[tuple[str, str]], _: Iterable[int]) -> Iterator[tuple
 
 def _problem(folder: str, name: str) -> str:
     if not os.path.isdir(folder):
-        return "there is no such folder"
+        return "the folder does not exist"
     if not os.path.exists(os.path.join(folder, name)):
-        return "this is another folder than the driver's, under the same path"
+        return "this is not the driver's folder, although it has the same path"
     own = os.path.join(folder, f"{name}-{secrets.token_hex(4)}")
     try:
         os.close(os.open(own, os.O_CREAT | os.O_EXCL, 0o600))
         os.unlink(own)
     except OSError as error:
-        return f"nothing can be written there: {error.strerror}"
+        return f"the folder is not writable: {error.strerror}"
     return ""

@@ -1,11 +1,11 @@
-"""The Java that Spark runs on: which one, what a master's address says of it, and how its process is started.
+"""Finds Java, starts Spark's Java process, and tells local masters from clusters.
 
-PySpark starts it on first use, with every setting on the command line, where any user of the
-machine can read it. Here only what Java must know before it runs is put there; all else, which
-may hold credentials of a lake, is handed over afterwards.
+PySpark would start the process with every setting on its command line, which any user of the
+machine can read. Here the command line has only settings that Java needs at its start; all others,
+which may include credentials of a lake, are passed afterwards.
 
-The process gets a separate session, so that Ctrl-C at the terminal reaches the pipeline
-alone, which then ends its Spark jobs in order. It ends by itself when its parent is gone.
+The process gets its own operating system session, so that Ctrl-C at the terminal reaches only the
+pipeline, which then ends its Spark jobs in order. It ends by itself when its parent has ended.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 #: The oldest release that Spark 4 runs on.
 JAVA_VERSION_MIN = 17
 
-#: Settings that are of use only before Java runs.
+#: Prefixes of settings that Java needs at its start.
 _ON_COMMAND_LINE = ("spark.driver.", "spark.jars", "spark.submit.")
 
-#: Measured on two cores, replaying 2 million rows: 1.4 s of Java's CPU, under G1 1.8 s.
+#: The garbage collector. Measured on two cores, replaying 2 million rows: 1.4 s of Java's CPU, with G1 1.8 s.
 _COLLECTOR = "-XX:+UseParallelGC"
 _LINES_KEPT = 30
 
@@ -38,14 +38,14 @@ _ANSWER_TIMEOUT_S = 30
 _IN_PROCESS = re.compile(r"local(?:\[(?P<cores>\*|\d+)(?:,\s*\d+)?\])?")
 _INSTALL = (
     f"install Java {JAVA_VERSION_MIN} or later (Debian and Ubuntu: `apt install openjdk-17-jre-headless`, "
-    "macOS: `brew install openjdk@17`) and put it on PATH, or point JAVA_HOME at it"
+    "macOS: `brew install openjdk@17`) and put it on PATH, or set JAVA_HOME to its folder"
 )
 
 
 def cores_of(master: str) -> int | None:
-    """Return how many tasks run at a time under a master in this process; None for a cluster.
+    """Return the number of tasks that a master runs at once in this process; None for a cluster.
 
-    `local-cluster[…]` is a cluster: its executors are processes of their own.
+    `local-cluster[…]` is a cluster: its executors are separate processes.
     """
     found = _IN_PROCESS.fullmatch(master.strip())
     if found is None:
@@ -56,14 +56,14 @@ def cores_of(master: str) -> int | None:
 
 
 def require_java() -> int:
-    """Return the major version of the Java that Spark will start: JAVA_HOME's, else PATH's.
+    """Return the major version of the Java that Spark starts: that of JAVA_HOME, or else of PATH.
 
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if there is none, it does not run, or it is too old.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if there is no Java, it does not run, or it is too old.
     """
     home = os.environ.get("JAVA_HOME", "")
     command = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if command is None:
-        raise _unfit("look for Java: none on PATH, and JAVA_HOME is not set")
+        raise _unfit("find Java: there is none on PATH, and JAVA_HOME is not set")
     try:
         answer = subprocess.run(
             [command, "-version"], capture_output=True, timeout=_ANSWER_TIMEOUT_S, check=True
@@ -73,9 +73,9 @@ def require_java() -> int:
         raise _unfit(f"start the Java {where}, {command!r}: {type(error).__name__}") from error
     version = major_version(answer)
     if version is None:
-        raise _unfit(f"ask {command!r} for its version: it prints none")
+        raise _unfit(f"read the version of {command!r}: it prints none")
     if version < JAVA_VERSION_MIN:
-        raise _unfit(f"look for Java: {command!r} is version {version}, Spark needs {JAVA_VERSION_MIN}")
+        raise _unfit(f"find Java: {command!r} is version {version}, Spark needs {JAVA_VERSION_MIN}")
     return version
 
 
@@ -92,7 +92,7 @@ def _unfit(message: str) -> TailraceError:
 def launch_jvm(settings: Mapping[str, str]) -> Any:
     """Start Java with Spark's classes and return the py4j gateway to it.
 
-    :raises TailraceError: `SPARK_FAILED` if it ends before it can be spoken to, with its words.
+    :raises TailraceError: `SPARK_FAILED`, with Java's output, if it ends before it accepts a connection.
     """
     from pyspark import SparkConf
     from pyspark.errors import PySparkRuntimeError
@@ -111,9 +111,9 @@ def launch_jvm(settings: Mapping[str, str]) -> Any:
     except PySparkRuntimeError as error:
         raise TailraceError(
             Kind.SPARK_FAILED,
-            f"start Spark's Java process: it ended at once, saying: {relay.last_words()}",
-            "correct what it speaks of: in spark.conf, or in the variable SPARK_SUBMIT_OPTS. If it could not "
-            "fetch packages, put Delta's jars into the directory that TAILRACE_JARS names",
+            f"start Spark's Java process: it ended at once with the output: {relay.last_words()}",
+            "correct the setting that it names, in spark.conf or in the variable SPARK_SUBMIT_OPTS. If it "
+            "could not fetch packages, put Delta's jars into the directory that TAILRACE_JARS names",
         ) from error
     finally:
         relay.close_write_end()
@@ -122,21 +122,21 @@ def launch_jvm(settings: Mapping[str, str]) -> Any:
 
 
 def java_options(settings: Mapping[str, str]) -> str:
-    """Return the options of Java itself: ours, then the user's, which win."""
+    """Return the options of Java itself: the defaults, then the user's, which take precedence."""
     log4j = Path(__file__).with_name("log4j2.properties").as_uri()
     own = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={log4j}"]
     user = settings.get("spark.driver.extraJavaOptions", "")
-    if not re.search(r"-XX:\+Use\w+GC\b", user):  # Java refuses to choose between two
+    if not re.search(r"-XX:\+Use\w+GC\b", user):  # Java refuses two collectors
         own.append(_COLLECTOR)
     return " ".join([*own, user]).strip()
 
 
 class _Relay:
-    """What Java prints: held back until it has started, then passed on to standard error.
+    """Java's output: withheld until it has started, then forwarded to standard error.
 
-    While it starts, Java and Spark's launcher greet at length; only if the start fails is that
-    worth reading. Our own standard output may be somebody's JSON, so Java never writes there.
-    One thread reads, so that a full pipe can never hold Java up.
+    While starting, Java and Spark's launcher print many lines, which are of use only if the start
+    fails. Java never writes to standard output, where this process may print JSON.
+    A thread reads continuously, so that a full pipe never blocks Java.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Python functions as Spark jobs: run on executors, errors as values, cancelled by their group or tags.
+"""Runs Python functions as Spark jobs: with errors as values, and cancelled by job group or tags.
 
 An error that an executor raises reaches the driver as text inside a Java exception. The text of a
-`TailraceError` holds its kind, message, circumstances and hint, so it can be read back: a person sees what
-went wrong, not that "stage 3 failed four times".
+`TailraceError` has its kind, message, context and hint, so it can be parsed: the user sees the cause, not
+"stage 3 failed four times".
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _RAISED = re.compile(
 )
 _CONTEXT = re.compile(r" \((\w+=[^()]*)\)$")
 _KINDS = frozenset(str(kind) for kind in Kind)
-#: Spark repeats itself over many lines; the first says it.
+#: Limit of Spark's message, of which only the first line is used, in characters.
 _MESSAGE_CHARS_MAX = 300
-#: Hint of `SPARK_FAILED`: Spark's log does not repeat what a job failed of.
-IN_CAUSE = "the cause of this error has Spark's words and its trace (--debug shows them)"
+#: Hint of `SPARK_FAILED`: Spark's log does not repeat the error of a failed job.
+IN_CAUSE = "the cause of this error has Spark's message and its stack trace (--debug shows them)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class JobGroup:
     description: str
 
     def cancel(self, session: Callable[[], SparkSession]) -> None:
-        """Have Spark give up the group's jobs, and those that are about to begin. Never raises."""
+        """Cancel the group's jobs, including those that are about to start. Never raises."""
         try:
-            # A job that is about to begin must not slip through, so the plain call won't do.
+            # Unlike `cancelJobGroup`, this also cancels a job that is about to start.
             session().sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.name)  # noqa: SLF001
-        except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
+        except Exception as error:  # noqa: BLE001 - a Spark that has ended runs no jobs
             what = self.description
             log.warning("Spark's jobs could not be cancelled", what=what, error=type(error).__name__)
 
@@ -63,8 +63,8 @@ def collect(
 ) -> list[Result]:
     """Run `function` as one job, each of its `tasks` on a part of `work`; return all results in order.
 
-    :param group: of this job, and of later ones that the calling thread begins without one.
-    :raises Exception: of PySpark or py4j; `translated` says what it means.
+    :param group: of this job, and of later jobs that the calling thread starts without a group.
+    :raises Exception: of PySpark or py4j; `translated` converts it.
     """
     context = session.sparkContext
     if group is not None:
@@ -78,8 +78,8 @@ def on_every_core(
 ) -> list[Result]:
     """Run `function` in as many tasks as executors have cores; return all results.
 
-    A task that is done at once may be followed by another one on the same core.
-    :raises TailraceError: as `translated` has it.
+    A core may run another task when its first one ends early.
+    :raises TailraceError: as `translated` returns.
     """
     count = session.sparkContext.defaultParallelism
     try:
@@ -90,7 +90,7 @@ def on_every_core(
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFailure:
-    """An error on its way from an executor, as a value."""
+    """An error that an executor returns to the driver as a value."""
 
     error: TailraceError
 
@@ -101,15 +101,15 @@ def run(
     function: Callable[[Work], Result],
     error_of: Callable[[Exception], TailraceError],
 ) -> list[Result]:
-    """Call `function` with each of `work`, as one job of as many tasks; return the results in order.
+    """Call `function` with each item of `work`, in one job with a task per item; return the results in order.
 
-    Errors come back as values. Raised, they would reach the driver as text among Java's, and text of
-    PyArrow's may quote rows.
+    Executors return errors as values. If raised, they would reach the driver as text in Java's messages,
+    and PyArrow's messages may quote rows.
 
-    :param session: None: call it in this process, one after the other.
-    :param function: importable, or a `partial` of what is: it goes to executors, as `error_of`.
-    :param error_of: what an error of `function` means; called where it was raised.
-    :raises TailraceError: the first that a call met; `SPARK_FAILED` if Spark itself failed.
+    :param session: None: call the function in this process, one item after the other.
+    :param function: importable, or a `partial` of such a function: it is sent to executors, as `error_of` is.
+    :param error_of: converts an error of `function`; called where it was raised.
+    :raises TailraceError: the first error of a call; `SPARK_FAILED` if Spark itself failed.
     """
     if not work:
         return []
@@ -140,9 +140,9 @@ def _each(
 
 
 def with_tags_of(spark: SparkSession | None) -> Callable[[], None]:
-    """Return what a new thread calls first, so that its jobs have the tags of the calling thread's.
+    """Return a function that a new thread calls first, so that its jobs have the calling thread's tags.
 
-    Jobs are cancelled by their tags, which are those of the thread that begins them.
+    Jobs are cancelled by their tags, which they get from the thread that starts them.
     """
     if spark is None:
         return lambda: None
@@ -157,9 +157,9 @@ def with_tags_of(spark: SparkSession | None) -> Callable[[], None]:
 
 
 def translated(error: BaseException) -> TailraceError:
-    """Return the `TailraceError` that an executor raised, or `SPARK_FAILED` with Spark's words.
+    """Return the `TailraceError` that an executor raised, or else `SPARK_FAILED` with Spark's message.
 
-    :param error: anything that PySpark or py4j raised; a `TailraceError` is returned as it is.
+    :param error: any error of PySpark or py4j; a `TailraceError` is returned unchanged.
     """
     if isinstance(error, TailraceError):
         return error

@@ -27,7 +27,7 @@ from tailrace.errors import Kind, TailraceError
 
 _ATTEMPT = "read a change log"
 
-#: A file system takes names of 255; what is put before and behind needs some of them.
+#: Limit of an encoded reader name, in characters: file names of up to 255 bytes, less prefixes and suffixes.
 _READER_NAME_CHARS_MAX = 200
 
 
@@ -43,14 +43,14 @@ def by_spelling(
     also: str = "",
     but: Collection[str] = (),
 ) -> dict[str, str]:
-    """Return what is given by the options' own spelling: a field's alias, else its name in camel case.
+    """Return the options by their documented spelling: a field's alias, or else its name in camel case.
 
-    Spark hands keys over in lower case, so case never matters.
+    Spark passes keys in lower case, so case does not matter.
 
-    :param invalid: makes the error of what was found and a hint.
-    :param also: what options there are beside the model's, for the hint.
-    :param but: fields of the model that are no options.
-    :raises TailraceError: for an unknown option, with the nearest known.
+    :param invalid: returns the error for a description of the problem and a hint.
+    :param also: the options that are not in the model, for the hint.
+    :param but: fields of the model that are not options.
+    :raises TailraceError: for an unknown option, with the nearest known one.
     """
     fields = ((name, field.alias) for name, field in model.model_fields.items() if name not in but)
     spellings = {own.lower(): own for name, alias in fields if (own := alias or to_camel(name))}
@@ -83,18 +83,18 @@ def _table(text: str) -> str:
 def _reader_name(text: str | None) -> str | None:
     if text and len(encode_name(text)) > _READER_NAME_CHARS_MAX:
         raise _invalid(
-            f"the option readerName has {len(text)} characters, and a file is named after it",
-            f"give a shorter one, of at most {_READER_NAME_CHARS_MAX} letters and digits",
+            f"the option readerName has {len(text)} characters, too many for a file's name",
+            f"choose a name of at most {_READER_NAME_CHARS_MAX} letters and digits",
         )
     return text or None
 
 
 class ReadOptions(HandlingModes):
-    """What a reader was asked for. A field's alias, else its name in camel case, is the option's spelling.
+    """The options of a reader, spelled as a field's alias, or else as its name in camel case.
 
-    `starting` and `ending` are places in the log as written: `earliest`, `latest`, a log
-    offset, an LSN or a time; `position.resolve` finds them. `task` is "" if none was named. `raw`
-    asks for what the log holds, without the masks and left-out columns of its pipeline.
+    `starting` and `ending` are positions in the log as text: `earliest`, `latest`, a log offset,
+    an LSN or a time; `position.resolve` finds them. `task` is "" if the option is not set. `raw`
+    reads all columns, unmasked, whatever the pipeline's column policy says.
     """
 
     model_config = ConfigDict(alias_generator=to_camel)
@@ -113,7 +113,7 @@ class ReadOptions(HandlingModes):
     def parse(cls, given: Mapping[str, str]) -> ReadOptions:
         """Return the options of a `load()`.
 
-        :raises TailraceError: `CONFIG_INVALID`, for an unknown option with the nearest known.
+        :raises TailraceError: `CONFIG_INVALID`; for an unknown option with the nearest known one.
         """
         found = by_spelling(cls, given, _invalid)
         if not found.get("path"):
@@ -139,13 +139,13 @@ class ReadOptions(HandlingModes):
         modes = [name for name in HandlingModes.model_fields if name in self.model_fields_set]
         if modes and self.table is None:
             raise _invalid(
-                f"there is the option {to_camel(modes[0])}, and no option table",
-                "envelopes hold PostgreSQL's own text whatever the mode: name a table, or leave it out",
+                f"the option {to_camel(modes[0])} is set, but the option table is not",
+                "envelopes contain PostgreSQL's text in every mode: name a table, or remove the option",
             )
         return self
 
     def refuse_limits(self) -> None:
-        """Refuse the options of a stream, which a batch would pass over in silence.
+        """Refuse the options of a stream, which a batch would ignore.
 
         :raises TailraceError: `CONFIG_INVALID`.
         """
@@ -157,12 +157,12 @@ class ReadOptions(HandlingModes):
                 )
 
     def refuse_ending(self) -> None:
-        """Refuse the option of a batch, which a stream would pass over in silence.
+        """Refuse the option of a batch, which a stream would ignore.
 
         :raises TailraceError: `CONFIG_INVALID`.
         """
         if self.ending != "latest":
             raise _invalid(
                 "endingOffset is an option of batches, and this is a stream",
-                "leave it out; .trigger(availableNow=True) stops at what the log holds now",
+                "leave it out; .trigger(availableNow=True) stops at the log's current end",
             )

@@ -1,7 +1,7 @@
-"""Places in a log, as people and Spark's checkpoints name them.
+"""Positions in a log, as options and Spark's checkpoints contain them.
 
-A person writes `earliest`, `latest`, a log offset, an LSN or a time. Spark keeps a dictionary
-that also names the log and the task: offsets of one log mean nothing in another.
+An option is `earliest`, `latest`, a log offset, an LSN or a time. Spark stores a dictionary that
+also identifies the log and the task, as an offset of one log has no meaning in another.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tailrace.ranges.positions import locate, parse_point
 
 
 def opened(path: str, task: str) -> LogReader:
-    """Return this process's reader of a task. It is kept, with the indexes that it has read; if
-    another log was put in the place of the one it read, a new one is made.
+    """Return this process's reader of a task. It is cached, with the indexes that it has read, and
+    replaced if there is another log at the path.
 
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`.
     """
@@ -32,9 +32,9 @@ def _reader(path: str, task: str, log_id: str) -> LogReader:  # noqa: ARG001 —
 
 
 def table_policy(path: str, task: str, *, raw: bool) -> TablePolicy:
-    """Return which columns of a task's log are delivered, and how they are masked; secrets are resolved now.
+    """Return which columns of a task's log are delivered, and how they are masked; resolves the secrets.
 
-    :param raw: everything, as the log holds it.
+    :param raw: all columns, unmasked, as in the log.
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`, `SECRET_MISSING`.
     """
     if raw:
@@ -45,8 +45,8 @@ def table_policy(path: str, task: str, *, raw: bool) -> TablePolicy:
 def task_named(path: str, task: str) -> str:
     """Return `task`, or the log's only task if it is "".
 
-    :raises TailraceError: `LOG_MISSING` if there is no log, or the task is not in it;
-        `CONFIG_INVALID` if there are several and none is named.
+    :raises TailraceError: `LOG_MISSING` if there is no log, or it does not have the task;
+        `CONFIG_INVALID` if the log has several tasks and `task` is "".
     """
     tasks = LogDirectory.open(path).tasks()
     if task in tasks:
@@ -63,21 +63,21 @@ def task_named(path: str, task: str) -> str:
         )
     raise TailraceError(
         Kind.LOG_MISSING,
-        f"read a change log: there is no task {task!r} in it; its tasks: {known}",
-        "start the pipeline that writes this log once" if not tasks else "name one of these",
+        f"read a change log: it has no task {task!r}; its tasks: {known}",
+        "run the pipeline that writes this log once" if not tasks else "name one of these",
         {"log": path},
     )
 
 
 def resolve(reader: LogReader, place: str) -> int:
-    """Return the boundary that `place` means: everything before it comes before the place.
+    """Return the boundary of `place`, the text of an option.
 
-    An LSN means the place after the unit that ends there, so that reading starts with what
-    was committed later. A time means the place before the first unit committed at it or later;
-    without a zone it is UTC.
+    For an LSN it is the boundary after the unit that ends there, so that reading starts with later
+    commits. For a time it is the boundary before the first unit that was committed then or later; a
+    time without a zone is in UTC.
 
-    :raises TailraceError: `CONFIG_INVALID` if it is no place; `LOG_RANGE_GONE` if retention has
-        removed it; `LOG_RANGE_INVALID` if the log ends before it or it lies inside a unit.
+    :raises TailraceError: `CONFIG_INVALID` if `place` can't be parsed; `LOG_RANGE_GONE` if retention has
+        removed it; `LOG_RANGE_INVALID` if the log ends before it or it lies within a unit.
     """
     text = place.strip()
     if text.lower() == "earliest":
@@ -94,7 +94,7 @@ def resolve(reader: LogReader, place: str) -> int:
 
 
 def checked(reader: LogReader, offset: int) -> int:
-    """Return `offset` if the log holds it as a boundary.
+    """Return `offset` if it is a boundary of the log.
 
     :raises TailraceError: `LOG_RANGE_GONE` or `LOG_RANGE_INVALID`.
     """
@@ -105,7 +105,7 @@ def checked(reader: LogReader, offset: int) -> int:
 class LogPosition:
     """Spark's offset dictionaries for one task of one log.
 
-    :param table: that is read; None: envelopes of all.
+    :param table: the table that is read; None: envelopes of all tables.
     """
 
     def __init__(self, path: str, task: str, table: str | None) -> None:
@@ -116,44 +116,44 @@ class LogPosition:
     def encode(self, offset: int, begin: int | None = None) -> dict[str, Any]:
         """Return the dictionary of a log offset.
 
-        :param begin: of the batch that ends there; None: none does, a query begins there.
+        :param begin: start of the batch that ends at `offset`; None: a query starts at `offset`.
         """
         batch = {} if begin is None else {"begin": begin}
         of = {"log_id": self._log_id, "task": self._task, "table": self._table}
         return {**of, "offset": offset, **batch}
 
     def decode(self, kept: dict[str, Any]) -> int:
-        """Return the log offset of a dictionary that `encode` made.
+        """Return the log offset in a dictionary of `encode`.
 
         :raises TailraceError: `LOG_FOREIGN` if it belongs to another log, task or table.
         """
         if kept.get("log_id") != self._log_id or kept.get("task") != self._task:
             raise TailraceError(
                 Kind.LOG_FOREIGN,
-                f"go on from a checkpoint: it belongs to task {kept.get('task')!r} of log "
+                f"continue from a checkpoint: it belongs to task {kept.get('task')!r} of log "
                 f"{kept.get('log_id')}, this is task {self._task!r} of log {self._log_id}",
-                "point the option path at the log that the checkpoint was made with, or start with a "
+                "set the option path to the log that the checkpoint belongs to, or start with a "
                 "new checkpoint and a new target",
             )
         offset = int(kept["offset"])
-        # Checkpoints of earlier versions do not say what was read.
+        # Checkpoints of earlier versions do not contain the table.
         if (table := kept.get("table", self._table)) != self._table:
             before, now = (repr(name) if name else "envelopes of all tables" for name in (table, self._table))
             raise TailraceError(
                 Kind.LOG_FOREIGN,
-                f"go on from a checkpoint: it belongs to a query of {before}, this is one of {now}, which "
-                "would lack all changes up to there",
-                "start with a new checkpoint and a new target; to have later changes alone, as of a table "
-                f"that was renamed, with startingOffset {offset}",
+                f"continue from a checkpoint: it belongs to a query of {before}, this is one of {now}, which "
+                "would lack all earlier changes",
+                "start with a new checkpoint and a new target; if only later changes are needed, as for a "
+                f"renamed table, with startingOffset {offset}",
                 {"offset": offset},
             )
         return offset
 
     def batch(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[int, int]:
-        """Return where the batch from `start` to `end` begins and ends.
+        """Return the log offsets at which the batch from `start` to `end` starts and ends.
 
-        Until its first batch is done, Spark asks at each start of a query where it begins. The answer may be
-        another one by then, and what was planned must stay.
+        Until its first batch is complete, each start of a query calls `initialOffset` again, which may then
+        return another offset. A planned batch must keep its range.
 
         :raises TailraceError: as `decode`.
         """
@@ -164,7 +164,7 @@ class LogPosition:
 def _no_place(place: str) -> TailraceError:
     return TailraceError(
         Kind.CONFIG_INVALID,
-        f"find the place {place!r} in a change log: it is none",
+        f"find {place!r} in a change log: it is not a position",
         "write earliest, latest, a log offset, an LSN such as 16/B374D848, or a time such as "
         "2026-01-31T12:00:00Z",
     )

@@ -1,9 +1,9 @@
-"""One schema for all versions of a table, and rows of any version in it.
+"""One schema for all versions of a table, and the conversion of rows of any version to it.
 
-A table's shape changes while its log is read: columns come and go, types widen. Rows read with
-the option `table` have one schema: every column that any version has, in order of appearance. A
-column that a version lacks is null there. A column whose type changed has a type that holds
-all its values without loss; where there is none, it is PostgreSQL's text.
+A table's columns and types change while its log is read. Rows read with the option `table` have
+one schema: every column that any version has, in order of appearance. A column is null in rows of
+a version that lacks it. A column whose type changed has a type that represents all its values
+without loss; if there is no such type, it is PostgreSQL's text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def to_spark(schema: pa.Schema) -> StructType:
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark demands of batches with this schema."""
+    """Return the Arrow schema that Spark requires of batches with this schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
@@ -54,8 +54,8 @@ def relations(
 ) -> list[Relation]:
     """Return every version of every table that schema frames describe, in log order.
 
-    :param in_force: so many of them, the first, are in force at once; what they say together is
-        one version of each table.
+    :param in_force: the number of frames, from the first, that are in force at the start: together
+        they describe one version of each table.
     :param table_policy: which columns are delivered, and how they are masked.
     """
     catalog = Catalog(frames[:in_force], modes)
@@ -73,7 +73,7 @@ def relations(
 
 
 def table_schema(known: Sequence[Relation], table: str) -> pa.Schema:
-    """Return the schema that holds every version of `table`, metadata columns last.
+    """Return the schema that covers every version of `table`, metadata columns last.
 
     :raises TailraceError: `TABLE_UNKNOWN`, naming tables of similar names.
     """
@@ -83,8 +83,8 @@ def table_schema(known: Sequence[Relation], table: str) -> pa.Schema:
         near = difflib.get_close_matches(table, names, n=3) or names[:5]
         raise TailraceError(
             Kind.TABLE_UNKNOWN,
-            f"read table {table!r} from the change log: this range of it has no such table",
-            f"similar or known here: {', '.join(near)}" if near else "the log knows no table yet",
+            f"read table {table!r} from the change log: this range of the log has no such table",
+            f"similar or known here: {', '.join(near)}" if near else "the log has no table yet",
         )
     columns: dict[str, pa.DataType] = {}
     own = len(METADATA)
@@ -96,7 +96,7 @@ def table_schema(known: Sequence[Relation], table: str) -> pa.Schema:
 
 
 def widened(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the narrowest type that holds the values of both exactly; string if none does."""
+    """Return the narrowest type that represents the values of both exactly; string if there is none."""
     if one == other:
         return one
     if one in _INTEGERS and other in _INTEGERS:
@@ -123,9 +123,9 @@ def _decimal_shape(type_: pa.DataType) -> tuple[int, int] | None:
 
 
 class Conformer:
-    """Brings rows of any version of a table into one schema.
+    """Converts rows of any version of a table to one schema.
 
-    :param target: as `table_schema` made it, in the form that Spark demands (`to_arrow`).
+    :param target: the result of `table_schema` in the form that Spark requires (`to_arrow`).
     """
 
     def __init__(self, target: pa.Schema) -> None:
@@ -136,7 +136,7 @@ class Conformer:
         """Return the typed rows in the target schema.
 
         :raises TailraceError: `SCHEMA_CHANGED` if this version has a column that the target
-            lacks or can't hold; as `TableChanges.rows`.
+            lacks or can't represent; as `TableChanges.rows`.
         """
         relation = changes.relation
         assert relation is not None, "logical messages have no rows"
@@ -150,7 +150,7 @@ class Conformer:
         )
 
     def envelopes(self, stretch: Sequence[TableChanges], task: str) -> pa.RecordBatch:
-        """Return a stretch's changes of all tables as envelopes, in log order.
+        """Return the changes of all tables in a decode batch as envelopes, in log order.
 
         :raises TailraceError: as `TableChanges.envelope`.
         """
@@ -169,7 +169,7 @@ class Conformer:
         return column if column.type == field.type else pc.cast(column, field.type)
 
     def _check(self, relation: Relation) -> frozenset[str]:
-        # Returns the columns to be read as text.
+        # Returns the columns to read as text.
         texts = set()
         for field in list(row_schema(relation))[: -len(METADATA)]:
             at = self._target.get_field_index(field.name)
@@ -179,11 +179,11 @@ class Conformer:
                 raise TailraceError(
                     Kind.SCHEMA_CHANGED,
                     f"read rows in the schema of the query: column {field.name!r} is {now}",
-                    "start the query again, with the same checkpoint: it then takes the new schema and goes "
-                    "on where it stopped. If Spark was given a schema, leave it out: the log has it",
+                    "start the query again, with the same checkpoint: it then reads the new schema and "
+                    "continues where it stopped. If the query sets a schema, remove it: the log has it",
                     {"table": relation.qualified_name},
                 )
-            # What is text in this version anyway is as the handling modes have it.
+            # A column that is text in this version, too, is converted by the handling modes.
             if pa.types.is_string(wanted) and not pa.types.is_string(field.type):
                 texts.add(field.name)
         return frozenset(texts)

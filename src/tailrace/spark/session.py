@@ -1,4 +1,4 @@
-"""The Spark session of a pipeline: local by default, quick to start, ready for Delta."""
+"""The Spark session of a pipeline: local by default, with Delta, and with settings for a fast start."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 #: Spark's default is local; `*` takes every core.
 DEFAULT_MASTER = "local[*]"
 
-#: Where `make setup` and an installer may put Delta's jars, below the environment's prefix.
+#: Folder for Delta's jars below the environment's prefix, used by `make setup` and installers.
 JARS_BELOW_PREFIX = Path("share", "tailrace", "jars")
 
-#: Tasks that warm workers start together on a machine that is not overloaded.
+#: Shortest duration of a task that warms a worker, in seconds: all of them start before the first one ends.
 _WARM_TASK_S = 0.3
 
-#: Of what Java says when Spark did not start.
+#: Limit of Java's message when Spark did not start, in characters.
 _WORDS_CHARS_MAX = 300
-#: A process whose connection broke is gone within so many seconds, or lives.
+#: Wait for the end of a process whose connection broke, in seconds; after that it is considered alive.
 _DEATH_S = 0.5
 
-#: Held while Spark is started, or stopped: by one thread at a time.
+#: Held by the thread that starts or stops Spark.
 changing = threading.RLock()
 
 _DEFAULTS: dict[str, str] = {
@@ -50,36 +50,36 @@ _DEFAULTS: dict[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.shuffle.partitions": "4",
-    # A merge's shuffles are small; adaptive planning costs more jobs than it saves work.
+    # A merge's shuffles are small; adaptive planning costs more in jobs than it saves in work.
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "4",
-    # The tables' own logs are small: fifty tasks for each snapshot of one make commits slow.
+    # Delta's table logs are small: fifty tasks for each snapshot of one would make commits slow.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 
-#: Where executors run on this machine, nobody else has to reach the driver. Those of a cluster do: there
-#: Spark chooses the address.
+#: The driver's address if executors run on this machine only. For a cluster, whose executors must reach the
+#: driver, Spark chooses the address.
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
 def session(config: SparkConfig | None = None, app_name: str = "tailrace") -> SparkSession:
     """Return the process's Spark session; start it if there is none.
 
-    :param config: master and settings of the pipeline; its settings win over the defaults here.
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if there is no fit Java, before anything is
+    :param config: master and settings of the pipeline, which override the defaults here.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if there is no suitable Java, before anything is
         started or downloaded; `SPARK_FAILED` if Spark does not start.
 
-    A session that runs already is returned as it is: two can't live in one process.
+    A running session is returned unchanged: a process can't have two.
     """
     return session_or_new(config, app_name)[0]
 
 
 def session_or_new(config: SparkConfig | None, app_name: str) -> tuple[SparkSession, bool]:
-    """Return what `session` does, and whether it was started for this. Any thread.
+    """Return the session as `session` does, and whether this call has started it. Any thread.
 
-    One whose Java process has died, or that was stopped under us, is not there: another one is started.
+    A session whose Java process has died, or that other code has stopped, is replaced by a new one.
     :raises TailraceError: as `session`.
     """
     from pyspark import SparkContext
@@ -91,28 +91,28 @@ def session_or_new(config: SparkConfig | None, app_name: str) -> tuple[SparkSess
 
 
 class EngineSession:
-    """The session that one engine works with: one that runs already, or one that is started for it.
+    """The session that one engine uses: one that runs already, or one that is started for the engine.
 
     Any thread.
     """
 
     def __init__(self) -> None:
-        #: What `get` returned last; it may have died since.
+        #: The session that `get` returned last; it may have died since.
         self.found: SparkSession | None = None
         self._is_own = False
         self._is_over = False
 
     @property
     def is_gone(self) -> bool:
-        """Whether there was a session, and it can't run jobs any more."""
+        """Whether there was a session that can't run jobs any more."""
         return self.found is not None and not is_alive(self.found)
 
     def get(self, config: SparkConfig | None, engine: str) -> SparkSession:
-        """Return the session; started if there is none, and again if its JVM has died.
+        """Return the session; start it if there is none, or if its JVM has died.
 
         :raises TailraceError: as `session`.
         """
-        with changing:  # nobody else is given a session that is stopped at once
+        with changing:  # no other engine gets a session that is stopped at once
             if self.found is None or self.is_gone:
                 self.found, self._is_own = session_or_new(config, f"tailrace {engine}")
                 if self._is_over and self._is_own:
@@ -120,10 +120,10 @@ class EngineSession:
             return self.found
 
     def stop(self) -> None:
-        """Stop the session if it was started for the engine; one that is still starting, when it is there."""
+        """Stop the session if it was started for the engine; if it is still starting, once it has started."""
         self._is_over = True
         if self.found is not None and self._is_own:
-            with changing:  # who asks for a session meanwhile gets a new one
+            with changing:  # other threads that call `session` meanwhile get a new one
                 if not self.is_gone:
                     self.found.stop()
 
@@ -147,8 +147,8 @@ def _answers(question: Callable[[], bool]) -> bool:
 
 
 def _forget_dead() -> None:
-    # PySpark keeps gateway and context in class attributes, also of a Java process that is gone, would give
-    # them to the next session, and has no public way to drop them.
+    # PySpark keeps gateway and context in class attributes, even if the Java process has ended, would use
+    # them for the next session, and has no public way to remove them.
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -166,7 +166,7 @@ def _forget_dead() -> None:
 
 def _session(config: SparkConfig | None, app_name: str) -> SparkSession:
     require_java()
-    # Workers are started by name; without these they would be whatever `python3` is on PATH.
+    # Without these, Python workers would run with the `python3` that is on PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from py4j.protocol import Py4JError
@@ -195,23 +195,23 @@ def _not_started(error: Exception, java: subprocess.Popen[bytes] | None) -> Tail
             status = java.wait(_DEATH_S)
             return TailraceError(
                 Kind.SPARK_FAILED,
-                f"start Spark: its Java process has ended, with status {status}",
-                "Java wrote why to standard error, or the system has ended it, as for lack of memory; it is "
-                "started again when Spark is needed next",
+                f"start Spark: its Java process has ended with status {status}",
+                "Java wrote the reason to standard error, or the system has killed it, for example because "
+                "there was no memory; it is started again when Spark is needed next",
             )
-    # Java's own words follow a line of py4j's, which says nothing.
+    # Java's message follows a line of py4j that has no information.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     of_java = (line.removeprefix(":").strip() for line in lines if line.startswith(":"))
     words = next(of_java, lines[0] if lines else type(error).__name__)
     return TailraceError(
         Kind.SPARK_FAILED,
         f"start Spark: {redact(words)[:_WORDS_CHARS_MAX]}",
-        "correct spark.master or spark.conf, if it speaks of them; Java's own lines are on standard error",
+        "correct spark.master or spark.conf if the message names them; Java's output is on standard error",
     )
 
 
 def settings_of(config: SparkConfig | None, app_name: str) -> dict[str, str]:
-    """Return every Spark setting of the session, the user's over ours."""
+    """Return every Spark setting of the session; the user's settings override the defaults."""
     user = {} if config is None else config.settings()
     master = DEFAULT_MASTER if config is None or config.master is None else config.master
     master = user.get("spark.master", master)
@@ -227,11 +227,11 @@ def settings_of(config: SparkConfig | None, app_name: str) -> dict[str, str]:
 
 
 def delta_jars(master: str) -> dict[str, str]:
-    """Return the settings that bring Delta's classes along.
+    """Return the settings that load Delta's classes.
 
-    From the directory that the environment variable TAILRACE_JARS names, else from
-    `share/tailrace/jars` of the Python environment; where there is neither, Spark fetches them
-    (to the Ivy directory in the user's home).
+    They are in the directory that the environment variable TAILRACE_JARS names, or else in
+    `share/tailrace/jars` of the Python environment; if neither has them, Spark fetches them
+    (into the Ivy directory in the user's home).
     """
     named = os.environ.get("TAILRACE_JARS", "")
     directory = Path(named) if named else Path(sys.prefix) / JARS_BELOW_PREFIX
@@ -239,13 +239,13 @@ def delta_jars(master: str) -> dict[str, str]:
     if not any(Path(jar).name.startswith("delta-spark") for jar in jars):
         return {"spark.jars.packages": delta_coordinates()}
     if cores_of(master) is not None:
-        # `spark.jars` would copy each jar twice before it is used.
+        # `spark.jars` would copy each jar twice before using it.
         return {"spark.driver.extraClassPath": ":".join(jars)}
     return {"spark.jars": ",".join(jars)}
 
 
 def delta_coordinates() -> str:
-    """Return the Maven coordinates of the Delta that fits the installed PySpark."""
+    """Return the Maven coordinates of the Delta release for the installed PySpark."""
     from importlib.metadata import version
 
     spark_line = ".".join(version("pyspark").split(".")[:2])
@@ -253,8 +253,8 @@ def delta_coordinates() -> str:
 
 
 def _is_sparks_own(jar: str) -> bool:
-    """Return whether Spark ships this artifact itself, whatever its version: Delta's dependencies
-    include Spark's, and two versions of one class must not meet.
+    """Return whether Spark ships this artifact itself, in any version: Delta's dependencies include
+    Spark's, and no class may be loaded in two versions.
     """
     import pyspark
 
@@ -271,7 +271,7 @@ def _artifact(jar: str) -> str:
 
 @contextlib.contextmanager
 def _interrupt_handler_kept() -> Iterator[None]:
-    """PySpark takes SIGINT over when a context starts; the pipeline keeps its own handler."""
+    """Restore the pipeline's handler of SIGINT, which PySpark replaces when a context starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -283,10 +283,10 @@ def _interrupt_handler_kept() -> Iterator[None]:
 
 
 def warm(spark: SparkSession) -> None:
-    """Start the Python workers and load the decoding kernels in each of them; run a tiny job.
+    """Start the Python workers, load the decoding kernels in each of them, and run a tiny job.
 
-    Meant to run on a separate thread while capture connects. The kernels are compiled here
-    first, if no cache has them, so that workers only load them.
+    To be called on a separate thread while capture connects. The kernels are compiled here
+    first if they are not cached, so that workers only load them.
     """
     load_kernels()
     on_every_core(spark, _prepare_worker)
@@ -296,6 +296,6 @@ def warm(spark: SparkSession) -> None:
 def _prepare_worker(_: Iterable[int]) -> Iterator[None]:
     began = time.monotonic()
     load_kernels()
-    # A worker that is done at once would get a second task, and the next one none.
+    # A worker whose task ended at once would get a second task, and another worker none.
     time.sleep(max(0.0, _WARM_TASK_S - (time.monotonic() - began)))
     return iter(())

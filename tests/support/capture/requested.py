@@ -9,9 +9,8 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.sources.postgres.snapshot.plan import (
     SnapshotOutcome,
     SnapshotPlan,
-    SnapshotPlans,
 )
-from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.postgres.snapshot.state import kept_plans
 from tailrace.sources.snapshot_requests import ask
 from tests.support.capture.captured import Running
 from tests.support.wait import wait_until
@@ -20,12 +19,11 @@ KEYED = ("public.items", "public.pairs", "public.parts")
 
 
 def request(log: Path, *tables: str, where: str = "", cancels: bool = False) -> str:
-    return ask(LogDirectory.open(log), "0", tables=tables, where=where, cancels=cancels).id
+    return ask(LogDirectory.open(log), tables=tables, where=where, cancels=cancels).id
 
 
 def found(log: Path, id_: str) -> SnapshotPlan | None:
-    content = LogDirectory.open(log).state_read(plans_name("0"))
-    return None if content is None else SnapshotPlans.from_json(content).find(id_)
+    return kept_plans(LogDirectory.open(log)).find(id_)
 
 
 def is_over(log: Path, id_: str) -> Callable[[], bool]:

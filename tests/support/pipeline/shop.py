@@ -20,9 +20,8 @@ from tailrace.cli.main import app
 from tailrace.config import PipelineConfig, load
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.build import build
-from tailrace.sources.postgres.slot.health import with_way_out
-from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
-from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.postgres.slot.way_out import with_way_out
+from tailrace.sources.postgres.snapshot.state import kept_plans
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace.sources.snapshot_requests import waiting
 from tests.support.capture.captured import Running
@@ -147,9 +146,7 @@ class Shop:
 
     def _is_whole(self, path: Path) -> bool:
         log = LogDirectory.open(path)
-        content = log.state_read(plans_name("0"))
-        agenda = None if content is None else SnapshotPlans.from_json(content)
-        return not waiting(log, "0") and (agenda is None or not agenda.open)
+        return not waiting(log) and not kept_plans(log).open
 
 
 @pytest.fixture

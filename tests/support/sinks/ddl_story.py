@@ -28,8 +28,8 @@ from tailrace.sinks.files.jsonl import JSONL
 from tailrace.sinks.files.parquet import parquet_format
 from tailrace.sinks.files.sink import FileSink
 from tailrace.sinks.write_job import SinkInput
-from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
-from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
+from tailrace.sources.postgres.snapshot.state import kept_plans
 from tailrace.sources.snapshot_requests import ask
 from tests.support.capture.captured import Running, make_task
 from tests.support.postgres import Database
@@ -330,11 +330,10 @@ class Scene:
         assert self._running is not None
         log = LogDirectory.open(self.path / "log")
         named = tuple(table if "." in table else f"public.{table}" for table in tables)
-        id_ = ask(log, TASK, tables=named, where="", cancels=False).id
+        id_ = ask(log, tables=named, where="", cancels=False).id
 
         def is_over() -> bool:
-            content = log.state_read(plans_name(TASK))
-            found = None if content is None else SnapshotPlans.from_json(content).find(id_)
+            found = kept_plans(log).find(id_)
             return found is not None and found.outcome is not SnapshotOutcome.OPEN
 
         wait_until(is_over, 120, "the snapshot")

@@ -1,10 +1,10 @@
-"""Which segments may go, and which readers that costs. Pure: a function of facts.
+"""Decides which segments retention removes, and which readers it drops for that. Pure.
 
-The oldest segments go first, whole, while the log is larger than its size or they are older
-than its age. Without either limit nothing goes. A registered reader that has not read a
-segment holds it and all after it; or is dropped, if the configuration says so.
+Whole segments are removed, the oldest first, while the log is larger than the size limit or the
+segment is older than the age limit. Without limits nothing is removed. A registered reader that has
+not read a segment holds it and all later ones, or is dropped, depending on the configuration.
 
-Never goes: the last segment, and what is not known to be durable.
+The last segment is never removed, nor a segment that is not known to be durable.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SECOND_US = 1_000_000
 class RetentionRules:
     """Limits of one task's log; `None`: no such limit.
 
-    `on_slow_reader`: what gives when a registered reader still needs what the limits would
-    remove. `hold`: the limits; the log grows. `drop`: the reader; it gets an error and must
-    begin again.
+    `on_slow_reader`: what happens if a registered reader still needs a segment that a limit would
+    remove. `hold`: the segment is kept, and the log grows. `drop`: the segment is removed; the
+    reader gets an error and must start again.
     """
 
     size_bytes: int | None = None
@@ -32,7 +32,7 @@ class RetentionRules:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What is known of a segment, `[first_offset, end_offset)`."""
+    """Offsets, size and time of a segment, which holds `[first_offset, end_offset)`."""
 
     first_offset: int
     end_offset: int
@@ -42,9 +42,9 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What goes: segments by first offset, oldest first; readers by name, to be dropped before.
+    """The segments to remove, by first offset, oldest first; before that, the readers to drop, by name.
 
-    `held_by` names the readers without which more would have gone.
+    `held_by`: the names of the readers that keep further segments from being removed.
     """
 
     remove: tuple[int, ...] = ()
@@ -60,11 +60,11 @@ def plan(
     durable_end: int,
     now_us: int,
 ) -> RetentionPlan:
-    """Decide what goes.
+    """Return the segments to remove and the readers to drop.
 
-    :param segments: all of a task's, oldest first; the last is being written.
-    :param readers: the log offset before which each reader needs nothing.
-    :param now_us: what ages are measured against; see `now_of`.
+    :param segments: all segments of a task, oldest first; the last is being written.
+    :param readers: by name, the log offset before which the reader needs nothing.
+    :param now_us: the time from which ages are computed; see `now_of`.
     """
     remove: list[int] = []
     dropped: set[str] = set()
@@ -84,9 +84,8 @@ def plan(
 
 
 def now_of(newest_commit_us: int, wall_clock_us: int) -> int:
-    """Return the time that ages are measured against: neither clock alone can empty the log.
+    """Return the time from which ages are computed: the earlier one of the two.
 
-    A machine's clock that jumps ahead is held back by the newest commit time in the log, and
-    the source's clock by ours.
+    So neither this machine's clock nor the source's can empty the log by jumping ahead.
     """
     return min(newest_commit_us, wall_clock_us)

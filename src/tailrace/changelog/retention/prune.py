@@ -20,7 +20,7 @@ from tailrace.changelog.retention.readers import Readers
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What retention did; worth a line in the process's own log if anything is in it."""
+    """What retention removed and dropped, and which readers hold further segments."""
 
     segments: tuple[str, ...]
     size_bytes: int
@@ -36,18 +36,18 @@ def apply(
     keep_from: int | None = None,
     wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> Pruned:
-    """Remove what the rules let go of one task's log. For the process that writes the log.
+    """Apply the rules to one task's log. To be called in the process that writes the log.
 
-    May run beside the writer and any number of readers.
+    May run concurrently with the writer and any number of readers.
 
-    :param keep_from: what lies at or after this log offset is needed by the writer itself.
-    :raises TailraceError: `LOG_CORRUPT`, if a segment's head or a reader's file is damaged:
+    :param keep_from: the writer itself needs everything from this log offset on.
+    :raises TailraceError: `LOG_CORRUPT`, if a segment's header or a reader's file is damaged:
         nothing is then removed; `LOG_WRITE_FAILED`, `LOG_FULL`.
     """
     path = directory.task_path(task)
     mark = read_mark(path / MARK_NAME, codec.seed_of(directory.identity.log_id, task))
     if mark is None or mark.offset == UNKNOWN:
-        return Pruned((), 0, (), ())  # the next writer finds out how far the log is durable
+        return Pruned((), 0, (), ())  # the next writer determines how far the log is durable
     readers = Readers(directory)
     readers.remove_ended()
     segments = segment_facts(directory, task)
@@ -80,7 +80,7 @@ def apply(
 
 
 def segment_facts(directory: LogDirectory, task: str) -> list[SegmentFacts]:
-    """Return what is known of a task's segments, oldest first; the last one ends in itself.
+    """Return the facts of a task's segments, oldest first; the last one's end is set to its start.
 
     :raises TailraceError: `LOG_CORRUPT`, `LOG_MISSING`.
     """
@@ -93,7 +93,7 @@ def segment_facts(directory: LogDirectory, task: str) -> list[SegmentFacts]:
         try:
             file = SegmentFile.open(segment, seed, bytes.fromhex(directory.identity.log_id))
         except FileNotFoundError:
-            continue  # the writer has cut an open transaction off since, or retention was here
+            continue  # removed since by the writer, with an open transaction, or by retention
         except DamageError as error:
             raise corrupt(segment, 0, str(error)) from None
         heads.append(file.header)
@@ -108,6 +108,6 @@ def segment_facts(directory: LogDirectory, task: str) -> list[SegmentFacts]:
 def _remove(task_path: Path, offsets: Sequence[int]) -> None:
     for offset in offsets:
         (task_path / codec.segment_name(offset)).unlink(missing_ok=True)
-        # Each before the next: a loss of power must not leave a gap.
+        # One by one: a power failure must not leave a gap.
         durable.sync_directory(task_path)
         failpoints.hit("log.in_retention")

@@ -1,7 +1,7 @@
-"""Registered readers: who has read how far, so that retention knows what is still needed.
+"""Registered readers (consumers) and the log offsets up to which they have read, for retention.
 
-One small file a reader, which only that reader writes: `<log>/readers/<name>.json`. One that is not to
-outlive its process has a lock beside it, `.<name>.lock`, which ends with the process.
+Each reader has a small file, which only that reader writes: `<log>/readers/<name>.json`. A temporary
+reader also has a lock, `.<name>.lock`, which ends with its process.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 
 @dataclass(frozen=True, slots=True)
 class RegisteredReader:
-    """A reader and, by task, the log offset before which it needs nothing any more: a boundary.
+    """A reader and, by task, the boundary before which it does not need the log any more.
 
-    `dropped`: retention took away what it had not read; its offsets hold nothing back.
-    `kept`: by task, what the reader itself keeps of how far it is, a JSON object.
+    `dropped`: retention removed segments that it had not read; its offsets hold no segments.
+    `kept`: by task, a JSON object with the reader's own record of its progress.
     """
 
     name: str
@@ -54,9 +54,9 @@ class Readers:
         return cls(LogDirectory.open(path))
 
     def register(self, name: str, offsets: Mapping[str, int]) -> RegisteredReader:
-        """Make a reader known, from these offsets on; one that is known stays where it is.
+        """Register a reader at these offsets; a registered reader keeps the offsets that it has.
 
-        Tasks that it did not know are added. A dropped reader begins again at `offsets`.
+        Missing tasks are added. A dropped reader starts again at `offsets`.
 
         :raises TailraceError: `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
@@ -68,9 +68,9 @@ class Readers:
         return self._write(replace(known, offsets={**offsets, **known.offsets}))
 
     def begin(self, name: str, task: str, offset: int) -> int:
-        """As `register`, for one task; return where it stands there: at `offset` at most.
+        """Register a reader for one task as `register` does; return its offset there, at most `offset`.
 
-        One that had read further was set back by its owner, and needs again what it had read.
+        A larger registered offset is set back: the reader needs the log from `offset` on again.
 
         :raises TailraceError: as `register`.
         """
@@ -80,10 +80,10 @@ class Readers:
         return known.offsets[task]
 
     def commit(self, name: str, task: str, offset: int, kept: Mapping[str, Any] | None = None) -> None:
-        """Say that a reader needs nothing of a task before `offset`. Going back is ignored:
-        an offset says what may be removed, and that can't be taken back.
+        """Record that a reader needs nothing of a task before `offset`. A lower offset than the
+        recorded one is ignored: what lies before that may already be removed.
 
-        :param kept: takes the place of what the reader kept for the task, in the same act.
+        :param kept: replaces the reader's own record for the task, atomically with the offset.
         :raises TailraceError: `LOG_RANGE_GONE`, if the reader was dropped; `LOG_RANGE_INVALID`,
             if it is not registered; `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
@@ -95,14 +95,14 @@ class Readers:
             self._write(replace(reader, offsets=offsets, kept=keeps))
 
     def get(self, name: str) -> RegisteredReader | None:
-        """Return a reader as it is known; None if it is not.
+        """Return a registered reader; None if it is not registered.
 
         :raises TailraceError: `LOG_CORRUPT`.
         """
         return self._read(name)
 
     def require(self, name: str) -> RegisteredReader:
-        """Return a reader that may go on.
+        """Return a reader that is registered and not dropped.
 
         :raises TailraceError: as `commit`.
         """
@@ -110,26 +110,26 @@ class Readers:
         if reader is None:
             raise TailraceError(
                 Kind.LOG_RANGE_INVALID,
-                f"commit for reader {name!r}: it is not on the log's list, or was taken off it while it read",
+                f"commit for reader {name!r}: it is not registered, or was removed while it read",
                 "`tailrace log forget` is for readers that do not come back. Start this one again: it is "
-                "registered again, and goes on if the log still has what it needs",
+                "registered again, and continues if the log still has what it needs",
                 {"path": str(self._path)},
             )
         if reader.dropped:
             raise TailraceError(
                 Kind.LOG_RANGE_GONE,
-                f"go on as reader {name!r}: it was dropped, because it held back more of the log "
-                "than log.retention allows",
-                "take its tables again from the source, then register it again; or set "
+                f"continue as reader {name!r}: it was dropped, because it needed more of the log "
+                "than log.retention keeps",
+                "take a new snapshot of its tables, then register it again; or set "
                 "log.retention.on_slow_reader to hold",
                 {"path": str(self._path)},
             )
         return reader
 
     def all(self) -> list[RegisteredReader]:
-        """Return every registered reader, by name.
+        """Return every registered reader, sorted by name.
 
-        :raises TailraceError: `LOG_CORRUPT`: what a reader still needs is not guessed.
+        :raises TailraceError: `LOG_CORRUPT`: the offsets of a reader are unknown.
         """
         if not self._path.is_dir():
             return []
@@ -142,15 +142,15 @@ class Readers:
         return [reader for reader in found if reader is not None]
 
     def drop(self, name: str) -> None:
-        """Mark a reader as dropped, durably: it gets an error when it next commits."""
+        """Mark a reader as dropped, durably: its next commit raises an error."""
         reader = self._read(name)
         if reader is not None and not reader.dropped:
             self._write(replace(reader, dropped=True))
 
     def remove(self, name: str) -> None:
-        """Forget a reader; it holds nothing back any more. Unknown names are ignored."""
+        """Remove a reader, which then holds no segments any more. Unknown names are ignored."""
         path = self._file(name)
-        # The newest generation goes last: what is left must not look like an older commit.
+        # The newest generation is removed last: the other one alone would be an older commit.
         durable.previous_of(path).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         if self._path.is_dir():

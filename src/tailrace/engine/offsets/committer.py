@@ -85,11 +85,6 @@ class OffsetCommitter(Commits):
         self._failed_s = 0.0
 
     @property
-    def failures(self) -> int:
-        """How many commits have failed in a row."""
-        return self._failures
-
-    @property
     def is_writing(self) -> bool:
         """Whether a write is under way; one that hangs outlives `finish`."""
         return self._write is not None

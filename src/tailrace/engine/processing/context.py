@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from tailrace.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer
 from tailrace.engine.failures import Retrying
 from tailrace.engine.processing.handlers import Handler, HandlerKind
 from tailrace.engine.processing.in_flight import InFlightLimiter, TaskCounts
-from tailrace.records.group import Group
+from tailrace.engine.processing.stage import Stage
 
 Order = Literal["ordered", "unordered", "key"]
 
@@ -28,7 +27,7 @@ class ProcessingConfig:
     :param threads: of the pool that `initialize` gives; and so many call a handler of records out of order.
     :param backoff: for handlers that want to be called again; default: for ever.
     :param name: of the task, for threads and logs.
-    :param counts_of_task: of the task; it outlives this attempt.
+    :param counts: of the task; it outlives this attempt.
     """
 
     handler: Handler
@@ -40,32 +39,32 @@ class ProcessingConfig:
     queue_bytes_max: int = 256 << 20
     backoff: Backoff = field(default_factory=lambda: Backoff(-1))
     name: str = "task"
-    counts_of_task: TaskCounts = field(default_factory=TaskCounts)
+    counts: TaskCounts = field(default_factory=TaskCounts)
 
     @property
     def calls(self) -> Order:
         """The order in which the handler is called: one of batches always gets them in order."""
         return self.order if self.handler.takes is HandlerKind.RECORD else "ordered"
 
-    def new_limiter(self) -> InFlightLimiter:
-        """Return the limiter of one attempt."""
-        return InFlightLimiter(
-            self.queue_batches_max, self.queue_bytes_max, self.stopping, self.counts_of_task
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessingContext:
-    """What `RecordProcessor.initialize` is given, and the limiter."""
+    """What the executors of one attempt are made with.
 
-    executor: Executor
-    transform: Callable[[Group], Iterable[Group]] | None
-    convert: Callable[[Group], Any] | None
+    :param pool: what `RecordProcessor.initialize` was given.
+    :param stage: what is done to records before they are delivered.
+    :param committer: marks what the limiter does not.
+    """
+
+    terms: ProcessingConfig
+    pool: Executor
+    stage: Stage
     committer: Committer
     limiter: InFlightLimiter
 
-    def retrying(self, terms: ProcessingConfig, what: str) -> Retrying:
+    def retrying(self, what: str) -> Retrying:
         """Return what tries again on these terms, until nothing is handed over any more."""
+        terms, limiter = self.terms, self.limiter
         return Retrying(
-            f"{terms.name}: {what}", terms.backoff, terms.clock, self.limiter.shut, self.limiter.tried_again
+            f"{terms.name}: {what}", terms.backoff, terms.clock, limiter.shut, limiter.tried_again
         )

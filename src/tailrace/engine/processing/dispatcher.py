@@ -11,49 +11,39 @@ import heapq
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Executor
+from typing import Any, Protocol
 
 import structlog
 
+from tailrace.engine.contracts import Committer
 from tailrace.engine.failures import GivenUpError
 from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
-from tailrace.engine.processing.stage import ReadyBatch, StageExecutor, StageFuture
+from tailrace.engine.processing.in_flight import InFlightLimiter
+from tailrace.engine.processing.stage import ReadyBatch, Stage, StageExecutor, StageFuture
+from tailrace.engine.threads import belonging
 from tailrace.records.batch import Batch
+from tailrace.records.group import Group
 
 log = structlog.get_logger(__name__)
 
 #: The dispatching thread looks for work at least this often.
 _IDLE_S = 60.0
 
-Part = TypeVar("Part")
-Part_contra = TypeVar("Part_contra", contravariant=True)
+#: How long `close` waits for the threads that deliver, which have nothing left to do unless a handler runs.
+_END_S = 0.2
 
 
-class PartExecutor(Protocol[Part_contra]):
-    """Calls the handler with records of batches, and marks those that are delivered.
-
-    Its methods are called on the dispatching thread, except `close`.
-    """
-
-    def has_room(self) -> bool:
-        """Return whether more records may be added; if not, it calls `Dispatcher.look` when there is room."""
-        ...
+class PartExecutor(Protocol):
+    """Calls the handler with records of batches, and marks those that are delivered."""
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
-        """Take the records of a batch, some of them at each step; give it back to the limiter at the end.
+        """Take the records of a batch; give it back to the limiter at the end. On the dispatching thread.
 
+        Yields where there is no room for more: it goes on when there is, and calls `Dispatcher.look` then.
         :param size_bytes: what the limiter has for it.
         """
-        ...
-
-    def go_on(self) -> None:
-        """Begin what may begin now that all staged batches are added."""
-        ...
-
-    def resume(self, part: Part_contra) -> None:
-        """Try a part again that was given to `Dispatcher.try_later`."""
         ...
 
     def close(self) -> None:
@@ -61,55 +51,95 @@ class PartExecutor(Protocol[Part_contra]):
         ...
 
 
-class Dispatcher(Generic[Part]):
-    """Has batches staged, and their records delivered by an executor.
+class Dispatcher:
+    """Has batches staged, and their records delivered by an executor (`contracts.RecordProcessor`).
 
-    :param stage_executor: where batches are staged; None: they are not.
-    :param new_executor: returns the executor of this dispatcher.
+    :param new_executors: returns where batches are staged (None: they are not), and the executor.
     """
 
     def __init__(
         self,
         terms: ProcessingConfig,
-        means: ProcessingContext,
-        stage_executor: StageExecutor | None,
-        new_executor: Callable[[Dispatcher[Part]], PartExecutor[Part]],
+        new_executors: Callable[[Dispatcher, ProcessingContext], tuple[StageExecutor | None, PartExecutor]],
     ) -> None:
         self._terms = terms
-        self._stage_executor = stage_executor
-        self._limiter = means.limiter
-        self._committer = means.committer
-        self._staging = means.retrying(terms, "transformation and conversion")
+        self._new_executors = new_executors
         self._waiting: deque[StageFuture] = deque()
         self._coming: Iterator[None] = iter(())  # adds a batch, some of its records at a step
         self._wake = threading.Event()
         self._ended = False
         self._lock = threading.Lock()
-        self._later: list[tuple[float, int, Part]] = []  # by the time to try again
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # by the time to try again
         self._count = itertools.count()
-        self._executor = new_executor(self)
+        self._thread: threading.Thread | None = None
 
-    def put(self, batch: Batch) -> None:
-        """Have a batch staged, and delivered."""
+    # ------------------------------------------------------------------ the task's thread
+
+    def initialize(
+        self,
+        executor: Executor,
+        transform: Callable[[Group], Iterable[Group]] | None,
+        convert: Callable[[Group], Any] | None,
+        committer: Committer,
+    ) -> None:
+        """Take what is needed; see `contracts.RecordProcessor`."""
+        terms = self._terms
+        self._committer = committer
+        self._limiter = InFlightLimiter(
+            terms.queue_batches_max, terms.queue_bytes_max, terms.stopping, terms.counts, committer
+        )
+        # Keys of records that are not transformed are found when they are asked for.
+        stage = Stage(transform, convert, terms.calls == "key" and transform is not None)
+        context = ProcessingContext(terms, executor, stage, committer, self._limiter)
+        self._staging = context.retrying("transformation and conversion")
+        self._stage_executor, self._executor = self._new_executors(self, context)
+
+    def process(self, batch: Batch) -> None:
+        """Put a batch under way; waits while there is no room. After `close` nothing is taken."""
+        self._limiter.raise_failure()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=belonging(self._run), name=f"{self._terms.name} delivery", daemon=True
+            )
+            self._thread.start()
+        self._limiter.take(batch.size_bytes)
+        self._limiter.raise_failure()
+        if self._limiter.shut.is_set():
+            return
         staging = StageFuture(batch, self._stage_executor)
         staging.when_done(self.look)
         self._waiting.append(staging)
         self.look()
 
-    def wake(self) -> None:
-        """Have `run` return."""
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until everything is delivered and marked; see `contracts.RecordProcessor`."""
+        self._limiter.settle()
+        is_empty = self._limiter.wait_until_empty(timeout_s)
+        self._limiter.raise_failure()
+        return is_empty
+
+    def close(self) -> None:
+        """Give up what is not done; see `contracts.RecordProcessor`."""
+        self._limiter.give_up()
+        if self._thread is None:
+            return
         self._ended = True
         self._executor.close()
         if self._stage_executor is not None:
             self._stage_executor.close()
         self.look()
+        if self._thread is not threading.current_thread():
+            self._limiter.wait_until_empty(_END_S)
+            self._thread.join(_END_S)
+
+    # ------------------------------------------------------------------ for the executor
 
     def look(self) -> None:
         """Have the dispatching thread look for work. Any thread."""
         self._wake.set()
 
-    def try_later(self, part: Part, wait_s: float, **details: object) -> None:
-        """Give a part back to the executor after a wait. Any thread.
+    def try_later(self, again: Callable[[], None], wait_s: float, **details: object) -> None:
+        """Have `again` called on the dispatching thread after a wait. Any thread.
 
         :param details: of the failure, for the log.
         """
@@ -117,19 +147,21 @@ class Dispatcher(Generic[Part]):
         log.warning("failed, tried again", what=f"{self._terms.name}: handler", **details, wait_s=wait_s)
         due_s = self._terms.clock.monotonic() + wait_s
         with self._lock:
-            heapq.heappush(self._later, (due_s, next(self._count), part))
+            heapq.heappush(self._later, (due_s, next(self._count), again))
         self.look()
 
-    def run(self) -> None:
-        """Hand records to the executor, until `wake`."""
+    # ------------------------------------------------------------------ the dispatching thread
+
+    def _run(self) -> None:
+        """Hand records to the executor, until `close`."""
         while True:
             self._wake.clear()
             if self._ended:
                 return
-            wait_s = self._resume()
+            wait_s = _IDLE_S
             try:
+                wait_s = self._try_again()
                 self._fill()
-                self._executor.go_on()
             except GivenUpError:
                 pass
             except BaseException as error:  # noqa: BLE001 - the task's thread raises it
@@ -141,31 +173,33 @@ class Dispatcher(Generic[Part]):
                     self._waiting.popleft().cancel()
             self._terms.clock.wait(self._wake, wait_s)
 
-    def _resume(self) -> float:
-        # Returns how long to wait for the next part that is tried again.
+    def _try_again(self) -> float:
+        # Returns how long to wait for what is tried again next.
         now_s, due = self._terms.clock.monotonic(), []
         with self._lock:
             while self._later and self._later[0][0] <= now_s:
                 due.append(heapq.heappop(self._later)[2])
             wait_s = self._later[0][0] - now_s if self._later else _IDLE_S
-        for part in due:
-            self._executor.resume(part)
+        for again in due:
+            again()
         return wait_s
 
     def _fill(self) -> None:
-        while not self._limiter.shut.is_set() and self._executor.has_room():
+        while not self._limiter.shut.is_set():
             try:
                 next(self._coming)
             except StopIteration:
                 if not (self._waiting and self._waiting[0].is_done):
                     return
                 self._coming = self._added(self._waiting.popleft())
+            else:
+                return  # until there is room
 
     def _added(self, staging: StageFuture) -> Iterator[None]:
         ready = self._staging.call(staging.result)
         if not len(ready.given):
             self._limiter.mark(self._committer.mark_processed, ready.batch)
-            self._limiter.finish(ready.batch, self._committer, staging.size_bytes)
+            self._limiter.finish(ready.batch, staging.size_bytes)
             return
         self._limiter.mark(self._committer.mark_dropped, ready.batch)
         yield from self._executor.add(ready, staging.size_bytes)

@@ -22,8 +22,13 @@ SETTLE_S = 0.002
 
 @dataclass(slots=True)
 class TaskCounts:
-    """Counts of what a task handed over, in all its attempts; the present one's limiter writes them.
+    """What a task has done, over all its attempts.
 
+    Its thread counts the first of them, the limiter of its present attempt the rest, from `delivered` on.
+
+    :param polled: records, in so many `batches`.
+    :param processed: records, as `committed`, in attempts that have ended.
+    :param polls_retried: times that a start or a poll failed and was tried again.
     :param delivered: records of batches that were handed over whole.
     :param dropped: records of them that transformations dropped.
     :param retries: times that a transformation, a converter or a handler failed and was tried again.
@@ -31,17 +36,23 @@ class TaskCounts:
         them.
     :param calls: handlers that run now. Those of an attempt that has ended may still run: the next one begins
         when they have returned.
-    :param batches: under way now.
-    :param size_bytes: of them.
+    :param batches_under_way: now.
+    :param bytes_under_way: of them.
     """
 
+    polled: int = 0
+    batches: int = 0
+    processed: int = 0
+    committed: int = 0
+    polls_retried: int = 0
+    poll_s: float = 0.0
     delivered: int = 0
     dropped: int = 0
     retries: int = 0
     handling_s: float = 0.0
     calls: int = 0
-    batches: int = 0
-    size_bytes: int = 0
+    batches_under_way: int = 0
+    bytes_under_way: int = 0
 
 
 class InFlight:
@@ -50,11 +61,10 @@ class InFlight:
     :param size_bytes: what the limiter counts for it.
     """
 
-    __slots__ = ("batch", "committer", "delivered", "done", "dropped", "left", "places", "size_bytes")
+    __slots__ = ("batch", "delivered", "done", "dropped", "left", "places", "size_bytes")
 
-    def __init__(self, batch: Batch, committer: Committer, size_bytes: int) -> None:
+    def __init__(self, batch: Batch, size_bytes: int) -> None:
         self.batch = batch
-        self.committer = committer
         self.size_bytes = size_bytes
         #: The place of each record, in order.
         self.places: list[int] = (
@@ -87,16 +97,23 @@ class InFlightLimiter:
     up; in the last case nothing is marked any more either. Any thread.
 
     :param stopping: set when the task is to end: waits for room end then.
-    :param counts_of_task: counts what becomes of batches, until they are given up.
+    :param counts: of the task: what becomes of batches, until they are given up.
+    :param committer: marks what was delivered.
     """
 
     def __init__(
-        self, batches_max: int, bytes_max: int, stopping: threading.Event, counts_of_task: TaskCounts
+        self,
+        batches_max: int,
+        bytes_max: int,
+        stopping: threading.Event,
+        counts: TaskCounts,
+        committer: Committer,
     ) -> None:
         self._batches_max = batches_max
         self._bytes_max = bytes_max
         self._stopping = stopping
-        self._counts_of_task = counts_of_task
+        self._counts = counts
+        self._committer = committer
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._batches = 0
@@ -135,9 +152,9 @@ class InFlightLimiter:
         is_over = batches >= self._batches_max or size + size_bytes > self._bytes_max
         return batches > 0 and is_over and not self.shut.is_set() and not self._stopping.is_set()
 
-    def begin(self, batch: Batch, committer: Committer, size_bytes: int) -> InFlight:
+    def begin(self, batch: Batch, size_bytes: int) -> InFlight:
         """Have the records of a batch that was taken delivered one by one; the batch has at least one."""
-        found = InFlight(batch, committer, size_bytes)
+        found = InFlight(batch, size_bytes)
         with self._lock:
             self._in_flight.append(found)
         return found
@@ -148,13 +165,13 @@ class InFlightLimiter:
         :param handled_s: for how long the calling thread called handlers since it settled before.
         """
         with self._lock:
-            self._counts_of_task.handling_s += handled_s
+            self._counts.handling_s += handled_s
             self._mark_done()
             finished, self._finished = self._finished, []
         for one in finished:
-            self.finish(one.batch, one.committer, one.size_bytes, one.dropped)
+            self.finish(one.batch, one.size_bytes, one.dropped)
 
-    def finish(self, batch: Batch, committer: Committer, size_bytes: int, dropped: int = 0) -> None:
+    def finish(self, batch: Batch, size_bytes: int, dropped: int = 0) -> None:
         """Give back a batch of which everything is marked that this task will mark, and commit if it is due.
 
         There is room for another batch before that: it is read while the commit waits for its answer.
@@ -164,7 +181,7 @@ class InFlightLimiter:
             self._ending += 1
             self._ending_bytes += size_bytes
             self._changed.notify_all()
-        committer.mark_batch_finished(batch)
+        self._committer.mark_batch_finished(batch)
         delivered = len(batch) - dropped
         with self._lock:
             self._ending -= 1
@@ -173,8 +190,8 @@ class InFlightLimiter:
             self._bytes -= size_bytes
             self._note_under_way()
             if not self._given_up:
-                self._counts_of_task.delivered += delivered
-                self._counts_of_task.dropped += max(0, batch.polled - delivered)
+                self._counts.delivered += delivered
+                self._counts.dropped += max(0, batch.polled - delivered)
             self._changed.notify_all()
 
     def _mark_done(self) -> None:
@@ -183,7 +200,7 @@ class InFlightLimiter:
             return
         for one in tuple(self._in_flight):
             if places := one.take_done():
-                one.committer.mark_places(one.batch, places)
+                self._committer.mark_places(one.batch, places)
                 self.settled += len(places)
             if not one.left:
                 self._in_flight.remove(one)
@@ -192,7 +209,7 @@ class InFlightLimiter:
     def tried_again(self) -> None:
         """Count a failure after which something is tried again."""
         with self._lock:
-            self._counts_of_task.retries += 1
+            self._counts.retries += 1
 
     def enter(self) -> bool:
         """Return whether a handler may be called now; `leave` must follow then.
@@ -202,13 +219,13 @@ class InFlightLimiter:
         with self._lock:
             if self.shut.is_set():
                 return False
-            self._counts_of_task.calls += 1
+            self._counts.calls += 1
             return True
 
     def leave(self, mark: Callable[..., None] | None = None, *args: Any) -> None:
         """Note the end of a call, and mark what it did, unless that was given up meanwhile."""
         with self._lock:
-            self._counts_of_task.calls -= 1
+            self._counts.calls -= 1
             if mark is not None and not self._given_up:
                 mark(*args)
             self._mark_done()
@@ -240,7 +257,7 @@ class InFlightLimiter:
         """Wait until nothing is under way, or after a failure until no handler runs; return the first."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
-            while self._counts_of_task.calls if self.shut.is_set() else self._batches:
+            while self._counts.calls if self.shut.is_set() else self._batches:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     break
@@ -252,7 +269,7 @@ class InFlightLimiter:
         with self._lock:
             self._mark_done()
             if not self._given_up:
-                self._counts_of_task.batches = self._counts_of_task.size_bytes = 0
+                self._counts.batches_under_way = self._counts.bytes_under_way = 0
             self._given_up = True
             self.is_shut = True
             self.shut.set()
@@ -261,4 +278,4 @@ class InFlightLimiter:
     def _note_under_way(self) -> None:
         # Under the lock. What was given up is no longer counted here; the next attempt has another limiter.
         if not self._given_up:
-            self._counts_of_task.batches, self._counts_of_task.size_bytes = self._batches, self._bytes
+            self._counts.batches_under_way, self._counts.bytes_under_way = self._batches, self._bytes

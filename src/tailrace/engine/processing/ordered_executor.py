@@ -8,7 +8,7 @@ from typing import Any
 
 from tailrace.engine.contracts import Committer, StopEngine
 from tailrace.engine.failures import GivenUpError
-from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
+from tailrace.engine.processing.context import ProcessingContext
 from tailrace.engine.processing.handlers import HandlerKind, check_done, where
 from tailrace.engine.processing.in_flight import SETTLE_RECORDS, SETTLE_S, InFlightLimiter
 from tailrace.engine.processing.stage import ReadyBatch
@@ -19,38 +19,28 @@ from tailrace.records.record import Record
 class OrderedExecutor:
     """Delivers one thing after another, in the order in which batches are added (`PartExecutor`)."""
 
-    def __init__(self, terms: ProcessingConfig, means: ProcessingContext) -> None:
-        self._handler = terms.handler
-        self._limiter = means.limiter
-        self._committer = means.committer
-        self._guarded = _Guarded(means.committer, means.limiter)
-        self._retrying = means.retrying(terms, "handler")
-
-    def has_room(self) -> bool:
-        """As `PartExecutor.has_room`: a batch is delivered when it is added."""
-        return True
+    def __init__(self, context: ProcessingContext) -> None:
+        self._handler = context.terms.handler
+        self._limiter = context.limiter
+        self._committer = context.committer
+        self._guarded = _Guarded(context.committer, context.limiter)
+        self._retrying = context.retrying("handler")
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
         """As `PartExecutor.add`: delivers the batch."""
-        batch, committer = ready.batch, self._committer
+        batch = ready.batch
         if self._handler.takes is HandlerKind.RECORD:
             self._call_each(ready, size_bytes)
         else:
             if self._handler.takes is HandlerKind.BATCH:
-                self._call_whole(committer.mark_processed, batch, ready.given)
+                self._call_whole(self._committer.mark_processed, batch, ready.given)
             else:
                 self._call_whole(_nothing, batch, ready.given, self._guarded)
-            self._limiter.finish(batch, committer, size_bytes)
-        yield
-
-    def go_on(self) -> None:
-        """As `PartExecutor.go_on`."""
-
-    def resume(self, part: object) -> None:
-        """As `PartExecutor.resume`: what fails is tried again at once, before anything after it."""
+            self._limiter.finish(batch, size_bytes)
+        return iter(())
 
     def close(self) -> None:
-        """As `PartExecutor.close`."""
+        """As `PartExecutor.close`: who calls the handler looks at the limiter."""
 
     def _call_whole(self, mark: Callable[[Batch], None], batch: Batch, *given: Any) -> None:
         """Call the handler with a batch, and mark it."""
@@ -76,7 +66,7 @@ class OrderedExecutor:
     def _call_each(self, ready: ReadyBatch, size_bytes: int) -> None:
         """Call the handler with each record of a batch, and mark them, many together."""
         limiter, call, clock_s = self._limiter, self._handler.call, time.monotonic
-        in_flight = limiter.begin(ready.batch, self._committer, size_bytes)
+        in_flight = limiter.begin(ready.batch, size_bytes)
         if not limiter.enter():
             raise GivenUpError
         began_s, settle_at = clock_s(), SETTLE_RECORDS

@@ -8,10 +8,9 @@ order for each key, several threads that belong to the task.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Protocol
 
 from tailrace import extensions
 from tailrace.config import SparkConfig
@@ -20,87 +19,25 @@ from tailrace.engine.processing.context import Order, ProcessingConfig, Processi
 from tailrace.engine.processing.dispatcher import Dispatcher, PartExecutor
 from tailrace.engine.processing.handlers import Handler
 from tailrace.engine.processing.ordered_executor import OrderedExecutor
-from tailrace.engine.processing.stage import Convert, PoolStageExecutor, Stage, Transform
+from tailrace.engine.processing.stage import Convert, PoolStageExecutor, StageExecutor, Transform
 from tailrace.engine.processing.thread_executor import ThreadExecutor
-from tailrace.engine.threads import belonging
 from tailrace.records.batch import Batch
 from tailrace.records.group import Group
-
-#: How long `close` waits for the threads that deliver, which have nothing left to do unless a handler runs.
-_END_S = 0.2
 
 
 def processor_for(terms: ProcessingConfig) -> RecordProcessor:
     """Return the processor of one attempt of a task."""
-    return Flow(terms, _on_threads)
+    return Dispatcher(terms, _on_threads)
 
 
-def _on_threads(terms: ProcessingConfig, means: ProcessingContext) -> Dispatcher[Any]:
-    # Keys of records that are not transformed are found when they are asked for.
-    stage = Stage(means.transform, means.convert, terms.calls == "key" and means.transform is not None)
-    stage_executor = None if stage.is_empty else PoolStageExecutor(stage, means.executor, terms.threads)
-
-    def executor(dispatcher: Dispatcher[Any]) -> PartExecutor[Any]:
-        if terms.calls == "ordered":
-            return OrderedExecutor(terms, means)
-        return ThreadExecutor(dispatcher, terms, means)
-
-    return Dispatcher(terms, means, stage_executor, executor)
-
-
-class Flow:
-    """Stages batches while others are delivered (`contracts.RecordProcessor`)."""
-
-    def __init__(
-        self,
-        terms: ProcessingConfig,
-        new_dispatcher: Callable[[ProcessingConfig, ProcessingContext], Dispatcher[Any]],
-    ) -> None:
-        self._terms = terms
-        self._new_dispatcher = new_dispatcher
-        self._limiter = terms.new_limiter()
-        self._thread: threading.Thread | None = None
-
-    def initialize(
-        self,
-        executor: Executor,
-        transform: Callable[[Group], Iterable[Group]] | None,
-        convert: Callable[[Group], Any] | None,
-        committer: Committer,
-    ) -> None:
-        """Take what is needed; see `contracts.RecordProcessor`."""
-        means = ProcessingContext(executor, transform, convert, committer, self._limiter)
-        self._dispatcher = self._new_dispatcher(self._terms, means)
-
-    def process(self, batch: Batch) -> None:
-        """Put a batch under way; waits while there is no room. After `close` nothing is taken."""
-        self._limiter.raise_failure()
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=belonging(self._dispatcher.run), name=f"{self._terms.name} delivery", daemon=True
-            )
-            self._thread.start()
-        self._limiter.take(batch.size_bytes)
-        self._limiter.raise_failure()
-        if self._limiter.shut.is_set():
-            return
-        self._dispatcher.put(batch)
-
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until everything is delivered and marked; see `contracts.RecordProcessor`."""
-        self._limiter.settle()
-        is_empty = self._limiter.wait_until_empty(timeout_s)
-        self._limiter.raise_failure()
-        return is_empty
-
-    def close(self) -> None:
-        """Give up what is not done; see `contracts.RecordProcessor`."""
-        self._limiter.give_up()
-        if self._thread is not None:
-            self._dispatcher.wake()
-            if self._thread is not threading.current_thread():
-                self._limiter.wait_until_empty(_END_S)
-                self._thread.join(_END_S)
+def _on_threads(
+    dispatcher: Dispatcher, context: ProcessingContext
+) -> tuple[StageExecutor | None, PartExecutor]:
+    terms, stage = context.terms, context.stage
+    stage_executor = None if stage.is_empty else PoolStageExecutor(stage, context.pool, terms.threads)
+    if terms.calls == "ordered":
+        return stage_executor, OrderedExecutor(context)
+    return stage_executor, ThreadExecutor(dispatcher, context)
 
 
 class NullProcessor:

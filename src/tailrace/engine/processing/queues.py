@@ -1,15 +1,11 @@
-"""The queues of records that several threads deliver: one for all, or many that keep the order of each key.
-
-Everything here but making what `adding` returns is called under the executor's lock.
-"""
+"""The queues of records that several threads deliver: one for all, and those that keep each key's order."""
 
 from __future__ import annotations
 
 import functools
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +71,8 @@ KEY_QUEUES_A_THREAD = 16
 class Queue:
     """Records that are delivered one after another.
 
-    :ivar parts: threads that deliver take from the left, the dispatching thread adds to the right.
-    :ivar is_busy: of a queue of keys: whether a thread has it, or will be given it, or it waits for others.
+    :param parts: taken from the left; what comes is added to the right.
+    :ivar is_busy: whether a thread has it, or will be given it, or it waits for others.
     """
 
     parts: deque[QueuedRecords] = field(default_factory=deque)
@@ -89,7 +85,7 @@ class QueuedRecords:
     :param get: returns what the handler gets of a record, by its number in the batch.
     :param numbers: of the records.
     :param queues: in which they wait: they are delivered once they are first in all of them.
-    :param dealing: of records of many keys, which wait in all queues: deals them out.
+    :param dealing: deals them out by their keys, where they wait in one queue with those of other keys.
     """
 
     __slots__ = ("backoff", "count", "dealing", "first_in", "get", "in_flight", "last", "numbers", "queues")
@@ -100,8 +96,8 @@ class QueuedRecords:
         get: GetRecord,
         numbers: Sequence[int],
         backoff: Backoff,
-        queues: Sequence[Queue],
-        dealing: _Dealing | None = None,
+        queues: Sequence[Queue] = (),
+        dealing: Dealing | None = None,
     ) -> None:
         self.in_flight = in_flight
         self.get = get
@@ -110,180 +106,133 @@ class QueuedRecords:
         self.backoff = backoff
         self.queues = queues
         self.dealing = dealing
-        #: Of several queues those in which they came first, in this order.
-        self.first_in: Sequence[Queue] = []
-
-    @property
-    def waits(self) -> bool:
-        """Whether they are not yet known to be first in all of several queues."""
-        return len(self.first_in) < len(self.queues) > 1
+        #: Of how many queues a thread has found them first.
+        self.first_in = 0
 
 
-#: Puts the records of a batch from a first to before a last into queues, with what returns what a handler
-#: gets of each.
-Add = Callable[[int, int, GetRecord], None]
+class Queues:
+    """All queues of an executor. Everything but `dealing` is called under its lock.
 
+    Records come into one queue, in the source's order. Without order, that is all: threads take from it at
+    the same time. With order for each key, they are dealt out into queues of keys: a record waits in that of
+    its key's hash, an update that changed the key in the queues of both; a TRUNCATE, and the first record of
+    a table whose key has another type than before, in all.
 
-class Queues(Protocol):
-    """All queues of an executor."""
+    While one thread delivers more than several would, they are not dealt out: it takes them from the one
+    queue, once all that were dealt out before are delivered. Then their keys are not looked at, and memory is
+    read in the order in which it was written.
 
-    def adding(self, ready: ReadyBatch, in_flight: InFlight, backoff: Backoff) -> Add:
-        """Return what puts records of a batch into queues. Without the lock."""
-
-    def has_any(self) -> bool:
-        """Return whether there is a queue to take."""
-
-    def take(self) -> Queue:
-        """Return a queue with records for a thread that has none."""
-
-    def release(self, queue: Queue) -> None:
-        """Have a queue taken again if there is something in it."""
-
-    def comes_first(self, part: QueuedRecords, queue: Queue) -> bool:
-        """Note that a part that waits is the first in a queue; return whether it is so in all of its queues.
-
-        If not, the queue waits for the others.
-        """
-
-    def end(self, part: QueuedRecords, queue: Queue) -> None:
-        """Remove a part that is delivered from `queue`, which a thread has, and have its others go on."""
-
-    def deal_out(self) -> None:
-        """Have records of many keys that wait in one another's way wait for those of their own keys only."""
-
-
-class FreeQueue:
-    """One queue, which all threads take from at the same time (`Queues`)."""
-
-    def __init__(self) -> None:
-        self._queue = Queue()
-
-    def adding(self, ready: ReadyBatch, in_flight: InFlight, backoff: Backoff) -> Add:
-        def add(first: int, last: int, get: GetRecord) -> None:
-            part = QueuedRecords(in_flight, get, range(first, last), backoff, (self._queue,))
-            self._queue.parts.append(part)
-
-        return add
-
-    def has_any(self) -> bool:
-        return bool(self._queue.parts)
-
-    def take(self) -> Queue:
-        return self._queue
-
-    def release(self, queue: Queue) -> None:
-        """As `Queues.release`: threads take from it all the time."""
-
-    def comes_first(self, part: QueuedRecords, queue: Queue) -> bool:
-        """As `Queues.comes_first`: there is one queue."""
-        return True
-
-    def end(self, part: QueuedRecords, queue: Queue) -> None:
-        """As `Queues.end`: of threads that find the part at its end, the first removes it."""
-        if queue.parts and queue.parts[0] is part:
-            queue.parts.popleft()
-
-    def deal_out(self) -> None:
-        """As `Queues.deal_out`: there are no keys."""
-
-
-class KeyQueues:
-    """Queues that keep the order of each key (`Queues`): a record waits in that of its key's hash.
-
-    An update that changed the key waits in the queues of both keys; a TRUNCATE, and the first record of a
-    table whose key has another type than before, in all. While one thread delivers more than several would,
-    the records of many keys wait together in all queues: they are delivered in the source's order, their keys
-    are not looked at, and memory is read in the order in which it was written.
+    :param threads: that deliver records in order for each key; 0: there is no order.
     """
 
     def __init__(self, threads: int, rate: DeliveryRate) -> None:
         self._rate = rate
         self._key_types = KeyTypes()
-        self._queues = [Queue() for _ in range(KEY_QUEUES_A_THREAD * threads)]
+        self._undealt = Queue()
+        self._of_keys = [Queue() for _ in range(KEY_QUEUES_A_THREAD * threads)]
         self._ready: deque[Queue] = deque()
+        #: Records that were dealt out while the thread that has `_undealt` delivered one of them.
+        self._held: QueuedRecords | None = None
 
-    def adding(self, ready: ReadyBatch, in_flight: InFlight, backoff: Backoff) -> Add:
-        dealing = _Dealing(ready, self._queues, self._key_types)
+    def dealing(self, ready: ReadyBatch) -> Dealing | None:
+        """Return what deals out records of a batch; None: there is no order."""
+        return Dealing(ready, self._of_keys, self._key_types) if self._of_keys else None
+
+    def add(self, part: QueuedRecords) -> None:
+        """Add records that come after all others."""
+        part.queues = (self._undealt,)
+        self._undealt.parts.append(part)
         if not self._rate.is_quick:
-            _ = dealing.keys  # found while the lock is free
-
-        def add(first: int, last: int, get: GetRecord) -> None:
-            if self._rate.is_quick:
-                together = QueuedRecords(in_flight, get, range(first, last), backoff, self._queues, dealing)
-                self._append(together)
-            else:
-                for numbers, queues in dealing.deal(first, last):
-                    self._append(QueuedRecords(in_flight, get, numbers, backoff, queues))
-
-        return add
-
-    def _append(self, part: QueuedRecords) -> None:
-        for queue in part.queues:
-            queue.parts.append(part)
-            if not queue.is_busy:
-                self.release(queue)
-
-    def has_any(self) -> bool:
-        return bool(self._ready)
-
-    def take(self) -> Queue:
-        return self._ready.popleft()
-
-    def release(self, queue: Queue) -> None:
-        queue.is_busy = bool(queue.parts)
-        if queue.is_busy:
-            self._ready.append(queue)
-
-    def comes_first(self, part: QueuedRecords, queue: Queue) -> bool:
-        part.first_in = [*part.first_in, queue]
-        return not part.waits
-
-    def end(self, part: QueuedRecords, queue: Queue) -> None:
-        if not (queue.parts and queue.parts[0] is part):
-            return  # it was dealt out before this thread looked at it
-        queue.parts.popleft()
-        for other in part.queues:
-            if other is not queue:
-                other.parts.popleft()
-                self.release(other)
+            self.deal_out()
 
     def deal_out(self) -> None:
-        for part in [part for part in self._queues[0].parts if part.dealing is not None]:
-            self._deal_out(part)
+        """Have records that wait for all before them wait for those of their own keys only."""
+        while self._of_keys and self._undealt.parts:
+            part = self._undealt.parts.popleft()
+            dealing, left = part.dealing, list(part.numbers)
+            assert dealing is not None
+            if self._undealt.is_busy and len(left) < part.count:
+                # A record that is being delivered holds the queues of its key. Nothing is in them yet.
+                part.queues = dealing.queues_of(left[0] - 1 if left else part.last)
+                for queue in part.queues:
+                    queue.parts.append(part)
+                    queue.is_busy = True
+                self._held = part
+            for numbers, queues in dealing.deal(left[0], left[-1] + 1) if left else ():
+                dealt = QueuedRecords(part.in_flight, part.get, numbers, part.backoff, queues)
+                for queue in queues:
+                    queue.parts.append(dealt)
+                    if not queue.is_busy:
+                        self.release(queue)
 
-    def _deal_out(self, together: QueuedRecords) -> None:
-        # The record that is being delivered, or is to be tried again, holds the queues of its key, and the
-        # one from which it was taken. All other queues go on.
-        dealing, left = together.dealing, list(together.numbers)
-        assert dealing is not None
-        held: list[Queue] = [] if together.waits else list(together.first_in[-1:])
-        if len(left) < together.count:
-            held += dealing.queues_of(left[0] - 1 if left else together.last)
-        parts = defaultdict(list)
-        for numbers, queues in dealing.deal(left[0], left[-1] + 1) if left else ():
-            part = QueuedRecords(together.in_flight, together.get, numbers, together.backoff, queues)
-            for queue in queues:
-                parts[queue].append(part)
-        for queue in self._queues:
-            before, after = _split(queue.parts, together)
-            queue.parts = deque((*before, *([together] if queue in held else ()), *parts[queue], *after))
-            if queue in together.first_in and queue not in held:
+    def has_any(self) -> bool:
+        """Return whether there is a queue to take."""
+        is_taken = self._of_keys and self._undealt.is_busy
+        return bool(self._ready) or (not is_taken and self._has_undealt())
+
+    def take(self) -> Queue:
+        """Return a queue with records for a thread that has none."""
+        if self._ready:
+            return self._ready.popleft()
+        self._undealt.is_busy = True
+        return self._undealt
+
+    def next_in(self, queue: Queue, ended: QueuedRecords | None) -> QueuedRecords | None:
+        """Return what the thread that has a queue delivers next.
+
+        None: it has the queue no longer; there is nothing in it, or that waits for other queues.
+        :param ended: what it has delivered.
+        """
+        # Of threads that find a part at its end, the first removes it.
+        if ended is not None and queue.parts and queue.parts[0] is ended:
+            self._end(ended, queue)
+        if not (self._has_undealt() if queue is self._undealt else queue.parts):
+            self.release(queue)
+            return None
+        found = queue.parts[0]
+        found.first_in += 1
+        # The thread that finds it the first in the last of its queues delivers it.
+        return found if found.first_in >= len(found.queues) else None
+
+    def release(self, queue: Queue) -> None:
+        """Have a queue taken again if there is something in it."""
+        if queue is not self._undealt:
+            queue.is_busy = bool(queue.parts)
+            if queue.is_busy:
+                self._ready.append(queue)
+            return
+        queue.is_busy = False
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._end(held, queue)
+
+    def held_for_retry(self, queue: Queue) -> Queue:
+        """Deal out, and return the queue in which the record that a thread took last of `queue`, and that has
+        failed, waits to be tried again. It is not released, and others are not held up by it.
+        """
+        self.deal_out()
+        if queue is not self._undealt or self._held is None:
+            return queue
+        held, self._held = self._held, None
+        queue.is_busy = False
+        held.first_in = len(held.queues)
+        return held.queues[0]
+
+    def _has_undealt(self) -> bool:
+        # Whether there is something that may be delivered before it is dealt out.
+        return bool(self._undealt.parts) and not any(queue.parts for queue in self._of_keys)
+
+    def _end(self, part: QueuedRecords, kept: Queue) -> None:
+        # Removes a part from all of its queues, and has them go on but for the one that a thread keeps.
+        for queue in part.queues:
+            queue.parts.popleft()
+            if queue is not kept:
                 self.release(queue)
-        together.dealing = None
-        together.queues = list(dict.fromkeys(held))
-        together.first_in = together.queues
 
 
-def _split(
-    parts: deque[QueuedRecords], at: QueuedRecords
-) -> tuple[Sequence[QueuedRecords], Sequence[QueuedRecords]]:
-    found = list(parts)
-    number = found.index(at)
-    return found[:number], found[number + 1 :]
+class Dealing:
+    """Finds the queues of a batch's records; their keys are not looked at before."""
 
-
-class _Dealing:
-    # Finds the queues of a batch's records; their keys are not looked at before.
     def __init__(self, ready: ReadyBatch, queues: Sequence[Queue], key_types: KeyTypes) -> None:
         self._ready = ready
         self._queues = queues
@@ -291,6 +240,7 @@ class _Dealing:
 
     @functools.cached_property
     def keys(self) -> _QueueNumbers:
+        """The records' queues by their numbers. Of one batch after another, in their order."""
         batch = self._ready.batch
         keys = self._ready.ordering_keys or [ordering_keys_of(one, moved_of(one)) for one in batch.groups]
         for group, found in zip(batch.groups, keys, strict=True):
@@ -302,13 +252,14 @@ class _Dealing:
         return _QueueNumbers(own, other, in_all, np.flatnonzero(in_all | (own != other)))
 
     def queues_of(self, number: int) -> Sequence[Queue]:
+        """Return the queues in which a record waits."""
         keys = self.keys
         if keys.in_all[number]:
             return self._queues
         return [self._queues[one] for one in {int(keys.own[number]), int(keys.other[number])}]
 
     def deal(self, first: int, last: int) -> Iterator[tuple[Sequence[int], Sequence[Queue]]]:
-        # Yields numbers of records from `first` to before `last`, and the queues in which they wait.
+        """Yield numbers of records from `first` to before `last`, and the queues in which they wait."""
         in_several = self.keys.in_several
         begin, end = np.searchsorted(in_several, (first, last))
         for number in in_several[begin:end].tolist():

@@ -7,8 +7,6 @@ order of groups; the order of records is that of their places (`Batch.order`).
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
@@ -19,11 +17,14 @@ import numpy as np
 from tailrace.engine.processing.ordering_keys import OrderingKeys, transformed_keys_of
 from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Event, Events
-from tailrace.records.group import Group, source_order
+from tailrace.records.group import Group, Places, source_order
 from tailrace.records.record import Record
 
 #: Fewer records than this are not worth a thread of their own.
 PART_RECORDS_MIN = 2048
+
+#: Records of which `ReadyBatch.by_record` has what handlers get made together.
+_RUN_RECORDS = 1024
 
 #: Returns what a handler gets of a record, by the record's number in its batch.
 GetRecord = Callable[[int], tuple[Record | Event, ...]]
@@ -73,17 +74,8 @@ class ReadyBatch:
     def by_record(self) -> Iterator[tuple[int, tuple[Record | Event, ...]]]:
         """Yield each record's place, and what of it a handler gets: itself, or its events, if any."""
         places = self.batch.places.tolist()
-        if isinstance(self.given, Batch):
-            yield from zip(places, zip(self.given, strict=True), strict=True)
-            return
-        events = zip(self.given.places.tolist(), self.given, strict=True)
-        at, event = next(events, (-1, None))
-        for place in places:
-            found = []
-            while at == place and event is not None:
-                found.append(event)
-                at, event = next(events, (-1, None))
-            yield place, tuple(found)
+        for first, last, get in self.runs(_RUN_RECORDS):
+            yield from zip(places[first:last], map(get, range(first, last)), strict=True)
 
     def in_turn(self) -> Iterator[tuple[int, Record | Event]]:
         """Return what a handler gets, one after another, each with how many of the batch's records, from the
@@ -100,15 +92,19 @@ class ReadyBatch:
     def runs(self, size: int) -> Iterator[tuple[int, int, GetRecord]]:
         """Yield runs of records, numbered in the source's order from `first` to before `last`, and what
         returns what a handler gets of a record, by its number; on any thread.
+
+        Records and events are made when they are delivered: thousands that wait would have the garbage
+        collector look through everything.
         """
-        records = self.by_record()
-        for first in range(0, len(self.batch), size):
-            last = min(first + size, len(self.batch))
-            if isinstance(self.given, Batch):
+        count = len(self.batch)
+        runs = ((first, min(first + size, count)) for first in range(0, count, size))
+        if isinstance(self.given, Batch):
+            for first, last in runs:
                 yield first, last, _new_records(self.batch, first, last)
-            else:
-                found = [given for _, given in itertools.islice(records, size)]
-                yield first, last, functools.partial(_found_at, found, first)
+            return
+        begins = np.append(np.searchsorted(self.given.places, self.batch.places), len(self.given))
+        for first, last in runs:
+            yield first, last, _new_events(self.given, begins[first : last + 1], first)
 
 
 def _one_a_place(staged: Sequence[StagedGroup]) -> Sequence[StagedGroup]:
@@ -145,8 +141,7 @@ def _one_a_place(staged: Sequence[StagedGroup]) -> Sequence[StagedGroup]:
 
 
 def _new_records(batch: Batch, first: int, last: int) -> GetRecord:
-    # Records are made when they are delivered: thousands that wait would have the garbage collector look
-    # through everything. Most of what delivering one costs is calling, so these call nothing but `Record`.
+    # Most of what delivering one costs is calling, so these call nothing but `Record`.
     partition = batch.partition
     if len(batch.groups) == 1:
         [group] = batch.groups
@@ -156,10 +151,15 @@ def _new_records(batch: Batch, first: int, last: int) -> GetRecord:
     return lambda number: (Record(groups[number - first], rows[number - first], partition),)
 
 
-def _found_at(
-    found: Sequence[tuple[Record | Event, ...]], first: int, number: int
-) -> tuple[Record | Event, ...]:
-    return found[number - first]
+def _new_events(events: Events, begins: Places, first: int) -> GetRecord:
+    # `begins`: of the records from `first` on, and behind the last of them, the number of the first event.
+    begin, end = int(begins[0]), int(begins[-1])
+    event = events.maker(begin, end)
+    if (np.diff(begins) == 1).all():
+        before = begin - first
+        return lambda number: (event(before + number),)
+    bounds = begins.tolist()
+    return lambda number: tuple(map(event, range(bounds[number - first], bounds[number - first + 1])))
 
 
 @dataclass(frozen=True, slots=True)

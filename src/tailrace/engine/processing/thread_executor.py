@@ -13,6 +13,7 @@ to be transformed on the pool.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -20,15 +21,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from tailrace.engine.contracts import StopEngine
-from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
+from tailrace.engine.processing.context import ProcessingContext
 from tailrace.engine.processing.dispatcher import Dispatcher
 from tailrace.engine.processing.handlers import check_done, where
 from tailrace.engine.processing.in_flight import SETTLE_RECORDS, SETTLE_S
 from tailrace.engine.processing.queues import (
     PERIOD_S,
     DeliveryRate,
-    FreeQueue,
-    KeyQueues,
     Queue,
     QueuedRecords,
     Queues,
@@ -49,13 +48,11 @@ class ThreadExecutor:
     :param dispatcher: whose executor it is.
     """
 
-    def __init__(
-        self, dispatcher: Dispatcher[QueuedRecords], terms: ProcessingConfig, means: ProcessingContext
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, context: ProcessingContext) -> None:
+        terms = context.terms
         self._dispatcher = dispatcher
         self._terms = terms
-        self._limiter = means.limiter
-        self._committer = means.committer
+        self._limiter = context.limiter
         self._pool = Pool(terms.threads, f"{terms.name} handlers", owner())
         self._queued = 0
         self._is_full = False
@@ -64,34 +61,37 @@ class ThreadExecutor:
         self._workers = 0
         self._standing_by = 0  # of the workers
         self._rate = DeliveryRate()
-        self._queues: Queues = KeyQueues(terms.threads, self._rate) if terms.calls == "key" else FreeQueue()
+        self._queues = Queues(terms.threads if terms.calls == "key" else 0, self._rate)
         self._turn_by: int | None = None  # the thread that ended a turn last
         self._turn_s = 0.0  # and when
         self._ended = False
 
     # ------------------------------------------------------------------ the dispatching thread
 
-    def has_room(self) -> bool:
+    def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
+        in_flight = self._limiter.begin(ready.batch, size_bytes)
+        dealing = self._queues.dealing(ready)
+        with self._lock:
+            is_quick = self._rate.is_quick
+        if dealing is not None and not is_quick:
+            _ = dealing.keys  # found while the lock is free
+        for first, last, get in ready.runs(_RUN_RECORDS):
+            self._queued += last - first
+            numbers, backoff = range(first, last), self._terms.backoff
+            with self._lock:
+                self._queues.add(QueuedRecords(in_flight, get, numbers, backoff, dealing=dealing))
+                self._call_worker()
+            while not self._has_room():
+                yield
+
+    def _has_room(self) -> bool:
         self._is_full = True  # before the look: a thread that makes room meanwhile wakes the dispatcher
         if self._queued - self._limiter.settled >= QUEUED_MAX:
             return False
         self._is_full = False
         return True
 
-    def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
-        in_flight = self._limiter.begin(ready.batch, self._committer, size_bytes)
-        add = self._queues.adding(ready, in_flight, self._terms.backoff)
-        for first, last, get in ready.runs(_RUN_RECORDS):
-            self._queued += last - first
-            with self._lock:
-                add(first, last, get)
-                self._call_worker()
-            yield
-
-    def go_on(self) -> None:
-        """As `PartExecutor.go_on`: threads begin when records are added."""
-
-    def resume(self, part: QueuedRecords) -> None:
+    def _resume(self, part: QueuedRecords) -> None:
         [queue] = part.queues
         with self._lock:
             queue.parts.appendleft(part)
@@ -174,9 +174,8 @@ class ThreadExecutor:
         :param began_s: when this thread had records marked before.
         """
         call, clock_s, limiter = self._terms.handler.call, time.monotonic, self._limiter
-        while (part := _first(queue)) is not None:
-            if part.waits and not self._comes_first(part, queue):
-                return False  # the thread that finds it the first in the last of its queues delivers it
+        part: QueuedRecords | None = None
+        while (part := self._next_part(queue, part)) is not None:
             get, done, places = part.get, part.in_flight.done, part.in_flight.places
             for number in part.numbers:
                 if limiter.is_shut:
@@ -200,19 +199,14 @@ class ThreadExecutor:
                     with self._lock:
                         self._queues.release(queue)
                     return True
-            self._end(part, queue)
-        with self._lock:
-            self._queues.release(queue)
         return False
 
-    def _comes_first(self, part: QueuedRecords, queue: Queue) -> bool:
+    def _next_part(self, queue: Queue, ended: QueuedRecords | None) -> QueuedRecords | None:
         with self._lock:
-            return self._queues.comes_first(part, queue)
-
-    def _end(self, part: QueuedRecords, queue: Queue) -> None:
-        with self._lock:
-            self._queues.end(part, queue)
-            self._call_worker()
+            found = self._queues.next_in(queue, ended)
+            if ended is not None:
+                self._call_worker()
+            return found
 
     def _settle(self, began_s: float) -> float:
         self._limiter.settle(time.monotonic() - began_s)
@@ -224,10 +218,9 @@ class ThreadExecutor:
     def _has_failed(
         self, queue: Queue, part: QueuedRecords, number: int, left: tuple[Any, ...], error: BaseException
     ) -> None:
-        # A queue of keys is not released before the record is tried again. Others are not held up by it.
         with self._lock:
             self._rate.pause(time.monotonic())
-            self._queues.deal_out()
+            queue = self._queues.held_for_retry(queue)
             self._call_worker()
         backoff, wait_s = part.backoff.after(error)
         if wait_s is None:
@@ -236,11 +229,9 @@ class ThreadExecutor:
             self._dispatcher.look()
             return
         again = QueuedRecords(part.in_flight, lambda _: left, (number,), backoff, (queue,))
-        self._dispatcher.try_later(again, wait_s, error=type(error).__name__, retry=backoff.attempts)
-
-
-def _first(queue: Queue) -> QueuedRecords | None:
-    try:
-        return queue.parts[0]
-    except IndexError:
-        return None
+        self._dispatcher.try_later(
+            functools.partial(self._resume, again),
+            wait_s,
+            error=type(error).__name__,
+            retry=backoff.attempts,
+        )

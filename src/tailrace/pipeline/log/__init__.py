@@ -1,1 +1,1 @@
-"""A pipeline's logs: inspected, read, retained."""
+"""Reading and inspecting a pipeline's logs."""

@@ -1,11 +1,11 @@
-"""An engine's own reading of a log: what comes after what it has committed, batch by batch.
+"""Reads a log for an engine's handler, batch by batch, from the engine's committed offset on.
 
-    begin    ── from the engine's offset store: everything before that log offset is done
-    batch    ── a stretch of the log as it was decoded together, at most so many records; a
-                transaction that is larger becomes several batches
-    commit   ── to the log's list of readers, so that retention knows what is still needed
+    begin    ── from the engine's offset store: everything before that log offset is processed
+    batch    ── records that were decoded together, up to a limit; a transaction that is larger
+                becomes several batches
+    commit   ── to the log's list of readers, so that retention keeps what the engine needs
 
-What an offset means is described in `ranges.batches`.
+Offsets are described in `ranges.batches`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tailrace.ranges.plan import MIB, Piece
 from tailrace.realtime.path import RealtimePath
 from tailrace.records.batch import Batch, Offset, Partition
 
-#: So much of the log is planned at a time; what is planned is read and decoded stretch by stretch.
+#: Most bytes of the log that are planned at a time; they are read and decoded in smaller parts.
 RANGE_BYTES_MAX = 256 * MIB
 
 
@@ -44,9 +44,9 @@ def next_piece(
     bytes_max: int = RANGE_BYTES_MAX,
     until: int | None = None,
 ) -> Piece | None:
-    """Return what comes in the log from `start` on, as much as is planned at a time; None: nothing yet.
+    """Return the part of the log from `start` on, of about `bytes_max` at most; None: nothing yet.
 
-    :param until: a boundary to go no further than; None: the log's end.
+    :param until: a boundary at which the part ends at the latest; None: the log's end.
     :raises TailraceError: as `LogReader.read_on`.
     """
     found = reader.read_on(start, bytes_max, until)
@@ -57,12 +57,12 @@ def next_piece(
 
 
 def partition_of(pipeline: PipelineConfig) -> Partition:
-    """Return the source partition that a pipeline's source is."""
+    """Return the source partition of a pipeline's source."""
     return {"pipeline": pipeline.name, **pipeline.source.partition}
 
 
 def reader_name(engine: str) -> str:
-    """Return the name under which an engine is registered with a log. No sink can bear it."""
+    """Return the name under which an engine is registered with a log. No sink can have it."""
     return f"engine:{engine}"
 
 
@@ -70,7 +70,7 @@ class LogConsumer:
     """Reads one log for one engine. `next` on one thread; the rest from any.
 
     :param engine: name of the engine.
-    :param begin: the offset up to which everything is done; None: nothing is.
+    :param begin: the offset up to which everything is processed; None: nothing is.
     :param rows_max: most records of a batch. Its bytes are bounded by `STRETCH_BYTES_MAX`.
     """
 
@@ -90,23 +90,23 @@ class LogConsumer:
         self._table_policy = TablePolicy.of(pipeline.source.disclosure)
         self._log_id = ""
         self._origin: SourceInfo | None = None
-        self._at = 0  # everything before was given out
+        self._at = 0  # everything before was returned
         self._batches: Iterator[Batch] | None = None
         self._reader: LogReader | None = None
         self._readers: Readers | None = None
-        self._done: Offset | None = None  # as the store has it, not committed to the log yet
-        self._handled = self._released = 0  # that offset; what the log knows of it
+        self._done: Offset | None = None  # in the offset store, not committed to the log yet
+        self._handled = self._released = 0  # the log offset of `_done`; the one committed to the log
         self._lock = threading.Lock()
-        self._reading = threading.Lock()  # held while something is given out
-        #: What feeds it from memory, while it keeps up.
+        self._reading = threading.Lock()  # held while `next` runs
+        #: Feeds this consumer from memory while it keeps up.
         self.realtime = RealtimePath(self._name, pipeline.realtime, pipeline.log.segment_bytes)
-        self._generation = 0  # of the path, that `_batches` come from
-        self._held: Sequence[HeldBlock] = ()  # what `_batches` come from, if from memory
-        self._rows = 0  # given out
-        self._view = SinkView(self._name, HANDLER)  # replaced whole
+        self._generation = 0  # generation of the real-time path when `_batches` was made
+        self._held: Sequence[HeldBlock] = ()  # the blocks of `_batches`, if they are from memory
+        self._rows = 0  # returned
+        self._view = SinkView(self._name, HANDLER)  # replaced as a whole
 
     def open(self) -> bool:
-        """Find the place to begin at and register there; return whether there is a log yet.
+        """Open the log and register as its reader; return whether there is a log yet.
 
         :raises TailraceError: `LOG_RANGE_GONE` if retention has removed what is needed;
             `OFFSETS_FOREIGN` if the offset is another log's or beyond this one's end.
@@ -125,7 +125,7 @@ class LogConsumer:
             return False
         rules = self._pipeline.source.disclosure
         if not rules.discloses_all and not disclosure_is_kept(directory, TASK, rules):
-            return False  # capture has yet to ask the server which columns they name today
+            return False  # capture has not asked the server yet which columns the rules name
         reader = LogReader.open(directory, TASK)
         self._log_id = directory.identity.log_id
         self._origin = SourceInfo.of(self._pipeline.name, directory.identity.source)
@@ -142,7 +142,7 @@ class LogConsumer:
     def next(self) -> Batch | None:
         """Return the next batch; None if there is nothing new in the log. Never waits.
 
-        After an error it goes on behind the last batch that was given out.
+        After an error the next call continues after the last batch that was returned.
 
         :raises TailraceError: as `open`; `LOG_CORRUPT`, `DECODE_FAILED`.
         """
@@ -168,27 +168,27 @@ class LogConsumer:
 
     @property
     def offset(self) -> Offset | None:
-        """The offset behind the last batch that was given out; None: at the very beginning."""
+        """The offset after the last batch that was returned; None: at the very beginning."""
         return self._begin if self._reader is None else offset_of(self._log_id, self._at)
 
     @property
     def view(self) -> SinkView:
-        """What it shows of itself among the sinks. Any thread."""
+        """The engine's entry among the sinks of `tailrace status`. Any thread."""
         return replace(self._view, realtime=self.realtime.view())
 
     @property
     def is_registered(self) -> bool:
-        """Whether the log knows of this reader, so that retention respects it."""
+        """Whether this reader is registered with the log, so that retention keeps what it needs."""
         return self._readers is not None
 
     def note(self, offset: Offset) -> None:
-        """Take note that everything up to `offset` is done and kept; returns at once."""
+        """Note that everything up to `offset` is processed and `offset` is stored; returns at once."""
         with self._lock:
             self._done = offset
         self._view = replace(self._view, position=log_offset_of(offset, self._log_id), rows=self._rows)
 
     def keep(self) -> None:
-        """Commit what was noted to the log's list of consumers, so that retention may go on.
+        """Commit the noted offset to the log's list of consumers, so that retention may remove what precedes.
 
         :raises TailraceError: `LOG_RANGE_GONE` if retention has dropped this reader;
             `LOG_WRITE_FAILED`, `LOG_FULL`, `LOG_CORRUPT`.
@@ -212,7 +212,7 @@ class LogConsumer:
                 self._done = None
 
     def close(self) -> None:
-        """Let go of what is kept in memory."""
+        """Close the log's reader."""
         self._view = replace(self._view, state=SinkState.STOPPED)
         if self._reader is not None:
             self._reader.close()
@@ -221,7 +221,7 @@ class LogConsumer:
         if self._begin is not None:
             raise TailraceError(
                 Kind.OFFSETS_FOREIGN,
-                f"go on as {self._name!r}: it has read a change log, and there is none",
+                f"continue as {self._name!r}: it has read a change log, and there is none",
                 f"correct log.path, or restore the log; or {REMOVE_OFFSETS}, to begin with a new log",
                 {"path": str(self._pipeline.log.path)},
             )
@@ -232,15 +232,15 @@ class LogConsumer:
         if needed > end:
             raise TailraceError(
                 Kind.OFFSETS_FOREIGN,
-                f"go on as {self._name!r} at log offset {needed}: the change log ends at {end}",
+                f"continue as {self._name!r} at log offset {needed}: the change log ends at {end}",
                 "the log has lost its end, or the offsets are another log's; nothing was skipped. Begin a "
-                f"new log with a new snapshot; or {REMOVE_OFFSETS}, to be given this log from its beginning",
+                f"new log with a new snapshot; or {REMOVE_OFFSETS}, to read this log from its beginning",
                 {"path": str(self._pipeline.log.path)},
             )
         if needed < reader.start:
             raise TailraceError(
                 Kind.LOG_RANGE_GONE,
-                f"go on as {self._name!r}: it needs the log from {needed} on, retention has removed what "
+                f"continue as {self._name!r}: it needs the log from {needed} on, retention has removed what "
                 f"lies before {reader.start}",
                 "begin a new log, with a new snapshot: set log.path to a new directory, drop the slot, and "
                 f"{REMOVE_OFFSETS}; and give log.retention more room, or set log.retention.on_slow_reader "
@@ -250,7 +250,7 @@ class LogConsumer:
         return needed
 
     def _turn(self) -> None:
-        """Have the real-time path do what is to be done; nothing is given out meanwhile."""
+        """Let the real-time path do its work. Called while no batch is being returned."""
         self.realtime.turn(self._at, self._rows)
         if self.realtime.generation != self._generation:
             self._generation, self._batches, self._held = self.realtime.generation, None, ()
@@ -277,6 +277,6 @@ class LogConsumer:
         assert self._reader is not None
         self._held = self.realtime.take_after(self._at, self._held, RANGE_BYTES_MAX)
         if not self._held:
-            # Segments without changes, of which memory has nothing: retention would have to keep them.
+            # Segments without changes are not in memory; unread, retention would have to keep them.
             return next_piece(self._reader, TASK, self._at) if self.realtime.lag_segments else None
         return Piece(TASK, 0, self._at, self._held[-1].header.end, tuple(self._held))

@@ -1,7 +1,7 @@
-"""Looking into a log: which changes it holds, chosen by place, table, key, transaction or condition.
+"""Selects changes in a log by position, table, key, transaction or condition.
 
-Blocks that can't hold what is asked for are not read; the rest is decoded and filtered by
-whole columns, a stretch of the log at a time.
+Blocks that can't contain selected changes are not read; the others are decoded and filtered by whole
+columns, one decode batch at a time.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 
-#: Between looks at the end of a log that is followed.
+#: Interval between checks of the end of a log that is followed, in seconds.
 LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is wanted; None: any.
+    """The changes to return; None in a field: any.
 
     `key` maps key columns to PostgreSQL's text of their values; the column "" stands for the
-    only column of a key. `begin` is inclusive, `end` exclusive. `modes` say how values are
-    given. `where` is true of them.
+    only column of a key. `begin` is inclusive, `end` exclusive. `modes` are the forms of values.
+    `where` is true for the changes.
     """
 
     table: str | None = None
@@ -64,7 +64,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Changes that came, as JSON Lines; `end`: the log offset to go on at once they are seen."""
+    """Changes as JSON Lines; `end`: the log offset from which to continue after them."""
 
     lines: Sequence[str]
     end: int
@@ -92,13 +92,13 @@ def json_lines(
 def follow(
     directory: LogDirectory, task: str, wanted: Selection, table_policy: TablePolicy, stop: Event
 ) -> Iterator[Followed]:
-    """Yield the wanted changes as they become durable, for ever, or until there are as many as wanted.
+    """Yield the wanted changes as they become durable, until `stop` or `wanted.limit`.
 
-    A part of the log without any gives one without lines, and so does the place where it begins. Nothing is
-    registered: retention may remove what was not read yet.
+    The first one is the start offset, without lines; a part of the log without such changes has no lines
+    either. No reader is registered: retention may remove what was not read yet.
 
-    :param wanted: without `begin`, what comes from now on.
-    :param stop: ends it.
+    :param wanted: without `begin`, the changes from now on.
+    :param stop: ends the iteration.
     :raises TailraceError: as `json_lines`.
     """
     left, pending = wanted.limit, PendingWaits()
@@ -126,7 +126,7 @@ def follow(
 def _lines(
     directory: LogDirectory, task: str, found: Sequence[TableChanges], wanted: Selection
 ) -> tuple[list[str], int]:
-    """Return the wanted changes among those of a stretch in log order, and the log offset of the last one."""
+    """Return the wanted ones of `found`, in log order, and the log offset of the last one; -1 if none."""
     chosen = [(changes, mask) for changes in found if (mask := _mask(changes, task, wanted)).any()]
     if not chosen:
         return [], -1
@@ -140,7 +140,7 @@ def _lines(
 
 
 def origin_of(directory: LogDirectory) -> SourceInfo:
-    """Return what `source` says of changes in this log."""
+    """Return the content of the field `source` for changes in this log."""
     source = directory.identity.source
     return SourceInfo.of(source.slot.removeprefix("tailrace_"), source)
 
@@ -157,7 +157,7 @@ def _stretches(
     with LogReader.open(directory, task) as reader:
         start, end = reader.start, reader.end().offset
         blocks = reader.blocks(start, end)
-        # A place that was named may lie inside a transaction: pieces are cut anywhere.
+        # The given positions may lie inside a transaction: a piece can begin and end anywhere.
         begin = start if wanted.begin is None else locate(reader, wanted.begin)
         until = end if wanted.end is None else min(end, locate(reader, wanted.end))
     for piece in plan.pieces(task, blocks, begin, until):
@@ -182,7 +182,7 @@ def _mask(changes: TableChanges, task: str, wanted: Selection) -> Mask:
 
 
 def truths(changes: TableChanges, where: Expression) -> Mask:
-    """Return of which changes an expression is true; null is not.
+    """Return for which changes an expression is true; null counts as false.
 
     :raises TailraceError: `CONFIG_INVALID` if it does not fit the table.
     """
@@ -196,7 +196,7 @@ def truths(changes: TableChanges, where: Expression) -> Mask:
     except ExpressionError as error:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"look for changes of which an expression is true: {error}",
+            f"look for changes for which an expression is true: {error}",
             "correct the expression (where), or choose the tables that it is for (table)",
             {"table": name},
         ) from error
@@ -204,7 +204,7 @@ def truths(changes: TableChanges, where: Expression) -> Mask:
 
 
 def _key_mask(changes: TableChanges, task: str, key: dict[str, str]) -> Mask:
-    """Return which changes are of the row with this key, before the change or after."""
+    """Return which changes concern the row with this key, before or after the change."""
     relation = changes.relation
     if relation is None:
         return np.zeros(changes.count, np.bool_)
@@ -225,7 +225,7 @@ def _key_mask(changes: TableChanges, task: str, key: dict[str, str]) -> Mask:
 
 
 def unreadable(log: LogDirectory) -> Iterator[Damage]:
-    """Yield where readers would stop, the first place of each piece; the log's bytes are sound.
+    """Yield the first undecodable block of each piece of a log whose checksums are correct.
 
     :raises TailraceError: `LOG_CORRUPT`, if they are not.
     """
@@ -247,7 +247,7 @@ def _stop_in(reader: LogReader, log: LogDirectory, piece: Piece) -> Damage | Non
             reached = stretch.end
     except TailraceError as error:
         if error.kind in {Kind.LOG_RANGE_GONE, Kind.SCHEMA_PENDING}:
-            return None  # retention took it meanwhile, or capture has yet to learn what it is
+            return None  # retention has removed it, or its catalogue facts are not known yet
         blocks = (block for block in piece.blocks if isinstance(block, BlockRef))
         block = next(block for block in blocks if block.header.end > reached)
         inside = (log.task_path(piece.task) / block.segment).relative_to(log.path)

@@ -1,14 +1,14 @@
-"""The directory in `log.path`, which one engine holds; and where the logs of several sources lie in it.
+"""The directory `log.path`, which one engine locks, and the logs of several sources in it.
 
-<root>/lock              held by the engine, for as long as it runs
-<root>/status.json       what the engine shows
-<root>/<source>/         with several sources, one's log, like any other; else the root itself is the log
+<root>/lock              held by the engine while it runs
+<root>/status.json       the engine's status
+<root>/<source>/         with several sources, the log of one source; otherwise the root itself is the log
 
-That lock says whether an engine runs: one that waits for its source, or whose sinks have yet to take what
-is in the log, writes no log.
+This lock shows whether an engine runs: an engine that waits for its source, or whose capture has ended
+before its sinks, writes no log.
 
-The sinks' directories are made alike: `<path>/<source>/` is a target of its own. A directory
-that a pipeline with one source has used is not taken over: nothing would read on from there.
+The sinks' directories have the same form: `<path>/<source>/` is a separate target. A directory that a
+pipeline with one source has used is refused: no sink would continue there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IDENTITY = "identity.json"
 
 
 def take_root(config: EngineConfig) -> int:
-    """Lock the root for this engine, making it where nothing is; closing the descriptor lets go.
+    """Lock the root for this engine, creating it if needed; closing the descriptor releases the lock.
 
     :raises TailraceError: `LOG_LOCKED`; as `check_roots`; `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
@@ -37,8 +37,8 @@ def take_root(config: EngineConfig) -> int:
 
 
 def check_roots(config: EngineConfig) -> None:
-    """Check that the directory is a log's, or may become one; with several sources, that it and those of the
-    sinks are for several. Reads only.
+    """Check that the directory is a log or may become one, and, with several sources, that it and the sinks'
+    directories are for several. Reads only.
 
     :raises TailraceError: `LOG_FOREIGN`, `SINK_FOREIGN`.
     """
@@ -68,7 +68,7 @@ def check_roots(config: EngineConfig) -> None:
                 Kind.SINK_FOREIGN,
                 "look at the sink's path: it is the target of a single source, the configuration has "
                 "`sources`",
-                "give the sink a path of its own",
+                "give the sink its own path",
                 {"sink": sink.name, "path": str(sink.path)},
             )
 
@@ -79,7 +79,7 @@ def is_running(config: EngineConfig) -> bool:
 
 
 def logs_in(root: Path) -> list[LogDirectory]:
-    """Return the logs of several sources that lie in `root`, by name; none if it is no root.
+    """Return the logs of several sources in `root`, by name; none if it has no such logs.
 
     :raises TailraceError: `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`.
     """
@@ -87,10 +87,10 @@ def logs_in(root: Path) -> list[LogDirectory]:
 
 
 def log_folders(root: Path) -> list[Path]:
-    """As `logs_in`, without opening them: they may be damaged."""
+    """Return the paths of the logs that `logs_in` returns, without opening them: they may be damaged."""
     if not root.is_dir() or (root / _IDENTITY).exists():
         return []
-    marks = (_IDENTITY, "tasks")  # also one that has lost its identity is a log
+    marks = (_IDENTITY, "tasks")  # a log that has lost its identity counts, too
     return [path for path in sorted(root.iterdir()) if any((path / mark).exists() for mark in marks)]
 
 

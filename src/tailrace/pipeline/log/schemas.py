@@ -1,4 +1,4 @@
-"""Every version of every table that a log has: what `tailrace log schemas` shows."""
+"""Lists every version of every table's schema in a log, for `tailrace log schemas`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _Column = TypeVar("_Column", Column, ColumnFacts)
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """A table's shape from some place in the log on.
+    """A table's schema from a log offset on.
 
-    `log_offset`: of the Relation message; None: it was in force where the log begins. `commit_lsn`
-    is that of the transaction that showed it first, 0 if it is not known. `columns` are in table
-    order, and `changes` says what is other than in the version before. While `relation.pending`, columns
+    `log_offset` is that of the Relation message; None: the version was in force at the log's start.
+    `commit_lsn` is that of the transaction that showed it first, 0 if it is not known. `columns` are in table
+    order, and `changes` lists the differences from the previous version. While `relation.pending`, columns
     are those of the Relation message alone.
     """
 
@@ -44,8 +44,8 @@ def versions(
 ) -> list[SchemaVersion]:
     """Return the versions in log order; of tables that match the pattern `table`, if it is given.
 
-    :param rules: which columns are shown, and how; None: all as they are. Its masks hide the text that rows
-        from before a column have in it.
+    :param rules: which columns are shown, and how; None: all unchanged. Its masks also hide the value that a
+        new column has in rows written before it was added.
     :raises TailraceError: `LOG_CORRUPT`, `PROTOCOL_VIOLATION`.
     """
     with LogReader.open(directory, task) as reader:
@@ -60,7 +60,7 @@ def versions(
 
 
 class _Listing:
-    """Takes schema frames in log order and notes each version of a table once."""
+    """Reads schema frames in log order and lists each version of a table once."""
 
     def __init__(self, reader: LogReader, table: str | None, rules: ColumnPolicy, renames: Renames) -> None:
         self.found: list[SchemaVersion] = []
@@ -74,19 +74,19 @@ class _Listing:
         self._shown: dict[str, Facts] = {}  # by table
 
     def begin(self, in_force: list[bytes], start: int) -> None:
-        """Take the frames that are in force where the log begins, `start`."""
+        """Read the frames that are in force at the log's start, `start`."""
         keys = [self._apply(frame, start) for frame in in_force]
         for key in keys:
             if key.startswith("R"):
                 self._note(int(key[1:]), None)
 
     def take(self, block: Bytes, log_offset: int) -> None:
-        """Take a block's frames."""
-        described: tuple[int, int] | None = None  # relation and place of a message just before
+        """Read the frames of the block at `log_offset`."""
+        described: tuple[int, int] | None = None  # relation and log offset of the message just before
         for at, view in frames.each_frame(block):
             key = self._apply(bytes(view), log_offset) if view[frames.KIND_AT] in b"wx" else ""
             if described is not None:
-                # A snapshot's facts stand just behind the message, the stream's before it.
+                # A snapshot's facts directly follow the message, the stream's precede it.
                 self._note(*described)
                 described = None
             if key.startswith("R"):
@@ -95,12 +95,12 @@ class _Listing:
             self._note(*described)
 
     def _apply(self, frame: bytes, log_offset: int) -> str:
-        """Take a frame that stands at `log_offset` or later; return its key, "" if it describes nothing."""
+        """Read a frame at `log_offset` or later; return its key, "" if it is not a schema frame."""
         found = metadata_frames.schema_frames(np.frombuffer(frame, np.uint8))
         if not found:
             return ""
         if (version := pending_version(frame)) is not None:
-            # What became known later is what the rows of this version are read by.
+            # The rows of this version are decoded with the facts that became known later.
             frame = settled_facts(self._reader, log_offset, [frame]).get(version, frame)
         self._catalog.apply(frame)
         if found[0][0].startswith("F"):
@@ -135,7 +135,7 @@ class _Listing:
 def _let_out(
     relation: Relation, facts: Facts, rules: ColumnPolicy, renames: Renames
 ) -> tuple[Relation, Facts]:
-    """Return a version without the columns that are left out, and without what masks hide."""
+    """Return a version without the columns that are left out and the values that masks hide."""
     schema, table = relation.schema, relation.table
     known = columns_of(relation, renames)
     left_out = rules.left_out(schema, table, known)

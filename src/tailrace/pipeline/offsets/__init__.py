@@ -1,1 +1,1 @@
-"""Offsets of sinks and engines: kept beside the log, looked at, changed."""
+"""Offsets of sinks and engines: storing them in the log, showing and changing them."""

@@ -1,7 +1,7 @@
-"""What sinks and engines have committed, of one pipeline, and how a person changes it.
+"""Shows and changes the committed offsets of a pipeline's sinks and engine.
 
-Those of a sink `kafka` can be changed, and an engine's own that are kept in Kafka. Sinks into files and
-tables keep their offset in the same atomic act as their data, where a change would make it lie.
+Offsets of Kafka sinks can be changed, and an engine's own offsets if they are in Kafka. Sinks of files and
+tables commit their offset atomically with their data, so a changed offset would be wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tailrace.sinks.kafka.sink import offset_at
 
 
 def kept(config: EngineConfig, which: str | None = None, source: str | None = None) -> list[dict[str, Any]]:
-    """Return what is kept, an entry for each task of a sink and each source of the engine's.
+    """Return the committed offsets, an entry for each task of a sink and each source of the engine.
 
     :param which: only of this sink.
     :raises TailraceError: `CONFIG_INVALID`. An entry that can't be read has an `error`.
@@ -90,7 +90,7 @@ def _of_engine(config: EngineConfig, parts: tuple[PipelineConfig, ...]) -> Itera
     try:
         with _opened(storage, config) as store:
             found = {} if store is None else store.read(partitions)
-    except Exception as error:  # noqa: BLE001 - the entry's `error` has it, whatever a store meets
+    except Exception as error:  # noqa: BLE001 - the entry's `error` has every error of a store
         failure = as_failure(error).as_json()
         for part in parts:
             yield {
@@ -108,7 +108,7 @@ def _of_engine(config: EngineConfig, parts: tuple[PipelineConfig, ...]) -> Itera
 
 @contextlib.contextmanager
 def _opened(storage: OffsetStorage | None, config: EngineConfig) -> Iterator[OffsetReader | None]:
-    """Yield what reads the engine's offsets; None: nothing is kept."""
+    """Yield a reader of the engine's offsets; None if they are only in memory."""
     if storage is None or storage.type == "log":
         yield LogOffsetStore(config.name, config.pipelines)
         return
@@ -118,7 +118,7 @@ def _opened(storage: OffsetStorage | None, config: EngineConfig) -> Iterator[Off
     store = store_for(storage, config.name, atomic=config.engine.atomic_source_offset_commit)
     try:
         if isinstance(store, FileOffsetStore):
-            store.load()  # the others connect when they are asked, and make nothing then
+            store.load()  # other stores connect on the first read, and create nothing then
         yield store
     finally:
         store.stop()
@@ -129,7 +129,7 @@ def _named(pipeline: PipelineConfig) -> dict[str, str]:
 
 
 def _place(pipeline: PipelineConfig, log_id: str, log_offset: int | None) -> dict[str, Any]:
-    """Return where an offset is in the pipeline's log, as far as there is one and it is of that one."""
+    """Return an offset's fields for its place in the pipeline's log; None where it is not of that log."""
     found: dict[str, Any] = {
         "log_id": log_id or None,
         "log_offset": log_offset,
@@ -143,22 +143,22 @@ def _place(pipeline: PipelineConfig, log_id: str, log_offset: int | None) -> dic
             if found["is_of_this_log"] or log_offset is None:
                 found["lag_bytes"] = max(0, reader.end().offset - (log_offset or 0))
     except TailraceError:
-        return found  # without a log there is nothing to compare with
+        return found  # there is no log to compare with
     return found
 
 
 class Effect(enum.StrEnum):
-    """What a change means for those who get the records."""
+    """The effect of a change of an offset on the records that are delivered."""
 
     NOTHING = "nothing"
-    REPEATS = "repeats"  # changes come again
-    SKIPS = "skips"  # changes never come
-    UNKNOWN = "unknown"  # what is replaced is of another log: both may be
+    REPEATS = "repeats"  # changes are delivered again
+    SKIPS = "skips"  # changes are never delivered
+    UNKNOWN = "unknown"  # the replaced offset is of another log: either is possible
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedPlace:
-    """What is committed: everything before `log_offset` of that log; -1, what is no such offset."""
+    """A committed offset: everything before `log_offset` of that log; -1: it is not a log offset."""
 
     task: str
     log_id: str
@@ -179,16 +179,16 @@ class SinkOffsets:
         return self.sink.name
 
     def places(self) -> Sequence[CommittedPlace]:
-        """Return what is committed now; nobody is disturbed."""
+        """Return what is committed now, without fencing a producer."""
         found = offsets.committed(self.sink, self.pipeline.name, lenient=True)
         return [CommittedPlace(each.task, each.log_id, each.log_offset) for each in found]
 
     def put(self, tasks: Sequence[str], log_id: str, log_offset: int | None) -> None:
-        """Commit this for these tasks, and fence the producers that did so far; None takes it back."""
+        """Commit `log_offset` for these tasks and fence their earlier producers; None deletes the offset."""
         offset: Mapping[str, Any] | None = None
         if log_offset is not None:
             offset = offset_at(log_id, log_offset)
-        # A start compares both, and would refuse the earlier one.
+        # At its start the sink compares both offsets, and would refuse an earlier one in Kafka.
         with contextlib.suppress(TailraceError):  # there may be no log yet
             Readers.open(self.pipeline.log.path).remove(self.sink.name)
         offsets.commit_from_outside(self.sink, self.pipeline.name, tasks, offset)
@@ -196,7 +196,7 @@ class SinkOffsets:
 
 @dataclass(frozen=True, slots=True)
 class EngineOffsets:
-    """The offset that an engine has committed for its handler, of one source."""
+    """The offset that an engine has committed for its handler and one source."""
 
     storage: OffsetStorage
     name: str
@@ -205,7 +205,7 @@ class EngineOffsets:
     role: str = "engine"
 
     def places(self) -> Sequence[CommittedPlace]:
-        """As `SinkOffsets.places`."""
+        """Return what is committed now, as `SinkOffsets.places`."""
         store = self._store()
         try:
             found = store.read([partition_of(self.pipeline)]).get(0)
@@ -217,7 +217,7 @@ class EngineOffsets:
         return [CommittedPlace(TASK, str(found.get(LOG, "")), at if isinstance(at, int) else -1)]
 
     def put(self, tasks: Sequence[str], log_id: str, log_offset: int | None) -> None:
-        """As `SinkOffsets.put`."""
+        """Commit `log_offset`, as `SinkOffsets.put`."""
         partition, store = partition_of(self.pipeline), self._store()
         try:
             store.start()
@@ -232,7 +232,7 @@ class EngineOffsets:
         return KafkaOffsetStore(self.storage, self.name, atomic=self.atomic)
 
 
-#: Whose offset is changed.
+#: The owner of an offset that is changed.
 OffsetHolder: TypeAlias = SinkOffsets | EngineOffsets
 
 
@@ -240,11 +240,11 @@ OffsetHolder: TypeAlias = SinkOffsets | EngineOffsets
 class Change:
     """A change of an offset, not yet made.
 
-    :param tasks: whose offsets are changed.
-    :param before: the least log offset that was committed; None: none, or one of another log.
-    :param after: the log offset that is set; None: the offset is taken back.
-    :param rows: about how many changes come again, or never; None: not known.
-    :param note: what else a person should know first; empty: nothing.
+    :param tasks: the tasks whose offsets are changed.
+    :param before: the lowest log offset that was committed; None: none, or one of another log.
+    :param after: the log offset that is set; None: the offset is deleted.
+    :param rows: about how many changes are repeated or skipped; None: not known.
+    :param note: what else the user should know before; empty: nothing.
     """
 
     holder: OffsetHolder
@@ -260,11 +260,11 @@ class Change:
 def chosen_holder(
     config: EngineConfig, pipeline: PipelineConfig, sink: str | None, engine: bool
 ) -> OffsetHolder:
-    """Return whose offset is meant.
+    """Return the owner of the offset that the options name.
 
-    :param sink: by name or number; None: the only one of Kafka, or the engine where there is none.
-    :param engine: the engine's own.
-    :raises TailraceError: `CONFIG_INVALID` if there is none, there are several, or it is kept elsewhere.
+    :param sink: by name or number; None: the only Kafka sink, or the engine if there is none.
+    :param engine: the engine's own offset.
+    :raises TailraceError: `CONFIG_INVALID` if there is none, there are several, or it is not in Kafka.
     """
     storage = config.engine.offsets_in_kafka
     has_sinks = any(isinstance(each, KafkaSinkConfig) for each in pipeline.sinks)
@@ -284,7 +284,7 @@ def chosen_holder(
 
 
 def chosen_sink(pipeline: PipelineConfig, which: str | None) -> KafkaSinkConfig:
-    """Return the sink whose offset is meant; None: the only one of its kind.
+    """Return the Kafka sink with the name or number `which`; None: the only Kafka sink.
 
     :raises TailraceError: `CONFIG_INVALID` if there is none, there are several, or it keeps its offset in
         its target.
@@ -295,7 +295,7 @@ def chosen_sink(pipeline: PipelineConfig, which: str | None) -> KafkaSinkConfig:
             return sink
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"choose sink {sink.name!r}: it keeps how far it is in the same act as its data, in its target",
+            f"choose sink {sink.name!r}: its offset is in its target, committed together with its data",
             "`tailrace status FILE` shows it, and `tailrace replay` builds a target again",
         )
     found = [sink for sink in pipeline.sinks if isinstance(sink, KafkaSinkConfig)]
@@ -311,8 +311,7 @@ def chosen_sink(pipeline: PipelineConfig, which: str | None) -> KafkaSinkConfig:
 
 @contextlib.contextmanager
 def held_still(config: EngineConfig, pipeline: PipelineConfig) -> Iterator[None]:
-    """Keep an engine from running this configuration, and from writing this pipeline's log, as long as it
-    lasts.
+    """Return a context in which no engine can run this configuration or write this pipeline's log.
 
     :raises TailraceError: `LOG_LOCKED` if one runs.
     """
@@ -331,8 +330,8 @@ def _taken(path: Path) -> int:
             raise
         raise TailraceError(
             Kind.LOG_LOCKED,
-            "change an offset: the pipeline is running, and would write its own over it",
-            "stop it first, then ask again; `tailrace status FILE` shows it",
+            "change an offset: the pipeline is running, and would overwrite it",
+            "stop it first, then repeat the command; `tailrace status FILE` shows it",
             error.context,
         ) from None
 
@@ -341,7 +340,7 @@ def planned_set(pipeline: PipelineConfig, holder: OffsetHolder, point: LogPoint)
     """Return the change that sets an offset to a place of the log.
 
     :raises TailraceError: `LOG_RANGE_GONE`, `LOG_RANGE_INVALID` if the place is not in the log, or inside
-        of a transaction; `LOG_MISSING`; what asking the cluster meets.
+        a transaction; `LOG_MISSING`; errors of the cluster.
     """
     directory = LogDirectory.open(pipeline.log.path)
     log_id = directory.identity.log_id
@@ -350,7 +349,7 @@ def planned_set(pipeline: PipelineConfig, holder: OffsetHolder, point: LogPoint)
         if (boundary := reader.boundary_up_to(after)) != after:
             raise TailraceError(
                 Kind.LOG_RANGE_INVALID,
-                f"set the offset of {holder.role} {holder.name!r} to {after}: it is inside of a transaction",
+                f"set the offset of {holder.role} {holder.name!r} to {after}: it is inside a transaction",
                 f"the transaction begins at {boundary}: set it to that",
                 {holder.role: holder.name},
             )
@@ -362,9 +361,9 @@ def planned_set(pipeline: PipelineConfig, holder: OffsetHolder, point: LogPoint)
 
 
 def planned_reset(pipeline: PipelineConfig, holder: OffsetHolder) -> Change:
-    """Return the change that takes an offset back: its holder then begins at the log's start.
+    """Return the change that deletes an offset: its owner then begins at the log's start.
 
-    :raises TailraceError: what asking the cluster meets.
+    :raises TailraceError: errors of the cluster.
     """
     try:
         directory = LogDirectory.open(pipeline.log.path)
@@ -386,13 +385,13 @@ def planned_reset(pipeline: PipelineConfig, holder: OffsetHolder) -> Change:
         note = (
             f"the log begins at {start}, what was before it is removed: without an offset the {holder.role} "
             f"will not start (log_range_gone); `tailrace offsets set FILE {whose} --to {start} "
-            "--skip-changes` has it begin there"
+            "--skip-changes` lets it begin there"
         )
     return Change(holder, tasks, log_id, before, None, effect, rows, note)
 
 
 def carry_out(change: Change) -> None:
-    """Make the change; producers of the holder's transactional ids are fenced.
+    """Make the change and fence producers of the owner's transactional ids.
 
     :raises TailraceError: as `offsets.commit_from_outside`, or as `KafkaOffsetStore.start` and `write`.
     """
@@ -400,7 +399,7 @@ def carry_out(change: Change) -> None:
 
 
 def _now(holder: OffsetHolder, log_id: str) -> tuple[tuple[str, ...], int | None, bool]:
-    """Return the tasks that have an offset, the least of them, and whether one is of another log."""
+    """Return the tasks that have an offset, the lowest offset, and whether one is of another log."""
     found = holder.places()
     if not found:
         return (TASK,), None, False
@@ -417,7 +416,7 @@ def _effect(before: int, after: int) -> Effect:
 
 
 def _rows(reader: LogReader, start: int, end: int) -> int | None:
-    """Return about how many changes lie in `[start, end)`; None where that is not all in the log."""
+    """Return about how many changes are in `[start, end)`; None if the log does not have all of it."""
     if start >= end:
         return 0
     try:

@@ -1,7 +1,7 @@
-"""The offset store `log`: an engine's offsets lie with the change logs that they are about.
+"""The offset store `log`, which stores an engine's offsets in the change logs that they refer to.
 
-Each log keeps them in its list of readers, in the same file and the same act as what the engine
-releases of the log. So a log that is moved, restored or removed has its offsets with it.
+Each log has them in its list of readers, in one file with the log offset that the engine has released, and
+written together with it. So a log that is moved, restored or removed has its offsets with it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tailrace.records.batch import Offset, Partition
 
 
 class LogOffsetStore:
-    """Keeps the offsets of the engine `name`, those of each source with its log. Any thread.
+    """Stores the offsets of the engine `name`, those of each source in its log. Any thread.
 
-    All or none holds for each log; between sources there is no order that could be hurt.
+    Writes are atomic for each log, not across logs: sources are not ordered relative to each other.
     """
 
     def __init__(self, name: str, pipelines: Sequence[PipelineConfig]) -> None:
@@ -34,7 +34,7 @@ class LogOffsetStore:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Nothing is made ready: a log may come into being only later."""
+        """Do nothing: a log may be created later."""
 
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
         """Return, by its number in `partitions`, the offset of each that has one.
@@ -50,9 +50,9 @@ class LogOffsetStore:
         return found
 
     def write(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float) -> None:
-        """Keep these offsets, durably. An fsync can't be given up, so `timeout_s` bounds nothing here.
+        """Store these offsets durably. `timeout_s` has no effect: an fsync can't be interrupted.
 
-        :raises TailraceError: `OFFSETS_UNWRITABLE`; `OFFSETS_FOREIGN` for an offset that is none of
+        :raises TailraceError: `OFFSETS_UNWRITABLE`; `OFFSETS_FOREIGN` for an offset that is not one of
             the partition's log; `LOG_RANGE_GONE` if retention has dropped the engine's reader.
         """
         with self._lock:
@@ -68,7 +68,7 @@ class LogOffsetStore:
                 self._write(path, offset)
 
     def stop(self) -> None:
-        """Let go of what is kept in memory."""
+        """Close the logs' readers."""
         for reader in self._logs.values():
             reader.close()
 

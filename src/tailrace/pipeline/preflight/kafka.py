@@ -1,8 +1,8 @@
-"""Preflight of sinks of Kafka: the cluster, the offsets topic, topics of tables, rights; the schema registry.
+"""Preflight of Kafka sinks: the cluster, the offsets topic, topics of tables, rights; the schema registry.
 
-Nothing is made or registered, and nobody is fenced: so whether the transactional id may be used is seen at
-the start only. A schema that the registry has not seen yet is compared by it as on registering it, with the
-newest version of its subject or with all; whether one may write there shows when that is done.
+Nothing is created or registered, and no producer is fenced, so the right to use the transactional id is
+checked at the start only. The registry checks the compatibility of a new schema as on registration, with the
+newest version of its subject or with all; the right to write there is checked by the first registration.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from tailrace.sinks.kafka.sink import ASK_TIMEOUT_S, account_of
 from tailrace.sources.contract import SourceCheck
 from tailrace.sources.findings import Finding, from_failure, warning
 
-#: After so many refused topics or tables the rest would say the same.
+#: Most refused topics or tables that are reported: the others are most likely refused for the same reason.
 _REFUSED_MAX = 10
-#: A cluster that says these says them of every topic.
+#: Errors that concern the cluster, not one topic.
 _OF_THE_CLUSTER = frozenset({Kind.SINK_WRITE_FAILED, Kind.SECRET_MISSING})
 
-#: Longest that the registry is asked about tables of one sink.
+#: Longest time for the registry's checks of one sink's tables, in seconds.
 ASK_TABLES_S = 20.0
-#: What a registry says of every table.
+#: Errors that concern the registry, not one table.
 _OF_THE_REGISTRY = frozenset({Kind.REGISTRY_UNREACHABLE, Kind.REGISTRY_REFUSED, Kind.SECRET_MISSING})
 
 
 def cluster_findings(sink: KafkaSinkConfig, pipeline: PipelineConfig) -> Iterator[Finding]:
-    """Yield what is wrong with the cluster and the offsets topic."""
+    """Yield the problems of the cluster and the offsets topic."""
     account = account_of(sink, pipeline.name)
     offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S))
     try:
-        account.writer(offsets).close()  # the client says which options it does not take
+        account.writer(offsets).close()  # the client raises for options that it does not accept
         yield from _told(offsets.check(create=sink.create_topics))
     except TailraceError as failure:
         yield from_failure(failure)
 
 
 def storage_findings(storage: OffsetStorage, name: str) -> Iterator[Finding]:
-    """Yield what is wrong with the topic of the own offsets of the engine `name`, which are in Kafka."""
+    """Yield the problems of the topic with the own offsets of the engine `name`."""
     try:
         yield from _told(KafkaOffsetStore(storage, name, atomic=False).check(ASK_TIMEOUT_S))
     except TailraceError as failure:
@@ -70,16 +70,16 @@ def _told(concerns: Sequence[TopicWarning]) -> Iterator[Finding]:
 def topic_findings(
     sink: KafkaSinkConfig, pipeline: PipelineConfig, tables: Sequence[tuple[str, str]]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the topics of `tables`, each a schema and a name, and those beside them.
+    """Yield the problems of the topics of `tables`, each a schema and a name, and of the sink's other topics.
 
-    Where transformations choose topics of tables nothing is known of these beforehand.
+    Topics of tables that transformations choose are not known beforehand.
     """
     account = account_of(sink, pipeline.name)
     timeout_s = min(account.timeout_s, ASK_TIMEOUT_S)
     try:
         require_reachable(account.admin(), timeout_s)
     except TailraceError:
-        return  # `cluster_findings` has it
+        return  # `cluster_findings` reports it
     prefix = sink.topic_prefix or pipeline.name
     topics = Topics(sink, account.admin(), prefix, timeout_s)
     for topic in dict.fromkeys(sink.fixed_topics(prefix)):
@@ -103,7 +103,7 @@ def topic_findings(
 
 
 def converter_findings(sink: KafkaSinkConfig) -> Iterator[Finding]:
-    """Yield what keeps the sink's converter from its registry."""
+    """Yield the error of the sink's converter if it can't use its registry."""
     try:
         with closing(_converter(sink)) as converter:
             if isinstance(converter, ChecksAhead):
@@ -117,12 +117,12 @@ def schema_findings(
 ) -> Iterator[Finding]:
     """Yield which of the tables' schemas the registry would refuse, as readers of the log see them.
 
-    Where transformations change records nothing is known of their schemas beforehand.
+    Schemas of records that transformations change are not known beforehand.
     """
     try:
         converter = _converter(sink)
     except TailraceError:
-        return  # `converter_findings` has it
+        return  # `converter_findings` reports it
     with closing(converter):
         if not sink.transformations and isinstance(converter, ChecksAhead):
             yield from _of_tables(converter, sink, pipeline, source)
@@ -148,7 +148,7 @@ def _of_tables(
             converter.check_shape(Group.of_changes(topic, np.empty(0, np.int64), changes, origin))
         except TailraceError as failure:
             if failure.kind in _OF_THE_REGISTRY and not asked:
-                return  # `converter_findings`, which asked before, has it
+                return  # `converter_findings`, which asked before, reports it
             yield from_failure(failure)
             refused += 1
             if refused >= _REFUSED_MAX or failure.kind in _OF_THE_REGISTRY:
@@ -163,5 +163,5 @@ def _out_of_time(asked: int, count: int) -> Finding:
     return warning(
         Kind.REGISTRY_UNREACHABLE,
         f"ask the schema registry about {count} tables: within {ASK_TABLES_S:.0f} s it answered for {asked}",
-        "the others show when their first change is written; or see why the registry is slow",
+        "the others are checked when their first change is written; or find out why the registry is slow",
     )

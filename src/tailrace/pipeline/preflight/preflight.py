@@ -1,7 +1,7 @@
-"""Preflight: everything that a pipeline needs, looked at before it runs; nothing is changed.
+"""Preflight: checks everything that a pipeline needs, before it runs; changes nothing.
 
-Every check is made even if others fail, as far as it can be: all problems at once, each with
-what repairs it. Only what lies behind a closed door (a source that can't be reached) is left.
+Every check is made even if others fail, so all problems are listed at once, each with its repair. Only
+checks that depend on a failed one (of a source that can't be reached) are left out.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tailrace.spark.java import cores_of
 
 __all__ = ["Finding", "Severity", "preflight"]
 
-#: Below the first the pipeline should not start, below the second it won't run for long.
+#: Free space of a disk below which the pipeline should not start, and below which there is a warning.
 ROOM_BYTES_MIN = 64 << 20
 ROOM_BYTES_WARNED = 1 << 30
-#: How long all sources together may take for their answers, once connected.
+#: Longest time for the checks of all sources once they are connected, in seconds.
 ANSWER_DEADLINE_S = 60.0
 
 
@@ -61,7 +61,7 @@ def preflight(file: Path) -> list[Finding]:
         _offset_storage,
     ):
         found += _guarded(functools.partial(check, pipeline))
-    # What of a cluster and a registry is asked here has to do with no source.
+    # These checks of the cluster and the registry don't depend on a source.
     found += _guarded(lambda: _kafka(pipeline.pipelines[0]))
     names = [part.source_name for part in pipeline.pipelines]
     answers, lacking = _of_sources(pipeline.pipelines)
@@ -69,7 +69,7 @@ def preflight(file: Path) -> list[Finding]:
 
 
 class _Visit:
-    """Asks one source in two steps; what was found by then stays if one is not answered."""
+    """The checks of one source, in two steps; earlier findings are kept if a step gets no answer."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
         self.pipeline = pipeline
@@ -78,11 +78,11 @@ class _Visit:
         self.check = self.source.check(pipeline, _open_log(pipeline, self.found))
 
     def connect(self) -> None:
-        """Connect and look at the server, before anybody takes more of it."""
+        """Connect and check the server, before checks that take more connections."""
         self.found += _guarded(self.check.connect)
 
     def look(self) -> None:
-        """Look at everything else."""
+        """Check everything else."""
         with closing(self.check):
             self.found += _guarded(self.check.findings)
             self.found += _guarded(lambda: _topics(self.check, self.pipeline))
@@ -90,7 +90,7 @@ class _Visit:
 
 
 def _of_sources(pipelines: Sequence[PipelineConfig]) -> tuple[list[list[Finding]], list[Finding]]:
-    """Return what each source's part has, all asked side by side, and what they lack together."""
+    """Return the findings of each source, checked in parallel, and those of all sources together."""
     visits = [_Visit(pipeline) for pipeline in pipelines]
     patience_s = max(pipeline.source.connect_timeout_s for pipeline in pipelines) + ANSWER_DEADLINE_S
     deadline = time.monotonic() + patience_s
@@ -110,7 +110,7 @@ def _of_sources(pipelines: Sequence[PipelineConfig]) -> tuple[list[list[Finding]
 def _side_by_side(
     step: str, visits: Sequence[_Visit], work: Callable[[_Visit], None], deadline: float
 ) -> list[_Visit]:
-    """Have each of `visits` do `work`; return those that were done by the deadline."""
+    """Run `work` for each of `visits` in parallel; return those that ended by the deadline."""
     asking = [
         Background(f"preflight-{step}-{visit.pipeline.source_name}", functools.partial(work, visit))
         for visit in visits
@@ -133,7 +133,7 @@ def _silent(pipeline: PipelineConfig, waited_s: float) -> Finding:
 
 
 def _merged(names: Sequence[str], answers: Sequence[list[Finding]]) -> Iterator[Finding]:
-    """Yield the findings of all sources; what only counts when all have it, once."""
+    """Yield the findings of all sources; one with `everywhere` only if all have it, and once."""
     for name, answer in zip(names, answers, strict=True):
         for finding in answer:
             if not finding.everywhere:
@@ -143,7 +143,7 @@ def _merged(names: Sequence[str], answers: Sequence[list[Finding]]) -> Iterator[
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    # A check that fails is itself a finding; what it had found before stays.
+    # A check that fails is itself a finding; its earlier findings are kept.
     found: list[Finding] = []
     try:
         found.extend(check())
@@ -224,7 +224,7 @@ def _topics(check: SourceCheck, pipeline: PipelineConfig) -> Iterator[Finding]:
 
 
 def _mirrors(check: SourceCheck, pipeline: PipelineConfig) -> Iterator[Finding]:
-    """Yield what mirrors can't do to the tables that are there, such as to drop a column of a key."""
+    """Yield transformations that mirrors can't apply to existing tables, such as dropping a key column."""
     from tailrace.sinks.build import chain_of
 
     for sink in pipeline.sinks:
@@ -233,7 +233,7 @@ def _mirrors(check: SourceCheck, pipeline: PipelineConfig) -> Iterator[Finding]:
         try:
             chain = chain_of(sink)
         except TailraceError:
-            continue  # `_transformations` has it
+            continue  # `_transformations` reports it
         for relation in check.relations(sink.wants) if chain.keeps_keys else ():
             shape = no_changes(relation, TablePolicy.of(pipeline.source.disclosure)).relation
             assert shape is not None, "no messages were asked for"
@@ -253,11 +253,11 @@ def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:
 
 
 def _targets(pipeline: EngineConfig) -> Iterator[Finding]:
-    """Yield which sinks would refuse their directories, as another log's or pipeline's."""
+    """Yield errors of sinks that would refuse their directories: those of another log or pipeline."""
     from tailrace.sinks.build import check_target
 
     for part in pipeline.pipelines:
-        log = _open_log(part, [])  # what is wrong with that the source's part has
+        log = _open_log(part, [])  # `_Visit` reports the log's own problems
         for sink in part.folders:
             try:
                 check_target(sink, part.name, log, TASK)
@@ -265,7 +265,7 @@ def _targets(pipeline: EngineConfig) -> Iterator[Finding]:
                 found = replace(from_failure(failure), source=part.source_name)
                 yield replace(found, message=f"sink {sink.name!r}: {found.message}")
             except OSError:
-                continue  # `_rooms` has it
+                continue  # `_rooms` reports it
 
 
 def _handlers(pipeline: EngineConfig) -> Iterator[Finding]:
@@ -288,12 +288,12 @@ def _transformations(pipeline: EngineConfig) -> Iterator[Finding]:
         yield warning(
             Kind.CONFIG_INVALID,
             "engine.transformations concern the handlers of tailrace.Engine alone, not the file's sinks",
-            "what sinks are to get is said by `transformations` of the file, for all of them, or of a sink; "
-            "or leave the transformations out",
+            "for sinks, set `transformations` of the file, for all of them, or of a sink; or leave the "
+            "transformations out",
         )
     if options.transformations or options.predicates:
         build(options.transformations, options.predicates)
-    # Those of the file come before the sink's own in each; a source of several makes no difference.
+    # Each sink has the file's transformations before its own; they are the same for each source.
     for sink in pipeline.pipelines[0].sinks:
         try:
             if isinstance(sink, FolderSink):

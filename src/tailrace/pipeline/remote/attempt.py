@@ -1,7 +1,7 @@
-"""The side of the executor: one attempt to capture, in a Python worker of Spark.
+"""The executor's side of remote capture: one attempt to capture, in a Python worker of Spark.
 
-It ends when the driver wants it to, when a later attempt has come, and when nobody is left to want
-anything: the driver's beat stands still, or the executor that started the worker is gone.
+It ends when the driver asks for it, when a later attempt has started, when the driver's heartbeat stops, or
+when the executor that started the worker is gone.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tailrace.sources.registry import source_type
 
 log = structlog.get_logger(__name__)
 
-TURN_S = 0.1
-REPORT_S = 0.5
-#: The driver counts every second; after so long without it, it is gone.
+TURN_S = 0.1  #: Interval at which the driver's messages are read, in seconds.
+REPORT_S = 0.5  #: Interval between reports to the driver, in seconds.
+#: Time without a heartbeat of the driver after which it counts as gone, in seconds.
 SILENCE_S = 60.0
-#: How long an attempt waits for the log's lock: the one before may be about to end.
+#: Longest wait for the log's lock, in seconds: the previous attempt may be about to end.
 LOCKED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a task is to do: JSON of a `PipelineConfig`, references to secrets unresolved."""
+    """A task's instructions. `pipeline` is JSON of a `PipelineConfig` with references to secrets."""
 
     pipeline: str
     run_id: str
@@ -43,10 +43,10 @@ class Order:
 
 
 def carry_out(orders: Iterable[Order]) -> Iterator[TailraceError | None]:
-    """Capture until the end is wanted; as a task of Spark, with one order.
+    """Capture until the driver asks for the end; the body of a Spark task, with one order.
 
-    Yields why it can't go on, if that is so. What another attempt may do better is raised, so that Spark
-    counts this one as failed.
+    Yields None, or the error that ended the capture. An error after which another attempt may succeed is
+    raised instead, so that Spark counts this attempt as failed.
     """
     from pyspark import TaskContext
 
@@ -65,7 +65,7 @@ def carry_out(orders: Iterable[Order]) -> Iterator[TailraceError | None]:
 
 
 def capture_until_end(order: Order, number: int) -> None:
-    """Capture, as Spark's attempt `number`, until the driver wants the end.
+    """Capture, as Spark's attempt `number`, until the driver asks for the end.
 
     :raises TailraceError: as `Capture.run`; `LOG_LOCKED` if the log stays locked; `SPARK_FAILED` if it
         ended for another reason.
@@ -88,7 +88,7 @@ def capture_until_end(order: Order, number: int) -> None:
         raise TailraceError(
             Kind.SPARK_FAILED,
             f"capture on an executor: {attempt.superseded}",
-            "nothing is to be done: another attempt goes on from what is in the log",
+            "no action is needed: another attempt continues from what is in the log",
         )
 
 
@@ -109,9 +109,9 @@ class Attempt:
         self._beat_s = time.monotonic()
         self._reported_s = 0.0
         self._position = self._caught_up = 0
-        #: Nothing more is to be captured by this attempt.
+        #: Whether this attempt must stop capturing.
         self.must_end = False
-        #: Why, if it is not the driver that wants no more to be captured at all.
+        #: Why, unless the driver asked for the end of the whole capture.
         self.superseded: str | None = None
         self._is_latest = True
 
@@ -156,7 +156,7 @@ class Attempt:
         last = self._channel.report()
         if last is not None and last.run_id == self._run_id and last.attempt > self._number:
             self._is_latest = False
-            self._supersede("a later attempt has come")
+            self._supersede("a later attempt has started")
             return
         try:
             self._channel.put_report(

@@ -1,4 +1,4 @@
-"""The side of the driver: a capture like `CaptureTask`, whose work is one long task of a Spark job."""
+"""The driver's side of remote capture: a `Capture` whose work is done by one long task of a Spark job."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.1
 _BEAT_S = 1.0
-#: How long the executors of a cluster may take to come.
+#: Longest wait for the executors of a cluster, in seconds.
 CORES_S = 60.0
-#: How long a task may take to end when that is wanted; then its job is cancelled.
+#: Longest wait for the end of a task after `stop`, in seconds; then its job is cancelled.
 STOP_S = 8.0
 
 _NOTHING = CaptureProgress(
@@ -53,10 +53,10 @@ _NOTHING = CaptureProgress(
 class RemoteCapture:
     """Captures one source into one log on an executor (`sources.contract.Capture`).
 
-    A task that dies is started again, by Spark as far as `spark.task.maxFailures` has it, then by a
-    new job; each goes on from what is in the log. `run` once; the rest from any thread.
+    A task that dies is started again, by Spark up to `spark.task.maxFailures` times, then by a new job; each
+    continues from what is in the log. `run` once; the rest from any thread.
 
-    :param tasks: how many such tasks there are altogether: each takes a core of the executors.
+    :param tasks: the number of such tasks of all sources: each takes a core of the executors.
     """
 
     def __init__(self, pipeline: PipelineConfig, spark: SparkHost, tasks: int) -> None:
@@ -81,7 +81,7 @@ class RemoteCapture:
         self._ended = False
 
     def run(self) -> None:
-        """Have it captured until `stop`, or until the snapshot is done if that is all that is wanted.
+        """Run the capture until `stop`, or until the end of the snapshot if only that is configured.
 
         :raises TailraceError: as `CaptureTask.run`; `CONFIG_INVALID` if executors have too few cores;
             `SPARK_FAILED` if jobs fail for longer than `source.reconnect_s_max`.
@@ -107,7 +107,7 @@ class RemoteCapture:
         return report is not None and report.caught_up >= lsn
 
     def progress(self) -> CaptureProgress:
-        """Return how far the task is, as it reported last."""
+        """Return the task's progress as last reported."""
         report, now_s = self._last_report(), time.monotonic()
         found = _NOTHING if report is None else report.progress(now_s)
         died, again = self._jobs.error, found.reconnects + self._jobs.count
@@ -115,7 +115,7 @@ class RemoteCapture:
         return replace(found, phase=phase, error=died or found.error, reconnects=again)
 
     def _run_one(self) -> None:
-        """Run one job to its end; what another one may do better is raised, else kept in `_failure`."""
+        """Run one job to its end; raise an error that another job may overcome, keep others in `_failure`."""
         self._begin_round()
         try:
             error = self._run_job()
@@ -166,20 +166,20 @@ class RemoteCapture:
                 raise error
 
     def _begin_round(self) -> None:
-        # A task that is not told that its round has begun would take itself for one of an earlier job.
+        # A task that does not read its own round in the desired state takes itself for one of an earlier job.
         with self._lock:
             self._wanted = self._wanted.model_copy(update={"round": self._wanted.round + 1})
             try:
                 self._channel.ask(self._wanted)
             except OSError as error:
                 path = self._pipeline.log.path
-                raise write_failure(error, "have the log captured on an executor", path) from error
+                raise write_failure(error, "start the capture on an executor", path) from error
 
     def _beat(self) -> None:
         try:
             self._channel.beat()
         except OSError as error:
-            log.warning("the capturing task can't be shown that the driver lives", error=error.strerror)
+            log.warning("the heartbeat for the capturing task can't be written", error=error.strerror)
 
     def _ask(self, **changes: object) -> None:
         with self._lock:
@@ -201,19 +201,19 @@ class RemoteCapture:
 
 
 def _may_grow(context: SparkContext) -> bool:
-    """Return whether more executors come by themselves when tasks wait for them."""
+    """Return whether Spark adds executors by itself when tasks wait for them."""
     return context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
 
 
 def too_few(cores: int, tasks: int) -> TailraceError | None:
-    """Return the error of `tasks` captures on so many cores, if they would take them all."""
+    """Return an error if `tasks` captures would take all of `cores`; None otherwise."""
     if cores > tasks:
         return None
     return TailraceError(
         Kind.CONFIG_INVALID,
         f"capture on executors: {tasks} tasks would take all {cores} cores that they have",
-        "each source takes one core for as long as it is captured, and others must be left for what else "
-        f"Spark does: give more executors, or, locally, spark.master: local[{tasks + 2}]",
+        "each source takes one core for as long as it is captured, and Spark needs others for its other "
+        f"jobs: give more executors, or, locally, spark.master: local[{tasks + 2}]",
     )
 
 

@@ -1,9 +1,9 @@
-"""The messages between driver and capturing task: two small files beside the log, each with one writer.
+"""The messages between driver and capturing task: two small files next to the log, each with one writer.
 
-`wanted.json` is the driver's: which of its jobs counts, whether to stop; its time says that the driver
-lives, which needs no room on a full disk. `report.json` is the task's: what it does and how far it is. Both
-are replaced as a whole and have a checksum; neither is fsynced, and no data depends on them: what keeps two
-writers from one log is its lock and its epoch.
+The driver writes `wanted.json`: which of its jobs is current, whether to stop. The file's modification time
+is the driver's heartbeat, which needs no space on a full disk. The task writes `report.json`: its progress.
+Both are replaced as a whole and have a checksum; neither is fsynced, and no data depends on them: the log's
+lock and epoch keep a second writer from it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tailrace.sources.progress import (
 
 M = TypeVar("M", bound=BaseModel)
 
-#: What is added to the log's name for the folder of the two files: `.<log>.task`, which no source's log
-#: is called, as a folder of logs may hold both.
+#: Parts of the name of the folder with the two files, `.<log>.task`. No source's log has such a name, and a
+#: folder of logs may contain both.
 PREFIX, SUFFIX = ".", ".task"
 
-#: What a progress has that is JSON as it is, and what one of a table has.
+#: Fields of CaptureProgress and of TableProgress whose values are JSON values.
 _PLAIN = ("phase", "rows", "bytes", "source_end", "acknowledged", "reconnects")
 _PLAIN_OF_TABLE = ("rows", "rows_estimated", "done", "chunks", "chunks_done", "rows_before")
 
@@ -43,12 +43,12 @@ class _Message(BaseModel):
 
 
 class DesiredState(_Message):
-    """What the driver wants.
+    """The state that the driver wants the task to have.
 
-    :param run_id: of the driver's capture; a task of another one is to end.
-    :param round: which of its jobs.
+    :param run_id: of the driver's capture; a task of another capture must end.
+    :param round: the number of the driver's current job.
     :param stop: make durable and acknowledge what was received, and end.
-    :param position: report when everything committed before this LSN is in the log; 0: nobody waits.
+    :param position: report when everything committed before this LSN is in the log; 0: no report is needed.
     """
 
     run_id: str
@@ -58,13 +58,13 @@ class DesiredState(_Message):
 
 
 class Report(_Message):
-    """What a task reports.
+    """A task's report to the driver.
 
-    :param attempt: round of the job and Spark's number of the attempt: a later one takes its place.
-    :param process: that captures, for people.
+    :param attempt: round of the job and Spark's number of the attempt: a later attempt replaces this one.
+    :param process: the capturing process, in words.
     :param caught_up: everything committed before this LSN is in the log.
-    :param capture: its `CaptureProgress` as JSON. Clocks differ: a table has the seconds that it has been
-        read for, None: not yet in this run.
+    :param capture: its `CaptureProgress` as JSON. Clocks differ, so a table has the seconds since its reading
+        began; None: not begun in this run.
     """
 
     run_id: str
@@ -83,7 +83,7 @@ class Report(_Message):
         now_s: float,
         progress: CaptureProgress,
     ) -> Report:
-        """Return what there is to report; `now_s` on the monotonic clock of the process that captures."""
+        """Return the report of `progress`; `now_s` on the monotonic clock of the process that captures."""
         error, health = progress.error, progress.health
         context = {} if error is None else {name: str(value) for name, value in error.context.items()}
         capture = {
@@ -127,44 +127,44 @@ class Channel:
         self._report = self._folder / "report.json"
 
     def prepare(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         make_directory(self._folder)
 
     def ask(self, wanted: DesiredState) -> None:
-        """Write what is wanted.
+        """Write the desired state.
 
-        :raises OSError: there is no room, or no folder.
+        :raises OSError: the disk is full, or there is no folder.
         """
         write_whole(self._wanted, encode_state(wanted.model_dump(mode="json")))
 
     def beat(self) -> None:
-        """Show that the driver lives.
+        """Set the time of the driver's heartbeat to now.
 
-        :raises OSError: nothing was asked for.
+        :raises OSError: there is no desired state yet.
         """
         os.utime(self._wanted)
 
     @property
     def beat_ns(self) -> int:
-        """When the driver showed last that it lives, by its own clock; 0: that can't be read now."""
+        """The time of the driver's last heartbeat, by the driver's clock; 0: it can't be read now."""
         # Of the opened file: a network file system may show an older time of a path.
         with contextlib.suppress(OSError), self._wanted.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
         return 0
 
     def wanted(self) -> DesiredState | None:
-        """Return what is wanted; None if it can't be read now."""
+        """Return the desired state; None if it can't be read now."""
         return _read(self._wanted, DesiredState)
 
     def put_report(self, report: Report) -> None:
-        """Write what is done.
+        """Write the task's report.
 
-        :raises OSError: there is no room, or no folder.
+        :raises OSError: the disk is full, or there is no folder.
         """
         write_whole(self._report, encode_state(report.model_dump(mode="json")))
 
     def report(self) -> Report | None:
-        """Return what was reported last; None if it can't be read now."""
+        """Return the last report; None if it can't be read now."""
         return _read(self._report, Report)
 
 

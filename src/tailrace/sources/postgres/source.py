@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,27 +16,25 @@ from tailrace.config.source.postgres import postgres_source
 from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
-from tailrace.model import Relation, SourceFingerprint, parse_lsn
+from tailrace.model import Relation, SourceFingerprint
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.sources.findings import Finding, error
-from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
+from tailrace.sources.postgres.connection import server
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_findings
-from tailrace.sources.postgres.preflight.server import room_of, server_facts
+from tailrace.sources.postgres.preflight.checked_source import CheckedSource
+from tailrace.sources.postgres.preflight.server import room_of
 from tailrace.sources.postgres.preflight.tables import source_findings
 from tailrace.sources.postgres.schema.catalog import PublishedTable, meant_tables
-from tailrace.sources.postgres.schema.publication import matching_tables
-from tailrace.sources.postgres.slot.health import concerns, with_way_out
-from tailrace.sources.postgres.slot.monitor import look
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl
+from tailrace.sources.postgres.schema.source_tables import matching_tables
+from tailrace.sources.postgres.slot.health import concerns, look
+from tailrace.sources.postgres.slot.way_out import with_way_out
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace.sources.progress import SourceLook
 
 SERVER_VERSION_MIN = 130000
-
-_WAL_END = (
-    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
-    "ELSE pg_current_wal_flush_lsn() END AS lsn"
-)
 
 
 class PostgresSourceType:
@@ -59,7 +56,7 @@ class PostgresSourceType:
 
     def end(self, section: PostgresSource, stop: threading.Event) -> int:
         """Return the LSN up to which the source's WAL is written at this moment."""
-        with closing(Session.connect(section, stop)) as session:
+        with Session.connect(section, stop) as session:
             return _wal_end(session)
 
     def look(
@@ -67,7 +64,7 @@ class PostgresSourceType:
     ) -> SourceLook:
         source = postgres_source(pipeline.source)
         hurried = source.model_copy(update={"connect_timeout": max(2, int(timeout_s))})
-        with closing(Session.connect(hurried, stop)) as session:
+        with Session.connect(hurried, stop) as session:
             end, health = _wal_end(session), look(session, source.slot)
         if health is None:
             return SourceLook(end)
@@ -112,8 +109,7 @@ class PostgresCheck:
     def __init__(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> None:
         self._pipeline = pipeline
         self._directory = directory
-        self._session: Session | None = None
-        self._server = Row()
+        self._checked: CheckedSource | None = None
         self.capacity: SourceCapacity | None = None
         self.gate = threading.Lock()
 
@@ -128,49 +124,43 @@ class PostgresCheck:
             )
             return
         try:
-            self._server = server_facts(session)
-            self.capacity = room_of(session, self._server, self._pipeline, self._directory)
+            checked = CheckedSource.of(session, self._pipeline, self._directory)
+            self.capacity = room_of(checked)
         except BaseException:
             session.close()
             raise
-        self._session = session
+        self._checked = checked
 
     def findings(self) -> Iterator[Finding]:
-        if self._session is not None:
-            yield from source_findings(
-                self._session, self._server, self._pipeline, self._directory, self.gate
-            )
+        if self._checked is not None:
+            yield from source_findings(self._checked, self.gate)
 
     def tables(self) -> Sequence[tuple[str, str]]:
-        if self._session is None:
+        if (checked := self._checked) is None:
             return []
-        return [
-            (table.schema, table.name)
-            for table in matching_tables(self._session, postgres_source(self._pipeline.source))
-        ]
+        return [table.full_name for table in matching_tables(checked.session, checked.source)]
 
     def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
-        if (session := self._session) is None:
+        if self._checked is None:
             return []
-        source = postgres_source(self._pipeline.source)
+        session, source = self._checked.session, self._checked.source
         wanted = [table.oid for table in matching_tables(session, source) if wants(table.schema, table.name)]
         return [_relation(table, source) for table in meant_tables(session, source, wanted)]
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        if self._checked is not None:
+            self._checked.session.close()
+            self._checked = None
 
 
 def _wal_end(session: Session) -> int:
-    lsn = session.run(_WAL_END, "ask the source for the end of its WAL")[0]["lsn"]
-    if lsn is None:
+    if (end := server.wal_end(session)) is None:
         raise TailraceError(
             Kind.SOURCE_QUERY_FAILED,
             "ask the source for the end of its WAL: it returned none",
             "the server is a standby that has replayed nothing yet: ask again when it has",
         )
-    return parse_lsn(lsn)
+    return end
 
 
 def _relation(table: PublishedTable, source: PostgresSource) -> Relation:

@@ -107,7 +107,7 @@ class VitessSnapshots:
     def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
         if where:
             raise _impossible("a condition on rows")
-        asked = ask(LogDirectory.open(self._log), TASK, tables=tables)
+        asked = ask(LogDirectory.open(self._log), tables=tables)
         return {"id": asked.id, "engine_runs": is_written(self._log, TASK)}
 
     def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class VitessSnapshots:
             *(each.shown() for each in kept.all),
             *(
                 _shown(each.id, each.requested_us, each.tables, "waiting", 0)
-                for each in waiting(directory, TASK)
+                for each in waiting(directory)
                 if not kept.has(each)
             ),
         ]

@@ -1,4 +1,4 @@
-"""What the driver asks a cluster to plan micro-batches: offsets, never messages."""
+"""The driver's requests to a Kafka cluster, to plan micro-batches: offsets, never messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tailrace.spark.join.options import JoinReadOptions
 
 _Found = TypeVar("_Found")
 
-#: A read that ends at what is there now waits so long until all rows of the transactions are committed.
+#: Longest wait of a read with a fixed end for the commit of all rows of its transactions, in seconds.
 SETTLED_S = 30.0
 _AGAIN_S = 0.05
 
@@ -80,7 +80,7 @@ class JoinCluster:
         self._topics()
 
     def state(self) -> ClusterState:
-        """Ask where the topics begin and end.
+        """Return the first and last offsets of the topics.
 
         :raises TailraceError: `TABLE_MISSING`, `CONFIG_INVALID`, `SOURCE_PRIVILEGE_MISSING`,
             `SOURCE_UNREACHABLE`.
@@ -99,9 +99,9 @@ class JoinCluster:
         )
 
     def settled_state(self, settling: Settling) -> tuple[ClusterState, SettledTransactions | None]:
-        """Wait until all rows of the transactions that are there now are committed; return how it is then.
+        """Wait until all rows of the transactions that now exist are committed; return the state then.
 
-        A transaction of Kafka that hangs may last longer than is waited: then what was settled before counts.
+        If an open transaction of Kafka outlasts the wait, the state has what was settled before.
         """
         until_s = time.monotonic() + SETTLED_S
         wanted = (state := self.state()).transactions.committed
@@ -113,7 +113,7 @@ class JoinCluster:
         return state, found
 
     def await_committed(self, ends: Mapping[Place, int]) -> None:
-        """Wait until everything before some offsets is committed, or aborted.
+        """Wait until everything before these offsets is committed or aborted.
 
         :raises TailraceError: `SOURCE_UNREACHABLE` if a transaction of Kafka stays open.
         """
@@ -127,13 +127,13 @@ class JoinCluster:
                     Kind.SOURCE_UNREACHABLE,
                     f"read topic {topic}: a transaction of Kafka is still open after {SETTLED_S:.0f} s",
                     "try again: a producer commits it, or the cluster aborts it after its "
-                    "transaction.timeout.ms; or name earlier `endingOffsets`",
+                    "transaction.timeout.ms; or set smaller `endingOffsets`",
                     {"topic": topic, "partition": partition, "offset": offset},
                 )
             time.sleep(_AGAIN_S if ends else 0)
 
     def progress(self, group: str, places: Sequence[Place]) -> dict[Place, Progress]:
-        """Return what readers have kept of their progress under a group.
+        """Return the progress that readers have stored in a consumer group, by partition.
 
         :raises TailraceError: `SOURCE_PRIVILEGE_MISSING`, `SOURCE_UNREACHABLE`.
         """
@@ -152,7 +152,7 @@ class JoinCluster:
         return found
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for consumer in self._consumers.values():
             consumer.close()
         self._consumers.clear()
@@ -200,7 +200,7 @@ def _described(topic: str, asked: Future[Any], timeout_s: float) -> Any:
         return answer(asked, timeout_s)
     except KafkaException as error:
         if error_of(error).code() in _UNKNOWN:
-            raise _failure(error_of(error), topic) from None  # at once: not to be asked again
+            raise _failure(error_of(error), topic) from None  # without another attempt
         raise
 
 
@@ -235,6 +235,6 @@ def _failure(error: KafkaError, topic: str) -> TailraceError:
     return TailraceError(
         Kind.SOURCE_UNREACHABLE,
         f"ask Kafka about topic {topic}: {error.str()}",
-        "see whether the brokers run and can be reached from here, and what the options `kafka.*` say",
+        "check that the brokers run and can be reached from here, and the options `kafka.*`",
         context,
     )

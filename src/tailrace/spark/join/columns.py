@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
 
 
 def with_columns(batch: pa.RecordBatch, wanted: JoinRange) -> pa.RecordBatch:
-    """Return joined rows of a range with all columns, in their types."""
+    """Return a range's joined rows with all columns of `SCHEMA`, in their types."""
     topic, number = wanted.place
     rows = len(batch)
     whole = pa.array(np.full(rows, wanted.is_batch_whole), mask=np.asarray(batch["transaction_id"].is_null()))

@@ -1,7 +1,7 @@
 """The data source `tailrace-join`: changes of a data topic with their transactions, in batch or as a stream.
 
-The driver plans from offsets alone; a plan is the offset that Spark keeps. Executors read one data partition
-each, and of the transaction topic the part that its rows need.
+The driver plans with offsets alone; Spark stores the plan as its offset. Each Spark task reads a range of one
+data partition, and the part of the transaction topic that the range's rows need.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class JoinDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the schema.
 
-        For a batch it also settles which range is read, so that a DataFrame that Spark evaluates twice reads
-        the same changes twice.
+        For a batch this also fixes the range, so that a DataFrame that Spark evaluates twice reads the same
+        changes twice.
         """
         from tailrace.spark.join.columns import SCHEMA
         from tailrace.spark.schema import to_spark
@@ -72,7 +72,7 @@ class JoinDataSource(DataSource):
 
 
 class JoinInputPartition(InputPartition):
-    """What Spark carries to an executor: a range of a data partition and its group; None: nothing."""
+    """A Spark partition: a range of a data partition and its consumer group; None: no rows."""
 
     value: tuple[JoinRange, str] | None
 
@@ -85,7 +85,7 @@ class JoinBatchReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
-        # Without partitions Spark would ask for one of its own making.
+        # Without partitions Spark would read one that it creates itself.
         return _partitions(decoded(self._plan)) or [JoinInputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -93,7 +93,7 @@ class JoinBatchReader(DataSourceReader):
 
 
 class JoinStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics as they grow."""
+    """Reads growing topics."""
 
     def __init__(self, options: JoinReadOptions) -> None:
         self._options = options
@@ -125,14 +125,14 @@ class JoinStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.end_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        # The plan has both its ends: where the first batch begins is asked for again after a restart.
+        # The plan has its start, too: after a restart `initialOffset` of the first batch is called again.
         return [] if start == end else _partitions(decoded(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _rows(partition, self._options, keep_progress=True)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is to be let go of."""
+        """Do nothing: a join holds no resources per batch."""
 
     def stop(self) -> None:
         if self._kept_planner is not None:

@@ -31,7 +31,7 @@ from tailrace.spark.options import by_spelling
 
 EARLIEST, LATEST = "earliest", "latest"
 
-#: Before the names of librdkafka's own options.
+#: Prefix of librdkafka's own options.
 _CLIENT = "kafka."
 
 
@@ -40,9 +40,9 @@ def _invalid(found: str, hint: str) -> TailraceError:
 
 
 class GivenOffsets(BaseModel):
-    """Places that are given: `{"data": {"orders": {"0": 12}}, "transactions": 7}`.
+    """Offsets in an option: `{"data": {"orders": {"0": 12}}, "transactions": 7}`.
 
-    :param data: by topic and partition; a partition that is not named begins with its first record.
+    :param data: by topic and partition; a partition that is not named starts at its first record.
     :param transactions: of the transaction topic; None: its first record, or its end.
     """
 
@@ -91,9 +91,9 @@ def _several(text: object) -> object:
 
 
 class JoinReadOptions(JoinedTopics):
-    """What a query was asked for. A field's alias, else its name in camel case, is the option's spelling.
+    """The options of a query, spelled as a field's alias, or else as its name in camel case.
 
-    `options` holds librdkafka's, which are spelled with `kafka.` before their names.
+    `options` contains librdkafka's options, which are spelled with the prefix `kafka.`.
     """
 
     model_config = ConfigDict(alias_generator=to_camel)
@@ -113,11 +113,11 @@ class JoinReadOptions(JoinedTopics):
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Return the options of a `load()`.
 
-        :raises TailraceError: `CONFIG_INVALID`, for an unknown option with the nearest known.
+        :raises TailraceError: `CONFIG_INVALID`; for an unknown option with the nearest known one.
         """
         of_client = {key for key in given if key.lower().startswith(_CLIENT)}
         own = {key: value for key, value in given.items() if key not in of_client}
-        also = f", and librdkafka's, with {_CLIENT} before their names"
+        also = f", and librdkafka's with the prefix {_CLIENT}"
         found: dict[str, Any] = {
             **by_spelling(cls, own, _invalid, also=also, but={"options"}),
             "options": {key.lower().removeprefix(_CLIENT): given[key] for key in of_client},
@@ -145,11 +145,11 @@ class JoinReadOptions(JoinedTopics):
 
     @property
     def limits(self) -> BatchLimits:
-        """What a micro-batch may have."""
+        """The limits of a micro-batch."""
         return BatchLimits(self.offsets_max, self.transaction_offsets_max)
 
     def refuse_limits(self) -> None:
-        """Refuse the options of a stream, which a batch would pass over in silence.
+        """Refuse the options of a stream, which a batch would ignore.
 
         :raises TailraceError: `CONFIG_INVALID`.
         """
@@ -160,20 +160,20 @@ class JoinReadOptions(JoinedTopics):
             )
 
     def refuse_ending(self) -> None:
-        """Refuse the option of a batch, which a stream would pass over in silence.
+        """Refuse the option of a batch, which a stream would ignore.
 
         :raises TailraceError: `CONFIG_INVALID`.
         """
         if self.ending != LATEST:
             raise _invalid(
                 "endingOffsets is an option of batches, and this is a stream",
-                "leave it out; .trigger(availableNow=True) stops at what is there now",
+                "leave it out; .trigger(availableNow=True) stops at the topics' current end",
             )
 
     def made_extraction(self) -> Extraction:
-        """Return what tells keys and orders.
+        """Return the extraction of keys and orders that the options choose.
 
-        :raises TailraceError: `CONFIG_INVALID` if there is none of this name.
+        :raises TailraceError: `CONFIG_INVALID` if the named class can't be imported or created.
         """
         if self.extraction is None:
             return extraction_of(self)
@@ -182,7 +182,7 @@ class JoinReadOptions(JoinedTopics):
             found: Extraction = getattr(importlib.import_module(module), name)()
         except (ImportError, AttributeError, ValueError) as error:
             raise _invalid(
-                f"the extraction {self.extraction!r} can't be made: {type(error).__name__}",
+                f"the extraction {self.extraction!r} can't be created: {type(error).__name__}",
                 "write it as package.module:Class, importable on the driver and the executors",
             ) from error
         return found

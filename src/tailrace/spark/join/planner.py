@@ -1,4 +1,4 @@
-"""The driver's side of `tailrace-join`: from what the cluster says to the plan of the next micro-batch."""
+"""The driver's side of `tailrace-join`: plans the next micro-batch from the cluster's offsets."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tailrace.spark.join.options import LATEST, GivenOffsets, JoinReadOptions
 
 log = structlog.get_logger(__name__)
 
-#: From one question to the cluster to the next, at least: Spark asks again at once while nothing is there.
+#: Shortest interval of requests to the cluster, in seconds: without new records Spark asks continuously.
 _ASK_S = 0.1
-#: Brokers learn of new partitions one after the other; within so many seconds all of them have.
+#: Time within which all brokers know a new partition, in seconds.
 _KNOWN_S = 30.0
 
 
 class JoinPlanner:
-    """Plans batches one after the other. One thread; connects when it is first asked.
+    """Plans micro-batches one after the other. One thread; connects at the first call.
 
     :param options: of the query.
     """
@@ -51,13 +51,13 @@ class JoinPlanner:
         return self._kept_cluster
 
     def first(self, group: str) -> BatchPlan:
-        """Return the plan that ends where `startingOffsets` says."""
-        # With `availableNow` Spark may have asked for the end before it asks for the beginning.
+        """Return the plan that ends at `startingOffsets`, after which the first batch starts."""
+        # With `availableNow` Spark may call `end_now` before this.
         state = self._cluster.state() if self._fixed is None else self._fixed[0]
         return self._started(group, state)
 
     def next(self, before: BatchPlan, limits: BatchLimits) -> BatchPlan:
-        """Return the plan of the batch that follows one that was read."""
+        """Return the plan of the batch after `before`, which was read."""
         if self._fixed is None:
             time.sleep(max(0.0, self._asked_s + _ASK_S - time.monotonic()))
             self._asked_s = time.monotonic()
@@ -74,11 +74,11 @@ class JoinPlanner:
         return plan
 
     def end_now(self) -> None:
-        """Read nothing from now on that comes later."""
+        """Fix the end of the query: later records are not read."""
         self._fixed = self._cluster.settled_state(self._settling)
 
     def whole_range(self) -> BatchPlan:
-        """Return the plan of one batch from `startingOffsets` to `endingOffsets`, all that is written."""
+        """Return the plan of a batch from `startingOffsets` to `endingOffsets`, with uncommitted records."""
         state = self._cluster.state()
         before = self._started(self._options.group_id_prefix, state)
         wanted = {place: ends.written for place, ends in state.data.items()}
@@ -98,14 +98,14 @@ class JoinPlanner:
         return next_plan(before, cut, settled, {}, BatchLimits(), before.end)
 
     def await_committed(self, plan: BatchPlan) -> None:
-        """Wait until all that a plan has can be read.
+        """Wait until all records of a plan can be read.
 
         :raises TailraceError: `SOURCE_UNREACHABLE`.
         """
         self._cluster.await_committed({place: each.end for place, each in plan.partitions.items()})
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._kept_cluster is not None:
             self._kept_cluster.close()
             self._kept_cluster = None
@@ -113,7 +113,7 @@ class JoinPlanner:
     def _started(self, group: str, state: ClusterState) -> BatchPlan:
         starting = self._options.starting
         if starting == LATEST:
-            # What is written after this was asked is of transactions that end later.
+            # Records that are written after this belong to transactions that end later.
             positions = {place: ends.written for place, ends in state.data.items()}
             return first_plan(group, state, positions, state.transactions.committed)
         positions = {place: ends.first for place, ends in state.data.items()}
@@ -125,7 +125,7 @@ class JoinPlanner:
         return first_plan(group, state, positions, transactions)
 
     def _new_partitions_from(self, before: BatchPlan, state: ClusterState) -> int:
-        # The first transaction that may have rows in partitions that were not known some time ago.
+        # The first transaction that may have rows in partitions that some broker did not know `_KNOWN_S` ago.
         if self._new_from is None:
             self._new_from = self._later_new_from = before.begin
             self._looked_s = time.monotonic()
@@ -158,6 +158,6 @@ def _require_there(option: str, place: Place, offset: int, ends: Ends) -> None:
             Kind.LOG_RANGE_GONE if offset < ends.first else Kind.LOG_RANGE_INVALID,
             f"read topic {topic} from {option}: partition {number} has offsets {ends.first} to "
             f"{ends.written}",
-            "name an offset that is there",
+            "name an offset that exists",
             {"topic": topic, "partition": number, "offset": offset},
         )

@@ -17,21 +17,21 @@ from tailrace.spark.join.options import JoinReadOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A read waits so long for the first message.
+#: Longest wait of a read for the first message, in seconds.
 _READ_S = 0.1
-#: Everything that is read was there when the batch was planned. Longer than it takes to elect another leader.
+#: Timeout without new messages, in seconds: all existed at planning. Longer than the election of a leader.
 _STALLED_S = 120.0
-#: How full a queue may be so that its topic is read on.
+#: Fill level of a queue, as a fraction, up to which reading its topic is resumed.
 _PART_TO_READ_ON = 0.5
 
 
 def joined_rows(
     wanted: JoinRange, options: JoinReadOptions, group: str, *, keep_progress: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range, in order, as `RangeJoin` gives them.
+    """Yield the rows of a range, in order, as `RangeJoin` returns them.
 
-    :param keep_progress: whether the next batch goes on from what is found here; kept when the last row was
-        taken.
+    :param keep_progress: whether to store the progress, from which the next batch continues, after the last
+        row.
     :raises TailraceError: `JOIN_VIOLATED`, `LOG_RANGE_GONE`, `SOURCE_UNREACHABLE`,
         `SOURCE_PRIVILEGE_MISSING`, `SOURCE_QUERY_FAILED`.
     """
@@ -53,7 +53,7 @@ def joined_rows(
 
 
 class _Reading:
-    # One pass over a range: which topic is read when.
+    # One pass over a range, which decides when to read which topic.
 
     def __init__(self, wanted: JoinRange, options: JoinReadOptions, reader: MessageReader) -> None:
         self._options, self._reader = options, reader
@@ -112,12 +112,12 @@ class _Reading:
 
     def _stalled(self) -> TailraceError:
         topic, partition = self._data
-        said = "; ".join(self._reader.errors) or "the client says nothing"
+        said = "; ".join(self._reader.errors) or "the client reported no error"
         return TailraceError(
             Kind.SOURCE_UNREACHABLE,
-            f"read topic {topic}: nothing came for {_STALLED_S:.0f} s, though the batch was planned with it: "
+            f"read topic {topic}: no message arrived for {_STALLED_S:.0f} s, although the batch needs more: "
             f"{said}",
-            "see whether the brokers run and can be reached from the executors",
+            "check that the brokers run and can be reached from the executors",
             {
                 "topic": topic,
                 "partition": partition,

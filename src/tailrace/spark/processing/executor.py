@@ -16,7 +16,7 @@ import numpy as np
 
 from tailrace.backoff import Backoff, is_retriable
 from tailrace.engine.contracts import StopEngine
-from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
+from tailrace.engine.processing.context import ProcessingContext
 from tailrace.engine.processing.dispatcher import Dispatcher
 from tailrace.engine.processing.handlers import check_done, where
 from tailrace.engine.processing.in_flight import InFlight
@@ -133,37 +133,28 @@ class SparkExecutor:
 
     def __init__(
         self,
-        dispatcher: Dispatcher[TaskLoad],
-        terms: ProcessingConfig,
-        means: ProcessingContext,
+        dispatcher: Dispatcher,
+        context: ProcessingContext,
         jobs: Jobs[TaskRecords, TaskOutcome],
         width: int,
     ) -> None:
         self._dispatcher = dispatcher
-        self._terms = terms
-        self._limiter = means.limiter
-        self._committer = means.committer
+        self._backoff = context.terms.backoff
+        self._limiter = context.limiter
         self._jobs = jobs
         self._width = width
 
-    def has_room(self) -> bool:
-        """As `PartExecutor.has_room`: batches under way are limited."""
-        return True
-
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
-        in_flight = self._limiter.begin(ready.batch, self._committer, size_bytes)
+        in_flight = self._limiter.begin(ready.batch, size_bytes)
         for groups in parts_of(ready.batch.groups, self._width):
             records = TaskRecords(ready.batch.partition, groups, {})
-            self.resume(TaskLoad(in_flight, records, self._terms.backoff))
-        yield
+            self._submit(TaskLoad(in_flight, records, self._backoff))
+        return iter(())  # batches under way are limited
 
-    def go_on(self) -> None:
-        """As `PartExecutor.go_on`: tasks begin when records are added."""
-
-    def resume(self, part: TaskLoad) -> None:
+    def _submit(self, load: TaskLoad) -> None:
         if self._limiter.enter():
-            future = self._jobs.submit(part.records)
-            future.add_done_callback(functools.partial(self._ended_with, part))
+            future = self._jobs.submit(load.records)
+            future.add_done_callback(functools.partial(self._ended_with, load))
 
     def close(self) -> None:
         self._jobs.cancel()
@@ -179,7 +170,8 @@ class SparkExecutor:
                 backoff, wait_s = load.backoff.after(error)
                 if wait_s is None:
                     raise error
-                self._dispatcher.try_later(replace(load, backoff=backoff), wait_s)
+                again = functools.partial(self._submit, replace(load, backoff=backoff))
+                self._dispatcher.try_later(again, wait_s)
             else:
                 self._note(load, future.result())
         except BaseException as error:  # noqa: BLE001 - the task's thread raises it
@@ -197,7 +189,8 @@ class SparkExecutor:
         attempts, longest_s = _attempts(load, outcome, fresh)
         if outcome.left:
             left = load.records.rest(outcome.left)
-            self._dispatcher.try_later(TaskLoad(load.in_flight, left, fresh, attempts), longest_s)
+            again = functools.partial(self._submit, TaskLoad(load.in_flight, left, fresh, attempts))
+            self._dispatcher.try_later(again, longest_s)
         else:
             self._dispatcher.look()
 

@@ -17,8 +17,7 @@ from tailrace.engine.processing.context import Order, ProcessingConfig, Processi
 from tailrace.engine.processing.dispatcher import Dispatcher, PartExecutor
 from tailrace.engine.processing.handlers import Handler, HandlerKind
 from tailrace.engine.processing.ordered_executor import OrderedExecutor
-from tailrace.engine.processing.processors import Flow
-from tailrace.engine.processing.stage import Convert, Stage, StagedGroup, Transform
+from tailrace.engine.processing.stage import Convert, Stage, StagedGroup, StageExecutor, Transform
 from tailrace.engine.processing.thread_executor import ThreadExecutor
 from tailrace.records.group import Group
 from tailrace.spark.processing.executor import SparkExecutor, TaskFunction
@@ -56,7 +55,7 @@ class SparkRunner:
 
     def processor_for(self, terms: ProcessingConfig) -> RecordProcessor:
         """Return the processor of one attempt of a task; each thread of the pool waits for a Spark job."""
-        return Flow(terms, self._dispatcher)
+        return Dispatcher(terms, self._on_spark)
 
     def session(self) -> SparkSession:
         """Return the session; started if there is none, and again if its JVM has died.
@@ -69,38 +68,34 @@ class SparkRunner:
         """Stop the session if it is the runner's own."""
         self._spark.stop()
 
-    def _dispatcher(self, terms: ProcessingConfig, means: ProcessingContext) -> Dispatcher[Any]:
+    def _on_spark(
+        self, dispatcher: Dispatcher, context: ProcessingContext
+    ) -> tuple[StageExecutor | None, PartExecutor]:
+        terms, stage = context.terms, context.stage
         width = self.session().sparkContext.defaultParallelism
 
         def jobs(function: Callable[[Any], Any], what: str) -> Jobs[Any, Any]:
             return Jobs(
                 self.session,
                 pickled(function, what),
-                means.executor,
+                context.pool,
                 terms.threads,
-                means.limiter.shut,
+                context.limiter.shut,
                 f"{self._name}, {terms.name}: {what}",
             )
 
-        # As in this process: keys of records that are not transformed are found when they are asked for.
-        finds_keys = terms.calls == "key" and means.transform is not None
-        stage = Stage(means.transform, means.convert, finds_keys)
+        if terms.calls == "unordered":
+            # A record is staged by the task that hands it over.
+            call = TaskFunction(stage, terms.handler.call)
+            return None, SparkExecutor(dispatcher, context, jobs(call, "handler"), width)
         stage_executor = None
-        # Without order a record is staged by the task that hands it over.
-        if terms.calls != "unordered" and not stage.is_empty:
+        if not stage.is_empty:
             stage_executor = SparkStageExecutor(
                 jobs(Preparing(stage), "transformation and conversion"), width
             )
-
-        def executor(dispatcher: Dispatcher[Any]) -> PartExecutor[Any]:
-            if terms.calls == "ordered":
-                return OrderedExecutor(terms, means)
-            if terms.calls == "key":
-                return ThreadExecutor(dispatcher, terms, means)
-            call = TaskFunction(stage, terms.handler.call)
-            return SparkExecutor(dispatcher, terms, means, jobs(call, "handler"), width)
-
-        return Dispatcher(terms, means, stage_executor, executor)
+        if terms.calls == "ordered":
+            return stage_executor, OrderedExecutor(context)
+        return stage_executor, ThreadExecutor(dispatcher, context)
 
 
 #: In the place of a group that is not sent back.

@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import REPORT_STREAM, Kind, TailraceError
 from tailrace.model import format_lsn, parse_lsn
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.slot.invalidation import invalidation
 from tailrace.sources.postgres.streaming.reconcile import ServerState, SlotFacts
 
 #: Creating a slot waits for every transaction that is older; somebody may have left one open.
 SLOT_CREATION_DEADLINE_S = 3600.0
+
+_WAL_END = (
+    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
+    "ELSE pg_current_wal_flush_lsn() END AS lsn"
+)
 
 #: The first version that knows the option `origin`.
 ORIGIN_VERSION_MIN = 160000
@@ -26,11 +32,13 @@ FAILOVER_VERSION = 170000
 
 
 @dataclass(frozen=True, slots=True)
-class CreatedSlot:
-    """What CREATE_REPLICATION_SLOT answered."""
+class ExportedSnapshot:
+    """A snapshot that a slot's creation exported, and the LSN that it is exact for: the slot's consistent
+    point.
+    """
 
-    consistent_point: int
-    snapshot: str
+    lsn: int
+    name: str
 
 
 def system(session: Session) -> tuple[str, int, int, str]:
@@ -69,6 +77,13 @@ def is_standby(session: Session) -> bool:
     return session.run("SELECT pg_is_in_recovery() AS standby", "look at the server")[0]["standby"] == "t"
 
 
+def wal_end(session: Session) -> int | None:
+    """Return the end of the server's WAL, as far as it is flushed or, on a standby, replayed; None: a standby
+    has replayed nothing yet.
+    """
+    return session.run(_WAL_END, "ask the source for the end of its WAL")[0].lsn("lsn")
+
+
 def slot_facts(session: Session, slot: str) -> SlotFacts | None:
     """Return the slot as it is, None if there is none."""
     rows = session.run(
@@ -83,7 +98,7 @@ def slot_facts(session: Session, slot: str) -> SlotFacts | None:
         plugin=row.text("plugin"),
         database=row.text("database"),
         temporary=row.flag("temporary"),
-        active_pid=int(row["active_pid"]) if row["active_pid"] else None,
+        active_pid=row.optional_number("active_pid"),
         restart_lsn=row.lsn("restart_lsn"),
         confirmed_flush_lsn=row.lsn("confirmed_flush_lsn"),
         invalidation=invalidation(row),
@@ -92,7 +107,7 @@ def slot_facts(session: Session, slot: str) -> SlotFacts | None:
     )
 
 
-def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool = False) -> CreatedSlot:
+def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool = False) -> ExportedSnapshot:
     """Create the slot and export its snapshot, which exists until the session's next command.
 
     :param failover: have standbys synchronise it. A temporary slot can't be one of those.
@@ -121,7 +136,7 @@ def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool 
             "ALTER SYSTEM SET wal_level = logical, then restart the server",
             error.context,
         ) from None
-    return CreatedSlot(parse_lsn(_text(row, "consistent_point")), _text(row, "snapshot_name"))
+    return ExportedSnapshot(parse_lsn(_text(row, "consistent_point")), _text(row, "snapshot_name"))
 
 
 def make_failover(session: Session, slot: str) -> None:

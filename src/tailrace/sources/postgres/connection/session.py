@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Self
 
 import psycopg
-import structlog
 from psycopg import pq
 
 from tailrace.config.source.postgres import PostgresSource
@@ -30,8 +29,6 @@ from tailrace.sources.postgres.connection.transport import (
     Transport,
     result_failure,
 )
-
-log = structlog.get_logger(__name__)
 
 #: What the text of values depends on, and what could end a session of ours from the server's
 #: side. Given at connecting, so that settings of the role or the database don't come first.
@@ -86,6 +83,11 @@ class Row(dict[str, str | None]):
         """Return a whole number; 0 for NULL."""
         return int(self[column] or 0)
 
+    def optional_number(self, column: str) -> int | None:
+        """Return a whole number; None for NULL, and for a column that a later version of the server has."""
+        value = self.get(column)
+        return int(value) if value else None
+
     def flag(self, column: str) -> bool:
         """Return a boolean; false for NULL."""
         return self[column] == "t"
@@ -96,18 +98,8 @@ class Row(dict[str, str | None]):
         return parse_lsn(value) if value else None
 
 
-def quote_identifier(name: str) -> str:
-    """Return `name` as an SQL or replication command holds it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def quote_literal(text: str) -> str:
-    """Return `text` as a literal, in SQL under `standard_conforming_strings` or a command."""
-    return "'" + text.replace("'", "''") + "'"
-
-
 class Session:
-    """One connection to the source, for SQL and, if `replication`, its commands.
+    """One connection to the source, for SQL and, if `replication`, its commands; `with` closes it.
 
     Used by one thread at a time.
     """
@@ -286,6 +278,12 @@ class Session:
             "ask whether the connection is encrypted",
         )
         return bool(rows) and rows[0]["encrypted"] == "t"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the connection; what runs on it ends."""

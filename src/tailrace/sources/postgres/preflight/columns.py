@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
-from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.directory import TASK
 from tailrace.changelog.disclosure import kept_disclosure, kept_renames
 from tailrace.config import ColumnPolicy, PostgresSource, matches, matches_any
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.renames import Renames
 from tailrace.sources.findings import Finding, error, from_failure, warning
-from tailrace.sources.postgres.connection.session import Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Session
+from tailrace.sources.postgres.preflight.checked_source import CheckedSource
 from tailrace.sources.postgres.schema.column_lists import (
+    SentColumns,
     list_command,
-    listed_tables,
     published_columns,
     widening_command,
 )
@@ -39,41 +41,33 @@ SELECT n.nspname AS schema, c.relname AS table, json_agg(DISTINCT a.attname)::te
 """
 
 
-def column_findings(
-    session: Session,
-    source: PostgresSource,
-    tables: list[SourceTable],
-    columns: dict[int, TableColumns],
-    log: LogDirectory | None,
-    *,
-    begun: bool,
-) -> Iterator[Finding]:
+def column_findings(checked: CheckedSource, columns: Collection[TableColumns]) -> Iterator[Finding]:
     """Yield what is wrong with columns, masks and keys of the tables that are meant.
 
-    :param columns: of the tables, by oid.
-    :param log: the pipeline's, if there is one; `begun`: it has rows of the tables.
+    :param columns: of these tables.
     """
+    session, source = checked.session, checked.source
     yield from _secret_findings(source)
-    yield from _pattern_findings(session, source, tables, columns, log)
-    published: dict[Name, set[str]] = {}
+    yield from _pattern_findings(checked, columns)
+    published: dict[Name, SentColumns] = {}
     filters: dict[Name, set[str]] = {}
     if session.server_version >= COLUMN_LISTS_VERSION_MIN:
         published = published_columns(session, source.publication)
         filters = _filters(session, source.publication)
-    for table in tables:
-        found = columns[table.oid]
-        used = filters.get((table.schema, table.name), set())
-        yield from _filter_findings(source, table, found, used)
-        yield from _conflict_findings(source, table, found)
+    for found in columns:
+        table = found.table
+        used = filters.get(table.full_name, set())
+        yield from _filter_findings(source, found, used)
+        yield from _conflict_findings(source, found)
         yield from _unchanged_findings(source, table)
         if table.partitioned and source.publish_via_partition_root:
-            yield from _partition_findings(source, table, found)
-        if (sent := published.get((table.schema, table.name))) is not None:
-            yield from _published_findings(session, source, table, found, frozenset(sent), begun=begun)
+            yield from _partition_findings(source, found)
+        if (sent := published.get(table.full_name)) is not None:
+            yield from _published_findings(checked, found, sent)
             continue
         leaving = found.left_out(source) - found.needed
         if leaving and not found.column_list(source, session.server_version):
-            yield _leaving(session, table, found, leaving, "")
+            yield _leaving(session, found, leaving, "")
 
 
 def _secret_findings(source: PostgresSource) -> Iterator[Finding]:
@@ -92,22 +86,17 @@ def _secret_findings(source: PostgresSource) -> Iterator[Finding]:
             )
 
 
-def _pattern_findings(
-    session: Session,
-    source: PostgresSource,
-    tables: list[SourceTable],
-    columns: Mapping[int, TableColumns],
-    log: LogDirectory | None,
-) -> Iterator[Finding]:
+def _pattern_findings(checked: CheckedSource, columns: Collection[TableColumns]) -> Iterator[Finding]:
+    source, log = checked.source, checked.log
     kept = ColumnPolicy() if log is None else kept_disclosure(log, TASK)
     renames = (None if log is None else kept_renames(log, TASK)) or Renames()
-    for found in unmatched_patterns(session, source, tables, columns, kept, renames):
+    for found in unmatched_patterns(checked.session, source, columns, kept, renames):
         if found.refused:
             yield error(Kind.CONFIG_INVALID, found.message, found.repair)
         else:
             yield warning(Kind.TABLE_MISSING, found.message, found.repair)
     for pattern in source.message_keys:
-        if not any(matches(pattern, table.schema, table.name) for table in tables):
+        if not any(matches(pattern, each.table.schema, each.table.name) for each in columns):
             yield warning(
                 Kind.TABLE_MISSING,
                 f"source.message_keys: no captured table matches {pattern!r}",
@@ -115,9 +104,8 @@ def _pattern_findings(
             )
 
 
-def _conflict_findings(
-    source: PostgresSource, table: SourceTable, columns: TableColumns
-) -> Iterator[Finding]:
+def _conflict_findings(source: PostgresSource, columns: TableColumns) -> Iterator[Finding]:
+    table = columns.table
     for conflict in source.conflicts(table.schema, table.name, columns.columns):
         repair = conflict.repair
         if conflict.needs_full and table.may_be_full:
@@ -139,9 +127,8 @@ def _unchanged_findings(source: PostgresSource, table: SourceTable) -> Iterator[
     )
 
 
-def _partition_findings(
-    source: PostgresSource, table: SourceTable, columns: TableColumns
-) -> Iterator[Finding]:
+def _partition_findings(source: PostgresSource, columns: TableColumns) -> Iterator[Finding]:
+    table = columns.table
     partial = [part for part in table.parts if part.identity != "f"]
     if columns.columns.full and partial:
         # The server fills a row that it calls whole from a key: the rest of it reads as NULL.
@@ -172,9 +159,8 @@ def _filters(session: Session, publication: str) -> dict[Name, set[str]]:
     return {row.name: set(json.loads(row["names"] or "[]")) for row in rows}
 
 
-def _filter_findings(
-    source: PostgresSource, table: SourceTable, columns: TableColumns, used: set[str]
-) -> Iterator[Finding]:
+def _filter_findings(source: PostgresSource, columns: TableColumns, used: set[str]) -> Iterator[Finding]:
+    table = columns.table
     unknown = used - columns.columns.identity
     if unknown and not columns.columns.full:
         names = ", ".join(map(repr, sorted(unknown)))
@@ -196,17 +182,12 @@ def _full(names: Iterable[str]) -> str:
 
 
 def _published_findings(
-    session: Session,
-    source: PostgresSource,
-    table: SourceTable,
-    columns: TableColumns,
-    sent: frozenset[str],
-    *,
-    begun: bool,
+    checked: CheckedSource, columns: TableColumns, sent: SentColumns
 ) -> Iterator[Finding]:
+    session, source, table = checked.session, checked.source, columns.table
     needed = frozenset(columns.sendable) if columns.full_somewhere else columns.needed
     fit = f"{list_command(session, source, columns)};"
-    if lost := needed - sent:
+    if lost := needed - sent.names:
         generated = f"ALTER PUBLICATION {quote_identifier(source.publication)} SET "
         generated += "(publish_generated_columns = stored);"
         names = ", ".join(map(repr, sorted(lost)))
@@ -217,7 +198,7 @@ def _published_findings(
             generated if lost <= columns.generated else fit,
             table.qualified_name,
         )
-    elif columns.full_somewhere and (table.schema, table.name) in listed_tables(session, source.publication):
+    elif columns.full_somewhere and sent.listed:
         yield error(
             Kind.PUBLICATION_MISMATCH,
             f"the publication {source.publication!r} has a column list for the table, which has REPLICA "
@@ -225,21 +206,20 @@ def _published_findings(
             fit,
             table.qualified_name,
         )
-    if late := frozenset(columns.sendable) - columns.generated - sent - columns.left_out(source) - lost:
+    if late := frozenset(columns.sendable) - columns.generated - sent.names - columns.left_out(source) - lost:
         names = ", ".join(map(repr, sorted(late)))
         yield warning(
             Kind.PUBLICATION_MISMATCH,
             f"the publication {source.publication!r} does not send the columns {names}",
-            widening_command(session, source, columns) if begun else fit,
+            widening_command(session, source, columns) if checked.has_captured else fit,
             table.qualified_name,
         )
-    if leaving := (columns.left_out(source) & sent) - columns.needed:
-        yield _leaving(session, table, columns, leaving, fit)
+    if leaving := (columns.left_out(source) & sent.names) - columns.needed:
+        yield _leaving(session, columns, leaving, fit)
 
 
-def _leaving(
-    session: Session, table: SourceTable, columns: TableColumns, leaving: frozenset[str], sql: str
-) -> Finding:
+def _leaving(session: Session, columns: TableColumns, leaving: frozenset[str], sql: str) -> Finding:
+    table = columns.table
     names = ", ".join(map(repr, sorted(leaving)))
     if columns.full_somewhere:
         why = "the table has REPLICA IDENTITY FULL, under which PostgreSQL must send all columns"

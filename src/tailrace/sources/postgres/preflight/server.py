@@ -9,24 +9,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
-from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.directory import TASK
 from tailrace.changelog.lock import is_written
 from tailrace.changelog.reader import LogReader
-from tailrace.config import PipelineConfig, PostgresSource
-from tailrace.config.source.postgres import postgres_source
+from tailrace.config import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, error, from_failure, warning
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
 from tailrace.sources.postgres.connection.server import facts, require_supported, slot_facts
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.connection.text_encoding import own_encoding
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity
-from tailrace.sources.postgres.slot.health import RENEWAL, OpenTransaction, concerns, mib, with_way_out
-from tailrace.sources.postgres.slot.monitor import holders, look
-from tailrace.sources.postgres.snapshot.exported_snapshot import temporary_prefix
-from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
-from tailrace.sources.postgres.streaming.reconcile import CaptureState, LogFacts, decide
+from tailrace.sources.postgres.preflight.checked_source import CheckedSource
+from tailrace.sources.postgres.slot.creation import temporary_prefix
+from tailrace.sources.postgres.slot.health import concerns, look, mib
+from tailrace.sources.postgres.slot.open_transactions import OpenTransaction, open_transactions
+from tailrace.sources.postgres.slot.way_out import RENEWAL, with_way_out
+from tailrace.sources.postgres.streaming.reconcile import LogFacts, decide
+from tailrace.sources.postgres.streaming.task_log import capture_state
 from tailrace.sources.progress import SourceWarning
 
 #: Between two looks at open transactions: those that are in both are not just passing by.
@@ -37,29 +38,6 @@ KEEP_BYTES_WARNED = 1 << 30
 IDLE_TIMEOUT_S_WARNED = 24 * 3600
 #: A catalogue that was not vacuumed for so many transactions makes every query slow.
 XMIN_AGE_WARNED = 50_000_000
-
-_SERVER = """
-SELECT current_setting('wal_level') AS wal_level,
-       pg_postmaster_start_time() || ' ' || current_setting('port') AS instance,
-       current_setting('max_replication_slots')::int AS slots_max,
-       (SELECT count(*) FROM pg_replication_slots) AS slots,
-       current_setting('max_wal_senders')::int AS senders_max,
-       (SELECT count(*) FROM pg_stat_replication) AS senders,
-       pg_size_bytes(current_setting('max_slot_wal_keep_size')) AS keep_bytes,
-       extract(epoch FROM coalesce(current_setting('idle_replication_slot_timeout', true), '0')
-                          ::interval)::int AS idle_timeout_s,
-       current_setting('hot_standby_feedback') AS feedback,
-       pg_is_in_recovery() AS standby,
-       current_user AS role,
-       current_database() AS database,
-       (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()) AS tls,
-       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
-       (SELECT rolreplication FROM pg_roles WHERE rolname = current_user) AS replication,
-       EXISTS (SELECT FROM pg_roles r
-                WHERE r.rolname IN ('rds_replication', 'rds_superuser', 'cloudsqlsuperuser')
-                  AND pg_has_role(current_user, r.oid, 'member')) AS managed_replication,
-       has_database_privilege(current_database(), 'CREATE') AS may_create
-"""
 
 _OTHER_SLOTS = """
 SELECT slot_name AS name,
@@ -79,23 +57,16 @@ SELECT string_agg(slot_name, ',') AS names FROM pg_replication_slots
 """
 
 
-def server_facts(session: Session) -> Row:
-    """Return what the checks of the source need to know of the server and the role."""
-    return session.run(_SERVER, "look at the server")[0]
-
-
-def room_of(
-    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None
-) -> SourceCapacity:
+def room_of(checked: CheckedSource) -> SourceCapacity:
     """Return what the pipeline will take of the server's slots and WAL senders."""
-    source = postgres_source(pipeline.source)
+    session, server, source = checked.session, checked.server, checked.source
     slot = slot_facts(session, source.slot)
     prefix = quote_literal(temporary_prefix(source.slot))
     [windows] = session.run(_WINDOWS.format(prefix=prefix), "look at the replication slots")
     return SourceCapacity(
-        source=pipeline.source_name,
+        source=checked.pipeline.source_name,
         server=server.text("instance"),
-        takes_slot=slot is None and not _has_begun(log),
+        takes_slot=slot is None and not checked.has_begun,
         slots=server.number("slots"),
         slots_max=server.number("slots_max"),
         takes_sender=slot is None or slot.active_pid is None,
@@ -106,8 +77,9 @@ def room_of(
     )
 
 
-def server_findings(session: Session, server: Row, source: PostgresSource) -> Iterator[Finding]:
+def server_findings(checked: CheckedSource) -> Iterator[Finding]:
     """Yield what is wrong with the server, the role and the connection."""
+    session, server, source = checked.session, checked.server, checked.source
     yield from _logical_findings(server)
     yield from _role_findings(server)
     yield from _tls_findings(server, source)
@@ -122,29 +94,26 @@ def server_findings(session: Session, server: Row, source: PostgresSource) -> It
         yield from _failover_findings(session)
 
 
-def slot_findings(
-    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None, gate: threading.Lock
-) -> Iterator[Finding]:
+def slot_findings(checked: CheckedSource, gate: threading.Lock) -> Iterator[Finding]:
     """Yield what keeps the pipeline from using its slot, and what threatens the slot.
 
     :param gate: lets one source of a server at a time take a WAL sender to ask with.
     """
-    source = postgres_source(pipeline.source)
-    begun = _has_begun(log)
+    session, source = checked.session, checked.source
     slot = slot_facts(session, source.slot)
-    if slot is not None and not begun:
+    if slot is not None and not checked.has_begun:
         yield error(
             Kind.SLOT_FOREIGN,
             f"the slot {source.slot!r} exists, but this pipeline has no log yet: it is not known whose it is",
             f"if nobody needs it: SELECT pg_drop_replication_slot({quote_literal(source.slot)}); Otherwise "
             "choose another name in source.slot",
         )
-    if _may_replicate(server):
+    if _may_replicate(checked.server):
         with gate:
-            yield from _start_findings(pipeline, log if begun else None)
-    yield from _health_findings(session, pipeline, exists=slot is not None)
+            yield from _start_findings(checked)
+    yield from _health_findings(session, source, exists=slot is not None)
     yield from _other_slots(session, source)
-    yield from _limit_findings(server)
+    yield from _limit_findings(checked.server)
 
 
 def _logical_findings(server: Row) -> Iterator[Finding]:
@@ -233,25 +202,20 @@ def _failover_findings(session: Session) -> Iterator[Finding]:
         )
 
 
-def _has_begun(log: LogDirectory | None) -> bool:
-    return log is not None and TASK in log.tasks()
-
-
 def _may_replicate(server: Row) -> bool:
     may = ("superuser", "replication", "managed_replication")
     free = server.number("senders_max") > server.number("senders")
     return free and any(server.flag(name) for name in may)
 
 
-def _start_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Iterator[Finding]:
+def _start_findings(checked: CheckedSource) -> Iterator[Finding]:
     """Connect as the capture does, and decide as it does: nothing is created or changed."""
-    source = postgres_source(pipeline.source)
+    source, log = checked.source, checked.log
     try:
-        with closing(Session.connect(source, threading.Event(), replication=True)) as session:
-            if log is None:
+        with Session.connect(source, threading.Event(), replication=True) as session:
+            if log is None or not checked.has_begun:
                 return
-            content = log.state_read(STATE_NAME)
-            state = None if content is None else CaptureState.from_json(content)
+            state = capture_state(log)
             with LogReader.open(log, TASK) as reader:
                 position = reader.end().position
             found = facts(session, source.slot, state.timeline if state else None)
@@ -259,13 +223,12 @@ def _start_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Itera
             if start.lost is not None:
                 yield warning(start.lost.kind, start.lost.message, f"at the next start, {RENEWAL}")
     except TailraceError as failure:
-        if failure.kind is Kind.SLOT_IN_USE and is_written(pipeline.log.path, TASK):
+        if failure.kind is Kind.SLOT_IN_USE and is_written(checked.pipeline.log.path, TASK):
             return  # this pipeline itself uses it
-        yield from_failure(with_way_out(failure, pipeline))
+        yield from_failure(with_way_out(failure, checked.pipeline))
 
 
-def _health_findings(session: Session, pipeline: PipelineConfig, *, exists: bool) -> Iterator[Finding]:
-    source = postgres_source(pipeline.source)
+def _health_findings(session: Session, source: PostgresSource, *, exists: bool) -> Iterator[Finding]:
     if exists:
         health = look(session, source.slot)
         if health is not None and not health.invalidation:
@@ -281,11 +244,11 @@ def _health_findings(session: Session, pipeline: PipelineConfig, *, exists: bool
 
 
 def _lasting_holders(session: Session) -> list[OpenTransaction]:
-    first = {holder.identity for holder in holders(session)}
+    first = {holder.identity for holder in open_transactions(session)}
     if not first:
         return []
     time.sleep(SECOND_LOOK_S)
-    return [holder for holder in holders(session) if holder.identity in first]
+    return [holder for holder in open_transactions(session) if holder.identity in first]
 
 
 def _at_risk(concern: SourceWarning) -> Finding:

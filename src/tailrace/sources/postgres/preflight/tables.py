@@ -6,20 +6,21 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.directory import TASK
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
-from tailrace.config.source.postgres import postgres_source
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier
+from tailrace.sources.postgres.connection.quoting import quote_identifier
+from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.preflight.checked_source import CheckedSource
 from tailrace.sources.postgres.preflight.columns import column_findings
 from tailrace.sources.postgres.preflight.server import server_findings, slot_findings
+from tailrace.sources.postgres.schema.column_selection import TableColumns, table_columns
 from tailrace.sources.postgres.schema.publication import (
     add_command,
     all_operations_command,
     create_command,
-    matching_tables,
     not_meant,
     operations_left_out,
     publication_row,
@@ -29,7 +30,6 @@ from tailrace.sources.postgres.schema.publication import (
     refusal_repair,
     snapshot_command,
     split_refused,
-    table_columns,
     unmatched,
     why_missing,
 )
@@ -39,43 +39,36 @@ from tailrace.sources.postgres.schema.replica_identity import (
     identity_changes,
     tables_as_set,
 )
-from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, matching_tables
 from tailrace.sources.postgres.snapshot.requests import check_condition
-from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
-from tailrace.sources.postgres.streaming.reconcile import CapturePhase, CaptureState
+from tailrace.sources.postgres.streaming.reconcile import CapturePhase
+from tailrace.sources.postgres.streaming.task_log import capture_state
 
 _TABLES = """
-SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
+SELECT n.nspname AS schema, c.relname AS table,
        pg_has_role(current_user, c.relowner, 'usage') AS owned,
        has_schema_privilege(n.oid, 'USAGE') AS may_use_schema,
        has_table_privilege(c.oid, 'SELECT') AS may_select,
-       row_security_active(c.oid) AS row_security,
-       EXISTS (SELECT FROM pg_index i
-                WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate) AS has_key,
-       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident) AS has_identity_index
+       row_security_active(c.oid) AS row_security
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
 """
 
 
-def source_findings(
-    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None, gate: threading.Lock
-) -> Iterator[Finding]:
+def source_findings(checked: CheckedSource, gate: threading.Lock) -> Iterator[Finding]:
     """Yield what is wrong at the source.
 
-    :param server: what `server_facts` returned.
-    :param log: the pipeline's log, if it exists.
     :param gate: lets one source of a server at a time take a WAL sender to ask with.
     :raises TailraceError: if the source can't be asked.
     """
-    source = postgres_source(pipeline.source)
-    yield from server_findings(session, server, source)
-    yield from slot_findings(session, server, pipeline, log, gate)
+    session, source = checked.session, checked.source
+    yield from server_findings(checked)
+    yield from slot_findings(checked, gate)
     tables = matching_tables(session, source)
-    yield from _pattern_findings(session, pipeline, tables)
+    yield from _pattern_findings(checked, tables)
     rows = {row.name: row for row in session.run(_TABLES, "look at the tables")}
     changes = identity_changes(session, source, tables)
-    yield from _identity_findings(server, changes)
+    yield from _identity_findings(checked.server, changes)
     tables = tables_as_set(tables, changes)
     published = published_names(session, source.publication)
     tables, left = split_refused(source, tables, published)
@@ -87,18 +80,12 @@ def source_findings(
         )
     if not tables:
         return
-    yield from _publication_findings(session, server, pipeline, tables, rows, log)
-    meant = {table.oid for table in tables}
-    changes = [change for change in changes if change.table.oid in meant and change.happens]
-    for change in changes:
-        row = rows[change.table.schema, change.table.name]
-        row["identity"] = change.letter
-        row["has_identity_index"] = "t" if change.letter == "i" else row["has_identity_index"]
-    columns = columns_as_set(table_columns(session, tables), tables, changes)
-    yield from column_findings(session, source, tables, columns, log, begun=_has_begun(log))
-    for table in tables:
-        yield from _condition_findings(session, source, table)
-        yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)
+    yield from _publication_findings(checked, tables, rows)
+    columns = columns_as_set(table_columns(session, tables), changes)
+    yield from column_findings(checked, columns)
+    for each in columns:
+        yield from _condition_findings(session, source, each.table)
+        yield from _table_findings(checked, each, rows[each.table.full_name])
 
 
 def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[Finding]:
@@ -116,15 +103,13 @@ def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[F
             )
 
 
-def _pattern_findings(
-    session: Session, pipeline: PipelineConfig, tables: list[SourceTable]
-) -> Iterator[Finding]:
-    source = postgres_source(pipeline.source)
+def _pattern_findings(checked: CheckedSource, tables: list[SourceTable]) -> Iterator[Finding]:
+    source = checked.source
     for pattern in unmatched(source.tables, tables):
         if is_exact(pattern):
             yield error(
                 Kind.TABLE_MISSING,
-                f"source.tables: {why_missing(session, source, pattern)}",
+                f"source.tables: {why_missing(checked.session, source, pattern)}",
                 "create the table, or correct source.tables",
             )
         else:
@@ -133,7 +118,7 @@ def _pattern_findings(
                 f"source.tables: no table matches {pattern!r}",
                 "create the table, or correct source.tables",
             )
-    for number, sink in enumerate(pipeline.sinks):
+    for number, sink in enumerate(checked.pipeline.sinks):
         for pattern in unmatched(sink.tables or (), tables):
             missing = warning(
                 Kind.TABLE_MISSING,
@@ -144,16 +129,10 @@ def _pattern_findings(
 
 
 def _publication_findings(
-    session: Session,
-    server: Row,
-    pipeline: PipelineConfig,
-    tables: list[SourceTable],
-    rows: dict[Name, Row],
-    log: LogDirectory | None,
+    checked: CheckedSource, tables: list[SourceTable], rows: dict[Name, Row]
 ) -> Iterator[Finding]:
-    source = postgres_source(pipeline.source)
-    name = source.publication
-    begun = _has_begun(log)
+    session, server, source = checked.session, checked.server, checked.source
+    name, begun = source.publication, checked.has_captured
     publication = publication_row(session, name)
     if publication is None:
         if begun:
@@ -166,16 +145,16 @@ def _publication_findings(
             command = create_command(session, source, tables)
             yield from_failure(read_only(f"create the publication {name!r}", command))
         elif not server.flag("superuser"):
-            yield from _may_publish(session, server, source, tables, rows)
+            yield from _may_publish(checked, tables, rows)
         return
-    if left_out := operations_left_out(session, name):
+    if left_out := operations_left_out(publication):
         yield warning(
             Kind.PUBLICATION_MISMATCH,
             f"the publication {name!r} leaves out {', '.join(left_out)}",
             f"{all_operations_command(name)};",
         )
     published = published_names(session, name)
-    adds = log is not None and _begins_again(log)
+    adds = _begins_again(checked)
     for table in tables:
         if not table.is_among(published) and not adds:
             add = f"{add_command(session, source, [table])};"
@@ -209,33 +188,24 @@ def _publication_findings(
         )
 
 
-def _has_begun(log: LogDirectory | None) -> bool:
-    return log is not None and TASK in log.tasks() and bool(log.segments(TASK))
-
-
-def _begins_again(log: LogDirectory) -> bool:
+def _begins_again(checked: CheckedSource) -> bool:
     """Return whether the next start is a first one again, and adds to the publication what it lacks."""
-    content = log.state_read(STATE_NAME)
-    if content is None:
+    if (log := checked.log) is None or (state := capture_state(log)) is None:
         return False
-    state = CaptureState.from_json(content)
     if state.phase is not CapturePhase.BEGINNING or not state.own_publication:
         return False
-    if TASK not in log.tasks() or not log.segments(TASK):
+    if not checked.has_captured:
         return True
     with LogReader.open(log, TASK) as reader:
         return reader.end().position == 0
 
 
 def _may_publish(
-    session: Session,
-    server: Row,
-    source: PostgresSource,
-    tables: list[SourceTable],
-    rows: dict[Name, Row],
+    checked: CheckedSource, tables: list[SourceTable], rows: dict[Name, Row]
 ) -> Iterator[Finding]:
+    server, source = checked.server, checked.source
     role = quote_identifier(server.text("role"))
-    command = f"{create_command(session, source, tables)};"
+    command = f"{create_command(checked.session, source, tables)};"
     if not server.flag("may_create"):
         yield error(
             Kind.SOURCE_PRIVILEGE_MISSING,
@@ -245,7 +215,7 @@ def _may_publish(
             f"or let its owner create it: {command}",
         )
     for table in tables:
-        if not rows[table.schema, table.name].flag("owned"):
+        if not rows[table.full_name].flag("owned"):
             yield error(
                 Kind.SOURCE_PRIVILEGE_MISSING,
                 f"the role {server['role']!r} does not own the table, so it can't put it into a publication",
@@ -262,9 +232,9 @@ def _condition_findings(session: Session, source: PostgresSource, table: SourceT
             yield from_failure(failure)
 
 
-def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: PipelineConfig) -> Iterator[Finding]:
-    source = postgres_source(pipeline.source)
-    name, role = f"{table.schema}.{table.name}", quote_identifier(server.text("role"))
+def _table_findings(checked: CheckedSource, columns: TableColumns, row: Row) -> Iterator[Finding]:
+    server, source, table = checked.server, checked.source, columns.table
+    name, role = table.qualified_name, quote_identifier(server.text("role"))
     if source.snapshot != "never":
         if not row.flag("may_use_schema"):
             yield error(
@@ -295,8 +265,7 @@ def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: Pipelin
             f"{table.identity_repair}; or give it a primary key",
             name,
         )
-    has_key = row.flag("has_key") if row["identity"] in ("d", "f") else row.flag("has_identity_index")
-    if not has_key and not source.key_of(table.schema, table.name):
+    if not columns.has_key and not source.key_of(table.schema, table.name):
         if source.snapshot == "when_needed":
             yield warning(
                 Kind.SINK_KEY_MISSING,
@@ -306,7 +275,7 @@ def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: Pipelin
                 "source.message_keys",
                 name,
             )
-        yield from _keyless_findings(table, name, pipeline)
+        yield from _keyless_findings(table, name, checked.pipeline)
 
 
 def _keyless_findings(table: SourceTable, name: str, pipeline: PipelineConfig) -> Iterator[Finding]:

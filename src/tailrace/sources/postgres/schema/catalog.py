@@ -11,8 +11,9 @@ All names are data: quoted where SQL is made of them, never taken apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from tailrace.config.source.column_policy import ColumnRoles
 from tailrace.config.source.postgres import PostgresSource
@@ -20,15 +21,15 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.pgoutput import relation_message, type_message
-from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
-from tailrace.sources.postgres.schema.published_tables import GENERATED_VERSION_MIN, published, terms
-from tailrace.sources.postgres.schema.table_metadata import (
-    CatalogTable,
-    KnownFacts,
-    catalog_tables,
-    facts_of,
-    versioned,
+from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.schema.published_tables import (
+    GENERATED_VERSION_MIN,
+    published,
+    row_filters,
+    terms,
 )
+from tailrace.sources.postgres.schema.table_facts import CatalogTable, KnownFacts, facts_of, versioned
+from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 
 #: Types from here on are not built in, and pgoutput sends a Type message for them.
 FIRST_OID_NOT_BUILT_IN = 10_000
@@ -55,13 +56,6 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table, c.relkind AS kind,
  ORDER BY 2, 3
 """
 
-# To write a filter as SQL the server locks its table.
-_FILTERS = """
-SELECT r.prrelid AS oid, pg_get_expr(r.prqual, r.prrelid) AS filter
-  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
- WHERE p.pubname = {publication} AND r.prrelid IN ({oids})
-"""
-
 #: A digest of a relation's name and columns: `c` of `pg_class`, `n` of `pg_namespace`.
 SHAPE = """md5(concat_ws(' ', n.nspname, c.relname, c.relkind, (
          SELECT string_agg(concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod), ','
@@ -74,34 +68,6 @@ SELECT n.nspname AS schema, c.relname AS table, {SHAPE} AS shape, c.relfilenode 
  WHERE c.oid = {{oid}}
 """  # noqa: S608 - a constant
 
-_COLUMNS = """
-WITH RECURSIVE base(type, oid, modifier) AS (
-    SELECT DISTINCT a.atttypid, a.atttypid, a.atttypmod FROM pg_attribute a
-     WHERE a.attrelid IN ({oids}) AND a.attnum > 0 AND NOT a.attisdropped
-  UNION ALL
-    SELECT b.type, t.typbasetype, t.typtypmod FROM base b JOIN pg_type t ON t.oid = b.oid
-     WHERE t.typtype = 'd'
-)
-SELECT a.attrelid AS oid, a.attnum AS number, a.attname AS name, a.atttypid AS type,
-       a.atttypmod AS modifier, a.attgenerated AS generated,
-       a.attnotnull AS required, format_type(a.atttypid, a.atttypmod) AS declared,
-       t.oid AS base, b.modifier AS base_modifier, t.typname AS base_name, tn.nspname AS base_schema,
-       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisvalid
-                AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts
-                AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                                        WHEN 'i' THEN i.indisreplident ELSE false END) AS identity,
-       (SELECT array_position(i.indkey::int2[], a.attnum) FROM pg_index i
-         WHERE i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate
-           AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS key_place
-  FROM pg_attribute a
-  JOIN pg_class c ON c.oid = a.attrelid
-  JOIN base b ON b.type = a.atttypid AND (b.type <> b.oid OR b.modifier = a.atttypmod)
-  JOIN pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
-  JOIN pg_namespace tn ON tn.oid = t.typnamespace
- WHERE a.attrelid IN ({oids}) AND a.attnum > 0 AND NOT a.attisdropped
- ORDER BY a.attrelid, a.attnum
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class PublishedColumn:
@@ -112,11 +78,8 @@ class PublishedColumn:
     type_modifier: int
     declared: str  # the type as SQL writes it, for people
     base_oid: int  # of a domain, the type under it; else the type itself
-    base_modifier: int
-    base_name: str
-    base_schema: str
+    base_name: tuple[str, str]  # with its schema
     in_identity: bool
-    key_place: int | None  # in the primary key, from 0
     required: bool
     left_out: bool  # by the settings: nobody sees its values, and no snapshot reads them
 
@@ -134,7 +97,7 @@ class PublishedTable:
     row_filter: str | None
     columns: tuple[PublishedColumn, ...]
     primary_key: tuple[str, ...]
-    catalog: CatalogTable | None = None  # what the facts are made of
+    catalog: CatalogTable  # what the facts are made of
 
     @property
     def qualified_name(self) -> str:
@@ -150,13 +113,13 @@ class PublishedTable:
         chosen = [column for column in self.columns if column.name in named and not column.left_out]
         if len(chosen) < len(named):
             return ()
-        last = len(self.primary_key)
-        return tuple(sorted(chosen, key=lambda c: last if c.key_place is None else c.key_place))
+        places = {name: place for place, name in enumerate(self.primary_key)}
+        return tuple(sorted(chosen, key=lambda column: places.get(column.name, len(places))))
 
     def schema_frames(self, lsn: int, server_time_us: int) -> bytes:
         """Return the Type frames and the Relation frame as of `lsn`; time since 2000."""
         messages = [
-            type_message(column.type_oid, column.base_schema, column.base_name)
+            type_message(column.type_oid, *column.base_name)
             for column in {c.type_oid: c for c in self.columns}.values()
             if column.type_oid >= FIRST_OID_NOT_BUILT_IN
         ]
@@ -174,14 +137,12 @@ class PublishedTable:
         """Return the facts frame as of `lsn`; equal facts have equal json.
 
         :param in_force: facts in force where it is to stand: the table's version goes on from them.
-        :param name_of: returns what a relation is called now, None if it is gone.
+        :param name_of: as `versioned` takes it.
         """
         known = in_force or KnownFacts()
         name = (self.schema, self.name)
         facts = facts_of(self._sent(), name, self.catalog, known.get(self.oid), relation=self.oid, xid=None)
-        before, facts = known.get(self.oid), versioned(facts, known, reshaped=False)
-        if facts.replaced and (before is None or before.replaced != facts.replaced):
-            facts = replace(facts, replaced_name=name_of(facts.replaced))
+        facts = versioned(facts, known, reshaped=False, name_of=name_of)
         return frames.control_frame(frames.FACTS, lsn, 0, facts.as_json())
 
     def _sent(self, *, full: bool = False) -> tuple[Column, ...]:
@@ -235,25 +196,18 @@ def relation_row(session: Session, oid: int) -> Row | None:
 
 
 def _tables(session: Session, source: PostgresSource, rows: list[Row]) -> list[PublishedTable]:
-    filters = _filters(session, source, [row.text("oid") for row in rows if row.flag("filtered")])
+    filtered = [row.number("oid") for row in rows if row.flag("filtered")]
+    filters = row_filters(session, source.publication, filtered)
     tables = []
     for at in range(0, len(rows), TABLES_AT_ONCE):
         some = rows[at : at + TABLES_AT_ONCE]
-        columns: dict[str | None, list[Row]] = {row["oid"]: [] for row in some}
-        command = _COLUMNS.format(oids=", ".join(row.text("oid") for row in some))
-        for column in session.run(command, "read the columns of the tables"):
-            columns[column["oid"]].append(column)
-        described = [_table(session, source, row, columns[row["oid"]], filters) for row in some]
-        found = catalog_tables(session, [table.oid for table in described])
-        tables += [replace(table, catalog=found.get(table.oid)) for table in described]
+        found = catalog_tables(session, [row.number("oid") for row in some])
+        tables += [
+            _table(session, source, row, catalog, filters.get(catalog.oid))
+            for row in some
+            if (catalog := found.get(row.number("oid"))) is not None
+        ]
     return tables
-
-
-def _filters(session: Session, source: PostgresSource, oids: list[str]) -> dict[str | None, str | None]:
-    if not oids:
-        return {}
-    command = _FILTERS.format(publication=quote_literal(source.publication), oids=", ".join(oids))
-    return {row["oid"]: row["filter"] for row in session.run(command, "read the publication's row filters")}
 
 
 def _listed(session: Session, source: PostgresSource, condition: str = "") -> list[Row]:
@@ -269,66 +223,56 @@ def _listed(session: Session, source: PostgresSource, condition: str = "") -> li
 
 
 def _table(
-    session: Session,
-    source: PostgresSource,
-    row: Row,
-    rows: list[Row],
-    filters: Mapping[str | None, str | None],
+    session: Session, source: PostgresSource, row: Row, catalog: CatalogTable, row_filter: str | None
 ) -> PublishedTable:
-    name = f"{row['schema']}.{row['table']}"
+    there = [each for each in catalog.columns if not each["dropped"]]
     listed = None if row["numbers"] is None else frozenset(json.loads(row["numbers"]))
     kinds = ("", "s") if session.server_version >= GENERATED_VERSION_MIN and row.flag("generated") else ("",)
-    sent = [r for r in rows if (r["generated"] in kinds if listed is None else r.number("number") in listed)]
-    key = sorted((int(r["key_place"]), r.text("name")) for r in rows if r["key_place"] is not None)
-    left_out = _left_out(source, row, rows)
-    columns = tuple(_column(r, left_out=r["name"] in left_out) for r in sent)
-    lost = {r["name"] for r in rows if r.flag("identity")} - {column.name for column in columns}
-    if lost:
+    names = {each["number"]: each["name"] for each in there}
+    primary_key = tuple(names[number] for number in catalog.key_numbers)
+    identity = frozenset(each["name"] for each in there if each["in_identity"])
+    left_out: frozenset[str] = frozenset()
+    if source.leaves_columns_out:  # these need not be read, because nobody will see them
+        is_full = row["identity"] == "f"
+        roles = ColumnRoles(tuple(names.values()), identity, full=is_full, primary_key=frozenset(primary_key))
+        left_out = source.left_out(catalog.schema, catalog.table, roles) - identity
+    columns = tuple(
+        _column(each, left_out=each["name"] in left_out)
+        for each in there
+        if (each["generated"] in kinds if listed is None else each["number"] in listed)
+    )
+    if lost := identity - {column.name for column in columns}:
+        name = f"{catalog.schema}.{catalog.table}"
         raise TailraceError(
             Kind.PUBLICATION_MISMATCH,
             f"read the publication: its column list for {name} leaves out key columns",
             "publish the columns of the replica identity too: without them rows can't be distinguished",
-            {"table": name, "columns": ", ".join(sorted(str(column) for column in lost))},
+            {"table": name, "columns": ", ".join(sorted(lost))},
         )
     return PublishedTable(
-        oid=row.number("oid"),
-        schema=row.text("schema"),
-        name=row.text("table"),
+        oid=catalog.oid,
+        schema=catalog.schema,
+        name=catalog.table,
         partitioned=row["kind"] == "p",
         identity=row["identity"] or "d",
         rows_estimated=max(0, row.number("estimate")),
-        row_filter=filters.get(row["oid"]),
+        row_filter=row_filter,
         columns=columns,
-        primary_key=tuple(column for _, column in key),
+        primary_key=primary_key,
+        catalog=catalog,
     )
 
 
-def _left_out(source: PostgresSource, table: Row, columns: list[Row]) -> frozenset[str]:
-    """Return the columns that need not be read, because nobody will see them."""
-    if not source.leaves_columns_out:
-        return frozenset()
-    identity = frozenset(row.text("name") for row in columns if row.flag("identity"))
-    known = ColumnRoles(
-        names=tuple(row.text("name") for row in columns),
-        identity=identity,
-        full=table["identity"] == "f",
-        primary_key=frozenset(row.text("name") for row in columns if row["key_place"] is not None),
-    )
-    return source.left_out(table.text("schema"), table.text("table"), known) - identity
-
-
-def _column(row: Row, *, left_out: bool) -> PublishedColumn:
+def _column(held: dict[str, Any], *, left_out: bool) -> PublishedColumn:
+    base_oid, _, *base_name = held["base"]
     return PublishedColumn(
-        name=row.text("name"),
-        type_oid=row.number("type"),
-        type_modifier=int(row["modifier"] or -1),
-        declared=row.text("declared"),
-        base_oid=row.number("base"),
-        base_modifier=int(row["base_modifier"] or -1),
-        base_name=row.text("base_name"),
-        base_schema=row.text("base_schema"),
-        in_identity=row.flag("identity"),
-        key_place=None if row["key_place"] is None else int(row["key_place"]),
-        required=row.flag("required"),
+        name=held["name"],
+        type_oid=held["type_oid"],
+        type_modifier=held["type_modifier"],
+        declared=held["type"],
+        base_oid=base_oid,
+        base_name=tuple(base_name),
+        in_identity=held["in_identity"],
+        required=held["not_null"],
         left_out=left_out,
     )

@@ -6,29 +6,21 @@ find nothing, and so may one that the log had before: its column may have been d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import structlog
 
-from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.disclosure import keep_renames, kept_renames
-from tailrace.changelog.reader import LogReader
-from tailrace.changelog.writer import LogWriter
 from tailrace.config.patterns import matches_column, one_column
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.facts import Facts
-from tailrace.protocol.frames import Bytes, control_json
-from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.protocol.renames import ColumnName, Renames
-from tailrace.sources.postgres.connection.session import Session, quote_literal
-from tailrace.sources.postgres.schema.column_selection import TableColumns
-from tailrace.sources.postgres.schema.publication import matching_tables, table_columns
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Session
+from tailrace.sources.postgres.schema.column_selection import TableColumns, table_columns
 from tailrace.sources.postgres.schema.published_tables import partitions
-from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
-from tailrace.sources.postgres.schema.table_metadata import KnownFacts
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, matching_tables
 
 log = structlog.get_logger(__name__)
 
@@ -57,22 +49,21 @@ class Unmatched:
 def unmatched_patterns(
     session: Session,
     source: PostgresSource,
-    tables: Collection[SourceTable],
-    columns: Mapping[int, TableColumns],
+    columns: Collection[TableColumns],
     kept: ColumnPolicy,
     renames: Renames,
 ) -> Iterator[Unmatched]:
     """Yield the patterns of columns that find none, under its name now or an earlier one.
 
-    :param tables: that are meant, `columns` theirs, by oid.
+    :param columns: of the tables that are meant.
     :param kept: the settings that the log had before.
     :param renames: the names that the log knows its columns to have had.
     """
     names = {
         (*name, column)
-        for table in tables
-        for name in _row_names(source, table)
-        for column in columns[table.oid].columns.names
+        for each in columns
+        for name in _row_names(source, each.table)
+        for column in each.columns.names
     }
     names |= renames.names()
     before = {pattern for _, pattern in kept.column_patterns()}
@@ -84,7 +75,7 @@ def unmatched_patterns(
             message = f"{place}: no column of a captured table matches {pattern!r}"
             yield Unmatched(message, f"correct {place}", refused=False)
         else:
-            yield _named(session, source, place, pattern, one, tables)
+            yield _named(session, source, place, pattern, one, [each.table for each in columns])
 
 
 def require_columns(session: Session, source: PostgresSource, kept: ColumnPolicy, renames: Renames) -> None:
@@ -95,9 +86,8 @@ def require_columns(session: Session, source: PostgresSource, kept: ColumnPolicy
     """
     if not source.column_patterns():
         return
-    tables = matching_tables(session, source)
-    columns = table_columns(session, tables)
-    for found in unmatched_patterns(session, source, tables, columns, kept, renames):
+    columns = table_columns(session, matching_tables(session, source))
+    for found in unmatched_patterns(session, source, columns, kept, renames):
         if found.refused:
             raise TailraceError(Kind.CONFIG_INVALID, f"look for the columns of {found.message}", found.repair)
         log.warning("a pattern matches no column", found=found.message)
@@ -152,108 +142,10 @@ def _named(
 def _row_names(source: PostgresSource, table: SourceTable) -> list[Name]:
     """Return the names under which rows of a table come."""
     if table.partitioned and not source.publish_via_partition_root:
-        return [(part.schema, part.name) for part in table.parts]
-    return [(table.schema, table.name)]
+        return [part.full_name for part in table.parts]
+    return [table.full_name]
 
 
 def _root_of(name: Name, tables: Iterable[SourceTable]) -> SourceTable | None:
     """Return the captured table whose partition has this name."""
-    return next(
-        (
-            table
-            for table in tables
-            if name != (table.schema, table.name)
-            and any(name == (part.schema, part.name) for part in table.parts)
-        ),
-        None,
-    )
-
-
-# Also of partitions, whose rows may come under their own names.
-_NAMES = """
-WITH RECURSIVE meant AS (
-  SELECT unnest('{{{oids}}}'::oid[]) AS oid
-   UNION SELECT i.inhrelid FROM pg_inherits i JOIN meant m ON m.oid = i.inhparent)
-SELECT a.attrelid::bigint AS relation, a.attnum AS number, n.nspname AS schema, c.relname AS table,
-       a.attname AS column
-  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE a.attrelid IN (SELECT oid FROM meant) AND a.attnum > 0 AND NOT a.attisdropped
-"""
-
-
-class ColumnNames:
-    """Keeps the names that columns have had. Belongs to the thread that appends.
-
-    :raises TailraceError: as `Session.run`; `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
-    """
-
-    def __init__(
-        self, log: LogDirectory, task: str, writer: LogWriter, session: Session, source: PostgresSource
-    ) -> None:
-        self._log, self._task = log, task
-        kept = kept_renames(log, task)
-        if kept is None:
-            # An earlier version wrote the log, or it is new: the names are in what it still has.
-            with LogReader.open(log, task) as reader:
-                kept = reader.renames()
-        known = _facts_in(writer.schema_in_force.items())
-        now = _names_now(session, (facts.relation for facts in known))
-        for facts in known:
-            kept = kept.with_names(facts, now.get(facts.relation, {}))
-        self._renames = kept
-        keep_renames(log, task, kept)
-        self.look(session, source)
-
-    def look(self, session: Session, source: PostgresSource) -> None:
-        """Keep the names that the columns have now of all tables which a pattern of columns concerns.
-
-        No row tells of a column that is left out of a snapshot, or that is renamed before the first row.
-        """
-        patterns = [pattern for _, pattern in source.column_patterns()]
-        if not patterns:
-            return
-        now = _names_now(session, (table.oid for table in matching_tables(session, source)))
-        concerned = {
-            relation: columns
-            for relation, columns in now.items()
-            if any(matches_column(pattern, *name) for name in columns.values() for pattern in patterns)
-        }
-        self._keep(self._renames.with_columns(concerned))
-
-    @property
-    def renames(self) -> Renames:
-        """The names that columns have had, as they are kept. The thread that appends."""
-        return self._renames
-
-    def note(self, chunk: Bytes, in_force: KnownFacts) -> None:
-        """Keep the names in a chunk's facts, durably.
-
-        :param in_force: the facts before the chunk.
-        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; `PROTOCOL_VIOLATION`.
-        """
-        known, renames = KnownFacts(base=in_force), self._renames
-        for facts in _facts_in(schema_frames(chunk)):
-            renames = renames.after(known.get(facts.relation), facts)
-            known.put(facts)
-        self._keep(renames)
-
-    def _keep(self, renames: Renames) -> None:
-        if renames != self._renames:
-            keep_renames(self._log, self._task, renames)
-            self._renames = renames
-
-
-def _facts_in(frames: Iterable[tuple[str, bytes]]) -> list[Facts]:
-    return [Facts.from_json(control_json(frame)) for key, frame in frames if key.startswith("F")]
-
-
-def _names_now(session: Session, oids: Iterable[int]) -> dict[int, dict[int, ColumnName]]:
-    oids = list(oids)
-    if not oids:
-        return {}
-    command = _NAMES.replace("{{{oids}}}", "{" + ",".join(map(str, oids)) + "}")
-    found: dict[int, dict[int, ColumnName]] = {}
-    for row in session.run(command, "look at the names of columns"):
-        name = row.text("schema"), row.text("table"), row.text("column")
-        found.setdefault(row.number("relation"), {})[row.number("number")] = name
-    return found
+    return next((table for table in tables if name != table.full_name and name in table.names), None)

@@ -8,65 +8,66 @@ dropped when the log is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tailrace.config.source.column_policy import ColumnRoles
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier
+from tailrace.sources.postgres.connection.quoting import quote_identifier
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.published_tables import (
     COLUMN_LISTS_VERSION_MIN,
     GENERATED_VERSION_MIN,
+    in_identity,
     partitions,
 )
+from tailrace.sources.postgres.schema.source_tables import SourceTable
 
 # `identity` is the table's own replica identity; `needed` that of any partition of it.
-_COLUMNS = """
+_COLUMNS = f"""
 SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relreplident AS replident,
-       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisvalid
-                AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts
-                AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                                        WHEN 'i' THEN i.indisreplident ELSE false END) AS identity,
+       {in_identity("c", "a")} AS identity,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate
                 AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS in_primary_key,
        CASE WHEN c.relkind = 'p' THEN EXISTS (
-         SELECT FROM {partitions} p
+         SELECT FROM {partitions("c.oid")} p
                  JOIN pg_class pc ON pc.oid = p.oid
                  JOIN pg_attribute pa ON pa.attrelid = p.oid AND pa.attname = a.attname
-                 JOIN pg_index i ON i.indrelid = p.oid AND i.indisvalid
-                WHERE array_position(i.indkey::int2[], pa.attnum) < i.indnkeyatts
-                  AND CASE pc.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                                           WHEN 'i' THEN i.indisreplident ELSE false END) END AS needed,
+                WHERE {in_identity("pc", "pa")}) END AS needed,
        c.relreplident = 'f' OR c.relkind = 'p' AND EXISTS (
-         SELECT FROM {partitions} p JOIN pg_class pc ON pc.oid = p.oid
+         SELECT FROM {partitions("c.oid")} p JOIN pg_class pc ON pc.oid = p.oid
           WHERE pc.relreplident = 'f') AS full_somewhere
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
- WHERE a.attrelid IN ({oids}) AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE a.attrelid IN ({{oids}}) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
-"""
+"""  # noqa: S608 - a constant
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumns:
-    """A table's columns as the catalogue has them.
+    """The columns of `table` as the catalogue has them.
 
     `sendable` are those that a column list may hold, `generated` all that are computed; `needed`
     those that PostgreSQL must publish if it is to accept updates and deletes; `full_somewhere`:
     these are all, at least in a partition.
     """
 
-    schema: str
-    name: str
+    table: SourceTable
     columns: ColumnRoles
     sendable: tuple[str, ...]
     generated: frozenset[str]
     needed: frozenset[str]
     full_somewhere: bool
 
+    @property
+    def has_key(self) -> bool:
+        """Whether some columns distinguish rows in the stream."""
+        return bool(self.columns.identity or (self.columns.full and self.columns.primary_key))
+
     def left_out(self, source: PostgresSource) -> frozenset[str]:
         """Return the columns that readers of the log do not get."""
-        return source.left_out(self.schema, self.name, self.columns)
+        return source.left_out(self.table.schema, self.table.name, self.columns)
 
     def column_list(self, source: PostgresSource, server_version: int) -> str:
         """Return the column list of the table in the publication, with a space before it; empty
@@ -79,24 +80,20 @@ class TableColumns:
         return f" ({', '.join(names)})"
 
 
-def columns_of(session: Session, tables: Iterable[tuple[int, str, str]]) -> dict[int, TableColumns]:
-    """Return the columns of tables, given as oid, schema and name, by oid."""
-    known = {oid: (schema, name) for oid, schema, name in tables}
-    if not known:
-        return {}
-    command = _COLUMNS.format(oids=", ".join(map(str, known)), partitions=partitions("c.oid"))
-    rows = session.run(command, "read the tables' columns")
-    by_oid: dict[int, list[Row]] = {oid: [] for oid in known}
-    for row in rows:
-        by_oid[row.number("oid")].append(row)
-    return {oid: _columns(*known[oid], found, session.server_version) for oid, found in by_oid.items()}
+def table_columns(session: Session, tables: Collection[SourceTable]) -> list[TableColumns]:
+    """Return the columns of tables, in their order."""
+    rows: dict[int, list[Row]] = {table.oid: [] for table in tables}
+    if not rows:
+        return []
+    for row in session.run(_COLUMNS.format(oids=", ".join(map(str, rows))), "read the tables' columns"):
+        rows[row.number("oid")].append(row)
+    return [_columns(table, rows[table.oid], session.server_version) for table in tables]
 
 
-def _columns(schema: str, name: str, rows: list[Row], server_version: int) -> TableColumns:
+def _columns(table: SourceTable, rows: list[Row], server_version: int) -> TableColumns:
     kinds = ("", "s") if server_version >= GENERATED_VERSION_MIN else ("",)
     return TableColumns(
-        schema=schema,
-        name=name,
+        table=table,
         columns=ColumnRoles(
             names=tuple(row.text("name") for row in rows),
             identity=_those(rows, "identity"),
@@ -119,11 +116,11 @@ def require_disclosable(source: PostgresSource, tables: Iterable[TableColumns]) 
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
-    for table in tables:
-        for conflict in source.conflicts(table.schema, table.name, table.columns):
+    for each in tables:
+        for conflict in source.conflicts(each.table.schema, each.table.name, each.columns):
             raise TailraceError(
                 Kind.CONFIG_INVALID,
                 f"look at the tables' columns: {conflict.message}",
                 conflict.repair,
-                {"table": f"{table.schema}.{table.name}"},
+                {"table": each.table.qualified_name},
             )

@@ -22,15 +22,15 @@ import structlog
 from tailrace.config.patterns import is_exact, matches
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
-from tailrace.sources.postgres.schema.column_selection import TableColumns, columns_of, require_disclosable
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.schema.column_selection import require_disclosable, table_columns
 from tailrace.sources.postgres.schema.published_tables import (
     GENERATED_VERSION_MIN,
     leaves,
     published,
-    tree,
 )
-from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, table_of
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, matching_tables
 from tailrace.sources.progress import SourceWarning
 
 log = structlog.get_logger(__name__)
@@ -39,35 +39,6 @@ log = structlog.get_logger(__name__)
 READ_ONLY = "25006"
 
 _OPERATIONS = ("insert", "update", "delete", "truncate")
-
-# What a change may lack of the old row is decided by each table that holds rows: a partition's
-# replica identity is its own, whatever its root's.
-_TABLES = f"""
-WITH RECURSIVE {tree("relkind IN ('r', 'p')")}, parts AS (
-  SELECT t.root, json_agg(json_build_array(ln.nspname, l.relname, l.relreplident,
-             l.relreplident = 'n'
-             OR l.relreplident = 'd' AND l.oid NOT IN (
-               SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate)
-             OR l.relreplident = 'i' AND l.oid NOT IN (
-               SELECT indrelid FROM pg_index WHERE indisreplident),
-             l.oid IN (SELECT attrelid FROM pg_attribute WHERE attgenerated = 'v' AND NOT attisdropped),
-             l.oid IN (SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate))
-             ORDER BY ln.nspname, l.relname) AS parts
-    FROM tree t JOIN pg_class l ON l.oid = t.oid AND l.relkind = 'r'
-    JOIN pg_namespace ln ON ln.oid = l.relnamespace
-   GROUP BY t.root
-)
-SELECT n.nspname AS schema, c.relname AS table, c.oid AS oid, c.relkind = 'p' AS partitioned,
-       c.relhassubclass AND c.relkind = 'r' AS has_children,
-       CASE WHEN c.relispartition THEN (
-         SELECT string_agg(a.relid::oid::text, ' ') FROM pg_partition_ancestors(c.oid) AS a
-          WHERE a.relid <> c.oid) END AS ancestors,
-       p.parts AS parts
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN parts p ON p.root = c.oid
- WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
-   AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
- ORDER BY 1, 2
-"""  # noqa: S608 - a constant
 
 # With `publish_via_partition_root` the server sends the Relation message of a partition, too, beside
 # that of the table under whose name its rows come: both are in the log.
@@ -106,14 +77,6 @@ SELECT n.nspname AS schema, c.relname AS name, c.relkind AS kind, c.relpersisten
 """
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
 _PERSISTENCES = {"u": "an unlogged table", "t": "a temporary table"}
-
-
-def matching_tables(session: Session, source: PostgresSource) -> list[SourceTable]:
-    """Return the tables that `source` means, by name; a partition only if no ancestor is meant."""
-    rows = session.run(_TABLES, "list the tables")
-    meant = [row for row in rows if source.captures(*row.name)]
-    oids = {row["oid"] for row in meant}
-    return [table_of(row) for row in meant if oids.isdisjoint((row.text("ancestors")).split())]
 
 
 def split_refused(
@@ -194,8 +157,7 @@ def warn_unmatched(session: Session, source: PostgresSource) -> None:
 
 def unmatched(patterns: Iterable[str], tables: Iterable[SourceTable]) -> list[str]:
     """Return those of `patterns` that mean none of `tables` nor of their partitions."""
-    names = [(table.schema, table.name) for table in tables]
-    names += [(part.schema, part.name) for table in tables for part in table.parts]
+    names = [name for table in tables for name in table.names]
     return [pattern for pattern in patterns if not any(matches(pattern, *name) for name in names)]
 
 
@@ -234,39 +196,9 @@ def require_publication(session: Session, publication: str) -> None:
         )
 
 
-def uncaptured(session: Session, source: PostgresSource) -> list[tuple[SourceTable, str, str]]:
-    """Return the tables that match and are not published, each with why and what to run; none is added
-    silently.
-    """
-    published = published_names(session, source.publication)
-    tables = [table for table in matching_tables(session, source) if not table.is_among(published)]
-    kept, left = split_refused(source, tables)
-    why = f"matches source.tables and is not in the publication {source.publication!r}: it is not captured"
-    found = [(table, f"the table {table.sql} {why}", _adding(session, source, table)) for table in kept]
-    found += [
-        (table, f"{table.sql}: {refusal(table)}", refusal_repair(session, source, table, publish=True))
-        for table in left
-    ]
-    return found
-
-
-def refusing(session: Session, source: PostgresSource) -> list[SourceTable]:
-    """Return the published tables of which the server refuses updates and deletes, now or since they were
-    published: a partition came without an identity, an index or a key was dropped.
-    """
-    publication = publication_row(session, source.publication)
-    if publication is None or not (publication.flag("update") or publication.flag("delete")):
-        return []
-    published = published_names(session, source.publication)
-    return [
-        table for table in matching_tables(session, source) if table.refused and table.is_among(published)
-    ]
-
-
-def operations_left_out(session: Session, publication: str) -> list[str]:
-    """Return which operations the publication does not publish."""
-    found = publication_row(session, publication)
-    return [] if found is None else [name for name in _OPERATIONS if not found.flag(name)]
+def operations_left_out(publication: Row) -> list[str]:
+    """Return which operations a publication, of `publication_row`, does not publish."""
+    return [name for name in _OPERATIONS if not publication.flag(name)]
 
 
 def all_operations_command(publication: str) -> str:
@@ -287,28 +219,49 @@ def publication_warnings(
 
     :param captured: oids of tables that the log has: for these there is `left_out`.
     """
+    name, tables = source.publication, matching_tables(session, source)
+    publication, published = publication_row(session, name), published_names(session, name)
+    missing = [table for table in tables if table.oid not in captured and not table.is_among(published)]
+    kept, left = split_refused(source, missing)
     found = [
-        SourceWarning(f"table_not_captured:{table.qualified_name}", why, repair)
-        for table, why, repair in uncaptured(session, source)
-        if table.oid not in captured
+        SourceWarning(
+            f"table_not_captured:{table.qualified_name}",
+            f"the table {table.sql} matches source.tables and is not in the publication {name!r}: it is not "
+            "captured",
+            _adding(session, source, table),
+        )
+        for table in kept
     ]
-    if left := operations_left_out(session, source.publication):
+    found += [
+        SourceWarning(
+            f"table_not_captured:{table.qualified_name}",
+            f"{table.sql}: {refusal(table)}",
+            refusal_repair(session, source, table, publish=True),
+        )
+        for table in left
+    ]
+    if publication is None:
+        return found
+    if operations := operations_left_out(publication):
         found.append(
             SourceWarning(
                 "operations_left_out",
-                f"the publication {source.publication!r} leaves out {', '.join(left)}: they are not captured",
-                f"{all_operations_command(source.publication)}; -- then take a snapshot of each table",
+                f"the publication {name!r} leaves out {', '.join(operations)}: they are not captured",
+                f"{all_operations_command(name)}; -- then take a snapshot of each table",
             )
         )
-    found += [
-        SourceWarning(
-            f"writes_refused:{table.qualified_name}",
-            f"PostgreSQL refuses updates and deletes of the published table {table.sql}, because "
-            f"{table.refused}",
-            f"{table.identity_repair};",
-        )
-        for table in refusing(session, source)
-    ]
+    if publication.flag("update") or publication.flag("delete"):
+        # Perhaps only since they were published: a partition came without an identity, a key was dropped.
+        found += [
+            SourceWarning(
+                f"writes_refused:{table.qualified_name}",
+                f"PostgreSQL refuses updates and deletes of the published table {table.sql}, because "
+                f"{table.refused}",
+                f"{table.identity_repair};",
+            )
+            for table in tables
+            if table.refused and table.is_among(published)
+        ]
     return found
 
 
@@ -344,51 +297,88 @@ def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Na
 _EXISTS = ("42710", "23505")
 
 
-def create_publication(session: Session, source: PostgresSource) -> None:
-    """Create the publication for the tables that `source` means. Before the slot is created.
+def prepare_publication(session: Session, source: PostgresSource, *, is_own: bool) -> None:
+    """Have a publication with the tables that `source` means, before the slot is created.
 
-    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`; `CONFIG_INVALID`.
+    :param is_own: there is none, and it is created; or an interrupted beginning made it, and it is given what
+        came since. Otherwise somebody else made it, and it is checked.
+    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`; `CONFIG_INVALID`. Of one that
+        somebody else made, `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it is empty.
     """
-    tables = matching_tables(session, source)
-    require_matches(session, source, tables)
-    tables = _without_refused(session, source, tables)
+    meant = matching_tables(session, source)
+    require_matches(session, source, meant)
+    publication = publication_row(session, source.publication)
+    published = published_names(session, source.publication)
+    tables = _without_refused(session, source, meant, published)
+    missing = [table for table in tables if not table.is_among(published)]
+    if publication is None:
+        _create(session, source, tables)
+    elif not is_own:
+        _check(session, source, publication, published, missing)
+        if strange := not_meant(published, meant):
+            log.warning(
+                "the publication has tables that source.tables does not name; they are captured too",
+                publication=source.publication,
+                tables=[f"{schema}.{table}" for schema, table in strange],
+            )
+    elif missing:
+        _publish(session, source, missing, add_command, "add tables to the publication")
+        log.info(
+            "added tables that came since the interrupted start to its publication",
+            publication=source.publication,
+            tables=[table.qualified_name for table in missing],
+        )
+
+
+def _create(session: Session, source: PostgresSource, tables: list[SourceTable]) -> None:
     try:
         _publish(session, source, tables, create_command, f"create the publication {source.publication!r}")
     except TailraceError as error:
         if error.context.get("sqlstate") not in _EXISTS:
             raise
         # The command of a start that was killed waited for a lock, and was carried out meanwhile.
-        complete_publication(session, source)
-        return
-    log.info("created the publication", publication=source.publication, tables=len(tables))
+        prepare_publication(session, source, is_own=True)
+    else:
+        log.info("created the publication", publication=source.publication, tables=len(tables))
 
 
-def complete_publication(session: Session, source: PostgresSource) -> None:
-    """Add to the publication the tables that `source` means and that are not in it: it is what an
-    interrupted beginning made, and they came since. Before the slot is created.
-
-    :raises TailraceError: as `create_publication`.
-    """
-    meant = matching_tables(session, source)
-    require_matches(session, source, meant)
-    published = published_names(session, source.publication)
-    tables = _without_refused(session, source, meant, published)
-    tables = [table for table in tables if not table.is_among(published)]
-    if not tables:
-        return
-    _publish(session, source, tables, add_command, "add tables to the publication")
-    log.info(
-        "added tables that came since the interrupted start to its publication",
-        publication=source.publication,
-        tables=[table.qualified_name for table in tables],
-    )
+def _check(
+    session: Session,
+    source: PostgresSource,
+    publication: Row,
+    published: frozenset[Name],
+    missing: list[SourceTable],
+) -> None:
+    name = source.publication
+    if missing:
+        lacking = ", ".join(table.qualified_name for table in missing)
+        raise TailraceError(
+            Kind.PUBLICATION_MISMATCH,
+            f"check the publication {name!r}: it does not have {lacking}",
+            add_command(session, source, missing),
+            {"publication": name},
+        )
+    if not published:
+        raise TailraceError(
+            Kind.TABLE_MISSING,
+            f"check the publication {name!r}: it has no table",
+            "add tables to it, or drop it and let it be created",
+            {"publication": name},
+        )
+    if left := operations_left_out(publication):
+        log.warning(
+            "the publication leaves out operations: they are not captured",
+            publication=name,
+            operations=left,
+            sql=all_operations_command(name),
+        )
 
 
 def _without_refused(
     session: Session,
     source: PostgresSource,
     tables: list[SourceTable],
-    published: frozenset[Name] = frozenset(),
+    published: frozenset[Name],
 ) -> list[SourceTable]:
     """Return what is to be published of `tables`; say what is left out.
 
@@ -420,7 +410,7 @@ def _publish(
         if table.refused:
             _warn_refused(table)
     if not source.discloses_all:
-        require_disclosable(source, table_columns(session, tables).values())
+        require_disclosable(source, table_columns(session, tables))
     command = command_for(session, source, tables)
     run_or_delegate(session, command, attempted)
 
@@ -476,60 +466,13 @@ def _clauses(session: Session, source: PostgresSource, tables: Iterable[SourceTa
     lists: dict[int, str] = {}
     if source.leaves_columns_out:
         lists = {
-            oid: columns.column_list(source, session.server_version)
-            for oid, columns in table_columns(session, tables).items()
+            each.table.oid: each.column_list(source, session.server_version)
+            for each in table_columns(session, tables)
         }
     # Without ONLY the children of a table would come along, named in source.tables or not.
     return ", ".join(
         f"{'ONLY ' if table.has_children else ''}{table.sql}{lists.get(table.oid, '')}" for table in tables
     )
-
-
-def table_columns(session: Session, tables: Iterable[SourceTable]) -> dict[int, TableColumns]:
-    """Return the columns of `tables` by the tables' oid."""
-    return columns_of(session, [(table.oid, table.schema, table.name) for table in tables])
-
-
-def check_publication(session: Session, source: PostgresSource) -> None:
-    """Check that the publication, which somebody else made, has what `source` means.
-
-    :raises TailraceError: as `require_matches`; `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it
-        is empty.
-    """
-    publication = source.publication
-    published = published_names(session, publication)
-    meant = matching_tables(session, source)
-    require_matches(session, source, meant)
-    tables = _without_refused(session, source, meant, published)
-    missing = [table for table in tables if not table.is_among(published)]
-    if missing:
-        lacking = ", ".join(table.qualified_name for table in missing)
-        raise TailraceError(
-            Kind.PUBLICATION_MISMATCH,
-            f"check the publication {publication!r}: it does not have {lacking}",
-            add_command(session, source, missing),
-            {"publication": publication},
-        )
-    if not published:
-        raise TailraceError(
-            Kind.TABLE_MISSING,
-            f"check the publication {publication!r}: it has no table",
-            "add tables to it, or drop it and let it be created",
-            {"publication": publication},
-        )
-    if left := operations_left_out(session, publication):
-        log.warning(
-            "the publication leaves out operations: they are not captured",
-            publication=publication,
-            operations=left,
-            sql=all_operations_command(publication),
-        )
-    if strange := not_meant(published, meant):
-        log.warning(
-            "the publication has tables that source.tables does not name; they are captured too",
-            publication=publication,
-            tables=[f"{schema}.{table}" for schema, table in strange],
-        )
 
 
 def published_names(session: Session, publication: str) -> frozenset[Name]:
@@ -541,6 +484,4 @@ def published_names(session: Session, publication: str) -> frozenset[Name]:
 
 def not_meant(names: frozenset[Name], tables: Iterable[SourceTable]) -> list[Name]:
     """Return which of `names` are neither of `tables` nor of their partitions."""
-    known = {(table.schema, table.name) for table in tables}
-    known |= {(part.schema, part.name) for table in tables for part in table.parts}
-    return sorted(names - known)
+    return sorted(names.difference(*(table.names for table in tables)))

@@ -6,7 +6,10 @@ they list, and so wait for a command that rewrites one of them. A SELECT from th
 
 from __future__ import annotations
 
-from tailrace.sources.postgres.connection.session import Session, quote_literal
+from collections.abc import Iterable
+
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Session
 
 #: The first version whose publications have column lists, row filters and schemas.
 COLUMN_LISTS_VERSION_MIN = 150000
@@ -29,6 +32,13 @@ _PARTITIONS = f"""(WITH RECURSIVE tree(oid) AS (
     SELECT i.inhrelid FROM tree t JOIN pg_class p ON p.oid = t.oid AND p.relkind = 'p'
       JOIN pg_inherits i ON i.inhparent = p.oid AND {_ATTACHED}
 ) SELECT oid FROM tree)"""  # noqa: S608 - a constant
+
+_IN_IDENTITY = """EXISTS (
+         SELECT FROM pg_index i
+          WHERE i.indrelid = {table}.oid AND i.indisvalid
+            AND array_position(i.indkey::int2[], {column}.attnum) < i.indnkeyatts
+            AND CASE {table}.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                                          WHEN 'i' THEN i.indisreplident ELSE false END)"""
 
 _SENDABLE = "c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384"
 
@@ -62,6 +72,13 @@ _TERMS = """LEFT JOIN pg_publication_rel r ON r.prrelid = c.oid AND NOT p.puball
        AND NOT EXISTS (SELECT FROM pg_publication_namespace s
                         WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"""
 
+# To write a filter as SQL the server locks its table; `pg_publication_tables` locks all that are published.
+_FILTERS = """
+SELECT r.prrelid AS oid, pg_get_expr(r.prqual, r.prrelid) AS filter
+  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+ WHERE p.pubname = {publication} AND r.prrelid IN ({oids}) AND r.prqual IS NOT NULL
+"""
+
 # What a decoded change is sent by: the publication's terms, tables with their partitions, columns and keys.
 _TERMS_DIGEST = """
 WITH RECURSIVE {published}, facts(said) AS (
@@ -80,6 +97,13 @@ WITH RECURSIVE {published}, facts(said) AS (
 )
 SELECT md5(string_agg(said, chr(10) ORDER BY said)) AS digest FROM facts
 """
+
+
+def in_identity(table: str, column: str) -> str:
+    """Return an expression that tells whether a column, of `pg_attribute`, belongs to the index that is the
+    replica identity of its table, of `pg_class`; by the names of both in the query.
+    """
+    return _IN_IDENTITY.format(table=table, column=column)
 
 
 def tree(roots: str) -> str:
@@ -125,6 +149,18 @@ def terms(server_version: int) -> tuple[str, str, str]:
     if server_version < COLUMN_LISTS_VERSION_MIN:
         return "", "NULL", "false"
     return _TERMS, "array_to_json(r.prattrs::int2[])::text", "r.prqual IS NOT NULL"
+
+
+def row_filters(session: Session, publication: str, oids: Iterable[int]) -> dict[int, str]:
+    """Return the row filters of the publication, as SQL, of those tables that have one. They are locked for
+    that, for a moment. PostgreSQL 15 and later.
+    """
+    listed = ", ".join(map(str, oids))
+    if not listed:
+        return {}
+    command = _FILTERS.format(publication=quote_literal(publication), oids=listed)
+    rows = session.run(command, "read the publication's row filters")
+    return {row.number("oid"): row.text("filter") for row in rows}
 
 
 def terms_digest(session: Session, publication: str) -> str:

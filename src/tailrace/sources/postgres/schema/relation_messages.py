@@ -10,7 +10,7 @@ shows it: PostgreSQL uses none twice) was left out by the publication's column l
 sight of it. The latter happens to a column that was added by a transaction which committed while the slot
 was being made: the exported snapshot has it, the slot's own view of the catalogue has it not. Its values are
 then missing from the stream, and it must not be taken for a dropped one. A beginning is repeated when that
-happens (`exported_snapshot.require_steady`); the check here is for slots that were made otherwise.
+happens (`slot.creation.create_own_slot`); the check here is for slots that were made otherwise.
 """
 
 from __future__ import annotations
@@ -28,23 +28,26 @@ import structlog
 from tailrace.config.source.column_policy import ColumnPolicy, ColumnRoles
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Column, Relation, format_lsn
+from tailrace.model import Relation, format_lsn
 from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.facts import ColumnFacts, Facts, differences
 from tailrace.protocol.frames import Bytes
 from tailrace.protocol.pgoutput import parse_relation
-from tailrace.sources.postgres.connection.session import Session, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.connection.text_encoding import names_in_utf8
 from tailrace.sources.postgres.schema.published_tables import COLUMN_LISTS_VERSION_MIN
-from tailrace.sources.postgres.schema.table_metadata import (
+from tailrace.sources.postgres.schema.source_tables import Name
+from tailrace.sources.postgres.schema.table_facts import (
     CatalogTable,
     CatalogTables,
     KnownFacts,
-    catalog_tables,
     facts_of,
+    missing_columns,
     versioned,
 )
+from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 
 log = structlog.get_logger(__name__)
 
@@ -57,30 +60,6 @@ SELECT array_to_json(r.prattrs::int2[])::text AS numbers, r.prrelid = {oid} AS o
  WHERE p.pubname = {publication}
    AND r.prrelid IN (SELECT {oid}::oid UNION SELECT relid::oid FROM pg_partition_ancestors({oid}))
 """
-
-
-def missing_columns(
-    sent: Sequence[Column], facts: Facts, table: CatalogTable | None, before: Facts | None, *, xid: int
-) -> tuple[ColumnFacts, ...]:
-    """Return the columns in `before` that `sent` lacks, and that `table` has as it had them then. Pure.
-
-    Of a column that was changed since `xid`, only its name says whether it is what it was.
-
-    :param facts: what was made of `sent`.
-    """
-    if before is None or table is None:
-        return ()
-    names = {column.name for column in sent}
-    numbers = {column.number for column in facts.columns}
-    there = {each["number"]: each for each in table.columns if not each["dropped"] and not each["generated"]}
-    return tuple(
-        column
-        for column in before.columns
-        if column.number in there
-        and column.number not in numbers
-        and (held := there[column.number])["name"] not in names
-        and (held["name"] == column.name or not table.later(held["xid"], xid))
-    )
 
 
 def require_left_out(
@@ -252,7 +231,7 @@ class SchemaWatch:
             table = tables.get(facts.relation)
             name, columns = (facts.schema, facts.table), message.relation.columns
             # Whether a column is missing is not asked here: a server loses sight of one only while a slot is
-            # made, and such a beginning was not kept (`exported_snapshot.require_steady`).
+            # made, and such a beginning was not kept (`slot.creation.create_own_slot`).
             now = facts_of(columns, name, table, facts, relation=facts.relation, xid=message.xid)
             held = self._in_force()[f"F{facts.relation}"]
             newest = Facts.from_json(frames.control_json(held))
@@ -261,9 +240,7 @@ class SchemaWatch:
                 read_from=max(facts.read_from, newest.read_from),
             )  # fmt: skip
             if now.replaced and now.replaced_name is None:
-                other = self._look_up([now.replaced]).get(now.replaced)
-                if other is not None:
-                    now = replace(now, replaced_name=(other.schema, other.table))
+                now = replace(now, replaced_name=self._name_of(now.replaced))
             found.append(frames.control_frame(frames.FACTS, message.commit_lsn, 0, now.as_json()))
             if newest.version != facts.version:
                 found.append(held)  # a later version stays the one in force
@@ -288,8 +265,7 @@ class SchemaWatch:
             relation=relation.oid,
             xid=message.xid,
         )
-        facts = versioned(facts, known, reshaped=reshaped)
-        before = known.get(relation.oid)
+        facts = versioned(facts, known, reshaped=reshaped, name_of=self._name_of)
         if any(column.unknown and not column.number for column in facts.columns):
             log.warning(
                 "it is not known which column of a table was sent: the table was altered several times "
@@ -297,10 +273,6 @@ class SchemaWatch:
                 table=facts.qualified_name,
                 position=format_lsn(message.commit_lsn),
             )
-        if facts.replaced and (before is None or before.qualified_name != facts.qualified_name):
-            other = self._look_up([facts.replaced]).get(facts.replaced)
-            if other is not None:
-                facts = replace(facts, replaced_name=(other.schema, other.table))
         return facts
 
     def _pending_facts(self, message: _Message, known: KnownFacts, *, reshaped: bool) -> Facts:
@@ -349,6 +321,10 @@ class SchemaWatch:
             if all(tables.sees(message.xid) for message in messages) or time.monotonic() > deadline:
                 return tables
             time.sleep(_LOOK_AGAIN_S)
+
+    def _name_of(self, oid: int) -> Name | None:
+        table = self._look_up([oid]).get(oid)
+        return None if table is None else (table.schema, table.table)
 
     def _look_up(self, oids: list[int]) -> CatalogTables:
         kept = self._session is not None
@@ -403,18 +379,17 @@ def _log_change(before: Facts | None, facts: Facts, message: _Message, rules: Co
     """Log what changed, without columns that the settings leave out."""
     if before is None or before.version in (0, facts.version):
         return
-    changes = differences(before, facts) or ["replica identity or key changed"]
-    if rules.leaves_columns_out and differences(before, facts):
+    changes = ["replica identity or key changed"]
+    if differences(before, facts):
         changes = differences(_let_out(before, rules), _let_out(facts, rules))
-        if not changes:
-            return
-    log.info(
-        "schema changed",
-        table=facts.qualified_name,
-        version=facts.version,
-        changes=changes,
-        position=format_lsn(message.commit_lsn),
-    )
+    if changes:
+        log.info(
+            "schema changed",
+            table=facts.qualified_name,
+            version=facts.version,
+            changes=changes,
+            position=format_lsn(message.commit_lsn),
+        )
 
 
 def _let_out(facts: Facts, rules: ColumnPolicy) -> Facts:

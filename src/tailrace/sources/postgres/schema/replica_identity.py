@@ -8,7 +8,7 @@ an identity of its own: all of them get what the table gets, and the table itsel
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -17,11 +17,12 @@ from tailrace.config.patterns import is_exact, matches
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal, quote_table
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.column_selection import TableColumns
-from tailrace.sources.postgres.schema.publication import matching_tables, published_names, run_or_delegate
+from tailrace.sources.postgres.schema.publication import published_names, run_or_delegate
 from tailrace.sources.postgres.schema.published_tables import tree
-from tailrace.sources.postgres.schema.source_tables import Name, Part, SourceTable
+from tailrace.sources.postgres.schema.source_tables import Name, Part, SourceTable, matching_tables
 
 log = structlog.get_logger(__name__)
 
@@ -138,7 +139,7 @@ def _change(source: PostgresSource, table: SourceTable, wanted: str, members: li
         row for row in members if row["identity"] != letter or (letter == "i" and not row.flag("index_set"))
     ]
     names = [pattern for pattern in source.replica_identity if matches(pattern, table.schema, table.name)]
-    own = next((row for row in members if row.name == (table.schema, table.name)), None)
+    own = next((row for row in members if row.name == table.full_name), None)
     return IdentityChange(
         table,
         wanted,
@@ -151,9 +152,8 @@ def _change(source: PostgresSource, table: SourceTable, wanted: str, members: li
 
 
 def _command(row: Row, letter: str) -> str:
-    table = f"{quote_identifier(row['schema'] or '')}.{quote_identifier(row['table'] or '')}"
-    how = {"d": "DEFAULT", "f": "FULL", "i": f"USING INDEX {quote_identifier(row['index'] or '')}"}[letter]
-    return f"ALTER TABLE {table} REPLICA IDENTITY {how}"
+    how = {"d": "DEFAULT", "f": "FULL", "i": f"USING INDEX {quote_identifier(row.text('index'))}"}[letter]
+    return f"ALTER TABLE {quote_table(*row.name)} REPLICA IDENTITY {how}"
 
 
 def _refusal(row: Row, wanted: str) -> str:
@@ -229,29 +229,26 @@ def tables_as_set(tables: Iterable[SourceTable], changes: Iterable[IdentityChang
 
 
 def _part_as_set(part: Part, change: IdentityChange) -> Part:
-    if (part.schema, part.name) not in change.commands:
+    if part.full_name not in change.commands:
         return part
     return replace(part, identity=change.letter, keyless=False)
 
 
-def columns_as_set(
-    columns: Mapping[int, TableColumns], tables: Iterable[SourceTable], changes: Iterable[IdentityChange]
-) -> dict[int, TableColumns]:
-    """Return `columns`, by oid, as they are once the changes that happen are made; `tables` as
-    `tables_as_set` returns them.
-    """
-    found = dict(columns)
-    parts = {table.oid: table.parts for table in tables}
-    for change in changes:
-        if not change.happens:
-            continue
-        held = found[change.table.oid]
-        full = change.wanted == "full"
-        identity = frozenset() if full else change.columns or held.columns.primary_key
-        found[change.table.oid] = replace(
-            held,
-            columns=replace(held.columns, full=full, identity=identity),
-            needed=held.needed | identity,
-            full_somewhere=full or any(part.identity == "f" for part in parts[change.table.oid]),
-        )
-    return found
+def columns_as_set(columns: Iterable[TableColumns], changes: Iterable[IdentityChange]) -> list[TableColumns]:
+    """Return `columns`, of tables that `tables_as_set` returned, once the changes that happen are made."""
+    by_oid = {change.table.oid: change for change in changes if change.happens}
+    return [
+        _columns_as_set(each, by_oid[each.table.oid]) if each.table.oid in by_oid else each
+        for each in columns
+    ]
+
+
+def _columns_as_set(columns: TableColumns, change: IdentityChange) -> TableColumns:
+    full = change.wanted == "full"
+    identity = frozenset() if full else change.columns or columns.columns.primary_key
+    return replace(
+        columns,
+        columns=replace(columns.columns, full=full, identity=identity),
+        needed=columns.needed | identity,
+        full_somewhere=full or any(part.identity == "f" for part in columns.table.parts),
+    )

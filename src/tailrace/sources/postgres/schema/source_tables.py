@@ -5,10 +5,42 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tailrace.sources.postgres.connection.session import Row, quote_identifier
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.sources.postgres.connection.quoting import quote_table
+from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.schema.published_tables import tree
 
 #: Schema and name.
 Name = tuple[str, str]
+
+# What a change may lack of the old row is decided by each table that holds rows: a partition's
+# replica identity is its own, whatever its root's.
+_TABLES = f"""
+WITH RECURSIVE {tree("relkind IN ('r', 'p')")}, parts AS (
+  SELECT t.root, json_agg(json_build_array(ln.nspname, l.relname, l.relreplident,
+             l.relreplident = 'n'
+             OR l.relreplident = 'd' AND l.oid NOT IN (
+               SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate)
+             OR l.relreplident = 'i' AND l.oid NOT IN (
+               SELECT indrelid FROM pg_index WHERE indisreplident),
+             l.oid IN (SELECT attrelid FROM pg_attribute WHERE attgenerated = 'v' AND NOT attisdropped),
+             l.oid IN (SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate))
+             ORDER BY ln.nspname, l.relname) AS parts
+    FROM tree t JOIN pg_class l ON l.oid = t.oid AND l.relkind = 'r'
+    JOIN pg_namespace ln ON ln.oid = l.relnamespace
+   GROUP BY t.root
+)
+SELECT n.nspname AS schema, c.relname AS table, c.oid AS oid, c.relkind = 'p' AS partitioned,
+       c.relhassubclass AND c.relkind = 'r' AS has_children,
+       CASE WHEN c.relispartition THEN (
+         SELECT string_agg(a.relid::oid::text, ' ') FROM pg_partition_ancestors(c.oid) AS a
+          WHERE a.relid <> c.oid) END AS ancestors,
+       p.parts AS parts
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN parts p ON p.root = c.oid
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+   AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
+ ORDER BY 1, 2
+"""  # noqa: S608 - a constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +53,10 @@ class Part:
     keyless: bool  # nothing identifies its rows
     computes: bool  # it has virtual generated columns
     has_primary_key: bool  # one that may be a replica identity
+
+    @property
+    def full_name(self) -> Name:
+        return self.schema, self.name
 
     @property
     def refused(self) -> str:
@@ -44,7 +80,7 @@ class Part:
     @property
     def sql(self) -> str:
         """Return its name as SQL holds it."""
-        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+        return quote_table(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +95,22 @@ class SourceTable:
     parts: tuple[Part, ...]
 
     @property
+    def full_name(self) -> Name:
+        return self.schema, self.name
+
+    @property
+    def names(self) -> frozenset[Name]:
+        """Its name, and those of its partitions."""
+        return frozenset([self.full_name, *(part.full_name for part in self.parts)])
+
+    @property
     def qualified_name(self) -> str:
         return f"{self.schema}.{self.name}"
 
     @property
     def sql(self) -> str:
         """Return its name as SQL holds it."""
-        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+        return quote_table(self.schema, self.name)
 
     @property
     def refused(self) -> str:
@@ -74,7 +119,7 @@ class SourceTable:
         """
         for part in self.parts:
             if part.refused:
-                where = "" if part.name == self.name and part.schema == self.schema else f" ({part.sql})"
+                where = "" if part.full_name == self.full_name else f" ({part.sql})"
                 return part.refused + where
         return ""
 
@@ -90,14 +135,20 @@ class SourceTable:
 
     def is_among(self, names: frozenset[Name]) -> bool:
         """Return whether it is among published tables, by its own name or by those of all its partitions."""
-        if (self.schema, self.name) in names:
+        if self.full_name in names:
             return True
-        parts = {(part.schema, part.name) for part in self.parts}
-        return bool(parts) and parts <= names
+        return bool(self.parts) and names.issuperset(part.full_name for part in self.parts)
 
 
-def table_of(row: Row) -> SourceTable:
-    """Return the table that a row of `publication.matching_tables` describes."""
+def matching_tables(session: Session, source: PostgresSource) -> list[SourceTable]:
+    """Return the tables that `source` means, by name; a partition only if no ancestor is meant."""
+    rows = session.run(_TABLES, "list the tables")
+    meant = [row for row in rows if source.captures(*row.name)]
+    oids = {row["oid"] for row in meant}
+    return [_table(row) for row in meant if oids.isdisjoint(row.text("ancestors").split())]
+
+
+def _table(row: Row) -> SourceTable:
     return SourceTable(
         oid=row.number("oid"),
         schema=row.text("schema"),

@@ -1,29 +1,23 @@
 """The state of a slot as the server shows it, and the warnings that follow from it.
 
-`SlotHealth` is a look at one moment, `concerns` weighs it. Three positions matter.
+`look` returns it, `concerns` weighs it. Three positions matter.
 `restart_lsn` is the oldest WAL that the server keeps for the slot: it moves only when the
 server writes a running-transactions record, hence every 15 seconds or so while there is work,
 and never past the begin of the oldest transaction that is still open. `confirmed_flush_lsn` is
 what was acknowledged. The server's end is where WAL is written now.
-
-After changes were lost, a new log with a new snapshot leads on, by the commands of `way_out`. Nothing is ever
-wiped: what the old log and the targets hold is moved aside, so that it stays readable.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tailrace.config import PipelineConfig
-from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.config.source.postgres import SlotWatchConfig, postgres_source
-from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
+from tailrace.config.source.postgres import SlotWatchConfig
 from tailrace.model import format_lsn
-from tailrace.sources.postgres.connection.session import quote_literal
-from tailrace.sources.postgres.slot.invalidation import explained, prevention
-from tailrace.sources.postgres.streaming.reconcile import RENEWABLE
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.slot.invalidation import explained, invalidation, prevention
+from tailrace.sources.postgres.slot.open_transactions import OpenTransaction, open_transactions
 from tailrace.sources.progress import SourceHealth, SourceWarning
 
 #: A slot is near its limit when less than this share of `max_slot_wal_keep_size` is left.
@@ -36,54 +30,21 @@ TRANSACTION_AGE_WARNED_S = 300.0
 #: segment, and what is written until the next running-transactions record.
 HELD_BYTES_MIN = 16 * 1024 * 1024
 
+_SLOT = """
+SELECT s.*,
+       CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+            ELSE pg_current_wal_lsn() END AS server_lsn,
+       pg_is_in_recovery() AS standby,
+       pg_size_bytes(current_setting('max_slot_wal_keep_size')) AS keep_size
+  FROM pg_replication_slots s WHERE s.slot_name = {slot}
+"""
 
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A transaction that is still open: it keeps WAL, and a new slot waits for its end.
-
-    `gid` is that of a prepared transaction, which has no process. What the server hides from a
-    role without `pg_read_all_stats` is empty, and `age_s` None.
-    """
-
-    pid: int | None
-    gid: str
-    user: str
-    database: str
-    application: str
-    state: str
-    age_s: float | None
-    xid: str = ""
-
-    @property
-    def identity(self) -> str:
-        """Return a name that no other transaction has, also none of the same process."""
-        return f"{self.pid}/{self.xid}"
-
-    @property
-    def words(self) -> str:
-        """Return who it is. Names come from others and are shown as Python writes them."""
-        who = f"prepared transaction {self.gid!r}" if self.pid is None else f"process {self.pid}"
-        details = [
-            f"{name} {value!r}"
-            for name, value in (
-                ("user", self.user),
-                ("database", self.database),
-                ("application", self.application),
-            )
-            if value
-        ]
-        if self.state:
-            details.append(self.state)
-        if self.age_s is not None:
-            details.append(f"open for {self.age_s:.0f} s")
-        return f"{who} ({', '.join(details)})" if details else who
-
-    @property
-    def repair(self) -> str:
-        """Return the SQL that ends it."""
-        if self.pid is not None:
-            return f"SELECT pg_terminate_backend({self.pid});"
-        return f"ROLLBACK PREPARED {quote_literal(self.gid)};"
+_WAITED = """
+SELECT trim(BOTH FROM w.name) AS name
+  FROM unnest(string_to_array(current_setting('synchronized_standby_slots'), ',')) AS w(name)
+  LEFT JOIN pg_replication_slots s ON s.slot_name = trim(BOTH FROM w.name) AND s.slot_type = 'physical'
+ WHERE trim(BOTH FROM w.name) <> '' AND (s.slot_name IS NULL OR NOT s.active)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +99,42 @@ class SlotHealth:
             "failover": self.failover,
         }
         return SourceHealth(self.wal_status, self.retained_bytes, details)
+
+
+def look(session: Session, slot: str) -> SlotHealth | None:
+    """Return the slot as it is now, None if there is none.
+
+    :raises TailraceError: if the server can't be asked.
+    """
+    rows = session.run(_SLOT.format(slot=quote_literal(slot)), "look at the replication slot")
+    if not rows:
+        return None
+    row = rows[0]
+    failover = row.get("failover") == "t"
+    bare = SlotHealth(
+        wal_status=row.get("wal_status") or "",
+        invalidation=invalidation(row),
+        active_pid=row.optional_number("active_pid"),
+        restart_lsn=row.lsn("restart_lsn"),
+        confirmed_flush_lsn=row.lsn("confirmed_flush_lsn"),
+        server_lsn=row.lsn("server_lsn") or 0,
+        safe_wal_size=row.optional_number("safe_wal_size"),
+        keep_size_max=_limit(row),
+        standby=row.flag("standby"),
+        failover=failover,
+    )
+    if bare.invalidation:
+        return bare
+    waited = waited_standbys(session) if failover and not bare.standby else ()
+    held = bare.creating or bare.held_bytes > HELD_BYTES_MIN
+    return replace(bare, waited_standbys=waited, holders=open_transactions(session) if held else ())
+
+
+def waited_standbys(session: Session) -> tuple[str, ...]:
+    """Return the slots of standbys that failover slots wait for and that nobody uses; from 17 on."""
+    if session.server_version < 170000:
+        return ()
+    return tuple(row.text("name") for row in session.run(_WAITED, "look at synchronized_standby_slots"))
 
 
 def concerns(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[SourceWarning]:
@@ -253,48 +250,6 @@ def _lsn(lsn: int | None) -> str | None:
     return None if lsn is None else format_lsn(lsn)
 
 
-#: What the next start does under `snapshot: when_needed`.
-RENEWAL = "snapshot: when_needed makes a new slot where the old one is lost, and reads all tables again"
-
-#: Kinds after which a new log is one way to go on, beside what their hints name first.
-_NEW_LOG_HELPS = frozenset({Kind.SOURCE_TIMELINE_CHANGED, Kind.SOURCE_BEHIND_LOG, Kind.LOG_CORRUPT})
-
-#: What is put behind the name of a directory that is moved aside.
-ASIDE = ".before"
-
-
-def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
-    """Return what to run, in order.
-
-    :param drop_slot: whether the slot may still exist.
-    """
-    places = dict.fromkeys([config.log.path, *(sink.path for sink in config.folders)])
-    steps = [f"{shlex.join(['mv', '--', str(place), f'{place}{ASIDE}'])}" for place in places]
-    if drop_slot:
-        slot = postgres_source(config.source).slot
-        steps.insert(
-            0,
-            # Of a slot that is not there, nothing: it may have been lost with the server.
-            f"in the database: SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE "  # noqa: S608
-            f"slot_name = {quote_literal(slot)};",
-        )
-    among = ["--source", config.source_name] if config.source_name else []
-    steps += [
-        shlex.join(["tailrace", "offsets", "reset", "FILE", *among, "--sink", sink.name, "--yes"])
-        for sink in config.sinks
-        if isinstance(sink, KafkaSinkConfig)
-    ]
-    steps.append("start the pipeline again with tailrace run: it takes a new snapshot")
-    return " ".join(f"({number}) {step}" for number, step in enumerate(steps, 1))
-
-
-def with_way_out(error: TailraceError, config: PipelineConfig) -> TailraceError:
-    """Return `error` with the commands that begin a new log, if only that leads on, or that too."""
-    if error.kind not in NEEDS_SNAPSHOT | _NEW_LOG_HELPS:
-        return error
-    if postgres_source(config.source).snapshot == "when_needed" and error.kind in RENEWABLE:
-        hint = f"start the pipeline again with tailrace run: {RENEWAL}"
-        return TailraceError(error.kind, error.message, hint, error.context)
-    steps = way_out(config, drop_slot=error.kind is not Kind.SLOT_MISSING)
-    run = "Run" if error.kind in NEEDS_SNAPSHOT else "For a new log, run"
-    return TailraceError(error.kind, error.message, f"{error.hint}. {run}: {steps}", error.context)
+def _limit(row: Row) -> int | None:
+    size = int(row["keep_size"] or -1)
+    return size if size >= 0 else None

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from tailrace.config.source.postgres import HeartbeatConfig
 from tailrace.errors import TailraceError
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal, quote_table
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.publication import READ_ONLY
 from tailrace.sources.progress import SourceWarning
 
@@ -99,10 +100,8 @@ class Heartbeat:
 
 
 def _captured(tables: Sequence[Row], publication: str) -> SourceWarning:
-    names = ", ".join(f"{row['schema']}.{row['table']}" for row in tables)
-    quoted = ", ".join(
-        f"{quote_identifier(row['schema'] or '')}.{quote_identifier(row['table'] or '')}" for row in tables
-    )
+    names = ", ".join(".".join(row.name) for row in tables)
+    quoted = ", ".join(quote_table(*row.name) for row in tables)
     return SourceWarning(
         "heartbeat_captured",
         f"the heartbeat's query writes to {names}, which is captured: it was undone",

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
 
 from tailrace.backoff import Backoff
-from tailrace.changelog.directory import LogDirectory
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Stopped, TailraceError
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_table
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.publication import (
     left_out,
     publication_warnings,
@@ -27,87 +27,13 @@ from tailrace.sources.postgres.schema.publication import (
     snapshot_command,
 )
 from tailrace.sources.postgres.schema.source_tables import Name
-from tailrace.sources.postgres.slot.health import (
-    HELD_BYTES_MIN,
-    OpenTransaction,
-    SlotHealth,
-    concerns,
-)
+from tailrace.sources.postgres.slot.health import concerns, look
 from tailrace.sources.postgres.slot.heartbeat import Heartbeat
-from tailrace.sources.postgres.slot.invalidation import invalidation
-from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
+from tailrace.sources.postgres.slot.open_transactions import OpenTransaction
+from tailrace.sources.postgres.streaming.task_log import TaskLog
 from tailrace.sources.progress import SourceHealth, SourceWarning
 
 log = structlog.get_logger(__name__)
-
-
-_UNLOGGED = """
-SELECT n.nspname AS schema, c.relname AS name
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind = 'r' AND c.relpersistence = 'u'
-"""
-
-
-class CaptureGaps:
-    """The gaps of one task. One thread; the file is written when something changes.
-
-    :raises TailraceError: `LOG_CORRUPT` if the file can't be read.
-    """
-
-    def __init__(self, directory: LogDirectory, task: str) -> None:
-        self._directory = directory
-        self._file = f"tasks/{task}/gaps.state"
-        content = directory.state_read(self._file) or {}
-        # By table: when it was last seen not to be captured, in µs since 1970.
-        self._seen: dict[Name, int] = {
-            (schema, name): int(seen_us) for schema, name, seen_us in content.get("tables", ())
-        }
-
-    def look(
-        self, not_captured: Iterable[Name], published: Iterable[Name], plans: SnapshotPlans
-    ) -> list[SourceWarning]:
-        """Take in which tables are not captured now; return those that are again, and miss something.
-
-        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
-        """
-        now_us = time.time_ns() // 1000
-        open_now = set(not_captured)
-        read = _read_since(plans)
-        seen = {name: at for name, at in self._seen.items() if name in open_now or read.get(name, 0) <= at}
-        seen |= dict.fromkeys(open_now, now_us)
-        if seen != self._seen:
-            tables = [[*name, at] for name, at in sorted(seen.items())]
-            self._directory.state_write(self._file, {"tables": tables})
-            self._seen = seen
-        return [_concern(*name) for name in sorted(set(seen).intersection(published) - open_now)]
-
-
-def unlogged_tables(session: Session, source: PostgresSource) -> frozenset[Name]:
-    """Return the tables that `source` means and that are unlogged."""
-    rows = session.run(_UNLOGGED, "look for unlogged tables")
-    names = ((row.text("schema"), row.text("name")) for row in rows)
-    return frozenset(name for name in names if source.captures(*name))
-
-
-def _read_since(plans: SnapshotPlans) -> dict[Name, int]:
-    """Return when the last snapshot was asked for that read a table as a whole, by table."""
-    read: dict[Name, int] = {}
-    for snapshot in plans.finished:
-        if snapshot.outcome is SnapshotOutcome.DONE and snapshot.replaces:
-            for table in snapshot.tables:
-                name = table.schema, table.name
-                read[name] = max(read.get(name, 0), snapshot.requested_us)
-    return read
-
-
-def _concern(schema: str, name: str) -> SourceWarning:
-    return SourceWarning(
-        f"table_gap:{schema}.{name}",
-        f"the table {schema}.{name} was unlogged, or not in the publication, for a while: its changes of "
-        "that time are not captured",
-        snapshot_command(schema, name),
-    )
-
 
 #: The first look, and looks while a slot is being created: soon enough to say what it waits for.
 SOON_S = 3.0
@@ -124,115 +50,24 @@ AGAIN_S_MAX = 60.0
 NEW_TABLES_S = 60.0
 CLOSE_WAIT_S = 1.0
 
-_SLOT = """
-SELECT s.*,
-       CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-            ELSE pg_current_wal_lsn() END AS server_lsn,
-       pg_is_in_recovery() AS standby,
-       pg_size_bytes(current_setting('max_slot_wal_keep_size')) AS keep_size
-  FROM pg_replication_slots s WHERE s.slot_name = {slot}
+_UNLOGGED = """
+SELECT n.nspname AS schema, c.relname AS table
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'u'
 """
-
-# A transaction holds a lock on its own number, which every role may see: what pg_stat_activity
-# tells of it, only members of pg_read_all_stats. Prepared transactions have no process.
-_HOLDERS = """
-SELECT * FROM (
-  SELECT l.pid AS pid, '' AS gid, a.usename AS user, a.datname AS database,
-         a.application_name AS application, a.state AS state,
-         extract(epoch FROM clock_timestamp() - a.xact_start) AS age_s, l.xid_age, l.xid
-    FROM (SELECT pid, max(age(transactionid)) AS xid_age,
-                 (array_agg(transactionid::text ORDER BY age(transactionid) DESC))[1] AS xid
-            FROM pg_locks
-           WHERE locktype = 'transactionid' AND granted AND mode = 'ExclusiveLock' AND pid IS NOT NULL
-           GROUP BY pid) l
-    LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-  UNION ALL
-  SELECT NULL, p.gid, p.owner, p.database, '', 'prepared',
-         extract(epoch FROM clock_timestamp() - p.prepared), age(p.transaction), p.transaction::text
-    FROM pg_prepared_xacts p
-) t ORDER BY xid_age DESC LIMIT 5
-"""
-
-_WAITED = """
-SELECT trim(BOTH FROM w.name) AS name
-  FROM unnest(string_to_array(current_setting('synchronized_standby_slots'), ',')) AS w(name)
-  LEFT JOIN pg_replication_slots s ON s.slot_name = trim(BOTH FROM w.name) AND s.slot_type = 'physical'
- WHERE trim(BOTH FROM w.name) <> '' AND (s.slot_name IS NULL OR NOT s.active)
-"""
-
-
-def look(session: Session, slot: str) -> SlotHealth | None:
-    """Return the slot as it is now, None if there is none.
-
-    :raises TailraceError: if the server can't be asked.
-    """
-    rows = session.run(_SLOT.format(slot=quote_literal(slot)), "look at the replication slot")
-    if not rows:
-        return None
-    row = rows[0]
-    failover = row.get("failover") == "t"
-    bare = SlotHealth(
-        wal_status=row.get("wal_status") or "",
-        invalidation=invalidation(row),
-        active_pid=_number(row, "active_pid"),
-        restart_lsn=row.lsn("restart_lsn"),
-        confirmed_flush_lsn=row.lsn("confirmed_flush_lsn"),
-        server_lsn=row.lsn("server_lsn") or 0,
-        safe_wal_size=_number(row, "safe_wal_size"),
-        keep_size_max=_limit(row),
-        standby=row.flag("standby"),
-        failover=failover,
-    )
-    if bare.invalidation:
-        return bare
-    waited = waited_standbys(session) if failover and not bare.standby else ()
-    held = bare.creating or bare.held_bytes > HELD_BYTES_MIN
-    return replace(bare, waited_standbys=waited, holders=holders(session) if held else ())
-
-
-def holders(session: Session) -> tuple[OpenTransaction, ...]:
-    """Return the oldest transactions that are open in the whole cluster, prepared ones too."""
-    return tuple(
-        OpenTransaction(
-            pid=_number(row, "pid"),
-            gid=row.text("gid"),
-            user=row.text("user"),
-            database=row.text("database"),
-            application=row.text("application"),
-            state=row.text("state"),
-            age_s=float(row["age_s"]) if row["age_s"] else None,
-            xid=row.text("xid"),
-        )
-        for row in session.run(_HOLDERS, "look for open transactions")
-    )
-
-
-def waited_standbys(session: Session) -> tuple[str, ...]:
-    """Return the slots of standbys that failover slots wait for and that nobody uses; from 17 on."""
-    if session.server_version < 170000:
-        return ()
-    return tuple(row.text("name") for row in session.run(_WAITED, "look at synchronized_standby_slots"))
 
 
 class SlotWatch:
     """Watches one slot and its publication from `start` to `close`.
 
-    :param captured: returns the oids of the tables that the log has, on the watching thread.
-    :param gaps: returns the gaps of the task and its snapshots, once the log is open.
+    :param name: of the pipeline, for messages.
+    :param task_log: returns the log that is captured into; None: it is not open yet.
     """
 
-    def __init__(
-        self,
-        source: PostgresSource,
-        captured: Callable[[], Iterable[int]],
-        *,
-        name: str,
-        gaps: Callable[[], tuple[CaptureGaps, SnapshotPlans] | None] = lambda: None,
-    ) -> None:
+    def __init__(self, source: PostgresSource, name: str, task_log: Callable[[], TaskLog | None]) -> None:
         self._source = source
-        self._gaps = gaps
-        self._captured = captured
         self._name = name
+        self._task_log = task_log
         self._interval_s = source.slot_watch.interval_s
         self._heartbeat = Heartbeat(source.heartbeat, source.publication) if source.heartbeat.writes else None
         self._ending = threading.Event()
@@ -331,17 +166,17 @@ class SlotWatch:
         publication = self._source.publication
         found = []
         names = left_out(session, publication, self._captured())
-        unlogged = unlogged_tables(session, self._source)
-        if (gaps := self._gaps()) is not None:
+        unlogged = _unlogged_tables(session, self._source)
+        if (task_log := self._task_log()) is not None:
             published = published_names(session, publication)
-            found += gaps[0].look([*names, *unlogged], published, gaps[1])
+            found += task_log.gaps.look([*names, *unlogged], published, task_log.snapshots.plans)
         for schema, name in names:
             if not self._source.captures(schema, name):
                 continue  # it was taken out on purpose, or is a partition that was detached
             if (schema, name) in unlogged:
                 found.append(_unlogged(schema, name))
                 continue
-            table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
+            table = quote_table(schema, name)
             found.append(
                 SourceWarning(
                     f"table_left_out:{schema}.{name}",
@@ -352,6 +187,11 @@ class SlotWatch:
                 )
             )
         return found
+
+    def _captured(self) -> list[int]:
+        """Return the oids of the tables that the log has."""
+        task_log = self._task_log()
+        return [] if task_log is None else task_log.appender.tables
 
     def _of_publication(self, session: Session) -> list[SourceWarning]:
         now = time.monotonic()
@@ -376,7 +216,7 @@ class SlotWatch:
 
 
 def _unlogged(schema: str, name: str) -> SourceWarning:
-    table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
+    table = quote_table(schema, name)
     return SourceWarning(
         f"table_unlogged:{schema}.{name}",
         f"the table {table} is unlogged: PostgreSQL does not replicate it, and its changes are not captured",
@@ -385,11 +225,6 @@ def _unlogged(schema: str, name: str) -> SourceWarning:
     )
 
 
-def _limit(row: Row) -> int | None:
-    size = int(row["keep_size"] or -1)
-    return size if size >= 0 else None
-
-
-def _number(row: Row, name: str) -> int | None:
-    value = row.get(name)
-    return int(value) if value else None
+def _unlogged_tables(session: Session, source: PostgresSource) -> frozenset[Name]:
+    rows = session.run(_UNLOGGED, "look for unlogged tables")
+    return frozenset(row.name for row in rows if source.captures(*row.name))

@@ -18,19 +18,17 @@ import numpy as np
 
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Stopped, TailraceError
-from tailrace.model import POSTGRES_EPOCH_US
 from tailrace.protocol import frames
 from tailrace.sources.postgres.connection.backend_messages import lines
 from tailrace.sources.postgres.connection.errors import condition_failure, connection_lost, of_condition
+from tailrace.sources.postgres.connection.server import ExportedSnapshot
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.connection.transport import Transport
 from tailrace.sources.postgres.schema.catalog import PublishedTable
-from tailrace.sources.postgres.schema.table_metadata import KnownFacts
 from tailrace.sources.postgres.snapshot.chunk_planner import CHUNK_BYTES_MAX
-from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter, Head, Postponed, RowFrame, Unit
+from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter, Postponed, RowFrame, Unit
 from tailrace.sources.postgres.snapshot.chunks import Chunk
 from tailrace.sources.postgres.snapshot.exported_snapshot import (
-    Exported,
     Observer,
     enter,
     lock_and_check,
@@ -84,20 +82,6 @@ class ChunkJob:
         # The stream goes on under the same Relation message, which has the columns that are left out.
         columns = [None if column.left_out else column.name for column in self.table.columns]
         return self.chunk.copy_command(columns, filters)
-
-    def head(self, lsn: int, name_of: Callable[[int], tuple[str, str] | None] = lambda _: None) -> Head:
-        """Return what makes the table's schema frames as of `lsn`.
-
-        :param name_of: as `PublishedTable.facts_frame` takes it.
-        """
-
-        def frames_of(now_us: int, in_force: KnownFacts) -> bytes:
-            table = self.table
-            # Facts first: a reader of schema frames one by one then finds one version, not two.
-            facts = table.facts_frame(lsn, in_force, name_of)
-            return facts + table.schema_frames(lsn, now_us - POSTGRES_EPOCH_US)
-
-        return frames_of
 
 
 class ChunkCopy:
@@ -260,7 +244,7 @@ class ChunkReaders:
     def __init__(
         self,
         source: PostgresSource,
-        exported: Exported,
+        exported: ExportedSnapshot,
         units: ChunkWriter,
         observer: Observer,
         stopping: threading.Event,
@@ -373,8 +357,7 @@ class ChunkReaders:
         """Read a chunk into its unit, or postpone it; return whether the session can be used again."""
 
         def write(rows: Sequence[RowFrame]) -> None:
-            head = job.head(self._exported.lsn, self._observer.name_of)
-            self._units.write(job.unit, job.table.oid, head, rows)
+            self._units.write(job.unit, job.table, rows)
 
         held_bytes = CHUNK_BYTES_MAX + HELD_BYTES_MORE
         copy = ChunkCopy(

@@ -19,8 +19,10 @@ import numpy as np
 
 from tailrace import failpoints
 from tailrace.errors import Stopped
+from tailrace.model import POSTGRES_EPOCH_US
 from tailrace.protocol import frames
-from tailrace.sources.postgres.schema.table_metadata import KnownFacts
+from tailrace.sources.postgres.schema.catalog import PublishedTable
+from tailrace.sources.postgres.schema.source_tables import Name
 from tailrace.sources.postgres.streaming.appender import PostgresAppender
 
 #: A waiting reader looks this often whether there is still something to wait for.
@@ -29,9 +31,6 @@ LOOK_S = 0.1
 
 #: A frame of rows, and how many they are.
 RowFrame = tuple[bytearray, int]
-
-#: Makes schema frames as of a time (µs since 1970), given the facts that are in force.
-Head = Callable[[int, KnownFacts], bytes]
 
 
 class Postponed(Exception):  # noqa: N818 - not an error: the chunk is read in a later window
@@ -59,6 +58,7 @@ class Unit:
 class ChunkWriter:
     """Writes units as of the consistent point `lsn`. Any thread.
 
+    :param name_of: as `PublishedTable.facts_frame` takes it.
     :param admitted: waits until units may be written at this point of the log; raises if that
         will never be.
     :param closing: entered with a unit before its end is appended, and left when it is whole in the log; may
@@ -71,12 +71,14 @@ class ChunkWriter:
         lsn: int,
         stopping: threading.Event,
         *,
+        name_of: Callable[[int], Name | None],
         admitted: Callable[[], None],
         closing: Callable[[Unit], AbstractContextManager[dict[str, Any] | None]],
     ) -> None:
         self._appender = appender
         self._lsn = lsn
         self._stopping = stopping
+        self._name_of = name_of
         self._admitted = admitted
         self._closing = closing
         self._turn = threading.Condition()
@@ -85,28 +87,22 @@ class ChunkWriter:
         self._ordinal_closed = 0  # after the last unit that was closed
         self._failed = False
 
-    def write(self, unit: Unit, oid: int, head: Head, rows: Sequence[RowFrame]) -> None:
-        """Write frames of rows, each with its number of rows, into `unit`, which opens if need be.
+    def write(self, unit: Unit, table: PublishedTable, rows: Sequence[RowFrame]) -> None:
+        """Write frames of a table's rows, each with its number of rows, into `unit`, which opens if need be.
 
-        :param head: makes the schema frames of the table `oid`.
         :raises Postponed: if the unit was given up.
         :raises Stopped: if stopping was asked for, or another unit failed.
         """
         self._admitted()
         with self._turn:
             self._take_turn(unit)
-            if oid not in unit.head_written:
-                self._begin(unit, oid, head)
+            if table.oid not in unit.head_written:
+                self._begin(unit, table)
             for frame, count in rows:
                 struct.pack_into("!Q", frame, frames.ROWS_ORDINAL_AT, self._ordinal)
                 self._appender.append(np.frombuffer(frame, np.uint8))
                 self._ordinal += count
                 failpoints.hit("snapshot.in_copy")
-
-    @property
-    def rows(self) -> int:
-        """Rows in the units that were closed."""
-        return self._ordinal_closed
 
     def part_done(self, unit: Unit, rows: int) -> None:
         """Note that one more chunk of `unit` is written and was counted; the last closes it."""
@@ -163,8 +159,9 @@ class ChunkWriter:
         if unit.given_up:
             raise Postponed
 
-    def _begin(self, unit: Unit, oid: int, head: Head) -> None:
-        known = self._appender.facts_in_force.get(oid)
+    def _begin(self, unit: Unit, table: PublishedTable) -> None:
+        in_force = self._appender.facts_in_force
+        known = in_force.get(table.oid)
         if known is not None and known.pending:
             raise Postponed  # a version of a snapshot would take the place of one that readers wait for
         now_us = time.time_ns() // 1000
@@ -173,8 +170,11 @@ class ChunkWriter:
             begin = frames.control_frame(frames.SNAPSHOT_BEGIN, self._lsn, now_us, unit.name)
         # From here on something of the unit may be in the log.
         self._open = unit
-        self._append(begin + head(now_us, self._appender.facts_in_force))
-        unit.head_written.add(oid)
+        # Facts first: a reader of schema frames one by one then finds one version, not two.
+        head = table.facts_frame(self._lsn, in_force, self._name_of)
+        head += table.schema_frames(self._lsn, now_us - POSTGRES_EPOCH_US)
+        self._append(begin + head)
+        unit.head_written.add(table.oid)
 
     def _append(self, frame: bytes) -> None:
         self._appender.append(np.frombuffer(frame, np.uint8))

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal, quote_table
+
 #: More chunks than this are not made of one relation: they become larger instead.
 CHUNKS_MAX = 20_000
 
@@ -51,7 +53,7 @@ class ChunkedRelation:
     @property
     def sql(self) -> str:
         """Return its name as SQL holds it."""
-        return f"{_identifier(self.schema)}.{_identifier(self.name)}"
+        return quote_table(self.schema, self.name)
 
     def condition(self, chunk: int) -> str:
         """Return what is true of the rows of chunk `chunk`, from 0; empty if of all rows."""
@@ -85,12 +87,14 @@ class ChunkedRelation:
     def _place(self) -> str:
         if not self.key:
             return "ctid"
-        return f"({', '.join(_identifier(column.name) for column in self.key)})"
+        return f"({', '.join(quote_identifier(column.name) for column in self.key)})"
 
     def _literal(self, bound: tuple[str, ...]) -> str:
         if not self.key:
             return f"'({int(bound[0])},0)'::tid"
-        values = (f"{_text(value)}::{column.type}" for value, column in zip(bound, self.key, strict=True))
+        values = (
+            f"{quote_literal(value)}::{column.type}" for value, column in zip(bound, self.key, strict=True)
+        )
         return f"({', '.join(values)})"
 
 
@@ -110,7 +114,7 @@ class Chunk:
         """
         conditions = [f"({text})" for text in (*filters, self.relation.condition(self.part)) if text]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        named = ", ".join("NULL" if name is None else _identifier(name) for name in columns)
+        named = ", ".join("NULL" if name is None else quote_identifier(name) for name in columns)
         return f"COPY (SELECT {named} FROM ONLY {self.relation.sql}{where}) TO STDOUT"  # noqa: S608 - quoted
 
 
@@ -162,7 +166,7 @@ def sample_query(relation: ChunkedRelation, percent: float, chunks: int, *, asci
     :param ascii_only: take no bound that another encoding than the database's may not have: written otherwise
         than it was read it would stand elsewhere in the order, and ranges overlap.
     """
-    names = [_identifier(column.name) for column in relation.key]
+    names = [quote_identifier(column.name) for column in relation.key]
     order = ", ".join(names)
     values = ", ".join(f"{name}::text AS k{number}" for number, name in enumerate(names))
     usable = " AND ".join(f"{name}::text !~ '[^\\x01-\\x7f]'" for name in names) if ascii_only else "true"
@@ -173,11 +177,3 @@ def sample_query(relation: ChunkedRelation, percent: float, chunks: int, *, asci
         f"firsts AS (SELECT *, row_number() OVER (PARTITION BY tile ORDER BY {order}) AS place FROM tiled) "
         f"SELECT {values} FROM firsts WHERE tile > 1 AND place = 1 ORDER BY tile"
     )
-
-
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

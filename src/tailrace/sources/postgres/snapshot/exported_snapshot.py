@@ -1,9 +1,4 @@
-"""Exported snapshots: the slot whose creation exports one, and reading out of it.
-
-The server creates a slot when every transaction that was under way has ended, which may be long after
-it was asked. Meanwhile a second session looks which transactions those are, for a warning, and up to
-where the consistent point surely does not lie yet, so that a stream which must not pass that point can
-go on behind it.
+"""Reading out of the snapshot that a slot's creation exported.
 
 The snapshot is of the database as of the LSN `lsn`: every transaction whose commit record lies
 before it, none after. So is every row that is read in the window, whichever connection read
@@ -17,29 +12,17 @@ table looks empty to an older snapshot.
 
 from __future__ import annotations
 
-import secrets
 import threading
-import time
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass
 
-import structlog
-
-from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import Kind, Stopped, TailraceError
-from tailrace.model import parse_lsn
+from tailrace.errors import Kind, TailraceError
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, connection_lost
-from tailrace.sources.postgres.connection.server import CreatedSlot
-from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.server import ExportedSnapshot
+from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.catalog import relation_row
-from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.snapshot.chunk_writer import Postponed
 from tailrace.sources.postgres.snapshot.chunks import ChunkedRelation
-
-log = structlog.get_logger(__name__)
-
 
 #: How long a reader waits for a lock on a table: nothing else waits, or the stream does, or all do, where
 #: the tables must be read at one point.
@@ -54,15 +37,7 @@ _SNAPSHOT_GONE = frozenset({"22023", "42704", "55000"})
 _LOCKS = "locks"
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """An exported snapshot and the LSN that it is exact for."""
-
-    lsn: int
-    snapshot: str
-
-
-def enter(session: Session, exported: Exported) -> None:
+def enter(session: Session, exported: ExportedSnapshot) -> None:
     """Begin a transaction of `session` in the snapshot.
 
     :raises TailraceError: `SOURCE_UNREACHABLE` also if the connection that exports it is gone.
@@ -70,7 +45,7 @@ def enter(session: Session, exported: Exported) -> None:
     session.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "begin the snapshot")
     attempted = "take over the snapshot"
     try:
-        session.run(f"SET TRANSACTION SNAPSHOT {quote_literal(exported.snapshot)}", attempted)
+        session.run(f"SET TRANSACTION SNAPSHOT {quote_literal(exported.name)}", attempted)
     except TailraceError as error:
         if error.context.get("sqlstate") not in _SNAPSHOT_GONE:
             raise
@@ -150,240 +125,3 @@ def lock_and_check(session: Session, observer: Observer, relation: ChunkedRelati
     seen = relation_row(session, relation.oid)
     if seen is None or now["file"] != seen["file"]:
         raise Postponed
-
-
-def observing(source: PostgresSource, stopping: threading.Event) -> closing[Session]:
-    """Return a connection for an `Observer`, to be closed by `with`."""
-    return closing(Session.connect(source, stopping))
-
-
-LOOK_S = 0.1
-
-#: Transactions that hold the creation up are named after so long, and again that often.
-NAMED_AFTER_S = 2.0
-NAMED_EVERY_S = 30.0
-
-_WAL_END = (
-    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
-    "ELSE pg_current_wal_insert_lsn() END AS lsn"
-)
-# A snapshot lists those before its xmax, which is after the last one that has *ended*: a transaction that is
-# newer than all of those stands in pg_locks alone, where each holds its own id. A snapshot of a standby lists
-# none of the primary's transactions, and begins with the oldest of them. Ids are without their epoch.
-_RUNNING = """
-WITH now AS MATERIALIZED (SELECT pg_current_snapshot() AS seen),
-     bounds AS (SELECT pg_snapshot_xmin(seen)::text::bigint AS xmin,
-                       pg_snapshot_xmax(seen)::text::bigint AS xmax FROM now)
-SELECT pg_snapshot_xip(seen)::text::bigint & 4294967295 AS xid FROM now
-UNION
-SELECT transactionid::text::bigint FROM pg_locks, bounds
- WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted AND NOT pg_is_in_recovery()
-   AND (transactionid::text::bigint - xmax) & 4294967295 < 2147483648
-UNION
-SELECT xmin & 4294967295 FROM bounds WHERE pg_is_in_recovery() AND xmin < xmax
-"""
-_BLOCKERS = """
-SELECT pid::text AS who, floor(extract(epoch FROM now() - xact_start))::int AS age_s
-  FROM pg_stat_activity
- WHERE backend_xid IS NOT NULL AND xact_start < now() - interval '1 second' AND pid <> pg_backend_pid()
-UNION ALL
-SELECT 'prepared ' || gid, floor(extract(epoch FROM now() - prepared))::int FROM pg_prepared_xacts
-ORDER BY 2 DESC NULLS LAST LIMIT 5
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Blocker:
-    """A transaction that is older than the slot that is being created: a pid, or a prepared one."""
-
-    who: str
-    age_s: int
-
-
-class Horizon:
-    """Up to where a slot that is being created is surely not consistent yet. Pure.
-
-    The server builds the slot's first snapshot in two steps. It waits for all transactions that
-    ran at the first, `running` among them; then for all that ran at the second. So as long as
-    one of `running` runs, neither has come to its end; and of those that ran when this was seen
-    for the last time, all must end before the slot is consistent. On a standby that goes by what
-    it has replayed.
-
-    :param running: transactions that ran before the slot's creation was asked for, or some of them.
-    """
-
-    def __init__(self, running: frozenset[int]) -> None:
-        self._first = running
-        self._second: frozenset[int] = frozenset()
-
-    def passed(self, running: frozenset[int]) -> bool:
-        """Return whether the consistent point lies after all that was written up to now.
-
-        :param running: transactions that run now; to be asked for after the end of the WAL was.
-        """
-        if self._first & running:
-            self._second = running
-            return True
-        self._first = frozenset()
-        return bool(self._second & running)
-
-
-def require_steady(session: Session, publication: str, created: CreatedSlot, before: str) -> None:
-    """Make sure that nothing which a change is decoded by was altered while the slot was made.
-
-    PostgreSQL decodes as if a transaction that altered the catalogue, and ended while the slot waited for
-    others, had never been (seen on 15 to 18): changes of a table that it published, or values of a column
-    that it added, would be missing from the stream without a word, although the exported snapshot has them.
-
-    :param before: `published.terms_digest` before the slot's creation was asked for.
-    :raises TailraceError: `SNAPSHOT_DELAYED`.
-    """
-    enter(session, Exported(created.consistent_point, created.snapshot))
-    after = terms_digest(session, publication)
-    leave(session)
-    if after != before:
-        raise TailraceError(
-            Kind.SNAPSHOT_DELAYED,
-            f"create the replication slot: the publication {publication!r} or a table of it was altered "
-            "meanwhile, and PostgreSQL would decode as if it had not been",
-            "it is tried again automatically",
-        )
-
-
-class SlotCreation:
-    """Creates a slot on `session`, which holds the exported snapshot until its next command.
-
-    :param side: a second session, for looking.
-    :param temporary: the slot goes when `session` is closed.
-    :param behind: called with LSNs below the consistent point while that is not known.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        side: Session,
-        stopping: threading.Event,
-        *,
-        behind: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        self._session = session
-        self._side = side
-        self._stopping = stopping
-        self._behind = behind
-        self._created: CreatedSlot | None = None
-        self._error: BaseException | None = None
-
-    def create(self, slot: str, *, temporary: bool, deadline_s: float, failover: bool = False) -> CreatedSlot:
-        """Create the slot, within `deadline_s`.
-
-        :param failover: as `server.create_slot`.
-
-
-        :raises TailraceError: as `server.create_slot`; `SLOT_CREATION_HELD_UP`, with the
-            transactions that were waited for.
-        :raises Stopped: if stopping was asked for.
-        """
-        horizon = Horizon(running(self._side))
-        self._behind(wal_end(self._side))
-        began = time.monotonic()
-        named_at = began + NAMED_AFTER_S
-        asking = threading.Thread(
-            target=self._ask, args=(slot, temporary, failover), name="tailrace-create-slot", daemon=True
-        )
-        asking.start()
-        try:
-            while True:
-                asking.join(LOOK_S)
-                if not asking.is_alive():
-                    break
-                if self._stopping.is_set():
-                    raise Stopped
-                end = wal_end(self._side)
-                if horizon.passed(running(self._side)):
-                    self._behind(end)
-                now = time.monotonic()
-                if now >= named_at:
-                    named_at = now + NAMED_EVERY_S
-                    self._name(blockers(self._side), now - began)
-                if now - began > deadline_s:
-                    raise held_up(blockers(self._side), deadline_s)
-        except BaseException:
-            if asking.is_alive():
-                self._cancel()
-                asking.join(5)
-            raise
-        if self._error is not None:
-            raise self._error
-        assert self._created is not None
-        return self._created
-
-    def _ask(self, slot: str, temporary: bool, failover: bool) -> None:
-        try:
-            self._created = server.create_slot(self._session, slot, temporary=temporary, failover=failover)
-        except BaseException as error:  # noqa: BLE001 - raised again on the waiting thread
-            self._error = error
-
-    def _cancel(self) -> None:
-        # The server waits for a lock and would not notice that nobody listens any more.
-        try:
-            self._side.run(
-                f"SELECT pg_cancel_backend({self._session.backend_pid})", "give up creating the slot"
-            )
-        except (TailraceError, Stopped) as error:
-            log.debug("could not cancel the creation of a slot", reason=str(error))
-
-    @staticmethod
-    def _name(found: list[Blocker], waited_s: float) -> None:
-        if found:
-            log.warning(
-                "the snapshot waits for older transactions to end",
-                waited_s=round(waited_s),
-                transactions=described(found),
-            )
-
-
-def temporary_name(slot: str) -> str:
-    """Return a name for a temporary slot beside `slot`; one that was left behind has another."""
-    return f"{temporary_prefix(slot)}{secrets.token_hex(6)}"
-
-
-def temporary_prefix(slot: str) -> str:
-    """Return how the names of the temporary slots beside `slot` begin."""
-    return f"{slot[:48]}_"
-
-
-def wal_end(session: Session) -> int:
-    """Return the end of the server's WAL, as far as it is written or, on a standby, replayed."""
-    return parse_lsn(session.run(_WAL_END, "ask for the end of the WAL")[0]["lsn"] or "0/0")
-
-
-def running(session: Session) -> frozenset[int]:
-    """Return the transactions that run now and have an id; of the primary's, on a standby, the oldest."""
-    return frozenset(row.number("xid") for row in session.run(_RUNNING, "ask what is running"))
-
-
-def blockers(session: Session) -> list[Blocker]:
-    """Return the oldest transactions that run, as far as the role may see them."""
-    rows = session.run(_BLOCKERS, "ask what is running")
-    return [Blocker(row["who"] or "?", row.number("age_s")) for row in rows]
-
-
-def described(found: list[Blocker]) -> str:
-    """Return the transactions in words."""
-    return ", ".join(
-        f"{'pid ' if blocker.who.isdigit() else ''}{blocker.who} (open for {blocker.age_s} s)"
-        for blocker in found
-    )
-
-
-def held_up(found: list[Blocker], waited_s: float) -> TailraceError:
-    """Return the error for a slot that older transactions held up too long."""
-    pids = [blocker.who for blocker in found if blocker.who.isdigit()]
-    way_out = f"SELECT pg_terminate_backend({pids[0]}), or wait" if pids else "wait"
-    return TailraceError(
-        Kind.SLOT_CREATION_HELD_UP,
-        f"create a replication slot: it waited {waited_s:.0f} s for older transactions to end: "
-        f"{described(found) or 'which ones, this role may not see, or the primary has them'}",
-        f"end them ({way_out}); it is tried again",
-        {"transactions": len(found)},
-    )

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 
 import structlog
 
@@ -22,33 +21,24 @@ from tailrace import failpoints
 from tailrace.backoff import Backoff
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.model import format_lsn
-from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, unforeseen
-from tailrace.sources.postgres.connection.server import CreatedSlot
+from tailrace.sources.postgres.connection.errors import unforeseen
+from tailrace.sources.postgres.connection.server import ExportedSnapshot
 from tailrace.sources.postgres.connection.session import Session
-from tailrace.sources.postgres.schema.catalog import PublishedTable, published_table
+from tailrace.sources.postgres.slot.creation import SlotCreation, temporary_name
 from tailrace.sources.postgres.snapshot.chunk_planner import (
     SAMPLE_DEADLINE_S,
-    facts_digest,
-    leaves,
-    locked_relations,
-    plan_table,
 )
-from tailrace.sources.postgres.snapshot.chunk_readers import COPIED, ChunkJob
-from tailrace.sources.postgres.snapshot.chunks import chunks_of
+from tailrace.sources.postgres.snapshot.chunk_readers import COPIED
+from tailrace.sources.postgres.snapshot.due_tables import DueTables
 from tailrace.sources.postgres.snapshot.exported_snapshot import (
     LOCK_WAIT_BESIDE_STREAM_S,
-    Exported,
     Observer,
-    SlotCreation,
     enter,
     leave,
-    release_locks,
-    temporary_name,
 )
 from tailrace.sources.postgres.snapshot.plan import (
     SnapshotOutcome,
     SnapshotPlan,
-    TableSnapshotPlan,
 )
 from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 from tailrace.sources.postgres.snapshot.requests import Requests
@@ -75,24 +65,18 @@ NO_SLOT_FREE = "53400"
 #: So often in a row connections that evaluate a request's condition may break beside a stream that goes on.
 BREAKS_MAX = 5
 
-#: An error names so many tables.
-NAMED_MAX = 5
-
 
 class IncrementalSnapshots:
     """Reads the snapshots that are open beside one connection's stream. A thread of its own.
 
     :param ask: asks the server for a keepalive, which says how far it is.
-    :param requests: takes what is asked for into the plans.
     """
 
     def __init__(
         self,
         procedure: SnapshotProcedure,
         watermark: SnapshotWatermark,
-        *,
         ask: Callable[[], None],
-        requests: Requests,
     ) -> None:
         self._procedure = procedure
         self._source = procedure.source
@@ -100,16 +84,14 @@ class IncrementalSnapshots:
         self._progress = procedure.progress
         self._watermark = watermark
         self._ask = ask
-        self._requests = requests
+        self._requests = Requests(self._source, self._state, self._settling)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tailrace-snapshots", daemon=True)
         self._backoff = Backoff(first_s=AGAIN_S, longest_s=AGAIN_S_MAX)
         self._breaks = 0  # of connections since the last window
-        self._locked: set[int] = set()  # relations that can't be read now
         self.settled = False
         self.error: Exception | None = None
         self._state.take_moved = watermark.take_moved
-        requests.settling = self._settling
         self._set_filters()
 
     def start(self) -> None:
@@ -194,7 +176,7 @@ class IncrementalSnapshots:
     def _work(self) -> None:
         """Work until something fails, over connections that are opened when they are needed."""
         with ExitStack() as stack:
-            side = stack.enter_context(closing(self._connect()))
+            side = stack.enter_context(self._connect())
             while not self._ending.is_set():
                 if self._requests.take(side):
                     self._set_filters()
@@ -255,30 +237,28 @@ class IncrementalSnapshots:
                 self._progress.pop(name, None)
 
     def _take_window(self, snapshot: SnapshotPlan, side: Session) -> None:
-        self._plan_ahead(snapshot, side)
+        due = DueTables(self._procedure, snapshot, side)
+        due.plan_ahead(side)
         if snapshot.all_read:
             return
         failpoints.hit("snapshot.before_window")
         with ExitStack() as stack:
             stack.callback(self._watermark.release)
-            exporting = stack.enter_context(
-                closing(Session.connect(self._source, self._ending, replication=True))
-            )
+            exporting = stack.enter_context(Session.connect(self._source, self._ending, replication=True))
             observer = Observer(side, self._source.slot)
             observer.check_slot()
             creation = SlotCreation(exporting, side, self._ending, behind=self._watermark.hold)
-            created = self._create_slot(creation)
-            exported = Exported(created.consistent_point, created.snapshot)
+            exported = self._create_slot(creation)
             self._watermark.at(exported.lsn)
             self._ask()
-            planner = stack.enter_context(closing(self._connect()))
+            planner = stack.enter_context(self._connect())
             enter(planner, exported)
             try:
                 self._procedure.read_window(
                     snapshot,
                     exported,
                     observer,
-                    self._jobs(snapshot, planner),
+                    due.jobs(planner),
                     self._ending,
                     admitted=self._await_stream,
                     lock_wait_s=LOCK_WAIT_BESIDE_STREAM_S,
@@ -289,7 +269,7 @@ class IncrementalSnapshots:
             log.debug("read a window of a snapshot", snapshot=snapshot.id, position=format_lsn(exported.lsn))
             failpoints.hit("snapshot.after_window")
 
-    def _create_slot(self, creation: SlotCreation) -> CreatedSlot:
+    def _create_slot(self, creation: SlotCreation) -> ExportedSnapshot:
         try:
             return creation.create(
                 temporary_name(self._source.slot), temporary=True, deadline_s=SLOT_DEADLINE_S
@@ -316,127 +296,3 @@ class IncrementalSnapshots:
             )
         self._watermark.require_arrived()
         failpoints.hit("snapshot.in_window")
-
-    def _jobs(self, snapshot: SnapshotPlan, planner: Session) -> Iterator[ChunkJob]:
-        """Yield as many chunks as a window takes, from the first tables that miss any."""
-        room = self._source.snapshot_connections
-        for plan, table in self._due(snapshot, planner, lambda: release_locks(planner)):
-            relations = self._state.plan(snapshot, plan)
-            jobs = self._procedure.jobs(snapshot, plan, table, relations, room=room)
-            yield from jobs
-            room -= len(jobs)
-            if room <= 0:
-                return
-
-    def _due(
-        self, snapshot: SnapshotPlan, session: Session, recover: Callable[[], object]
-    ) -> Iterator[tuple[TableSnapshotPlan, PublishedTable]]:
-        """Yield the tables that miss something and that nobody has locked, each with a plan that fits
-        what it is now.
-
-        :param recover: called after a lock could not be had, before the next command.
-        """
-        for plan in snapshot.tables:
-            if plan.is_done or plan.oid in self._locked:
-                continue
-            try:
-                table = self._fit(snapshot, plan, session)
-            except TailraceError as error:
-                if error.context.get("sqlstate") != LOCK_NOT_AVAILABLE:
-                    raise
-                recover()
-                table = None
-                self._locked.add(plan.oid)
-            if table is not None and not plan.is_done:
-                yield plan, table
-
-    def _fit(
-        self, snapshot: SnapshotPlan, plan: TableSnapshotPlan, session: Session
-    ) -> PublishedTable | None:
-        """Return the table with a plan that fits what it is now; None if it can't be read now."""
-        table = published_table(session, self._source, plan.oid)
-        if table is None:
-            self._mark_dropped(plan)
-            return None
-        if table.partitioned and not self._locked.isdisjoint(leaves(session, table)):
-            self._locked.add(plan.oid)
-            return None
-        if plan.chunks is None or plan.facts != facts_digest(table):
-            self._plan(snapshot, plan, table, session)
-        else:
-            self._follow_partitions(snapshot, plan, table, session)
-        return table
-
-    def _plan_ahead(self, snapshot: SnapshotPlan, session: Session) -> None:
-        """Plan what the next window reads before it is opened: sampling may take a while.
-
-        :raises TailraceError: `SNAPSHOT_DELAYED` if there is no table that could be read now.
-        """
-        # In a window the stream waits: it is opened only for tables that nobody has locked.
-        self._locked = set(locked_relations(session))
-        room = self._source.snapshot_connections
-        for plan, _ in self._due(snapshot, session, lambda: None):
-            room -= max(1, (plan.chunks or 0) - len(plan.done))
-            if room <= 0:
-                return
-        if room < self._source.snapshot_connections or snapshot.all_read:
-            return
-        names = [table.qualified_name for table in snapshot.tables if not table.is_done]
-        raise TailraceError(
-            Kind.SNAPSHOT_DELAYED,
-            f"take a snapshot beside the stream: {', '.join(names[:NAMED_MAX])} is locked by another session "
-            "(ACCESS EXCLUSIVE)",
-            "it is tried again, and the stream goes on; pg_locks says who has it",
-            {"tables": len(names)},
-        )
-
-    def _follow_partitions(
-        self, snapshot: SnapshotPlan, plan: TableSnapshotPlan, table: PublishedTable, session: Session
-    ) -> None:
-        """Take in partitions that came, and leave out those that went, since `table` was planned."""
-        if not table.partitioned:
-            return
-        planned = self._state.plan(snapshot, plan)
-        known, now = {relation.oid for relation in planned}, leaves(session, table)
-        # What changed in a partition while it was away was not sent: rows of it that were read don't count.
-        is_back = any(relation.gone and relation.oid in now for relation in planned)
-        if is_back or (known != now and not plan.done):
-            self._plan(snapshot, plan, table, session)
-            return
-        relations = tuple(replace(relation, gone=relation.oid not in now) for relation in planned)
-        if not now <= known:
-            found = plan_table(session, table, self._source).relations
-            relations += tuple(each for each in found if each.oid not in known)
-        if relations != planned:
-            self._state.keep_plan(snapshot, plan, plan.generation, relations)
-        chunks = sum(relation.chunks for relation in relations)
-        gone = {chunk.number for chunk in chunks_of(relations) if chunk.relation.gone}
-        # Also if a kill came between the two writes.
-        if chunks == plan.chunks and gone <= plan.done:
-            return
-        with self._state.lock:
-            plan.chunks = chunks
-            plan.done |= gone
-            if plan.since_offset and plan.is_done:
-                # That all was read is said in the log by the last unit: another one is read for that.
-                plan.done.discard(max(plan.done - gone))
-            self._state.write()
-
-    def _plan(
-        self, snapshot: SnapshotPlan, plan: TableSnapshotPlan, table: PublishedTable, planner: Session
-    ) -> None:
-        if plan.done:  # and so not all of it was read under the facts as they are now
-            log.warning(
-                "a table was changed by DDL in the middle of its snapshot: it is read again from the start",
-                table=plan.qualified_name,
-            )
-        self._procedure.adopt(snapshot, plan, table, plan_table(planner, table, self._source))
-        self._state.write()
-        failpoints.hit("snapshot.after_plan")
-
-    def _mark_dropped(self, plan: TableSnapshotPlan) -> None:
-        log.warning("a table is not published any more: its snapshot ends", table=plan.qualified_name)
-        with self._state.lock:
-            plan.gone = True
-            self._state.write()
-        self._progress.pop(plan.qualified_name, None)

@@ -35,7 +35,7 @@ from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
 from tailrace.sources.postgres.connection import server
-from tailrace.sources.postgres.connection.server import CreatedSlot
+from tailrace.sources.postgres.connection.server import ExportedSnapshot
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import PublishedTable, published_tables
 from tailrace.sources.postgres.schema.publication import require_publication
@@ -45,11 +45,9 @@ from tailrace.sources.postgres.snapshot.chunk_writer import Unit
 from tailrace.sources.postgres.snapshot.exported_snapshot import (
     LOCK_WAIT_AT_ONE_POINT_S,
     LOCK_WAIT_S,
-    Exported,
     Observer,
     enter,
     leave,
-    observing,
     release_locks,
 )
 from tailrace.sources.postgres.snapshot.plan import (
@@ -61,7 +59,7 @@ from tailrace.sources.postgres.snapshot.plan import (
 )
 from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 from tailrace.sources.postgres.snapshot.requests import Requests, check_condition
-from tailrace.sources.postgres.streaming.appender import PostgresAppender
+from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.streaming.reconcile import SlotFacts
 from tailrace.sources.progress import TableProgress
 
@@ -78,7 +76,7 @@ def lock_wait_s(source: PostgresSource) -> float:
 
 
 class InitialSnapshot:
-    """Copies what the publication sends, as of `created`, into the log.
+    """Copies what the publication sends, as of `exported`, into the log.
 
     :param may_begin_again: after DDL in the middle of it; if not, tables that DDL changed are read
         beside the stream.
@@ -88,17 +86,17 @@ class InitialSnapshot:
         self,
         procedure: SnapshotProcedure,
         stopping: threading.Event,
-        created: CreatedSlot,
+        exported: ExportedSnapshot,
         *,
         may_begin_again: bool,
     ) -> None:
         self._procedure = procedure
         self._source = procedure.source
-        self._appender = procedure.appender
+        self._appender = procedure.state.appender
         self._state = procedure.state
         self._may_begin_again = may_begin_again
         self._stopping = stopping
-        self._exported = Exported(created.consistent_point, created.snapshot)
+        self._exported = exported
         self._only = self._source.snapshot == "only"
         self._in_one = self._only
         self._planned: set[int] = set()
@@ -117,7 +115,7 @@ class InitialSnapshot:
         release_locks(planner)
         snapshot = self._write_plan(tables)
         failpoints.hit("snapshot.after_plan")
-        with observing(self._source, self._stopping) as side:
+        with Session.connect(self._source, self._stopping) as side:
             postponed = self._procedure.read_window(
                 snapshot,
                 self._exported,
@@ -262,13 +260,12 @@ class InitialSnapshot:
 def renew(
     session: Session,
     source: PostgresSource,
-    appender: PostgresAppender,
-    requests: Requests,
+    state: SnapshotState,
     slot: SlotFacts | None,
     lost: TailraceError,
     *,
     may_keep: bool,
-    create: Callable[[], server.CreatedSlot],
+    create: Callable[[], ExportedSnapshot],
 ) -> None:
     """Have the log go on where the slot begins, and all tables be read again.
 
@@ -282,7 +279,7 @@ def renew(
     """
     require_publication(session, source.publication)
     try:
-        requests.ask_for_all(session)
+        Requests(source, state).ask_for_all(session)
     except TailraceError as error:
         if error.kind is not Kind.SINK_KEY_MISSING:
             raise
@@ -295,12 +292,12 @@ def renew(
     else:
         if slot is not None:
             server.drop_slot(session, source.slot)
-        position = create().consistent_point
+        position = create().lsn
     failpoints.hit("snapshot.after_slot")
-    before = appender.tail.position
+    before = state.appender.tail.position
     if position > before:
-        appender.append_progress(position)
-        appender.sync()
+        state.appender.append_progress(position)
+        state.appender.sync()
     failpoints.hit("snapshot.after_handover")
     log.warning(
         "changes were lost: all tables are read again",

@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from tailrace.config.source.postgres import PostgresSource
+from tailrace.sources.postgres.connection.server import ExportedSnapshot
 from tailrace.sources.postgres.schema.catalog import PublishedTable
 from tailrace.sources.postgres.snapshot.chunk_planner import TablePlan, facts_digest
 from tailrace.sources.postgres.snapshot.chunk_readers import ChunkJob, ChunkReaders, Postponement
 from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter, Unit
 from tailrace.sources.postgres.snapshot.chunks import ChunkedRelation, chunks_of, whole_of, written_since
-from tailrace.sources.postgres.snapshot.exported_snapshot import Exported, Observer
+from tailrace.sources.postgres.snapshot.exported_snapshot import Observer
 from tailrace.sources.postgres.snapshot.plan import (
     AGAIN,
     Origin,
@@ -26,7 +27,6 @@ from tailrace.sources.postgres.snapshot.plan import (
     unit_name,
 )
 from tailrace.sources.postgres.snapshot.state import SnapshotState
-from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tailrace.sources.progress import TableProgress
 
 
@@ -40,12 +40,10 @@ class SnapshotProcedure:
     def __init__(
         self,
         source: PostgresSource,
-        appender: PostgresAppender,
         state: SnapshotState,
         progress: dict[str, TableProgress],
     ) -> None:
         self.source = source
-        self.appender = appender
         self.state = state
         self.progress = progress
 
@@ -75,7 +73,7 @@ class SnapshotProcedure:
                 # Without a key, it could not be found out which rows are gone. Of what
                 # is durable: the log may end there after a crash, and the plan is kept.
                 since_offset=(
-                    self.appender.durable.offset if snapshot.replaces and self._has_key(table) else 0
+                    self.state.appender.durable.offset if snapshot.replaces and self._has_key(table) else 0
                 ),
             )
         progress = self.progress.setdefault(plan.qualified_name, TableProgress(0, 0, done=False))
@@ -128,7 +126,7 @@ class SnapshotProcedure:
     def read_window(
         self,
         snapshot: SnapshotPlan,
-        exported: Exported,
+        exported: ExportedSnapshot,
         observer: Observer,
         jobs: Iterable[ChunkJob],
         stopping: threading.Event,
@@ -146,7 +144,12 @@ class SnapshotProcedure:
         :raises TailraceError: as `ChunkReaders.read`; also then what was read is written down.
         """
         writer = ChunkWriter(
-            self.appender, exported.lsn, stopping, admitted=admitted, closing=self.state.closing
+            self.state.appender,
+            exported.lsn,
+            stopping,
+            name_of=observer.name_of,
+            admitted=admitted,
+            closing=self.state.closing,
         )
         readers = ChunkReaders(self.source, exported, writer, observer, stopping, lock_wait_s=lock_wait_s)
         try:

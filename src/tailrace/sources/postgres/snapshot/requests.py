@@ -1,43 +1,30 @@
-"""Takes requests for snapshots into the plans; and the interface by which any process asks for them."""
+"""Takes requests for snapshots into the plans."""
 
 from __future__ import annotations
 
 import secrets
-import shlex
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 
 import structlog
 
-from tailrace.changelog.directory import TASK, LogDirectory
-from tailrace.changelog.lock import is_written
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_condition, unforeseen
-from tailrace.sources.postgres.connection.session import Session, quote_identifier
+from tailrace.sources.postgres.connection.quoting import quote_table
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import published_oids, published_table
-from tailrace.sources.postgres.schema.publication import add_command, matching_tables
+from tailrace.sources.postgres.schema.publication import add_command
+from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
     SnapshotPlan,
-    SnapshotPlans,
     TableSnapshotPlan,
 )
-from tailrace.sources.postgres.snapshot.state import SnapshotState, plans_name
-from tailrace.sources.progress import SourceWarning, TableProgress
-from tailrace.sources.snapshot_requests import (
-    Request,
-    ask,
-    file_name,
-    read_requests,
-    remove,
-    request_files,
-    waiting,
-)
+from tailrace.sources.postgres.snapshot.state import SnapshotState
+from tailrace.sources.snapshot_requests import Request, take_requests
 
 log = structlog.get_logger(__name__)
 
@@ -45,41 +32,26 @@ log = structlog.get_logger(__name__)
 class Requests:
     """Takes requests into the snapshot plans. One thread.
 
-    :param in_force: the schema frames in force at the log's end, by key.
+    :param settling: beside a stream, wraps what finds out whether a table is in the log yet, and has its
+        changes wait if not.
     """
 
     def __init__(
         self,
-        directory: LogDirectory,
-        task: str,
         source: PostgresSource,
         state: SnapshotState,
-        in_force: Callable[[], Mapping[str, bytes]],
+        settling: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> None:
-        self._directory = directory
-        self._task = task
         self._source = source
         self._state = state
-        self._in_force = in_force
-        #: Wraps what finds out whether a table is in the log yet, and has its changes wait if not.
-        self.settling: Callable[[], AbstractContextManager[object]] = lambda: state.lock
+        self._settling = settling or (lambda: state.lock)
 
     def take(self, session: Session) -> bool:
         """Take the requests that wait; return whether there were any. One whose table is locked waits on.
 
         :raises TailraceError: what the server refused with; `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        files = {path.name: path for path in request_files(self._directory, self._task)}
-        is_any_taken = False
-        for request in read_requests(list(files.values())):
-            file = files.pop(file_name(request), None)
-            if self._take(request, session):
-                is_any_taken = True
-                if file is not None:
-                    # At once: were a cancellation taken twice, it would end what was asked for behind it.
-                    remove([file])
-        remove(list(files.values()))  # they can't be read
-        return is_any_taken or bool(files)
+        return take_requests(self._state.directory, lambda request: self._take(request, session))
 
     def _take(self, request: Request, session: Session) -> bool:
         """Take one request in; return whether that is done: else it is looked at again with the next ones."""
@@ -118,14 +90,14 @@ class Requests:
         for name in names if request.where else ():
             check_condition(session, *published[name][1:], request.where)
         keyless = [name for name in names if self._is_keyless(session, *published[name])]
-        with self.settling():
+        with self._settling():
             if self._state.plans.find(request.id) is not None:
                 # The engine was killed before it could remove the file, or there was no room for the plans.
                 self._state.write()
                 return
             # Nothing of a table that the log does not know yet is in it: changes wait for the rows, all of
             # which must then be read. One that another snapshot is to read first is in the log by then.
-            known = self._tables_in_log()
+            known = set(self._state.appender.tables)
             known |= {table.oid for each in self._state.plans.open for table in each.tables}
             wanted = [published[name] for name in names]
             tables = _table_plans(wanted, {oid for oid, *_ in wanted} if request.where else known)
@@ -149,7 +121,7 @@ class Requests:
             for snapshot in [each for each in self._state.plans.open if each.origin is Origin.NEEDED]:
                 self._state.finish(snapshot, SnapshotOutcome.CANCELLED)
             awaited = self._state.plans.awaiting()
-            known = self._tables_in_log()
+            known = set(self._state.appender.tables)
         wanted = [(oid, *name) for name, oid in sorted(published.items()) if oid not in awaited]
         keyless = [each for each in wanted if each[0] in known and self._is_keyless(session, *each)]
         if keyless:
@@ -161,15 +133,12 @@ class Requests:
             )
             self._state.write()
 
-    def _tables_in_log(self) -> set[int]:
-        return {int(key[1:]) for key in self._in_force() if key.startswith("F")}
-
     def _refuse(self, request: Request, refusal: TailraceError) -> None:
         """End a request, and keep the reason for `tailrace snapshot --list`."""
         with self._state.lock:
             snapshot = self._state.plans.find(request.id)
             if snapshot is None:
-                snapshot = _not_taken(request)
+                snapshot = not_taken(request)
             elif snapshot.outcome is not SnapshotOutcome.OPEN:
                 self._state.write()  # there may have been no room for it
                 return
@@ -235,48 +204,10 @@ def check_condition(session: Session, schema: str, name: str, where: str) -> Non
     :raises TailraceError: `SNAPSHOT_FAILED`; `SOURCE_UNREACHABLE`.
     """
     attempted = f"take a snapshot of {schema}.{name}"
-    table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
     try:
-        session.parse(f"SELECT FROM ONLY {table} WHERE (\n{where}\n)", attempted)
+        session.parse(f"SELECT FROM ONLY {quote_table(schema, name)} WHERE (\n{where}\n)", attempted)
     except TailraceError as error:
         raise of_condition(error, attempted) from None
-
-
-def concerns_of(plans: SnapshotPlans) -> list[SourceWarning]:
-    """Return what a person should know of: that snapshots are paused, and those that were asked for and
-    failed, until one of the same tables is done.
-    """
-    found = [_paused(plans)] if plans.paused else []
-    done: set[str] = set()
-    for snapshot in reversed(plans.finished):
-        named = {table.qualified_name for table in snapshot.tables}
-        if snapshot.outcome is SnapshotOutcome.DONE:
-            done |= named
-        elif snapshot.outcome is SnapshotOutcome.FAILED and not named <= done:
-            error = snapshot.error or {}
-            tables = ", ".join(sorted(named))
-            found.append(
-                SourceWarning(
-                    f"snapshot_failed:{snapshot.id}",
-                    f"the snapshot {snapshot.id} of {tables} failed: {error.get('message', '')}",
-                    f"{error.get('hint', '')}; or, to end this warning: {_cancel_command(snapshot)}",
-                )
-            )
-    return found
-
-
-def _paused(plans: SnapshotPlans) -> SourceWarning:
-    tables = sum(not table.is_done for snapshot in plans.open for table in snapshot.tables)
-    return SourceWarning(
-        "snapshots_paused",
-        f"snapshots beside the stream are paused: {tables} tables are not whole",
-        shlex.join(["tailrace", "snapshot", "FILE", "--resume"]),
-    )
-
-
-def _cancel_command(snapshot: SnapshotPlan) -> str:
-    named = [part for table in snapshot.tables for part in ("--table", table.qualified_name)]
-    return shlex.join(["tailrace", "snapshot", "FILE", "--cancel", *named])
 
 
 def _plan_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
@@ -285,8 +216,8 @@ def _plan_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
     )
 
 
-def _not_taken(request: Request) -> SnapshotPlan:
-    # Of a request that nobody has looked for the tables of.
+def not_taken(request: Request) -> SnapshotPlan:
+    """Return the plan of a request that nobody has looked for the tables of."""
     named = (name.partition(".") for name in dict.fromkeys(request.tables))
     return _plan_of(request, _table_plans([(0, schema, name) for schema, _, name in named], {0}))
 
@@ -304,104 +235,3 @@ def _doubled(tables: Sequence[str]) -> TailraceError:
         "give it a primary key, or name columns that identify its rows in source.message_keys",
         {"tables": ", ".join(tables)},
     )
-
-
-class SnapshotControl:
-    """The snapshots of the log at a path; see `tailrace.sources.contract.Snapshots`."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-
-    def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
-        if not tables:
-            raise TailraceError(
-                Kind.CONFIG_INVALID,
-                "ask for a snapshot of what is lost: PostgreSQL has no shards, of which one could be",
-                "name tables: tailrace snapshot FILE --table schema.table",
-            )
-        return self._asked(ask(self._directory(), TASK, tables=tables, where=where))
-
-    def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), TASK, tables=tables, cancels=True))
-
-    def pause(self, *, pauses: bool) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), TASK, pauses=pauses))
-
-    def known(self) -> list[dict[str, Any]]:
-        directory = self._directory()
-        plans = _plans(directory)
-        taken = [_shown(each, paused=plans.paused) for each in (*plans.finished, *plans.open)]
-        not_taken = [
-            _shown(_not_taken(request), paused=False) | {"state": "waiting"}
-            for request in waiting(directory, TASK)
-            if request.wants_rows and plans.find(request.id) is None
-        ]
-        return [*taken, *not_taken]
-
-    @property
-    def is_request_open(self) -> bool:
-        return any(
-            each["origin"] == str(Origin.REQUESTED)
-            and each["state"] in ("waiting", str(SnapshotOutcome.OPEN))
-            for each in self.known()
-        )
-
-    @property
-    def needed_from(self) -> int | None:
-        # What lies before it is in the plans, which follow the log within seconds.
-        plans = _plans(self._directory())
-        return plans.log_offset if plans.open else None
-
-    @property
-    def warnings(self) -> list[SourceWarning]:
-        try:
-            return concerns_of(_plans(self._directory()))
-        except TailraceError:
-            return []  # the start says what is wrong with it
-
-    @property
-    def unfinished(self) -> dict[str, TableProgress]:
-        try:
-            plans = _plans(self._directory())
-        except TailraceError:
-            return {}  # the start says what is wrong with it
-        return {
-            table.qualified_name: TableProgress(
-                table.rows, table.rows_estimated, False, table.chunks or 0, len(table.done)
-            )
-            for snapshot in plans.open
-            for table in snapshot.tables
-            if not table.is_done
-        }
-
-    def _directory(self) -> LogDirectory:
-        return LogDirectory.open(self._log)
-
-    def _asked(self, request: Request) -> dict[str, Any]:
-        return {"id": request.id, "engine_runs": is_written(self._log, TASK)}
-
-
-def _plans(directory: LogDirectory) -> SnapshotPlans:
-    content = directory.state_read(plans_name(TASK))
-    return SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
-
-
-def _shown(snapshot: SnapshotPlan, *, paused: bool) -> dict[str, Any]:
-    return {
-        "id": snapshot.id,
-        "origin": str(snapshot.origin),
-        "state": "paused" if paused and snapshot.outcome is SnapshotOutcome.OPEN else str(snapshot.outcome),
-        "where": snapshot.where,
-        "tables": [
-            {
-                "name": table.qualified_name,
-                "rows": table.rows,
-                "chunks": table.chunks or 0,
-                "chunks_done": len(table.done),
-            }
-            for table in snapshot.tables
-        ],
-        "requested_us": snapshot.requested_us,
-        "finished_us": snapshot.finished_us or None,
-        "error": snapshot.error,
-    }

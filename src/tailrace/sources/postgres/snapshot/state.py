@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
@@ -40,24 +40,25 @@ log = structlog.get_logger(__name__)
 #: Between checkpoints: what a start after a kill has to search is what came in so long.
 CHECKPOINT_S = 2.0
 
-STATE = "snapshot.state"
+#: The file in a log's directory that has the plans.
+PLANS = f"tasks/{TASK}/snapshot.state"
 
 
-def plans_name(task: str) -> str:
-    """Return the name of the file in a log's directory that has the snapshot plans of `task`."""
-    return f"tasks/{task}/{STATE}"
+def kept_plans(directory: LogDirectory) -> SnapshotPlans:
+    """Return the snapshot plans as they were last written down.
+
+    :raises TailraceError: `LOG_CORRUPT`.
+    """
+    content = directory.state_read(PLANS)
+    return SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
 
 
 class SnapshotState:
-    """The snapshot plans of one task. `plans` is changed under `lock`.
+    """The snapshot plans of one log. `plans` is changed under `lock`."""
 
-    :param task: whose folder of the log it lies in.
-    """
-
-    def __init__(self, directory: LogDirectory, task: str, appender: PostgresAppender) -> None:
-        self._directory = directory
-        self._task = task
-        self._appender = appender
+    def __init__(self, directory: LogDirectory, appender: PostgresAppender) -> None:
+        self.directory = directory
+        self.appender = appender
         self._written_s = 0.0
         self._pending: list[tuple[int, Unit]] = []  # in the log, perhaps not durable: end offset, unit
         self._closing_from: int | None = None  # a unit is being closed that begins there or later
@@ -71,9 +72,8 @@ class SnapshotState:
 
         :raises TailraceError: `LOG_CORRUPT`; `SNAPSHOT_FAILED` if retention removed that part.
         """
-        content = self._directory.state_read(plans_name(self._task))
         with self.lock:
-            self.plans = SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
+            self.plans = kept_plans(self.directory)
             self._drop_others()
             if self.plans.open:
                 self._search_log()
@@ -97,12 +97,12 @@ class SnapshotState:
                     self.plans.take_unit(unit.name, unit.rows)
             self._pending = [each for each in self._pending if each[0] > durable]
             self.plans.log_offset = durable
-            self._directory.state_write(plans_name(self._task), self.plans.as_json())
+            self.directory.state_write(PLANS, self.plans.as_json())
             self._written_s = time.monotonic()
 
     def checkpoint(self) -> None:
         """Make durable what was appended, and take all of it in."""
-        self._appender.sync()
+        self.appender.sync()
         self.write()
 
     def turn(self) -> None:
@@ -128,7 +128,7 @@ class SnapshotState:
             facts = self._facts_when_read(unit)
         yield facts
         with self.lock:
-            self._pending.append((self._appender.tail.offset, unit))
+            self._pending.append((self.appender.tail.offset, unit))
             self._closing_from = None
         self.turn()
 
@@ -145,14 +145,14 @@ class SnapshotState:
                 if unit_name(snapshot, table, each.name.get("chunk")) == each.name
             )
         )
-        frame = self._appender.schema_in_force.get(f"F{table.oid}")
+        frame = self.appender.schema_in_force.get(f"F{table.oid}")
         if not table.since_offset or frame is None or len(done) < (table.chunks or 0):
             return None
         return {**frames.control_json(frame), "read_from": table.since_offset}
 
     def _durable_and_noted(self) -> int:
         # Only one unit is open at a time. One that failed to be closed holds this until another is.
-        return self._appender.durable.offset if self._closing_from is None else self._closing_from
+        return self.appender.durable.offset if self._closing_from is None else self._closing_from
 
     def finish(
         self,
@@ -192,14 +192,14 @@ class SnapshotState:
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; the plans must be left as they were then.
         """
         content = {"stretches": [relation.as_json() for relation in relations]}
-        self._directory.state_write(self._plan_name(snapshot, table, generation), content)
+        self.directory.state_write(self._plan_name(snapshot, table, generation), content)
 
     def plan(self, snapshot: SnapshotPlan, table: TableSnapshotPlan) -> tuple[ChunkedRelation, ...]:
         """Return where `table` is cut.
 
         :raises TailraceError: `LOG_CORRUPT` if that is lost.
         """
-        content = self._directory.state_read(self._plan_name(snapshot, table, table.generation))
+        content = self.directory.state_read(self._plan_name(snapshot, table, table.generation))
         if content is None:
             raise TailraceError(
                 Kind.LOG_CORRUPT,
@@ -213,14 +213,14 @@ class SnapshotState:
     def _drop_others(self) -> None:
         """Remove where tables were cut by snapshots that are not open, also those of a process that died."""
         kept = tuple(f"snapshot-{snapshot.id}-" for snapshot in self.plans.open)
-        for path in self._directory.task_path(self._task).glob("snapshot-*"):
+        for path in self.directory.task_path(TASK).glob("snapshot-*"):
             if not path.name.startswith(kept):
                 path.unlink(missing_ok=True)
 
     def _search_log(self) -> None:
         """Take in the units that came into the log after the plans were written."""
         offset = self.plans.log_offset
-        with LogReader.open(self._directory, self._task) as reader:
+        with LogReader.open(self.directory, TASK) as reader:
             end = reader.end().offset
             if offset < reader.start:
                 raise TailraceError(
@@ -254,4 +254,4 @@ class SnapshotState:
 
     def _plan_name(self, snapshot: SnapshotPlan, table: TableSnapshotPlan, generation: int) -> str:
         name = f"snapshot-{snapshot.id}-{table.number}-{generation}.state"
-        return str((self._directory.task_path(self._task) / name).relative_to(self._directory.path))
+        return str((self.directory.task_path(TASK) / name).relative_to(self.directory.path))

@@ -10,9 +10,9 @@ from tailrace.changelog.writer import LogWriter
 from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.frames import Bytes, Summary
 from tailrace.sources.appender import Appender
-from tailrace.sources.postgres.schema.column_patterns import ColumnNames
+from tailrace.sources.postgres.schema.column_names import ColumnNames
 from tailrace.sources.postgres.schema.relation_messages import SchemaWatch
-from tailrace.sources.postgres.schema.table_metadata import KnownFacts
+from tailrace.sources.postgres.schema.table_facts import KnownFacts
 from tailrace.sources.postgres.streaming.unchanged_updates import UnchangedUpdates
 
 
@@ -28,6 +28,12 @@ class PostgresAppender(Appender):
         #: Keeps the names of columns before something describes their table.
         self.column_names: ColumnNames | None = None
         self.unchanged_updates: UnchangedUpdates | None = None
+
+    @property
+    def tables(self) -> list[int]:
+        """The oids of the tables that the log has. Any thread."""
+        # A list of a dictionary's keys is made in one step, whatever the receiver does meanwhile.
+        return [int(key[1:]) for key in list(self.schema_in_force) if key.startswith("F")]
 
     def append(self, chunk: Bytes) -> Summary:
         """Append whole frames, as `Appender.append` does, with what belongs to them."""

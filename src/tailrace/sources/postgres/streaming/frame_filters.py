@@ -48,6 +48,21 @@ _INSIDE, _DONE, _DROPPED = range(3)
 _AT, _KEPT, _UNKNOWN_END = range(3)
 
 
+@nb.njit
+def messages(b, start=0):  # type: ignore[no-untyped-def]
+    """Yield place, size and type of the whole frames of `b`, in order, as `message_type` has it.
+
+    Bytes before the place of the next frame may be moved meanwhile.
+    """
+    i = np.int64(start)
+    while True:
+        size = frame_size(b, i)
+        if size == 0:
+            break
+        yield i, size, message_type(b, i, size)
+        i += size
+
+
 @nb.njit(inline="always")
 def keep(b, begin, end, target):  # type: ignore[no-untyped-def]
     """Move what stays of `b` forward, to `target`; return the place after it."""
@@ -72,12 +87,7 @@ def place_of(relations, relation):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.boolean, nb.int64))
 def _before(b, unit_open, limit):  # type: ignore[no-untyped-def]
-    i = np.int64(0)
-    while True:
-        size = frame_size(b, i)
-        if size == 0:
-            break
-        message = message_type(b, i, size)
+    for i, size, message in messages(b):
         p = i + XLOG_PAYLOAD_AT
         room = i + size - p
         if message == pg.BEGIN and room >= pg.BEGIN_LSN_AT + 8:
@@ -93,46 +103,34 @@ def _before(b, unit_open, limit):  # type: ignore[no-untyped-def]
             and i64_at(b, p + pg.MESSAGE_LSN_AT) > limit
         ):
             return i
-        i += size
     return np.int64(len(b))
 
 
 @compiled(nb.int64(nb.uint8[::1], nb.int64[::1]))
 def _without(b, relations):  # type: ignore[no-untyped-def]
-    i = np.int64(0)
+    end = np.int64(0)
     target = np.int64(0)
-    while True:
-        size = frame_size(b, i)
-        if size == 0:
-            break
-        message = message_type(b, i, size)
+    for i, size, message in messages(b):
+        end = i + size
         is_change = message == pg.INSERT or message == pg.UPDATE or message == pg.DELETE
         p = i + XLOG_PAYLOAD_AT
         if not (
-            is_change
-            and i + size - p >= pg.TUPLES_AT
-            and place_of(relations, u32_at(b, p + pg.RELATION_AT)) >= 0
+            is_change and end - p >= pg.TUPLES_AT and place_of(relations, u32_at(b, p + pg.RELATION_AT)) >= 0
         ):
-            target = keep(b, i, i + size, target)
-        i += size
-    return keep(b, i, len(b), target)
+            target = keep(b, i, end, target)
+    return keep(b, end, len(b), target)
 
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64[::1]))
 def _snapshot_marks(b, found):  # type: ignore[no-untyped-def]
-    i = np.int64(0)
     count = np.int64(0)
-    while True:
-        size = frame_size(b, i)
-        if size == 0:
-            break
+    for i, size, _ in messages(b):
         if b[i + KIND_AT] == CONTROL and size > SUBTYPE_AT:
             subtype = b[i + SUBTYPE_AT]
             if subtype == SNAPSHOT_BEGINS or subtype == SNAPSHOT_ENDS:
                 if count < len(found):
                     found[count] = i
                 count += 1
-        i += size
     return count
 
 
@@ -160,30 +158,24 @@ def _leaves_out(b, i, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.void(FROZEN_BYTES, nb.int64[::1], nb.boolean[::1]))
 def _moved(b, relations, found):  # type: ignore[no-untyped-def]
-    i = np.int64(0)
-    while True:
-        size = frame_size(b, i)
-        if size == 0:
-            break
+    for i, size, message in messages(b):
         p = i + XLOG_PAYLOAD_AT
-        if message_type(b, i, size) == pg.UPDATE and i + size - p > pg.TUPLES_AT:
+        if message == pg.UPDATE and i + size - p > pg.TUPLES_AT:
             k = place_of(relations, u32_at(b, p + pg.RELATION_AT))
             if k >= 0 and not found[k] and _leaves_out(b, p + pg.TUPLES_AT, i + size):
                 found[k] = True
-        i += size
 
 
 @compiled(nb.int64(nb.uint8[::1], nb.int64, nb.int64[::1]))
 def _new_since(b, position, state):  # type: ignore[no-untyped-def]
-    i = np.int64(0)
+    end = np.int64(0)
     target = np.int64(0)
-    while state[_DONE] == 0:
-        size = frame_size(b, i)
-        if size == 0:
+    for i, size, message in messages(b):
+        if state[_DONE] == 1:
             break
-        message = message_type(b, i, size)
+        end = i + size
         p = i + XLOG_PAYLOAD_AT
-        room = i + size - p
+        room = end - p
         stays = True
         if message == pg.RELATION or message == pg.TYPE:
             pass
@@ -199,9 +191,8 @@ def _new_since(b, position, state):  # type: ignore[no-untyped-def]
             stays = i64_at(b, p + pg.MESSAGE_LSN_AT) > position
             state[_DONE if stays else _DROPPED] += 1
         if stays:
-            target = keep(b, i, i + size, target)
-        i += size
-    return keep(b, i, len(b), target)
+            target = keep(b, i, end, target)
+    return keep(b, end, len(b), target)
 
 
 @nb.njit(inline="always")
@@ -222,31 +213,27 @@ def _prefix_among(b, begin, end, known, ends, count):  # type: ignore[no-untyped
 @compiled(nb.boolean(nb.uint8[::1], FROZEN_BYTES, nb.int64[::1], nb.boolean[::1], nb.int64, nb.int64[::1]))
 def _without_messages(b, known, ends, captured, count, state):  # type: ignore[no-untyped-def]
     # False: the prefix of the message at state[_AT] is not known, and ends before state[_UNKNOWN_END].
-    i = state[_AT]
+    end = state[_AT]
     target = state[_KEPT]
-    is_whole = True
-    while is_whole:
-        size = frame_size(b, i)
-        if size == 0:
-            break
+    for i, size, message in messages(b, state[_AT]):
         begin = i + XLOG_PAYLOAD_AT + pg.PREFIX_AT
         stays = True
-        if message_type(b, i, size) == pg.MESSAGE and begin < i + size:
-            end = begin
-            while end < i + size and b[end] != 0:
-                end += 1
-            found = _prefix_among(b, begin, end, known, ends, count)
+        if message == pg.MESSAGE and begin < i + size:
+            prefix_end = begin
+            while prefix_end < i + size and b[prefix_end] != 0:
+                prefix_end += 1
+            found = _prefix_among(b, begin, prefix_end, known, ends, count)
             if found < 0:
-                state[_UNKNOWN_END] = end
-                is_whole = False
-                break
+                state[_AT] = i
+                state[_KEPT] = target
+                state[_UNKNOWN_END] = prefix_end
+                return False
             stays = captured[found]
+        end = i + size
         if stays:
-            target = keep(b, i, i + size, target)
-        i += size
-    state[_AT] = i
-    state[_KEPT] = keep(b, i, len(b), target) if is_whole else target
-    return is_whole
+            target = keep(b, i, end, target)
+    state[_KEPT] = keep(b, end, len(b), target)
+    return True
 
 
 def before(chunk: Bytes, limit: int, *, unit_open: bool) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import SourceFingerprint, format_lsn
+from tailrace.sources.postgres.connection.quoting import quote_literal
 from tailrace.sources.postgres.slot.invalidation import explained, prevention
 
 SnapshotMode = Literal["initial", "when_needed", "never", "only"]
@@ -230,11 +231,12 @@ def _begin(source: ServerState, log: LogFacts) -> Start:
     slot, state = source.slot, log.state
     if slot is None:
         return Start(Action.FRESH)
+    drop = f"SELECT pg_drop_replication_slot({quote_literal(log.source.slot)})"
     if state is None:
         raise TailraceError(
             Kind.SLOT_FOREIGN,
             f"begin a new log: the slot {log.source.slot!r} exists, and this log did not make it",
-            f"drop it with SELECT pg_drop_replication_slot({_literal(log.source.slot)}); or {_OTHER_SLOT}",
+            f"drop it with {drop}; or {_OTHER_SLOT}",
             {"slot": log.source.slot},
         )
     _check_kind(slot, source, log)
@@ -247,7 +249,7 @@ def _begin(source: ServerState, log: LogFacts) -> Start:
             Kind.SLOT_FOREIGN,
             f"begin again after an interrupted start: the slot {log.source.slot!r} is not the one that was "
             "created then, or another client has read from it",
-            f"drop it with SELECT pg_drop_replication_slot({_literal(log.source.slot)}); or {_OTHER_SLOT}",
+            f"drop it with {drop}; or {_OTHER_SLOT}",
             {"slot": log.source.slot},
         )
     _check_free(slot, log)
@@ -316,7 +318,3 @@ def _check_free(slot: SlotFacts, log: LogFacts) -> None:
             f"SELECT pg_terminate_backend({slot.active_pid});",
             {"slot": log.source.slot, "pid": slot.active_pid},
         )
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -15,7 +15,8 @@ import structlog
 from tailrace.model import parse_lsn
 from tailrace.protocol.frames import Bytes
 from tailrace.sources.postgres.connection.errors import connection_lost
-from tailrace.sources.postgres.connection.session import Session, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.streaming import frame_filters
 
 log = structlog.get_logger(__name__)

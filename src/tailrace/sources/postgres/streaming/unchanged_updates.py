@@ -19,13 +19,13 @@ from tailrace.config.source.column_policy import ColumnRoles
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.model import Relation, ReplicaIdentity
 from tailrace.protocol import pgoutput as pg
-from tailrace.protocol.frames import FROZEN_BYTES, XLOG_PAYLOAD_AT, Bytes, Numbers, frame_size, message_type
+from tailrace.protocol.frames import FROZEN_BYTES, XLOG_PAYLOAD_AT, Bytes, Numbers
 from tailrace.protocol.memory import u16_at, u32_at
 from tailrace.protocol.metadata_frames import schema_frames_at
 from tailrace.protocol.pgoutput import parse_relation
 from tailrace.protocol.renames import Renames
-from tailrace.sources.postgres.schema.table_metadata import KnownFacts
-from tailrace.sources.postgres.streaming.frame_filters import keep, place_of
+from tailrace.sources.postgres.schema.table_facts import KnownFacts
+from tailrace.sources.postgres.streaming.frame_filters import keep, messages, place_of
 
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
@@ -78,24 +78,20 @@ def _is_unchanged(b, at, end, counts, first, columns):  # type: ignore[no-untype
 @compiled(nb.int64(nb.uint8[::1], nb.int64[::1], nb.int64[::1], nb.uint8[::1]))
 def _without_unchanged(b, relations, firsts, counts):  # type: ignore[no-untyped-def]
     # The columns of relation k are counts[firsts[k] : firsts[k + 1]].
-    i = np.int64(0)
+    end = np.int64(0)
     target = np.int64(0)
-    while True:
-        size = frame_size(b, i)
-        if size == 0:
-            break
+    for i, size, message in messages(b):
         end = i + size
         p = i + XLOG_PAYLOAD_AT
         stays = True
-        if message_type(b, i, size) == pg.UPDATE and end - p > pg.TUPLES_AT:
+        if message == pg.UPDATE and end - p > pg.TUPLES_AT:
             k = place_of(relations, u32_at(b, p + pg.RELATION_AT))
             if k >= 0:
                 columns = firsts[k + 1] - firsts[k]
                 stays = not _is_unchanged(b, p + pg.TUPLES_AT, end, counts, firsts[k], columns)
         if stays:
             target = keep(b, i, end, target)
-        i = end
-    return keep(b, i, len(b), target)
+    return keep(b, end, len(b), target)
 
 
 @dataclass(frozen=True, slots=True)

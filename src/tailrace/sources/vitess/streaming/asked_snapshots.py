@@ -15,12 +15,12 @@ from typing import Any
 
 import structlog
 
-from tailrace.changelog.directory import TASK, LogDirectory
+from tailrace.changelog.directory import LogDirectory
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError, error_json
 from tailrace.sources.appender import Appender
 from tailrace.sources.row_frames import RowFrames
-from tailrace.sources.snapshot_requests import file_name, read_requests, remove, request_files
+from tailrace.sources.snapshot_requests import Request, request_files, take_requests
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.metadata import ask_last_key, primary_keys
 from tailrace.sources.vitess.connection.vtgate import Vtgate, answer_of
@@ -69,7 +69,7 @@ class AskedSnapshots:
     @property
     def is_idle(self) -> bool:
         """Whether nothing that was asked for is under way or waits."""
-        return self._kept.open is None and not request_files(self._directory, TASK)
+        return self._kept.open is None and not request_files(self._directory)
 
     def turn(self, now_s: float) -> None:
         """Take the next request, or go on with the one that is under way.
@@ -80,7 +80,7 @@ class AskedSnapshots:
             return
         self._looked_s = now_s
         if self._kept.open is None:
-            self._take()
+            take_requests(self._directory, self._take)
         if (asked := self._kept.open) is not None:
             try:
                 self._go_on(asked)
@@ -91,17 +91,15 @@ class AskedSnapshots:
             except _RefusedError as refused:
                 self._end(asked, refused.error)
 
-    def _take(self) -> None:
-        files = request_files(self._directory, TASK)
-        requests = read_requests(files)
-        for request in requests[:1]:
-            if not self._kept.has(request):  # else the process was killed before the file was removed
-                self._kept.all.append(AskedSnapshot(request.id, request.requested_us, request.tables))
-                self._kept.write(self._directory)
-                log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
-        taken = {file_name(request) for request in requests[:1]}
-        unreadable = {file.name for file in files} - {file_name(request) for request in requests}
-        remove([file for file in files if file.name in taken | unreadable])
+    def _take(self, request: Request) -> bool:
+        if self._kept.has(request):
+            return True  # the process was killed before the file was removed
+        if self._kept.open is not None:
+            return False
+        self._kept.all.append(AskedSnapshot(request.id, request.requested_us, request.tables))
+        self._kept.write(self._directory)
+        log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
+        return True
 
     def _go_on(self, asked: AskedSnapshot) -> None:
         lost = self._coordinator.needs_snapshot

@@ -1,0 +1,293 @@
+"""The facts of a table, made of what a Relation message says and of what the catalogue has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tailrace.model import Column
+from tailrace.protocol.facts import ColumnFacts, Facts
+from tailrace.protocol.frames import control_json
+from tailrace.sources.postgres.schema.column_matching import CatalogColumn, aligned
+
+#: A default of more bytes is not kept with the facts: rows from before it count as unknown.
+MISSING_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTable:
+    """A table as the catalogue has it now, with its dropped columns and the xids of its rows."""
+
+    oid: int
+    schema: str
+    table: str
+    xid: int
+    filenode: int
+    columns: tuple[dict[str, Any], ...]
+    key_numbers: tuple[int, ...]
+    key_xid: int
+    next_xid: int
+
+    def later(self, xid: int, than: int | None) -> bool:
+        """Return whether transaction `xid` began at or after `than`; xids wrap around."""
+        if than is None or xid < 3:
+            return False
+        return (self.next_xid - xid) % (1 << 32) <= (self.next_xid - than) % (1 << 32)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTables:
+    """What the catalogue has of some tables at one moment: those that are there, by oid."""
+
+    by_oid: Mapping[int, CatalogTable]
+    next_xid: int
+    running: frozenset[int] = frozenset()
+
+    def get(self, oid: int) -> CatalogTable | None:
+        """Return a table; None if it is gone, or was made by a transaction that is not seen yet."""
+        return self.by_oid.get(oid)
+
+    def sees(self, xid: int) -> bool:
+        """Return whether the catalogue was read after transaction `xid` had ended for all to see.
+
+        A commit is streamed as soon as it is on disk, and visible to others only a moment later
+        (`RecordTransactionCommit`, then `ProcArrayEndTransaction`); where commits wait for a
+        synchronous standby, much later.
+        """
+        begun = 0 < (self.next_xid - xid) % (1 << 32) < 1 << 31
+        return begun and xid not in self.running
+
+
+def facts_of(
+    sent: Sequence[Column],
+    name: tuple[str, str],
+    table: CatalogTable | None,
+    before: Facts | None,
+    *,
+    relation: int,
+    xid: int | None,
+) -> Facts:
+    """Return the facts of a table as a Relation message describes it.
+
+    :param sent: the message's columns.
+    :param table: what the catalogue has now; None: the table is gone.
+    :param before: the facts of the same relation that were in force.
+    :param xid: the transaction that sends the message; None: the catalogue is of its moment.
+    """
+    known = {} if before is None else {column.name: column.number for column in before.columns}
+    if table is None:
+        # Dropped since: what was known of columns by name is all there is.
+        columns = tuple(
+            _unseen(column, None if before is None else before.column(known.get(column.name, 0)))
+            for column in sent
+        )
+        key = () if before is None else before.primary_key
+        return Facts(
+            relation, *name, _within(key, columns), columns, filenode=before.filenode if before else 0
+        )
+    catalog = [
+        CatalogColumn(
+            each["number"], each["name"], each["dropped"], each["type_oid"], each["type_modifier"],
+            table.later(each["xid"], xid), not_sent=bool(each["generated"]), own=each["xid"] == xid,
+        )
+        for each in table.columns
+    ]  # fmt: skip
+    numbers = aligned(sent, catalog, known)
+    later_numbers = {column.number for column in catalog if column.later}
+    by_number = {each["number"]: each for each in table.columns}
+    written = before is not None and before.filenode != table.filenode
+    columns = tuple(
+        _column(column, by_number.get(number), before, written=written, later=number in later_numbers)
+        for column, number in zip(sent, numbers, strict=True)
+    )
+    if before is not None:
+        columns = _doubted(columns, before)
+    key = _key(table, columns)
+    if before is not None and before.primary_key and table.later(table.key_xid, xid):
+        # The key that the catalogue has came later: until then it was what was known. Or it came before: a
+        # subtransaction has a later xid than its transaction, and so has one that began and ended within it.
+        held = {column.number: column.name for column in columns}
+        kept = tuple(held.get(known.get(column, 0), "") for column in before.primary_key)
+        if all(kept) and xid != table.key_xid:
+            may_be = set(key).difference(kept)
+            columns = tuple(replace(column, may_be_key=column.name in may_be) for column in columns)
+            key = kept
+    # A file that later transactions made is not this version's: were it taken for that, the next
+    # version would not be seen to have been rewritten.
+    ahead = before is not None and before.filenode and table.later(table.xid, xid)
+    filenode = before.filenode if before is not None and ahead else table.filenode
+    return Facts(relation, *name, key, columns, filenode=filenode)
+
+
+def _key(table: CatalogTable, columns: Sequence[ColumnFacts]) -> tuple[str, ...]:
+    names = {column.number: column.name for column in columns}
+    key = tuple(names.get(number, "") for number in table.key_numbers)
+    return key if all(key) else ()
+
+
+def _within(key: tuple[str, ...], columns: Sequence[ColumnFacts]) -> tuple[str, ...]:
+    return key if set(key) <= {column.name for column in columns} else ()
+
+
+def _unseen(column: Column, before: ColumnFacts | None) -> ColumnFacts:
+    facts = before or ColumnFacts(column.name)
+    return replace(facts, name=column.name, type_oid=column.type_oid, type_modifier=column.type_modifier)
+
+
+def _column(
+    column: Column, held: dict[str, Any] | None, before: Facts | None, *, written: bool, later: bool
+) -> ColumnFacts:
+    if held is None:
+        return _unseen(column, None)
+    old = None if before is None else before.column(held["number"])
+    if held["dropped"]:
+        return replace(_unseen(column, old), number=held["number"])
+    missing, unknown = held["missing"], False
+    if missing is not None and len(missing.encode()) > MISSING_BYTES_MAX:
+        missing, unknown = None, True
+    if old is not None:
+        # What rows from before the column have was settled when it came.
+        missing, unknown = old.missing if old.missing is not None else missing, old.unknown
+    elif before is not None and missing is None and held["filled"] and written:
+        unknown = True
+    same = (held["type_oid"], held["type_modifier"]) == (column.type_oid, column.type_modifier)
+    base_oid, base_modifier = column.type_oid, column.type_modifier
+    types: dict[str, Any] = {}
+    if same:
+        base_oid, base_modifier, *_ = held["base"]
+        types = held["types"] or {}
+    elif old is not None and (old.type_oid, old.type_modifier) == (column.type_oid, column.type_modifier):
+        # The catalogue is ahead: it has another type by now, and what this one is was known before.
+        (base_oid, base_modifier), types = (old.base_oid, old.base_modifier), old.types
+    return ColumnFacts(
+        name=column.name,
+        number=held["number"],
+        type=held["type"] if same else (old.type if old is not None else ""),
+        type_oid=column.type_oid,
+        type_modifier=column.type_modifier,
+        base_oid=base_oid,
+        base_modifier=base_modifier,
+        not_null=old.not_null if old is not None and later else held["not_null"],
+        missing=missing,
+        unknown=unknown,
+        types=types,
+    )
+
+
+def _doubted(columns: tuple[ColumnFacts, ...], before: Facts) -> tuple[ColumnFacts, ...]:
+    """Return the columns, as unknown those in which older rows may have the values of another one.
+
+    That is one of which nobody can tell which it was, until a later message does; and where such a one is not
+    sent any more, each that came: it may be that one under another name.
+    """
+    names = {column.name for column in columns}
+    # What is pending has no numbers yet, of which none is in doubt for that.
+    numberless = {c.name: c for c in before.columns if not c.number and not before.pending}
+    lost = any(column.unknown and name not in names for name, column in numberless.items())
+
+    def is_doubtful(column: ColumnFacts) -> bool:
+        if before.column(column.number) is not None:
+            return False  # and so as unknown as it was
+        if column.name in numberless:
+            return numberless[column.name].unknown
+        return lost or not column.number
+
+    return tuple(replace(column, unknown=True) if is_doubtful(column) else column for column in columns)
+
+
+class KnownFacts:
+    """Facts in force, by relation and by name.
+
+    :param frames: schema frames in force, by key.
+    :param base: what holds for relations of which nothing is put here; it is not changed.
+    :raises TailraceError: `PROTOCOL_VIOLATION` if a frame makes no sense.
+    """
+
+    def __init__(self, frames: Mapping[str, bytes] | None = None, *, base: KnownFacts | None = None) -> None:
+        self._base = base
+        self._by_relation: dict[int, Facts] = {}
+        self._by_name: dict[tuple[str, str], set[int]] = {}
+        for key, frame in (frames or {}).items():
+            self.take(key, frame)
+
+    def take(self, key: str, frame: bytes) -> None:
+        """Put the facts of a schema frame, if it has any."""
+        if key.startswith("F"):
+            self.put(Facts.from_json(control_json(frame)))
+
+    def put(self, facts: Facts) -> None:
+        """Have `facts` be in force for their relation."""
+        if (before := self._by_relation.get(facts.relation)) is not None:
+            self._by_name[before.schema, before.table].discard(facts.relation)
+        self._by_relation[facts.relation] = facts
+        self._by_name.setdefault((facts.schema, facts.table), set()).add(facts.relation)
+
+    def get(self, relation: int) -> Facts | None:
+        """Return the facts of a relation, None if there are none."""
+        found = self._by_relation.get(relation)
+        return self._base.get(relation) if found is None and self._base is not None else found
+
+    def namesakes(self, facts: Facts) -> list[Facts]:
+        """Return the facts of other relations that have, or had, the name of these."""
+        found = [self._by_relation[oid] for oid in sorted(self._by_name.get((facts.schema, facts.table), ()))]
+        if self._base is not None:
+            of_base = self._base.namesakes(facts)
+            found = [other for other in of_base if other.relation not in self._by_relation] + found
+        return [other for other in found if other.relation != facts.relation]
+
+
+def versioned(
+    facts: Facts,
+    known: KnownFacts,
+    *,
+    reshaped: bool,
+    name_of: Callable[[int], tuple[str, str] | None] = lambda _: None,
+) -> Facts:
+    """Return `facts` with their version, and what they replace, given all that was in force.
+
+    :param reshaped: the Relation message itself differs from the one in force.
+    :param name_of: returns what a relation is called now, None if it is gone.
+    """
+    before = known.get(facts.relation)
+    if before is not None:
+        facts = replace(facts, read_from=max(facts.read_from, before.read_from))
+    namesakes = known.namesakes(facts)
+    newest = max((other.version for other in (*namesakes, *([before] if before else []))), default=0)
+    if before is not None and before.qualified_name == facts.qualified_name:
+        carried = replace(
+            facts, version=before.version, filenode=before.filenode,
+            replaced=before.replaced, replaced_name=before.replaced_name,
+        )  # fmt: skip
+        if carried == before and not reshaped:
+            return replace(carried, filenode=facts.filenode)
+        return replace(carried, version=newest + 1, filenode=facts.filenode)
+    replaced = max(namesakes, key=lambda other: other.version, default=None)
+    if replaced is None:
+        return replace(facts, version=newest + 1, replaced=0)
+    oid = replaced.relation
+    return replace(facts, version=newest + 1, replaced=oid, replaced_name=name_of(oid))
+
+
+def missing_columns(
+    sent: Sequence[Column], facts: Facts, table: CatalogTable | None, before: Facts | None, *, xid: int
+) -> tuple[ColumnFacts, ...]:
+    """Return the columns in `before` that `sent` lacks, and that `table` has as it had them then.
+
+    Of a column that was changed since `xid`, only its name says whether it is what it was.
+
+    :param facts: what was made of `sent`.
+    """
+    if before is None or table is None:
+        return ()
+    names = {column.name for column in sent}
+    numbers = {column.number for column in facts.columns}
+    there = {each["number"]: each for each in table.columns if not each["dropped"] and not each["generated"]}
+    return tuple(
+        column
+        for column in before.columns
+        if column.number in there
+        and column.number not in numbers
+        and (held := there[column.number])["name"] not in names
+        and (held["name"] == column.name or not table.later(held["xid"], xid))
+    )

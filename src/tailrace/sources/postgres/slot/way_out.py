@@ -1,0 +1,61 @@
+"""What leads on after changes were lost: a new log with a new snapshot.
+
+Nothing is ever wiped: what the old log and the targets hold is moved aside, so that it stays readable.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from tailrace.config import PipelineConfig
+from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.config.source.postgres import postgres_source
+from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
+from tailrace.sources.postgres.connection.quoting import quote_literal
+from tailrace.sources.postgres.streaming.reconcile import RENEWABLE
+
+#: What the next start does under `snapshot: when_needed`.
+RENEWAL = "snapshot: when_needed makes a new slot where the old one is lost, and reads all tables again"
+
+#: Kinds after which a new log is one way to go on, beside what their hints name first.
+_NEW_LOG_HELPS = frozenset({Kind.SOURCE_TIMELINE_CHANGED, Kind.SOURCE_BEHIND_LOG, Kind.LOG_CORRUPT})
+
+#: What is put behind the name of a directory that is moved aside.
+ASIDE = ".before"
+
+
+def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
+    """Return what to run, in order.
+
+    :param drop_slot: whether the slot may still exist.
+    """
+    places = dict.fromkeys([config.log.path, *(sink.path for sink in config.folders)])
+    steps = [f"{shlex.join(['mv', '--', str(place), f'{place}{ASIDE}'])}" for place in places]
+    if drop_slot:
+        slot = postgres_source(config.source).slot
+        steps.insert(
+            0,
+            # Of a slot that is not there, nothing: it may have been lost with the server.
+            f"in the database: SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE "  # noqa: S608
+            f"slot_name = {quote_literal(slot)};",
+        )
+    among = ["--source", config.source_name] if config.source_name else []
+    steps += [
+        shlex.join(["tailrace", "offsets", "reset", "FILE", *among, "--sink", sink.name, "--yes"])
+        for sink in config.sinks
+        if isinstance(sink, KafkaSinkConfig)
+    ]
+    steps.append("start the pipeline again with tailrace run: it takes a new snapshot")
+    return " ".join(f"({number}) {step}" for number, step in enumerate(steps, 1))
+
+
+def with_way_out(error: TailraceError, config: PipelineConfig) -> TailraceError:
+    """Return `error` with the commands that begin a new log, if only that leads on, or that too."""
+    if error.kind not in NEEDS_SNAPSHOT | _NEW_LOG_HELPS:
+        return error
+    if postgres_source(config.source).snapshot == "when_needed" and error.kind in RENEWABLE:
+        hint = f"start the pipeline again with tailrace run: {RENEWAL}"
+        return TailraceError(error.kind, error.message, hint, error.context)
+    steps = way_out(config, drop_slot=error.kind is not Kind.SLOT_MISSING)
+    run = "Run" if error.kind in NEEDS_SNAPSHOT else "For a new log, run"
+    return TailraceError(error.kind, error.message, f"{error.hint}. {run}: {steps}", error.context)

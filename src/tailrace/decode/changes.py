@@ -1,7 +1,7 @@
-"""A block of the log to changes, table by table: the way into decoding.
+"""Decoding of a block of the log into changes, table by table: the entry point of decoding.
 
-Everything here is a function of the block, the unit open at its start and the schema frames in
-force there. The same arguments give the same changes, for ever.
+Everything here is a pure function of the block, the unit open at its start and the schema frames in
+force there: the same arguments always give the same changes.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tailrace.model import OWN_FORMS, Op, Relation, ValueModes
 from tailrace.protocol import frames
 from tailrace.protocol.frames import Bytes, Numbers, OpenUnit
 
-#: Cells are counted in 32 bits; capture refuses frames that come near this.
+#: Largest block, in bytes: places in it are 32-bit numbers. Capture refuses frames near this size.
 BLOCK_BYTES_MAX = 2**31 - 1
 
 
 _Made = TypeVar("_Made")
 
-#: How a table is given otherwise than the log holds it.
+#: A way in which a table differs from what the log contains.
 View = Shape | ComputedColumns | Relation
 
 
 class TableChanges:
     """Changes of one version of a table in log order, or logical messages (no relation).
 
-    `relation` is the table as it is let out: with `shape`, without some columns, masked, keyed.
-    Nothing is decoded before it is asked for. The arrays have one entry a change; `op` holds the
-    codes of `model.Op`'s letters, `xid` and `commit_time_us` are `kernel.NONE` where there is none.
+    `relation` is the table as consumers see it: with a `Shape`, without some columns, masked, keyed.
+    Values are decoded on request only. The arrays have one entry per change; `op` has the codes of
+    `model.Op`'s letters, `xid` and `commit_time_us` are `kernel.NONE` if the change has none.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TableChanges:
         views: tuple[View, ...] = (),
         shards: BlockShards | ShardPositions | None = None,
     ) -> None:
-        # How the table is let out: shapes, computed columns and other names, one upon the other.
+        # Shapes, computed columns and renamed columns, applied one after the other.
         last = views[-1] if views else relation
         self._relation = last.relation if isinstance(last, Shape | ComputedColumns) else last
         self._held = relation
@@ -65,7 +65,7 @@ class TableChanges:
         self._fields = fields
         self._shards = shards
         self._found: Tuples | None = None
-        self._is_utf8 = False  # whether that was made sure of
+        self._is_utf8 = False  # whether `_found` is known to be
 
     def __len__(self) -> int:
         return self.count
@@ -75,7 +75,7 @@ class TableChanges:
         return f"<TableChanges of {name}: {self.count}>"
 
     def __reduce__(self) -> tuple[type[TableChanges], tuple[object, ...]]:
-        # Of the block it takes what these changes are made of.
+        # Only the bytes of the block that these changes use.
         raw, at, end = _packed(self._raw, self._fields[kernel.AT], self._fields[kernel.END])
         fields = self._fields.copy()
         fields[kernel.AT], fields[kernel.END] = at, end
@@ -99,7 +99,7 @@ class TableChanges:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes of the log these changes are, about: what decoding them reads."""
+        """Approximate size of these changes in the log, in bytes: what decoding them reads."""
         sent = self._fields[kernel.END] - self._fields[kernel.AT]
         return int(sent.sum())
 
@@ -129,7 +129,7 @@ class TableChanges:
 
     @property
     def shards(self) -> ShardPositions | None:
-        """Where the shards of these changes stood, and of others; None: the source tells of none."""
+        """Shard positions of these changes, possibly of others too; None if the source has none."""
         if isinstance(self._shards, BlockShards):
             self._shards = self._shards.positions
         return self._shards if self._shards is not None and len(self._shards) else None
@@ -140,7 +140,7 @@ class TableChanges:
         return self.part(int(first), int(last))
 
     def part(self, first: int, last: int) -> TableChanges:
-        """Return the changes from the `first` on and before the `last`, counted from 0."""
+        """Return the changes at the indexes `[first, last)`."""
         if first == 0 and last == self.count:
             return self
         part = self._fields[:, first:last]
@@ -150,7 +150,7 @@ class TableChanges:
         return TableChanges(self._held, self._raw, part, views, self._shards)
 
     def take(self, places: Numbers) -> TableChanges:
-        """Return the changes at `places` (rising)."""
+        """Return the changes at the indexes `places` (ascending)."""
         part = np.ascontiguousarray(self._fields[:, places])
         views = tuple(
             view.take(places) if isinstance(view, ComputedColumns) else view for view in self._views
@@ -158,19 +158,17 @@ class TableChanges:
         return TableChanges(self._held, self._raw, part, views, self._shards)
 
     def named(self, relation: Relation) -> TableChanges:
-        """Return the changes as those of `relation`: this table, as it is let out, its columns under
-        other names.
-        """
+        """Return the changes with `relation`: this one's `relation`, with other names of columns."""
         if relation == self._relation:
             return self
         return self._viewed(relation)
 
     def reshaped(self, shape: Shape) -> TableChanges:
-        """Return the changes with columns left out or masked; `shape` is of this `relation`."""
+        """Return the changes with columns left out or masked; `shape` is made from this `relation`."""
         return self._viewed(shape)
 
     def with_columns(self, computed: ComputedColumns) -> TableChanges:
-        """Return the changes with columns that were computed for them; see `computed`."""
+        """Return the changes with columns that were computed from them; see `computed`."""
         return self._viewed(computed)
 
     def _viewed(self, view: View) -> TableChanges:
@@ -178,10 +176,10 @@ class TableChanges:
         return TableChanges(self._held, self._raw, self._fields, views, self._shards)
 
     def rows(self, as_text: Collection[str] = ()) -> pa.RecordBatch:
-        """Return typed rows in `types.row_schema`; columns named in `as_text` as PostgreSQL's
-        text, in type string.
+        """Return typed rows in `types.row_schema`; columns named in `as_text` have type string and
+        PostgreSQL's text.
 
-        A delete carries its old key or old row, a truncate nothing.
+        A delete has its old key or old row, a truncate no values.
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table, a text is not UTF-8,
             a column's name is reserved, or these are messages.
         """
@@ -196,16 +194,16 @@ class TableChanges:
         return self._decoded(lambda tuples: old_keys(self._table(), tuples))
 
     def old_key_texts(self) -> pa.MapArray:
-        """Return, for each change, PostgreSQL's text of its former key by column, where it is an update that
-        changed the key; null for all others. Of a table without a key under `REPLICA IDENTITY FULL`
-        every column is of the key.
+        """Return, for each update that changed the key, a map from column to PostgreSQL's text of the
+        former key; null for other changes. In a table without a key under `REPLICA IDENTITY FULL`,
+        every column belongs to the key.
 
         :raises TailraceError: as `rows`.
         """
         return self._decoded(lambda tuples: old_key_texts(self._table(), tuples))
 
     def old_rows(self) -> pa.RecordBatch | None:
-        """Return the whole rows before updates that sent them (`REPLICA IDENTITY FULL`): all
+        """Return the complete old rows of updates that sent them (`REPLICA IDENTITY FULL`): all
         columns typed, `_log_offset` of the update and `_special`. None if there are none.
 
         :raises TailraceError: as `rows`.
@@ -227,8 +225,8 @@ class TableChanges:
         return self._decoded(images)
 
     def image(self, name: str) -> tuple[pa.Array, pa.MapArray | None]:
-        """Return one column of `images`, but `special`, and what of that is about its values; nothing else is
-        decoded.
+        """Return one column of `images` other than `special`, and the entries of `special` about its
+        values. Only this column is decoded.
 
         :raises TailraceError: as `rows`.
         """
@@ -242,7 +240,7 @@ class TableChanges:
         return self._decoded(lambda tuples: image_column(tuples, image, name))
 
     def image_texts(self, image: str, name: str) -> pa.StringArray | None:
-        """As `image_column`, the values as the source sent them."""
+        """Return what `image_column` returns, with values as the text that the source sent."""
 
         def texts(tuples: Tuples) -> pa.StringArray | None:
             assert tuples.relation is not None, "messages have no columns"
@@ -251,12 +249,12 @@ class TableChanges:
         return None if self._relation is None else self._decoded(texts)
 
     def source(self) -> pa.StructArray:
-        """Return the column `source` of `images` alone; no row is looked at."""
+        """Return the column `source` of `images`, without decoding any row."""
         return source_of(self._relation, self._fields, self.shards)
 
     def json_lines(self, task: str, source: SourceInfo) -> pa.LargeStringArray:
-        """Return one JSON document a change in Debezium's payload form, each ended by a newline:
-        the array's data buffer is a file's content as it stands.
+        """Return one JSON document per change in Debezium's payload form, each ending with a newline:
+        the array's data buffer can be written to a file as it is.
 
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
         """
@@ -276,7 +274,7 @@ class TableChanges:
         return self._relation
 
     def tuples(self) -> Tuples:
-        """Return the changes cell by cell, found at the first call.
+        """Return the cells of the changes, which the first call finds.
 
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table.
         """
@@ -290,7 +288,7 @@ class TableChanges:
         return self._found
 
     def tuples_in_utf8(self) -> Tuples:
-        """Return the changes cell by cell, texts that are not UTF-8 as `in_utf8` writes them.
+        """Return the cells of the changes, with texts that are not UTF-8 as `in_utf8` writes them.
 
         :raises TailraceError: as `tuples`.
         """
@@ -300,7 +298,7 @@ class TableChanges:
         return self.tuples()
 
     def _decoded(self, decode: Callable[[Tuples], _Made]) -> _Made:
-        # Hardly any database has such texts: they are looked for where one was found.
+        # Almost no database has texts that are not UTF-8: they are replaced only after one was found.
         try:
             return decode(self.tuples())
         except TailraceError as error:
@@ -321,19 +319,19 @@ def decode_block(
     settled: Mapping[tuple[int, int], bytes] | None = None,
     beyond: ShardPositions | None = None,
 ) -> list[TableChanges]:
-    """Return the changes in whole frames, by table and version of the table.
+    """Return the changes in complete frames, by table and version of the table.
 
-    :param raw: whole frames; kept, not copied, while the result lives.
-    :param log_offset: of the first frame.
-    :param open_at_start: the unit that is open there.
-    :param schema: schema frames in force there, in log order.
-    :param tables: relation oids that are wanted, and no messages; None: everything.
-    :param modes: how values are given.
-    :param table_policy: what of the tables is let out.
-    :param settled: as `Catalog` takes it.
-    :param beyond: of the unit that is open at the end, if its shard is told behind these frames.
+    :param raw: complete frames; the result refers to them and does not copy them.
+    :param log_offset: log offset of the first frame.
+    :param open_at_start: the unit that is open at the first frame.
+    :param schema: schema frames in force at the first frame, in log order.
+    :param tables: oids of the wanted relations, without logical messages; None: everything.
+    :param modes: how values are represented.
+    :param table_policy: which columns are disclosed, and how they are masked.
+    :param settled: see `Catalog`.
+    :param beyond: shard position of the unit that is open at the end, if its frame follows these frames.
     :raises TailraceError: `SCHEMA_PENDING` if facts are pending; `PROTOCOL_VIOLATION` if the frames
-        make no sense, `SCHEMA_MISSING` if no Relation message describes a table, `CONFIG_INVALID` as
+        are malformed, `SCHEMA_MISSING` if no Relation message describes a table, `CONFIG_INVALID` as
         `TablePolicy.shape`.
     """
     if len(raw) > BLOCK_BYTES_MAX:
@@ -343,7 +341,7 @@ def decode_block(
     if tables is not None and listed is not None and tables.isdisjoint(listed):
         return []
     if summary.rows > len(raw):
-        raise _violation(2, 0)
+        raise _violation(kernel.TOO_MANY_CHANGES, 0)
     tables_max = summary.rows if listed is None else min(summary.rows, frames.TABLES_LISTED_MAX)
     slots = np.zeros((1 << (2 * tables_max + 2).bit_length(), 3), np.int64)
     changes = np.empty((kernel.CHANGE_FIELDS, summary.rows), np.int64)
@@ -374,7 +372,7 @@ def decode_block(
 
 
 def no_changes(relation: Relation, table_policy: TablePolicy = EVERYTHING) -> TableChanges:
-    """Return no changes of a table: its shape, as it is let out, is all that they tell.
+    """Return an empty `TableChanges` that has only the table's relation, as consumers see it.
 
     :raises TailraceError: `CONFIG_INVALID` as `TablePolicy.shape`.
     """
@@ -386,9 +384,9 @@ def _views(relation: Relation | None, table_policy: TablePolicy) -> tuple[Shape,
     if relation is not None and relation.pending:
         raise TailraceError(
             Kind.SCHEMA_PENDING,
-            "decode changes: what became of their table is not known yet, because the transaction that "
-            "altered it is committed and not visible to other sessions",
-            "it is tried again. Such a commit waits for a synchronous standby (wait_event SyncRep in "
+            "decode changes: the catalogue facts of their table are not known yet, because the transaction "
+            "that altered it is committed and not visible to other sessions",
+            "Tailrace tries again. Such a commit waits for a synchronous standby (wait_event SyncRep in "
             "pg_stat_activity): start the standby, or take it out of synchronous_standby_names",
             {"table": relation.qualified_name},
         )
@@ -399,11 +397,11 @@ def _views(relation: Relation | None, table_policy: TablePolicy) -> tuple[Shape,
 def _relations(
     groups: Numbers, catalog: Catalog, in_block: Sequence[bytes]
 ) -> tuple[list[Relation | None], Numbers]:
-    # The kernel opens a group whenever a table's Relation message comes again. Where that said
-    # nothing new, which is so after each reconnection, the groups are one; not so where rows of a
-    # snapshot came between: a table's groups follow each other in log order.
+    # The kernel opens a group whenever a table's Relation message is repeated. If it is unchanged, as
+    # after each reconnection, the groups are merged, unless rows of a snapshot came between them: a
+    # table's groups must follow each other in log order.
     relations: list[Relation | None] = []
-    newest: dict[int, tuple[int, int]] = {}  # by relation: the key of its last group, and its place
+    newest: dict[int, tuple[int, int]] = {}  # by oid: key of the last group, index in `relations`
     group_of = np.full(len(groups), -1, np.int64)
     applied = 0
     for group, (key, schemas, wanted) in enumerate(groups.tolist()):
@@ -412,12 +410,13 @@ def _relations(
         for frame in in_block[applied:schemas]:
             catalog.apply(frame)
         applied = max(applied, schemas)
-        relation = None if key == kernel.MESSAGE_KEY else catalog.relation(key & 0xFFFFFFFF)
-        before, place = newest.get(key & 0xFFFFFFFF, (-1, 0))
+        oid = key & kernel.OID_BITS
+        relation = None if key == kernel.MESSAGE_KEY else catalog.relation(oid)
+        before, place = newest.get(oid, (-1, 0))
         if before != key or relations[place] != relation:
             place = len(relations)
             relations.append(relation)
-        newest[key & 0xFFFFFFFF] = (key, place)
+        newest[oid] = (key, place)
         group_of[group] = place
     return relations, group_of
 
@@ -433,7 +432,7 @@ def _by_group(changes: Numbers, count: int, group_of: Numbers, parts: int) -> li
 
 
 def _bounded(changes: TableChanges) -> list[TableChanges]:
-    # Cells are bounded by the block's bytes, but not those of a TRUNCATE: so many go apart.
+    # The block's bytes bound the number of cells, except those of TRUNCATEs, which are split instead.
     columns = len(changes.relation.columns) if changes.relation is not None else 0
     if changes.count * columns <= EMPTY_CELLS_MAX or not (changes.op == ord(Op.TRUNCATE)).any():
         return [changes]
@@ -442,7 +441,7 @@ def _bounded(changes: TableChanges) -> list[TableChanges]:
 
 
 def _packed(raw: Bytes, at: Numbers, end: Numbers) -> tuple[Bytes, Numbers, Numbers]:
-    # The bytes between places, laid end to end unless most of those around them are wanted as well.
+    # The bytes of all [at, end), concatenated; if they fill half of the span that contains them, the span.
     if not len(at):
         return raw[:0], at, end
     first, last, length = int(at.min()), int(end.max()), end - at

@@ -1,11 +1,11 @@
-"""A table as it is let out of the log: without some columns, with others masked, with its key.
+"""A table as consumers of the log see it: without some columns, with others masked, with its key.
 
-`TablePolicy` is the configuration's `ColumnPolicy` with its secrets resolved. It goes to executors
-inside of tasks, and shows no secret: neither its repr nor any error holds one. What it makes of
-a relation is a `Shape`, a function of the two alone.
+`TablePolicy` is the configuration's `ColumnPolicy` with its secrets resolved. It is sent to executors
+inside tasks, and shows no secret: neither its repr nor any error contains one. It computes a table's
+`Shape` from the policy and the relation alone.
 
-Masking happens on cells, before anything else looks at them: rows of every form, keys and old
-rows alike, are made of what it leaves.
+Masks are applied to cells, before anything else reads them: rows of every form, keys and old rows
+contain masked values only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tailrace.protocol.renames import Renames
 from tailrace.secrets import Secret
 
 _TEXT_OID = 25
-#: Types of numbers: a number that such a column can hold keeps its type. Of whole ones, what they hold.
+#: Numeric types by oid, with the values that they hold: a column keeps its type if a fixed number fits.
 _WHOLE = {oid: range(-(2**bits), 2**bits) for oid, bits in ((20, 63), (21, 15), (23, 31), (26, 63))}
 _LARGEST = {700: float(np.finfo(np.float32).max), 701: float(np.finfo(np.float64).max)}
 _DOUBLE, _NUMERIC = 701, 1700
@@ -41,13 +41,13 @@ _NO_RENAMES = Renames()
 
 @dataclass(frozen=True, slots=True)
 class Salt:
-    """A resolved salt. Its value is in no repr."""
+    """A resolved salt. Its repr does not show the value."""
 
     value: bytes = field(repr=False)
 
     @classmethod
     def of(cls, secret: Secret) -> Salt:
-        """Return a salt, resolved now and here.
+        """Return the salt that `secret` refers to, resolved in this process.
 
         :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` if it is empty.
         """
@@ -63,9 +63,9 @@ class Salt:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is let out of one version of a table.
+    """The columns and masks that are applied to one version of a table.
 
-    `kept` are the places in `source` of the columns of `relation`, in order; `masks` are places
+    `kept` has the indexes in `source` of the columns of `relation`, in order; `masks` has indexes
     in `relation`.
     """
 
@@ -75,7 +75,7 @@ class Shape:
     masks: tuple[tuple[int, MaskOptions, Salt | None], ...]
 
     def apply(self, tuples: Tuples) -> Tuples:
-        """Return `tuples`, found with `source`, as `relation` has them."""
+        """Return `tuples` of `source` as those of `relation`: columns left out and masked."""
         if len(self.kept) < len(self.source.columns):
             places = np.array(self.kept, np.intp)
             tuples = replace(
@@ -99,9 +99,9 @@ class Shape:
 
 
 class TablePolicy:
-    """What is let out of a log, secrets resolved. May be pickled; the memory of shapes stays.
+    """The column policy of a log, with secrets resolved. Pickled without its cache of shapes.
 
-    :param renames: other names that columns had or have: rules follow a column from name to name.
+    :param renames: former and later names of columns: rules follow a column that is renamed.
     """
 
     def __init__(self, rules: ColumnPolicy, salts: dict[str, Salt], renames: Renames = _NO_RENAMES) -> None:
@@ -113,7 +113,7 @@ class TablePolicy:
 
     @classmethod
     def of(cls, rules: ColumnPolicy) -> TablePolicy:
-        """Return `rules` with their secrets resolved, now and here.
+        """Return the policy of `rules`, with the secrets resolved in this process.
 
         :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` if a salt is empty.
         """
@@ -128,18 +128,18 @@ class TablePolicy:
 
     @property
     def discloses_all(self) -> bool:
-        """Whether everything is let out as it is."""
+        """Whether all columns are disclosed, none of them masked."""
         return self._everything
 
     def knowing(self, renames: Renames) -> TablePolicy:
-        """Return the same rules with what is known of other names of columns."""
+        """Return the same policy with `renames` as the other names of columns."""
         return self if renames == self._renames else TablePolicy(self._rules, self._salts, renames)
 
     def shape(self, relation: Relation) -> Shape | None:
-        """Return what is let out of a table; None if it is let out as it is.
+        """Return the shape of a table; None if the policy does not change the table.
 
-        :raises TailraceError: `CONFIG_INVALID` if the settings would take away what tells rows
-            apart: a key left out, masked so that keys become equal, or not sent with deletes.
+        :raises TailraceError: `CONFIG_INVALID` if the settings would remove what identifies rows:
+            a key that is left out, masked so that keys become equal, or not sent with deletes.
         """
         if self._everything:
             return None
@@ -148,7 +148,7 @@ class TablePolicy:
         return self._shapes[relation]
 
     def relation(self, relation: Relation) -> Relation:
-        """Return the table as it is let out.
+        """Return the table as consumers see it.
 
         :raises TailraceError: as `shape`.
         """
@@ -156,9 +156,9 @@ class TablePolicy:
         return relation if shape is None else shape.relation
 
     def mask_marks(self, relation: Relation) -> dict[str, str]:
-        """Return, for each masked column of a table, a mark of how it is masked.
+        """Return, for each masked column of a table, a fingerprint of its mask.
 
-        Equal marks: equal values are masked alike. A mark tells neither values nor salt.
+        With equal fingerprints, equal values have equal masks. They reveal neither values nor salt.
         """
         columns = columns_of(relation, self._renames)
         found = {
@@ -178,7 +178,7 @@ class TablePolicy:
         for conflict in rules.conflicts(schema, table, columns):
             raise TailraceError(
                 Kind.CONFIG_INVALID,
-                f"let a table's rows out of the log: {conflict.message}",
+                f"apply the column policy to a table: {conflict.message}",
                 conflict.repair,
                 {"table": relation.qualified_name},
             )
@@ -201,7 +201,7 @@ class TablePolicy:
 def reshaped(
     relation: Relation, left_out: Collection[str], masks: Mapping[str, tuple[MaskOptions, Salt | None]]
 ) -> Shape:
-    """Return what is let out of a table without some columns, and with masks by column."""
+    """Return the shape of a table without the columns `left_out`, and with masks by column."""
     kept = tuple(place for place, column in enumerate(relation.columns) if column.name not in left_out)
     let_out = [relation.columns[place] for place in kept]
     masked = [(at, *masks[column.name]) for at, column in enumerate(let_out) if column.name in masks]
@@ -221,12 +221,12 @@ def reshaped(
     )
 
 
-#: All that the log holds, as it is.
+#: The policy that discloses everything in the log, unmasked.
 EVERYTHING = TablePolicy(ColumnPolicy(), {})
 
 
 def _masked(column: Column, mask: MaskOptions, salt: Salt | None, modes: ValueModes) -> Column:
-    """Return the column that holds the masked values; so is the value of rows from before it."""
+    """Return the column of the masked values. The value of rows that are older than it is masked, too."""
     missing = None if column.missing is None else _masked_text(column.missing, mask, salt)
     if mask.method == "null" or _keeps_type(column, mask, modes):
         return replace(column, missing=missing, not_null=column.not_null and mask.method != "null")
@@ -243,7 +243,7 @@ def _masked_text(text: str, mask: MaskOptions, salt: Salt | None) -> str | None:
 
 
 def _keeps_type(column: Column, mask: MaskOptions, modes: ValueModes) -> bool:
-    """Return whether the value of a fixed mask is one of the column's type."""
+    """Return whether the value of a fixed mask is a number that the column's type can hold."""
     number, kind = mask.value, known_type(column)
     if mask.method != "fixed" or isinstance(number, str | None):
         return False
@@ -257,7 +257,7 @@ def _keeps_type(column: Column, mask: MaskOptions, modes: ValueModes) -> bool:
 
 
 def _fits(number: float, precision: int, scale: int) -> bool:
-    """Return whether a `numeric` of so many digits holds a number as it is."""
+    """Return whether `numeric(precision, scale)` holds a number exactly."""
     unscaled = Fraction(str(number)) * Fraction(10) ** scale
     return unscaled.denominator == 1 and abs(unscaled) < 10**precision
 
@@ -270,7 +270,7 @@ def fixed_text(mask: MaskOptions) -> str:
 
 
 def columns_of(relation: Relation, renames: Renames = _NO_RENAMES) -> ColumnRoles:
-    """Return what a table's columns are to its rows, with the names that they have had."""
+    """Return the roles of a table's columns (identity, primary key), with the names that they have had."""
     return ColumnRoles(
         names=tuple(column.name for column in relation.columns),
         identity=frozenset(column.name for column in relation.columns if column.in_identity),

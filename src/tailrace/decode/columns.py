@@ -1,7 +1,7 @@
-"""How a column's cells become an Arrow array: one reader for each family of types.
+"""Readers that convert a column's cells to an Arrow array, one for each family of types.
 
-Each reader takes the cells of a column and returns the array with the rows that it could not
-hold exactly. None of them fails on a value; a text that is not UTF-8 is the only error.
+Each reader takes the cells of a column, and returns the array and the rows that the array does not
+hold exactly. No value makes a reader fail; a text that is not UTF-8 is the only error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STRING = pa.string()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Typed:
-    """A column in its Arrow type, and the rows (rising) whose text it does not hold exactly."""
+    """A column in its Arrow type, and the rows (ascending) whose text it does not hold exactly."""
 
     values: pa.Array
     special_rows: npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """How a column is given: its Arrow type, the cast from its cells, and its style in JSON."""
+    """How a column is represented: its Arrow type, the cast from its cells, and its style in JSON."""
 
     arrow: pa.DataType
     read: Callable[[Cells], Typed]
@@ -41,12 +41,12 @@ class ColumnType:
 
 
 def text(json: int) -> ColumnType:
-    """Return PostgreSQL's text as it is."""
+    """Return the type of PostgreSQL's unchanged text."""
     return ColumnType(pa.string(), _read_text, json)
 
 
 def number(arrow: pa.DataType, json: int) -> ColumnType:
-    """Return numbers: by a kernel where it reads all of a column, else as Arrow reads them."""
+    """Return a type of numbers: read by a kernel if it can read the whole column, else by Arrow."""
 
     def read(cells: Cells) -> Typed:
         values = _numbers(cells, arrow)
@@ -60,7 +60,7 @@ def number(arrow: pa.DataType, json: int) -> ColumnType:
 
 
 def _numbers(cells: Cells, arrow: pa.DataType) -> npt.NDArray[Any] | None:
-    # The values of Arrow's array; None if there is no kernel, or it finds a cell that it can't read.
+    # Returns the values of Arrow's array; None if no kernel reads the type or all of the cells.
     values: npt.NDArray[Any]
     if pa.types.is_signed_integer(arrow):
         values = np.empty(len(cells), arrow.to_pandas_dtype())
@@ -78,7 +78,7 @@ def _numbers(cells: Cells, arrow: pa.DataType) -> npt.NDArray[Any] | None:
 
 
 def temporal(flavour: int, arrow: pa.DataType, json: int) -> ColumnType:
-    """Return dates (`literals.DATE`) or timestamps."""
+    """Return a type of dates (`literals.DATE`) or timestamps."""
 
     def read(cells: Cells) -> Typed:
         values, outcome = np.empty(len(cells), np.int64), np.empty(len(cells), np.uint8)
@@ -91,7 +91,7 @@ def temporal(flavour: int, arrow: pa.DataType, json: int) -> ColumnType:
 
 
 def numbers(form: int, arrow: pa.DataType) -> ColumnType:
-    """Return a form of whole numbers, in JSON too."""
+    """Return a type of integers in one of the `forms`, in JSON too."""
 
     def read(cells: Cells) -> Typed:
         values, outcome = np.empty(len(cells), np.int64), np.empty(len(cells), np.uint8)
@@ -104,7 +104,7 @@ def numbers(form: int, arrow: pa.DataType) -> ColumnType:
 
 
 def texts(style: int, json: int | None = None) -> ColumnType:
-    """Return a form of texts, in JSON too if `json` names no other."""
+    """Return a type of texts in one of the `forms`, in JSON too unless `json` names another."""
 
     def read(cells: Cells) -> Typed:
         return _rendered(cells, style)
@@ -113,7 +113,7 @@ def texts(style: int, json: int | None = None) -> ColumnType:
 
 
 def binaries(style: int, json: int) -> ColumnType:
-    """Return the bytes that cells are in a form of bytes."""
+    """Return a type of bytes in one of the `forms`."""
 
     def read(cells: Cells) -> Typed:
         return _rendered(cells, style, pa.binary())
@@ -122,7 +122,7 @@ def binaries(style: int, json: int) -> ColumnType:
 
 
 def variable_scales(json: int) -> ColumnType:
-    """Return numbers of any scale: the scale, and the bytes of the unscaled number."""
+    """Return a type of numbers of any scale: the scale, and the bytes of the unscaled number."""
     fields = [pa.field("scale", pa.int32()), pa.field("value", pa.binary())]
 
     def read(cells: Cells) -> Typed:
@@ -138,7 +138,7 @@ def variable_scales(json: int) -> ColumnType:
 
 
 def parsed(style: int, arrow: pa.DataType, json: int) -> ColumnType:
-    """Return what Arrow reads from a form of texts."""
+    """Return a type whose values Arrow reads from texts in one of the `forms`."""
 
     def read(cells: Cells) -> Typed:
         rendered = _rendered(cells, style)
@@ -149,7 +149,7 @@ def parsed(style: int, arrow: pa.DataType, json: int) -> ColumnType:
 
 
 def array_of(item: ColumnType, delimiter: str) -> ColumnType:
-    """Return one-dimensional arrays; all others are special."""
+    """Return a type of one-dimensional arrays; all other arrays are special."""
     arrow = pa.list_(item.arrow)
     separator = ord(delimiter)
 
@@ -174,7 +174,7 @@ def array_of(item: ColumnType, delimiter: str) -> ColumnType:
 
 
 def pairs() -> ColumnType:
-    """Return hstores as maps from text to text."""
+    """Return the type of hstores as maps from text to text."""
     arrow = pa.map_(pa.string(), pa.string())
 
     def read(cells: Cells) -> Typed:
@@ -229,7 +229,7 @@ def _rendered(
     arrow: pa.DataType = _STRING,
     scales: npt.NDArray[np.int32] | None = None,
 ) -> Typed:
-    # With `scales`: numbers of any scale, whose scales are put there.
+    # With `scales`: numbers of any scale, whose scales are written there.
     count = len(cells)
     offsets, valid, outcome = np.empty(count + 1, np.int64), _bits(count), np.empty(count, np.uint8)
     growth = forms.PAIRS_GROWTH if style == forms.PAIRS else 1
@@ -257,8 +257,8 @@ def _cast(text: pa.StringArray, arrow: pa.DataType) -> Typed:
 
 
 def _cast_halves(text: pa.Array, arrow: pa.DataType) -> Iterator[pa.Array]:
-    # Cuts the column until the values that have no such number stand alone; those become null.
-    # PostgreSQL writes only these three that Arrow refuses, so they are taken out at once.
+    # Halves the column until each value that Arrow refuses is alone; those become null. NaN and the
+    # infinities, nearly all such values that PostgreSQL writes, are removed first.
     odd = pc.is_in(text, value_set=_NOT_FINITE)
     text = pc.if_else(odd, pa.scalar(None, pa.string()), text)
     parts = [text]

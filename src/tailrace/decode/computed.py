@@ -1,6 +1,6 @@
-"""Columns that were computed from a table's own, as cells: the texts that PostgreSQL would have sent.
+"""Columns computed from a table's own, as cells with the texts that PostgreSQL would have sent.
 
-So rows of every form, old keys and JSON are made of them as of columns of the source.
+Rows of every form, old keys and JSON therefore treat them like columns of the source.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputedColumn:
-    """The texts of one column, an entry a change.
+    """The texts of one computed column, one entry per change.
 
-    :param place: of the column of the former relation whose place it takes; -1: it is new.
-    :param current: the text in the row after the change, of a delete in the row before; null: NULL.
-    :param old: the text in the row before.
-    :param unsent: where the value is not known, because what it is computed from was not sent.
-    :param is_cast: it is the former column in another form. A value that was not sent stays one that was not
-        sent, and one without a text keeps PostgreSQL's.
+    :param place: index of the column of the former relation that it replaces; -1: a new column.
+    :param current: text in the row after the change, of a delete in the row before; null: NULL.
+    :param old: text in the row before.
+    :param unsent: where the value is unknown, because a value that it is computed from was not sent.
+    :param is_cast: the column is the former column in another form. A value that was not sent remains
+        unsent, and where the text is null, PostgreSQL's text is kept.
     """
 
     place: int
@@ -41,20 +41,20 @@ class ComputedColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputedColumns:
-    """A table with computed columns, for the changes that they were computed for.
+    """A table with computed columns, for the changes that they were computed from.
 
-    :param relation: the table with them. A new column comes after the former ones.
+    :param relation: the table with these columns; new columns follow the former ones.
     """
 
     relation: Relation
     columns: tuple[ComputedColumn, ...]
 
     def part(self, first: int, last: int) -> ComputedColumns:
-        """Return those of the changes from the `first` on and before the `last`, counted from 0."""
+        """Return the columns for the changes at the indexes `[first, last)`."""
         return self.take(np.arange(first, last))
 
     def take(self, places: Numbers) -> ComputedColumns:
-        """Return those of the changes at `places` (rising)."""
+        """Return the columns for the changes at the indexes `places` (ascending)."""
         rows = pa.array(places)
         columns = (
             replace(
@@ -102,9 +102,9 @@ def _widened(spans: Spans, columns: int) -> Spans:
 def _put(
     spans: Spans, at: int, values: pa.StringArray, first: int, wanted: npt.NDArray[np.bool_] | None
 ) -> Bytes:
-    """Write where the texts of a column lie, and return them: they begin at `first` in the buffer.
+    """Write the cells of a column's texts, and return the texts' bytes, which begin at `first` in the buffer.
 
-    :param wanted: the rows that have a value or NULL; None: those whose cell has a text, which changes.
+    :param wanted: the rows that have a value or NULL; None: replace the cells that have a text.
     """
     texts, offsets = text_buffers(values)
     valid = values.is_valid().to_numpy(zero_copy_only=False)

@@ -1,7 +1,7 @@
-"""The envelope: every table's changes in one schema, values as PostgreSQL's text.
+"""The envelope: the changes of all tables in one schema, with values as PostgreSQL's text.
 
-Maps are what Spark can query without knowing a table's shape (`after['price']`). In them SQL
-NULL is a null value, and a column that was not sent (unchanged TOAST) is absent.
+Rows are maps, which Spark can query without knowing a table's columns (`after['price']`). In a map,
+SQL NULL is a null value, and a column that was not sent (unchanged TOAST) is absent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 _MAP = pa.map_(pa.string(), pa.string())
 
 #: The envelope's columns. `message_prefix` and `message_content` belong to logical messages;
-#: `schema_version` counts the shapes of the table, and is null where the log does not tell.
+#: `schema_version` counts the shapes of the table, and is null if the log does not record it.
 SCHEMA = pa.schema(
     [
         pa.field("op", pa.string()),
@@ -54,8 +54,8 @@ SCHEMA = pa.schema(
 
 @compiled(TRIPLE(nb.uint8[::1], nb.boolean[:, ::1], nb.int32[::1], *SPANS, nb.int32[::1]))
 def _measure_maps(choice, wanted, name_at, start, length, kind, offsets):  # type: ignore[no-untyped-def]
-    # Entries, bytes of names and bytes of values of maps, one a change. choice[r] is 0 for no
-    # map, else the row of `wanted` (from 1) that says which columns count.
+    # Returns the entries, bytes of names and bytes of values of the maps, one map per change; -1: too
+    # many. choice[r] is 0 for no map, else the row of `wanted` (from 1) with the map's columns.
     entries = np.int64(0)
     name_bytes = np.int64(0)
     value_bytes = np.int64(0)
@@ -108,7 +108,7 @@ def _write_maps(  # type: ignore[no-untyped-def]
 def envelope(tuples: Tuples, task: str) -> pa.RecordBatch:
     """Return the changes in `SCHEMA`.
 
-    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8, or a block's maps pass 2 GiB.
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8, or a block's maps exceed 2 GiB.
     """
     count = len(tuples)
     op, commit_lsn, ordinal, xid, commit_ts, log_offset = metadata(tuples)
@@ -136,7 +136,7 @@ def _version(relation: Relation | None, count: int) -> pa.Int32Array:
 
 
 def image_choices(tuples: Tuples) -> Bytes:
-    """Return which changes have a row before (1: all columns, 2: those of the key), and which one after."""
+    """Return which changes have a row before (1: all columns, 2: the key columns), and which a row after."""
     before = np.where(tuples.old_mark == ord("O"), 1, np.where(tuples.old_mark == 0, 0, 2))
     after = (tuples.op != ord(Op.DELETE)) & (tuples.op != ord(Op.TRUNCATE))
     return np.stack([before, after]).astype(np.uint8)

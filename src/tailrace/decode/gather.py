@@ -1,8 +1,8 @@
-"""Cells of one column, copied together into an Arrow string array.
+"""Copying of one column's cells into an Arrow string array.
 
-`Cells` is what every cast starts from: where the texts lie, not yet touched. Copying goes by
-eight bytes wherever both buffers have them, which is what makes short cells cheap. At the end are functions
-of Arrow's arrays: as cells, and put together from others.
+`Cells` is the input of every cast: it says where the texts lie. Eight bytes are copied at a time
+wherever both buffers have them, which makes short cells cheap. The functions at the end convert Arrow
+arrays to cells, and combine Arrow arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Int32s = npt.NDArray[np.int32]
 #: Arrow's string arrays count their bytes in 32 bits.
 TEXT_BYTES_MAX = 2**31 - 1
 
-#: What an error says of a text that is not UTF-8.
+#: Message of the error for a text that is not UTF-8.
 NOT_UTF8 = "decoded a text: it is not valid UTF-8"
 
 _HIGH_BITS = np.uint64(0x8080808080808080)
@@ -52,28 +52,28 @@ class Cells:
 
     @property
     def arrays(self) -> tuple[Bytes, Int32s, Int32s, Bytes]:
-        """What kernels take of it."""
+        """The arguments that kernels take."""
         return self.buffer, self.start, self.length, self.kind
 
     @property
     def size(self) -> int:
-        """Return the bytes of all texts together."""
+        """Return the total size of the texts, in bytes."""
         return int(self.length.sum(dtype=np.int64))
 
     def text(self, row: int) -> bytes:
-        """Return one cell's text; for rare rows and for tests."""
+        """Return one cell's text; for rare rows and tests."""
         at = int(self.start[row])
         return self.buffer[at : at + int(self.length[row])].tobytes()
 
 
 @intrinsic
 def _copy_bytes(typing_context, target, to, source, at, length):  # type: ignore[no-untyped-def]  # noqa: ARG001
-    """Copy `source[at:at + length]` to `target[to:to + length]`; places are not checked.
+    """Copy `source[at:at + length]` to `target[to:to + length]`; bounds are not checked.
 
-    Returns the bits of what was copied, or-ed together with those of up to seven bytes after it;
-    up to seven bytes of `target` after it may be overwritten. Nothing outside the arrays is
-    touched. An intrinsic, because a compiled function that is passed arrays counts references
-    to them: eight times the cost of copying a short cell (measured).
+    Returns the bitwise OR of the copied bytes and up to seven bytes after them; up to seven bytes
+    of `target` after the copy may be overwritten. Nothing outside the arrays is read or written.
+    An intrinsic, because a compiled function that is passed arrays counts references to them:
+    eight times the cost of copying a short cell (measured).
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -117,7 +117,7 @@ copy_bytes: Any = _copy_bytes
 
 @intrinsic
 def _word_at(typing_context, source, at):  # type: ignore[no-untyped-def]  # noqa: ARG001
-    """Return eight bytes of `source` from `at` on, the first one lowest; places are not checked."""
+    """Return the eight bytes of `source` from `at` on, little-endian; bounds are not checked."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
@@ -134,7 +134,7 @@ word_at: Any = _word_at
 
 @compiled(nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1]))
 def _copy(b, start, length, offsets, out):  # type: ignore[no-untyped-def]
-    # Lays the texts end to end. Returns whether a byte outside ASCII may be among them.
+    # Concatenates the texts. Returns whether they may contain a byte outside ASCII.
     seen = np.uint64(0)
     to = np.int64(0)
     offsets[0] = 0
@@ -147,7 +147,7 @@ def _copy(b, start, length, offsets, out):  # type: ignore[no-untyped-def]
 
 
 def gather(cells: Cells) -> pa.StringArray:
-    """Return the cells' texts; null where there is none.
+    """Return the cells' texts; null for a cell without a text.
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
@@ -158,7 +158,7 @@ def gather(cells: Cells) -> pa.StringArray:
 
 
 def gather_bytes(cells: Cells) -> pa.BinaryArray:
-    """Return the cells' bytes, whatever they are; null where there are none."""
+    """Return the cells' bytes, unchecked; null for a cell without a text."""
     return _gathered(cells)[0].cast(pa.binary())
 
 
@@ -173,7 +173,7 @@ def _gathered(cells: Cells) -> tuple[pa.StringArray, bool]:
 
 
 def require_room(size: int) -> None:
-    """Check that an Arrow string array can hold so many bytes.
+    """Check that an Arrow string array can hold `size` bytes.
 
     :raises TailraceError: `DECODE_FAILED`.
     """
@@ -186,9 +186,7 @@ def require_room(size: int) -> None:
 
 
 def there(cells: Cells) -> tuple[Bytes | None, int]:
-    """Return Arrow's bit map of the cells that have a text, and how many have none; no map if all
-    have one.
-    """
+    """Return Arrow's bit map of the cells that have a text (None if all have), and how many have none."""
     texts = cells.kind == TEXT
     nulls = len(texts) - int(np.count_nonzero(texts))
     return (np.packbits(texts, bitorder="little") if nulls else None), nulls
@@ -222,7 +220,7 @@ def require_utf8(array: pa.Array) -> None:
 
 
 def array_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return which values are there."""
+    """Return which values are not null."""
     if array.null_count == 0:
         return np.ones(len(array), np.bool_)
     found: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
@@ -230,12 +228,12 @@ def array_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def bit_map(is_there: npt.NDArray[np.bool_]) -> pa.Buffer | None:
-    """Return Arrow's bit map of which values are there; None: all are."""
+    """Return Arrow's bit map of the values that are not null; None if none is null."""
     return None if is_there.all() else pa.py_buffer(np.packbits(is_there, bitorder="little"))
 
 
 def text_cells(texts: pa.Array) -> Cells:
-    """Return texts (any of Arrow's types of texts or bytes) as cells.
+    """Return an array of texts or bytes, of any of Arrow's types of these, as cells.
 
     :raises TailraceError: `DECODE_FAILED` if they are longer than 2 GiB.
     """
@@ -253,7 +251,7 @@ def text_cells(texts: pa.Array) -> Cells:
 
 
 def text_buffers(texts: pa.Array) -> tuple[Bytes, Numbers]:
-    """Return the bytes of an array of texts, and where each begins (with the end of the last)."""
+    """Return the bytes of an array of texts, and the offset of each text (and the end of the last)."""
     arrow = texts.type
     width: type = np.int64
     if pa.types.is_string(arrow) or pa.types.is_binary(arrow):
@@ -270,9 +268,9 @@ def text_buffers(texts: pa.Array) -> tuple[Bytes, Numbers]:
 
 
 def replaced(array: pa.Array, rows: Numbers, others: pa.Array) -> pa.Array:
-    """Return values, those in `rows` (rising) replaced."""
+    """Return `array` with the values in `rows` (ascending) replaced by `others`."""
     others = others.cast(array.type)
-    if pa.types.is_nested(array.type):  # which `replace_with_mask` does not take
+    if pa.types.is_nested(array.type):  # `replace_with_mask` does not support these types
         places = np.arange(len(array))
         places[rows] = len(array) + np.arange(len(rows))
         return pa.concat_arrays([array, others]).take(pa.array(places))
@@ -282,10 +280,10 @@ def replaced(array: pa.Array, rows: Numbers, others: pa.Array) -> pa.Array:
 
 
 def end_to_end(arrays: Sequence[pa.Array]) -> pa.Array:
-    """Return arrays laid end to end; structs get the fields of all.
+    """Return the arrays concatenated; structs get the fields of all.
 
-    :raises pyarrow.ArrowTypeError: if no type holds the values of all.
-    :raises pyarrow.ArrowInvalid: if the one that would does not hold a value.
+    :raises pyarrow.ArrowTypeError: if no type can hold the values of all arrays.
+    :raises pyarrow.ArrowInvalid: if a value does not fit the common type.
     """
     if len({array.type for array in arrays}) > 1:
         columns = [pa.schema([("values", array.type)]) for array in arrays]

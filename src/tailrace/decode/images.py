@@ -1,7 +1,7 @@
-"""Changes as columns whose rows before and after stand apart: what the engine's records are made of.
+"""Changes as columns with separate rows before and after: the input of the engine's records.
 
-`rows` gives one row a change for tables; here each change has its key, the row before it (as far as
-it was sent) and the row after it, as structs of the table's typed columns.
+`rows` returns one row per change, for tables; here each change has its key, the row before it (as far
+as it was sent) and the row after it, as structs of the table's typed columns.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tailrace.decode.types import column_types
 from tailrace.model import Op, Relation
 from tailrace.protocol.frames import Numbers
 
-#: What a source tells of each change. `schema_version` counts the shapes of the table in the log. What comes
-#: from `shard` on is of sources with shards: see `decode.shards`.
+#: Type of the column `source`: metadata of each change. `schema_version` counts the shapes of the table in
+#: the log. Only sources with shards set the fields from `shard` on: see `decode.shards`.
 SOURCE = pa.struct(
     [
         pa.field("schema", pa.string()),
@@ -53,14 +53,14 @@ SOURCE = pa.struct(
     ]
 )
 
-#: Names of the columns, in order. `partial` says that `before` holds the columns of the key alone;
+#: Names of the columns, in order. `partial` says that `before` has only the key columns;
 #: `special` maps `key.<column>`, `before.<column>` and `after.<column>` to the texts of values that their
 #: typed column does not hold exactly; `unchanged` names the columns of `after` that were not sent.
 NAMES = ("op", "key", "before", "after", "source", "partial", "special", "unchanged")
 
 _MESSAGE = [pa.field("prefix", pa.string()), pa.field("content", pa.binary())]
 
-# The cells of a column of the table.
+# Returns the cells of the column at an index.
 _Column = Callable[[int], Cells]
 
 
@@ -76,8 +76,8 @@ def images(tuples: Tuples) -> pa.RecordBatch:
 
 
 def image(tuples: Tuples, name: str) -> tuple[pa.Array, pa.MapArray | None]:
-    """Return one column of `images`, but `special`, nothing else decoded; and what of `special` is about its
-    values, by `<name>.<column>`, if anything is.
+    """Return one column of `images` other than `special`, without decoding others; and the entries of
+    `special` about its values, by `<name>.<column>`, or None.
 
     :raises TailraceError: as `images`.
     """
@@ -110,7 +110,7 @@ def _row(relation: Relation, tuples: Tuples, name: str, specials: Specials) -> p
     everything, prefix = range(len(relation.columns)), f"{name}."
     if name == "key":
         in_key = [c for c in everything if relation.columns[c].name in set(relation.key)]
-        # Null for a truncate. The current row of a delete is what was sent of the old one, its key at least.
+        # Null for a truncate. The current row of a delete is what was sent of the old row: at least its key.
         there = tuples.op != ord(Op.TRUNCATE)
         return (
             _struct(relation, tuples.column, in_key, there, specials, prefix)
@@ -148,9 +148,9 @@ def _struct(
 
 
 def image_column(tuples: Tuples, image: str, name: str) -> pa.Array | None:
-    """Return one field of `key`, `before` or `after` as `images` has it, nothing else decoded.
+    """Return one field of `key`, `before` or `after` of `images`, without decoding other columns.
 
-    None: there is no such field.
+    None if there is no such field.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     relation = tuples.relation
@@ -171,7 +171,7 @@ def image_column(tuples: Tuples, image: str, name: str) -> pa.Array | None:
 
 
 def source_of(relation: Relation | None, fields: Numbers, shards: ShardPositions | None) -> pa.StructArray:
-    """Return what the source tells of changes, in `SOURCE`; `fields` are the kernel's numbers of each."""
+    """Return the metadata of changes in the type `SOURCE`; `fields` are the kernel's numbers of each."""
     count = fields.shape[1]
     schema, table, version = (
         (relation.schema, relation.table, relation.version or None) if relation else ("", "", None)
@@ -208,7 +208,7 @@ def _shard_columns(commit_lsn: Numbers, shards: ShardPositions | None) -> list[p
 
 
 def shards_of(source: pa.Array) -> RowShards:
-    """Return the transactions of rows from their `source`, whatever it is."""
+    """Return the shard positions of rows from their column `source`, of whatever type that is."""
     count = len(source)
     of_shards = pa.types.is_struct(source.type) and source.type.get_field_index("gtid") >= 0
     if not of_shards or source.field("gtid").null_count == count:

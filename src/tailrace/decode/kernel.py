@@ -1,9 +1,9 @@
-"""The compiled loops over frames, tuples and COPY lines: where every change and every cell lies.
+"""Compiled scans of frames, tuples and COPY lines, which find every change and every cell.
 
-They know the wire format and no types. Nothing is copied here: a cell is a place in a buffer,
-given by `start`, `length` and `kind` (`TEXT`, `NULL`, `UNCHANGED` or `ABSENT`), one array row a
-column. Every index is checked against the buffer's end first, because numba checks none, and
-every loop advances, whatever the bytes say.
+They know the wire format and no types. Nothing is copied: a cell is a place in a buffer, given by
+`start`, `length` and `kind` (`TEXT`, `NULL`, `UNCHANGED` or `ABSENT`), one array row per column.
+numba checks no bounds, so every index is checked against the buffer's end before it is used, and
+every loop advances whatever the bytes are.
 
 Source: PostgreSQL manual, "Logical Replication Message Formats" and "COPY", text format.
 """
@@ -49,54 +49,61 @@ from tailrace.protocol.frames import (
 )
 from tailrace.protocol.memory import address_of, i64_at, put_i32, put_u8, u8_at, u16_at, u32_at
 
-# What kernels return, where it is more than a number.
+# Types of the results of kernels that return several numbers.
 PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
 TRIPLE: Any = nb.types.UniTuple(nb.int64, 3)  # type: ignore[no-untyped-call]
-#: The cells of a column: the block's bytes, where each lies, how long it is, what it is; and where those of
-#: all columns lie.
+#: Types of arguments. The cells of a column: the block's bytes, and the cells' starts, lengths and kinds;
+#: and `SPANS`, the starts, lengths and kinds of the cells of all columns.
 CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
 SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
-# What a cell holds. The first three are pgoutput's own letters.
+# Kinds of cells. The first three are pgoutput's own letters.
 NULL, TEXT, UNCHANGED, ABSENT = pg.NULL, pg.TEXT, pg.UNCHANGED, 0
 
-# What a change is, by Debezium's letters: create, update, delete, truncate, read (of a snapshot), message.
+# Operations, by Debezium's letters: create, update, delete, truncate, read (of a snapshot), message.
 CREATE, UPDATE, DELETE, TRUNCATE, READ, MESSAGE = map(ord, "cudtrm")
 
-# Rows of the array of changes, one array column a change.
+# Rows of the array of changes, which has one column per change.
 GROUP, OP, LOG_OFFSET, LSN, AT_COMMIT_LSN, AT_COMMIT_TIME, AT_XID, AT_ORDINAL, AT, END = range(10)
 CHANGE_FIELDS = 10
 
-# Of COPY's text format: what divides fields and rows, and escapes.
+# COPY's text format: the separators of fields and rows, the escape character, and the letter of `\N`.
 _TAB, _NEWLINE, _BACKSLASH, _NULL_LETTER = map(ord, "\t\n\\N")
 _ESCAPE_LETTERS = np.frombuffer(b"bfnrtv", np.uint8)
 _ESCAPED = np.frombuffer(b"\b\f\n\r\t\v", np.uint8)
 
-#: In place of a commit time or transaction id that a change does not have.
+#: Value of a commit time or transaction id that a change does not have.
 NONE = -(2**63)
 
 # Columns of the array of groups: key, schema messages seen before its first change, wanted.
 GROUP_KEY, GROUP_SCHEMA, GROUP_WANTED = range(3)
 
-#: Added to a relation's oid: rows of a snapshot are grouped apart, their text being COPY's.
+# The key of a group: the relation's oid. Rows of a snapshot are grouped separately, because their text is
+# COPY's: `SNAPSHOT_KEY` is added to the oid. Logical messages have no relation.
+OID_BITS = 0xFFFFFFFF
 SNAPSHOT_KEY = 1 << 40
 MESSAGE_KEY = 1 << 41
+# Knuth's multiplicative hash: 2**32 divided by the golden ratio.
+_HASH_FACTOR = 0x9E3779B1
 
 # Fields of the result of `index_changes`.
 CHANGES, GROUPS, SCHEMAS, ERROR, ERROR_AT = range(5)
 RESULT_FIELDS = 5
 
+# Numbers of errors; 0 is none.
+BAD_FRAME, TOO_MANY_CHANGES, WRONG_LINES, CUT_SHORT, WRONG_COLUMNS = range(1, 6)
+BAD_COLUMN, NO_TUPLE, BYTES_LEFT, ENDS_IN_BACKSLASH, BAD_MESSAGE = range(6, 11)
 ERRORS = {
-    1: "a frame is cut short or has an impossible length",
-    2: "there are more changes than were counted",
-    3: "a snapshot frame does not hold as many lines as it says",
-    4: "a tuple or line is cut short",
-    5: "a tuple or line has another number of columns than its table",
-    6: "a column is neither text nor NULL nor unchanged",
-    7: "a message holds no tuple where its type demands one",
-    8: "bytes are left over after a tuple",
-    9: "a line of COPY ends in a backslash",
-    10: "a logical message's prefix or length does not fit",
+    BAD_FRAME: "a frame is cut short or has an impossible length",
+    TOO_MANY_CHANGES: "there are more changes than were counted",
+    WRONG_LINES: "the number of lines in a snapshot frame differs from its header",
+    CUT_SHORT: "a tuple or line is cut short",
+    WRONG_COLUMNS: "a tuple or line has another number of columns than its table",
+    BAD_COLUMN: "a column is neither text nor NULL nor unchanged",
+    NO_TUPLE: "a message has no tuple, which its type requires",
+    BYTES_LEFT: "bytes are left over after a tuple",
+    ENDS_IN_BACKSLASH: "a line of COPY ends in a backslash",
+    BAD_MESSAGE: "a logical message's prefix or length does not fit",
 }
 
 
@@ -112,11 +119,11 @@ def _listed(values, value):  # type: ignore[no-untyped-def]
     )
 )
 def _group_of(key, schemas, count, forgotten, groups, slots, tables, every_table):  # type: ignore[no-untyped-def]
-    # A hash table with open addressing: slots hold (key + 1, group, schema messages seen when it
-    # was made). `forgotten` is the last schema message that put every group out of force. A key
-    # keeps its slot, so slots bound the tables, not the groups. -1: no slot is left.
+    # A hash table with open addressing: slots hold (key + 1, group, schema messages before the group).
+    # `forgotten` is the number of the last schema message that invalidated all groups. A key keeps its
+    # slot, so the slots bound the tables, not the groups. Returns -1 if no slot is left.
     mask = len(slots) - 1
-    slot = (key * 0x9E3779B1) & mask
+    slot = (key * _HASH_FACTOR) & mask
     for _ in range(len(slots)):
         if slots[slot, 0] == 0 or slots[slot, 0] == key + 1:
             break
@@ -130,14 +137,15 @@ def _group_of(key, schemas, count, forgotten, groups, slots, tables, every_table
     slots[slot, 2] = schemas
     groups[count, GROUP_KEY] = key
     groups[count, GROUP_SCHEMA] = schemas
-    groups[count, GROUP_WANTED] = every_table or _listed(tables, key & 0xFFFFFFFF)
+    groups[count, GROUP_WANTED] = every_table or _listed(tables, key & OID_BITS)
     return count
 
 
 @compiled(nb.void(nb.int64, nb.int64[:, ::1]))
 def _forget(key, slots):  # type: ignore[no-untyped-def]
+    # Invalidates a key's group: its next change opens another one.
     mask = len(slots) - 1
-    slot = (key * 0x9E3779B1) & mask
+    slot = (key * _HASH_FACTOR) & mask
     for _ in range(len(slots)):
         if slots[slot, 0] == 0:
             return
@@ -147,13 +155,13 @@ def _forget(key, slots):  # type: ignore[no-untyped-def]
         slot = (slot + 1) & mask
 
 
-# In place of the table that a schema frame describes: all of them, a type, no schema frame.
+# Values in place of the oid of the table that a schema frame describes: all tables, a type, no schema frame.
 _EVERY_TABLE, _TYPE, _NO_SCHEMA = -3, -2, -1
 
 
 @nb.njit(inline="always")
 def _message_meaning(b, i, end, state):  # type: ignore[no-untyped-def]
-    # As `_frame_meaning`.
+    # `_frame_meaning` of a frame with a pgoutput message.
     p = i + XLOG_PAYLOAD_AT
     room = end - p
     op, key, count, at, schema_key = 0, -1, 1, end, _NO_SCHEMA
@@ -183,7 +191,7 @@ def _message_meaning(b, i, end, state):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _control_meaning(b, i, size, state):  # type: ignore[no-untyped-def]
-    # Returns what schema it describes.
+    # `_frame_meaning` of a control frame; returns only what schema it describes.
     subtype = u8_at(b, i + SUBTYPE_AT) if size > SUBTYPE_AT else np.int64(0)
     if subtype == SNAPSHOT_BEGINS and size >= CONTROL_JSON_AT:
         state[OPEN] = SNAPSHOT_OPEN
@@ -198,8 +206,8 @@ def _control_meaning(b, i, size, state):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _frame_meaning(b, i, size, state):  # type: ignore[no-untyped-def]
-    # Carries `state` over the frame at `i`. Returns operation or 0, table's key, how many changes it has,
-    # where tuples or lines begin, what schema it describes. Of a Truncate the caller reads the tables.
+    # Advances `state` past the frame at `i`. Returns the operation or 0, the table's key, the number of
+    # changes, where tuples or lines begin, what schema it describes. The caller reads a Truncate's tables.
     kind = u8_at(b, i + KIND_AT)
     op, key, count, at, schema_key = 0, -1, 1, i + size, _NO_SCHEMA
     if kind == XLOG:
@@ -236,7 +244,7 @@ def _put_change(b, i, op, group, place, at, end, state, changes, n):  # type: ig
 
 @compiled(nb.boolean(FROZEN_BYTES, *[nb.int64] * 5, nb.int64[::1], nb.int64[:, ::1], nb.int64))
 def _put_lines(b, group, log_offset, at, end, rows, state, changes, first):  # type: ignore[no-untyped-def]
-    # Returns whether there are just `rows` lines.
+    # Returns whether there are exactly `rows` lines.
     for n in range(first, first + rows):
         stop = at
         while stop < end and u8_at(b, stop) != _NEWLINE:
@@ -272,12 +280,12 @@ def _put_lines(b, group, log_offset, at, end, rows, state, changes, first):  # t
     )
 )
 def index_changes(b, log_offset, state, tables, every_table, changes, groups, slots, schema_at, result):  # type: ignore[no-untyped-def]
-    """Find every change of whole frames, numbered and grouped, in log order.
+    """Find every change in complete frames, in log order, with its ordinal and group.
 
     `state` is a scan state as in `protocol.frames`, whose scan has already accepted the frames;
     `changes` and `groups` have room for as many changes as that scan counted, `schema_at` for every
-    schema frame. `slots` is zeroed, a power of two and longer than twice the tables of these frames,
-    and one: however often their shapes change, which makes more groups, not more slots.
+    schema frame. `slots` is zeroed; its length is a power of two and greater than twice the number of
+    tables in these frames plus one. A table whose shape changes needs more groups, but not more slots.
     """
     result[:] = 0
     forgotten = 0
@@ -290,13 +298,13 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
     while i < len(b) and result[ERROR] == 0:
         size = frame_size(b, i)
         if size == 0:
-            result[ERROR] = 1
+            result[ERROR] = BAD_FRAME
             break
         end = i + size
         op, key, count, at, schema_key = _frame_meaning(b, i, size, state)
         if schema_key != _NO_SCHEMA:
             if schemas >= len(schema_at):
-                result[ERROR] = 2
+                result[ERROR] = TOO_MANY_CHANGES
                 break
             schema_at[schemas] = i
             schemas += 1
@@ -319,18 +327,18 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
                             key, schemas, group_count, forgotten, groups, slots, tables, every_table
                         )
                     if group < 0:
-                        result[ERROR] = 2
+                        result[ERROR] = TOO_MANY_CHANGES
                         break
                     group_count += 1 if group == group_count else 0
                     last_key = key
                 if groups[group, GROUP_WANTED] != 0:
                     if found + rows > changes.shape[1]:
-                        result[ERROR] = 2
+                        result[ERROR] = TOO_MANY_CHANGES
                         break
                     if op != READ:
                         _put_change(b, i, op, group, log_offset + place, at, end, state, changes, found)
                     elif not _put_lines(b, group, log_offset, at, end, rows, state, changes, found):
-                        result[ERROR] = 3
+                        result[ERROR] = WRONG_LINES
                         break
                     found += rows
                 state[ORDINAL] += rows
@@ -344,9 +352,9 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
 
 @compiled(nb.void(nb.int64[:, ::1], nb.int64, nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]))
 def sort_by_group(changes, count, group_of, next_at, target):  # type: ignore[no-untyped-def]
-    """Copy the first `count` changes, group after group and in log order within each.
+    """Copy the first `count` changes to `target`, group by group, in log order within a group.
 
-    `next_at` holds where each group begins in `target`, and is used up.
+    `next_at` has the start of each group in `target`, and is overwritten.
     """
     for k in range(count):
         group = group_of[changes[GROUP, k]]
@@ -358,29 +366,29 @@ def sort_by_group(changes, count, group_of, next_at, target):  # type: ignore[no
 
 @nb.njit(inline="always")
 def _walk(b, p, end, columns, r, rows, start, length, kind):  # type: ignore[no-untyped-def]
-    # One TupleData from `p` to the cells of change `r` of `rows`; returns the place after it, or an
-    # error as a negative number. Buffer and arrays are given by their addresses.
+    # Writes the cells of one TupleData at `p`, of change `r` of `rows`; returns the place after it, or a
+    # negated error number. Buffer and arrays are passed as addresses.
     if end - p < 2:
-        return -4
+        return -CUT_SHORT
     if u16_at(b, p) != columns:
-        return -5
+        return -WRONG_COLUMNS
     p += 2
     at = r
     for _ in range(columns):
         if p >= end:
-            return -4
+            return -CUT_SHORT
         letter = u8_at(b, p)
         p += 1
         size = np.int64(0)
         if letter == TEXT:
             if end - p < 4:
-                return -4
+                return -CUT_SHORT
             size = u32_at(b, p)
             p += 4
             if size > end - p:
-                return -4
+                return -CUT_SHORT
         elif letter != NULL and letter != UNCHANGED:
-            return -6
+            return -BAD_COLUMN
         put_u8(kind, at, letter)
         put_i32(start, at, p)
         put_i32(length, at, size)
@@ -412,8 +420,8 @@ def _clear(start, length, kind, r):  # type: ignore[no-untyped-def]
 def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_kind, old_mark, result):  # type: ignore[no-untyped-def]
     """Find the cells of the new and old tuples of changes of one table.
 
-    The arrays of old cells have no columns where no change can hold an old tuple. `old_mark` gets
-    'K' (key), 'O' (whole row) or 0 a change. `result` gets an error's number and its change.
+    The arrays of old cells are empty if no change can have an old tuple. `old_mark` gets 'K' (key),
+    'O' (whole row) or 0 per change. `result` gets the number of an error, and the index of its change.
     """
     result[0] = 0
     columns, rows = start.shape
@@ -431,10 +439,10 @@ def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_
         if code == TRUNCATE:  # has no tuple
             p = stop
         elif p >= stop:
-            error = 7
+            error = NO_TUPLE
         if error == 0 and code != TRUNCATE and (u8_at(b, p) == pg.OLD_KEY or u8_at(b, p) == pg.OLD_ROW):
             if code == CREATE or olds == 0:
-                error = 7
+                error = NO_TUPLE
             else:
                 old_mark[r] = u8_at(b, p)
                 p = _walk(memory, p + 1, stop, old_columns, r, olds, old_starts, old_lengths, old_kinds)
@@ -443,16 +451,16 @@ def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_
         if error == 0 and (code == DELETE or code == TRUNCATE):
             _clear(start, length, kind, r)
             if code == DELETE and old_mark[r] == 0:
-                error = 7
+                error = NO_TUPLE
         elif error == 0:
             if p >= stop or u8_at(b, p) != pg.NEW_ROW:
-                error = 7
+                error = NO_TUPLE
             else:
                 p = _walk(memory, p + 1, stop, columns, r, rows, starts, lengths, kinds)
                 if p < 0:
                     error = -p
         if error == 0 and p != stop:
-            error = 8
+            error = BYTES_LEFT
         if error != 0:
             result[0] = error
             result[1] = r
@@ -471,9 +479,9 @@ def _unescaped(letter):  # type: ignore[no-untyped-def]
 
 @compiled(nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *SPANS, nb.int64[::1]))
 def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
-    """Find the cells of lines in COPY's text format, and undo its escapes in place.
+    """Find the cells of lines in COPY's text format, and unescape them in place.
 
-    A cell never grows by that, so each keeps its start. `result` as in `tuple_cells`.
+    Unescaping never lengthens a cell, so each keeps its start. `result` as in `tuple_cells`.
     """
     result[0] = 0
     columns = start.shape[0]
@@ -492,7 +500,7 @@ def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-unty
             while p < stop and b[p] != _TAB:
                 if b[p] == _BACKSLASH:
                     if p + 1 >= stop:
-                        error = 9
+                        error = ENDS_IN_BACKSLASH
                         break
                     p += 1
                     b[to] = _unescaped(b[p])
@@ -505,19 +513,19 @@ def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-unty
             start[c, r] = first
             length[c, r] = to - first
             kind[c, r] = TEXT
-            # `\N` alone is NULL; unescaped it has become one N, and nothing else becomes that
-            # from two bytes, because COPY escapes no letter N.
+            # `\N` alone is NULL. It was unescaped to one N; no other two bytes become that, because
+            # COPY never escapes the letter N.
             if escaped and p - first == 2 and b[first] == _NULL_LETTER:
                 kind[c, r] = NULL
                 length[c, r] = 0
             c += 1
             if c < columns:
                 if p >= stop:
-                    error = 5
+                    error = WRONG_COLUMNS
                     break
                 p += 1  # the tab
         if error == 0 and p != stop:
-            error = 5
+            error = WRONG_COLUMNS
         if error != 0:
             result[0] = error
             result[1] = r
@@ -535,7 +543,7 @@ def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-u
         while p < stop and b[p] != 0:
             p += 1
         if stop - p < 5 or u32_at(b, p + 1) != stop - p - 5:
-            result[0] = 10
+            result[0] = BAD_MESSAGE
             result[1] = r
             return
         start[0, r] = first
@@ -550,8 +558,8 @@ def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-u
 def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_length, old_kind):  # type: ignore[no-untyped-def]
     """Complete the new cells from the old ones, in place.
 
-    A delete gets its old cells, of a key tuple only those of key columns (the others say NULL
-    and mean nothing). A cell that was not sent is taken from the old tuple, if that holds it.
+    A delete gets its old cells; from a key tuple, only those of key columns (the others are NULL
+    without meaning). A cell that was not sent is copied from the old tuple, if that has it.
     """
     for c in range(start.shape[0]):
         for r in range(len(op)):
@@ -568,7 +576,7 @@ def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_leng
 def mark_changed_keys(  # type: ignore[no-untyped-def]
     b, op, old_mark, columns, start, length, kind, old_start, old_length, old_kind, changed
 ):
-    """Mark the updates that sent an old tuple in which a key column has another text."""
+    """Mark the updates that sent an old tuple in which a key column has a different text."""
     for r in range(len(op)):
         changed[r] = False
         if op[r] != UPDATE or old_mark[r] == 0:

@@ -1,9 +1,9 @@
-"""PostgreSQL's own types by oid, and what the log says of all others.
+"""PostgreSQL's built-in types by oid, and the descriptions of other types in the log.
 
-A column whose type is not built in is described twice: by a Type message, before the table's
-Relation message, and by the facts frame, where capture wrote one. The message names the type
-under all domains, and no more; the facts have the domain's modifier and an array's items, too.
-Both are timeless: a type keeps them for as long as it has its oid.
+A type that is not built in is described twice: by a Type message, before the table's Relation
+message, and by the facts frame, if capture wrote one. The message has only the name of the type
+under all domains; the facts also have the domain's modifier and the type of an array's items.
+Neither depends on the position in the log: they hold for as long as the type has its oid.
 
 Source: pg_type.dat (oids never change); PostgreSQL manual, "Logical Replication Message Formats".
 """
@@ -16,7 +16,7 @@ from typing import Any
 from tailrace.errors import REPORT_LOG, Kind, TailraceError
 from tailrace.model import ValueType
 
-#: Types from here on have a Type message.
+#: First oid of the types that have a Type message.
 FIRST_NOT_BUILT_IN = 10_000
 
 #: The types of PostgreSQL 15 to 18 that a column can have: oid, name, oid of the array of it.
@@ -104,16 +104,16 @@ ITEMS = {array: oid for oid, _, array in BUILT_IN}
 #: A name in pg_catalog to its oid; `_x` is the array of `x`.
 OIDS = {name: oid for oid, name, _ in BUILT_IN} | {f"_{name}": array for _, name, array in BUILT_IN}
 
-# Types whose arrays are not separated by commas: of PostgreSQL itself, and of PostGIS.
+# Types whose arrays have another delimiter than the comma: PostgreSQL's box[] (oid), and PostGIS' types.
 _BOXES = 1020
 _DELIMITERS = {"geometry": ":", "geography": ":"}
 
-#: Domains over domains, arrays of domains over arrays: deeper than this is no honest type.
+#: Limit of the depth of domains over domains and arrays of domains over arrays; real types are not as deep.
 _DEPTH_MAX = 32
 
 
 def item_of(value: ValueType) -> tuple[ValueType, str] | None:
-    """Return the type of an array's items and what separates them; None if it is no array."""
+    """Return the type of an array's items and their delimiter; None if the type is not an array."""
     if value.item is not None:
         return value.item, value.delimiter
     if value.oid in ITEMS:
@@ -122,20 +122,20 @@ def item_of(value: ValueType) -> tuple[ValueType, str] | None:
 
 
 def from_message(oid: int, schema: str, name: str) -> ValueType:
-    """Return what a Type message says of type `oid`; its schema is empty for pg_catalog."""
+    """Return the type `oid` as its Type message describes it; the schema is empty for pg_catalog."""
     if schema in {"", "pg_catalog"}:
         return ValueType(OIDS.get(name, oid))
     if name.startswith("_") and len(name) > 1:
-        # PostgreSQL names the array of `x` so. Facts tell a type that is none but has such a name;
-        # without them its values turn out to be no arrays, and are kept as text.
+        # PostgreSQL names the array of `x` like this. Only facts identify another type with such a name;
+        # without them its values do not parse as arrays, and are kept as text.
         return ValueType(oid, item=ValueType(0, name=name[1:]), delimiter=_DELIMITERS.get(name[1:], ","))
     return ValueType(oid, name=name)
 
 
 def from_facts(oid: int, modifier: int, types: Mapping[str, Any], depth: int = 0) -> ValueType:
-    """Return what the facts frame's `types` say of type `oid`.
+    """Return the type `oid` as the facts frame's `types` describe it.
 
-    :raises TailraceError: `PROTOCOL_VIOLATION` if they make no sense.
+    :raises TailraceError: `PROTOCOL_VIOLATION` if its description is malformed.
     """
     fact = types.get(str(oid))
     if fact is None:
@@ -150,7 +150,7 @@ def from_facts(oid: int, modifier: int, types: Mapping[str, Any], depth: int = 0
         return ValueType(oid, modifier, name=str(fact["name"]), kind=str(fact.get("kind", "")), parts=parts)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise TailraceError(
-            Kind.PROTOCOL_VIOLATION, f"read a table's facts: they say nothing of type {oid}", REPORT_LOG
+            Kind.PROTOCOL_VIOLATION, f"read a table's facts: type {oid} is malformed", REPORT_LOG
         ) from None
 
 

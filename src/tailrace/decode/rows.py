@@ -1,4 +1,4 @@
-"""Typed rows: a table's own columns as Arrow types, then what every change carries."""
+"""Typed rows: a table's own columns in Arrow types, then the metadata columns of every change."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LOG_OFFSET = METADATA[5]
 
 _Made = TypeVar("_Made")
 
-#: Rows (rising), column name and texts of values that their typed column does not hold exactly.
+#: Rows (ascending), column name and texts of values that their typed column does not hold exactly.
 Specials = list[tuple[npt.NDArray[np.int64], str, pa.StringArray]]
 
-#: The same by name.
+#: `Specials` by column name.
 HeldTexts = dict[str, tuple[npt.NDArray[np.int64], pa.StringArray]]
 
 
@@ -83,7 +83,7 @@ def old_key_texts(relation: Relation, tuples: Tuples) -> pa.MapArray:
 def _changed_keys(
     relation: Relation, tuples: Tuples, key: set[str]
 ) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Return the places of the key's columns, and which changes are updates that changed it."""
+    """Return the indexes of the key's columns, and of the updates that changed the key."""
     places = [c for c, column in enumerate(relation.columns) if column.name in key]
     changed = np.zeros(len(tuples), np.bool_)
     if places and tuples.old_mark.any():
@@ -95,7 +95,7 @@ def _changed_keys(
 
 
 def old_rows(relation: Relation, tuples: Tuples) -> pa.RecordBatch | None:
-    """Return the whole rows before updates that sent them: all columns, `_log_offset` of the
+    """Return the complete old rows of updates that sent them: all columns, `_log_offset` of the
     update and `_special`; None if there are none.
 
     :raises TailraceError: as `typed_rows`.
@@ -107,7 +107,7 @@ def old_rows(relation: Relation, tuples: Tuples) -> pa.RecordBatch | None:
 def _before(
     relation: Relation, tuples: Tuples, places: Sequence[int], rows: npt.NDArray[np.int64]
 ) -> pa.RecordBatch | None:
-    # What was sent of the rows before the changes `rows`: the columns at `places`.
+    # What was sent of the columns at `places` in the rows before the changes `rows`.
     if len(rows) == 0:
         return None
     specials: Specials = []
@@ -144,7 +144,7 @@ def or_null(numbers: Numbers) -> pa.Int64Array:
 def typed_column(
     relation: Relation, name: str, kind: ColumnType, cells: Cells, specials: Specials
 ) -> pa.Array:
-    """Return a column in its type, and add to `specials` what it does not hold exactly.
+    """Return a column in its Arrow type, and add to `specials` the texts that it does not hold exactly.
 
     :raises TailraceError: `DECODE_FAILED`, naming the column, if a text is not UTF-8.
     """
@@ -157,7 +157,7 @@ def typed_column(
 
 
 def _named(relation: Relation, name: str, read: Callable[[Cells], _Made], cells: Cells) -> _Made:
-    # A failure in a column says which one it was.
+    # Adds the table and column to the context of an error.
     try:
         return read(cells)
     except TailraceError as error:
@@ -192,7 +192,7 @@ def special_map(specials: Specials, count: int) -> pa.MapArray:
 
 
 def specials(maps: pa.Array) -> HeldTexts:
-    """Return the rows (rising) and texts of values that columns don't hold, by `before.<column>` …"""
+    """Return the rows (ascending) and texts of values that columns don't hold, by `before.<column>` …"""
     if maps.null_count == len(maps):
         return {}
     keys, items, parents = special_entries(maps)
@@ -202,7 +202,7 @@ def specials(maps: pa.Array) -> HeldTexts:
 
 
 def special_entries(maps: pa.MapArray) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int64]]:
-    """Return the keys and items of all maps, and the place of the map of each."""
+    """Return the keys and items of all maps, and the index of each item's map."""
     offsets = maps.offsets.fill_null(0).to_numpy() if maps.offsets.null_count else maps.offsets.to_numpy()
     first, last = int(offsets[0]), int(offsets[-1])
     parents = np.repeat(np.arange(len(maps)), np.diff(offsets))

@@ -1,7 +1,7 @@
-"""Which shape each table has at a place in the log: the schema frames in force there.
+"""The shape of each table at a place in the log: the schema frames in force there.
 
-Frames are kept as bytes and parsed when a change needs them: a log may know hundreds of tables
-of which a block touches two.
+Frames are kept as bytes and parsed when a change needs them: a log may contain hundreds of tables,
+a block changes of two.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _FACTS = b"x" + FACTS
 
 
 class Catalog:
-    """Schema frames in force, the last of each table. `apply` them in log order.
+    """The schema frames in force: the last one of each table. `apply` them in log order.
 
-    :param modes: how values are to be given; every relation carries them.
-    :param settled: facts frames, by relation and version, that take the place of pending ones.
+    :param modes: how values are represented; every relation carries them.
+    :param settled: facts frames, by relation and version, that replace pending ones.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Catalog:
             self.apply(frame)
 
     def apply(self, frame: bytes) -> None:
-        """Put one whole schema frame (Relation, Type or facts) in force.
+        """Put one complete schema frame (Relation, Type or facts) in force.
 
-        :raises TailraceError: `PROTOCOL_VIOLATION` if it is none.
+        :raises TailraceError: `PROTOCOL_VIOLATION` if it is not a schema frame.
         """
         if self._settled and (version := pending_version(frame)) is not None:
             frame = self._settled.get(version, frame)
@@ -77,12 +77,12 @@ class Catalog:
         return list(self._frames.values())
 
     def named(self, tables: Collection[str]) -> frozenset[int]:
-        """Return the relations that bear one of these qualified names."""
+        """Return the oids of the relations that have one of these qualified names."""
         relations = map(_parsed, self._relation_frames())
         return frozenset(each.oid for each in relations if each.qualified_name in tables)
 
     def names(self) -> list[tuple[str, str]]:
-        """Return schema and name of each table that a Relation message is in force for."""
+        """Return schema and name of each table with a Relation message in force."""
         return [(table.schema, table.table) for table in map(_parsed, self._relation_frames())]
 
     def _relation_frames(self) -> list[bytes]:
@@ -90,7 +90,7 @@ class Catalog:
 
 
 def pending_version(frame: bytes) -> tuple[int, int] | None:
-    """Return relation and version of facts that are pending; None if the frame holds no such facts."""
+    """Return relation and version of a facts frame with pending facts; None for any other frame."""
     if frame[KIND_AT : KIND_AT + 2] != _FACTS or b'"pending"' not in frame:
         return None
     facts = Facts.from_json(control_json(frame))
@@ -104,7 +104,7 @@ def _key(frame: bytes) -> str:
     except (KeyError, TypeError, ValueError, OverflowError):
         found = []
     if len(found) != 1:
-        raise TailraceError(Kind.PROTOCOL_VIOLATION, "read a schema frame: it describes nothing", REPORT_LOG)
+        raise TailraceError(Kind.PROTOCOL_VIOLATION, "read a schema frame: it is malformed", REPORT_LOG)
     return found[0][0]
 
 
@@ -118,7 +118,7 @@ def _relation(
     frame: bytes, facts_frame: bytes | None, messages: tuple[bytes | None, ...], modes: ValueModes
 ) -> Relation:
     facts = None if facts_frame is None else Facts.from_json(control_json(facts_frame))
-    # What is known of a type holds wherever the type is, whichever version the facts are of.
+    # Facts about a type hold for all columns of the type, whatever version of the table the facts are of.
     types = {} if facts is None else {oid: of for column in facts.columns for oid, of in column.types.items()}
     relation = _parsed(frame)
     waiting = iter(messages)
@@ -144,7 +144,7 @@ def _with_facts(relation: Relation, facts: Facts) -> Relation:
     names = [column.name for column in relation.columns]
     relation = dataclasses.replace(relation, pending=bool(facts.pending))
     if not set(facts.primary_key) <= set(names):
-        return relation  # they are of another version: a column of the key was renamed or dropped since
+        return relation  # the facts are of another version: a key column was renamed or dropped since
     relation = dataclasses.replace(relation, primary_key=facts.primary_key)
     if [column.name for column in facts.columns] != names:
         return relation

@@ -1,8 +1,7 @@
-"""Where shards stood: of each transaction, the shard and its position when the transaction is in the log.
+"""Shard positions: of each transaction, the shard and its position once the transaction is in the log.
 
-The frame that says so stands once in a transaction, behind its rows (`protocol.frames.shard_frame`). So it is
-read once a transaction, not once a row, and only where somebody asks: rows find theirs by the transaction's
-position.
+A transaction has one frame with its shard's position, after its rows (`protocol.frames.shard_frame`). It is
+read once per transaction, not once per row, and only on request: rows find it by the transaction's position.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers, OpenUnit, frame_size, message_type
 from tailrace.protocol.memory import i64_at, u8_at
 
-# Rows of what is found, an entry each: the transaction, the shard's name and position as places in the
-# frames, the shard's epoch, and the rank.
+# Rows of the array of results, which has one column per transaction: its commit LSN, start and end of the
+# shard's name and position in the frames, the shard's epoch, the rank, and the watermark.
 _COMMIT_LSN, _NAME_AT, _NAME_END, _GTID_AT, _GTID_END, _EPOCH, _RANK, _WATERMARK_US = range(8)
 _FIELDS = 8
 
@@ -32,9 +31,9 @@ _QUOTE, _BACKSLASH, _COMMA, _SLASH, _ZERO, _NINE = map(ord, '"\\,/09')
 _SHARD, _GTID, _EPOCH_IS, _WATERMARK_IS = (
     np.frombuffer(text, np.uint8) for text in (b'{"shard":"', b'"gtid":"', b'"epoch":', b'"watermark":')
 )
-#: A transaction with a row and such a frame takes about so many at least; of smaller ones there are few.
+#: Estimate of the smallest transaction with a row and such a frame, in bytes; few are smaller.
 _TRANSACTION_BYTES = 256
-#: More digits than these do not fit 64 bits.
+#: Number of decimal digits that always fit 64 bits.
 _DIGITS_MAX = 18
 
 
@@ -50,7 +49,7 @@ def _begins(b, at, end, text):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _text_end(b, at, end):  # type: ignore[no-untyped-def]
-    # The quote that ends the JSON text from `at` on.
+    # Returns the place of the quote that ends the JSON text at `at`.
     while at < end and u8_at(b, at) != _QUOTE:
         at += 2 if u8_at(b, at) == _BACKSLASH else 1
     return min(at, end)
@@ -68,7 +67,7 @@ def _number(b, at, end):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _rank(b, at, end):  # type: ignore[no-untyped-def]
-    # The sum of the last numbers of all servers of a set of GTIDs: it rises with each transaction.
+    # Returns the sum of the last numbers of all servers in a GTID set: each transaction increases it.
     total = np.int64(0)
     begin = at
     for k in range(at, end + 1):
@@ -83,7 +82,7 @@ def _rank(b, at, end):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _read(b, at, end, found, n):  # type: ignore[no-untyped-def]
-    # Puts down what the frame's JSON between two places says. Returns whether there is a position in it.
+    # Writes the fields of the frame's JSON in [at, end) to `found`. Returns whether it has a position.
     if not _begins(b, at, end, _SHARD):
         return False
     found[_NAME_AT, n] = at + len(_SHARD)
@@ -92,8 +91,8 @@ def _read(b, at, end, found, n):  # type: ignore[no-untyped-def]
     for k in range(found[_NAME_END, n], end):
         if u8_at(b, k) != _QUOTE:
             continue
-        # Within a text there is a backslash before each quote, and a name of a table, which may be any of
-        # these words, has a text behind it, and comes before the position.
+        # Inside a text, each quote has a backslash before it. The name of a table may be any of these
+        # words, but a text follows it, and it comes before the position.
         if _begins(b, k, end, _GTID):
             found[_GTID_AT, n] = k + len(_GTID)
         elif _begins(b, k, end, _EPOCH_IS) and _ZERO <= u8_at(b, k + len(_EPOCH_IS)) <= _NINE:
@@ -110,8 +109,8 @@ def _read(b, at, end, found, n):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64[::1], nb.int64[:, ::1]))
 def _find(b, state, found):  # type: ignore[no-untyped-def]
-    # Returns how many transactions have such a frame; of several in one, the last counts. `found` gets as
-    # many of them as it has room for.
+    # Returns the number of transactions with such a frame; of several in one, the last counts. `found`
+    # gets as many of them as it has room for.
     count = np.int64(0)
     spare = found.shape[1] - 1
     i = np.int64(0)
@@ -146,14 +145,14 @@ def _find(b, state, found):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPositions:
-    """Transactions, in the order of the log.
+    """The shard positions of transactions, in log order.
 
-    :param commit_lsn: rising.
-    :param shard: with the keyspace, a slash between them; JSON texts without their quotes.
-    :param gtid: everything up to here is in the log when the transaction is; needs no escapes in JSON.
-    :param rank: rises from transaction to transaction of a shard's epoch.
-    :param watermark_us: when the transaction was written, all that all shards had committed before that time
-        was in the log; -1: not known.
+    :param commit_lsn: ascending.
+    :param shard: keyspace and shard, separated by a slash; JSON texts without their quotes.
+    :param gtid: everything up to here is in the log once the transaction is; needs no escapes in JSON.
+    :param rank: increases from transaction to transaction of a shard's epoch.
+    :param watermark_us: when the transaction was written, the log contained everything that any shard had
+        committed before this time; -1: not known.
     """
 
     commit_lsn: Numbers
@@ -167,7 +166,7 @@ class ShardPositions:
         return len(self.commit_lsn)
 
     def take(self, places: Numbers) -> ShardPositions:
-        """Return the transactions at `places`."""
+        """Return the transactions at the indexes `places`."""
         arrow = pa.array(places)
         return ShardPositions(
             self.commit_lsn[places],
@@ -179,7 +178,7 @@ class ShardPositions:
         )
 
     def places(self, commit_lsn: Numbers) -> Numbers:
-        """Return which transactions these are; -1: none of them."""
+        """Return the index of each of these transactions; -1 if it is not here."""
         if not len(self):
             return np.full(len(commit_lsn), -1, np.int64)
         found = np.minimum(np.searchsorted(self.commit_lsn, commit_lsn), len(self) - 1)
@@ -188,26 +187,26 @@ class ShardPositions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowShards:
-    """The transactions of some rows.
+    """The shard positions of some rows.
 
-    :param places: of each row's transaction in `positions`; -1: it is not there.
+    :param places: index of each row's transaction in `positions`; -1: it is not there.
     """
 
     positions: ShardPositions
     places: Numbers
 
     def of(self, column: pa.Array) -> pa.Array:
-        """Return for each row a value that its transaction has; null where that is not known."""
+        """Return for each row its transaction's value in `column`; null if the transaction is not known."""
         return column.take(pa.array(self.places, mask=self.places < 0))
 
 
 def rows_of(positions: ShardPositions | None, commit_lsn: Numbers) -> RowShards:
-    """Return the transactions of rows with these positions."""
+    """Return the shard positions of rows with these commit LSNs."""
     if positions is None:
         nothing, text = np.empty(0, np.int64), pa.array([], pa.string())
         positions = ShardPositions(nothing, text, text, nothing, nothing, nothing)
     places = positions.places(commit_lsn)
-    if len(places) < len(positions):  # others of the frames are of other tables
+    if len(places) < len(positions):  # the other transactions are of other tables
         used, places = np.unique(places, return_inverse=True)
         missing = int(len(used) > 0 and used[0] < 0)
         positions, places = positions.take(used[missing:]), places - missing
@@ -215,7 +214,7 @@ def rows_of(positions: ShardPositions | None, commit_lsn: Numbers) -> RowShards:
 
 
 def full_names(positions: ShardPositions) -> pa.DictionaryArray:
-    """Return the shards' names, keyspace and shard with a slash between them, as a dictionary."""
+    """Return the shards' names, keyspace and shard separated by a slash, as a dictionary array."""
     coded = positions.shard.dictionary_encode()
     names = [json.loads(f'"{name}"') for name in coded.dictionary.to_pylist()]
     return pa.DictionaryArray.from_arrays(coded.indices, pa.array(names, pa.string()))
@@ -229,7 +228,7 @@ def own_names(positions: ShardPositions) -> pa.StringArray:
 
 
 def joined(parts: list[ShardPositions]) -> ShardPositions:
-    """Return the transactions of several parts, each once."""
+    """Return the transactions of several parts, without duplicates."""
     lsns = np.concatenate([part.commit_lsn for part in parts])
     whole = ShardPositions(
         lsns,
@@ -243,9 +242,9 @@ def joined(parts: list[ShardPositions]) -> ShardPositions:
 
 
 def find_shards(raw: Bytes, open_at_start: OpenUnit | None) -> ShardPositions:
-    """Return what whole frames say of the shards of their transactions.
+    """Return the shard positions of the transactions in complete frames.
 
-    :param open_at_start: the unit that is open where they begin.
+    :param open_at_start: the unit that is open at their start.
     """
     found = np.empty((_FIELDS, 1 + len(raw) // _TRANSACTION_BYTES), np.int64)
     count = _find(raw, frames.state_within(open_at_start, 0, 0), found)
@@ -269,9 +268,9 @@ def _texts(raw: Bytes, begin: Numbers, end: Numbers) -> pa.StringArray:
 
 
 class BlockShards:
-    """The shards of the transactions in some frames, looked for when they are asked for.
+    """The shard positions of the transactions in some frames, which the first access finds.
 
-    :param beyond: of transactions whose frame stands behind these frames.
+    :param beyond: positions of transactions whose shard frame comes after these frames.
     """
 
     def __init__(
@@ -283,6 +282,6 @@ class BlockShards:
 
     @functools.cached_property
     def positions(self) -> ShardPositions:
-        """See `ShardPositions`."""
+        """The positions of the transactions in the frames, and those of `beyond`."""
         here = find_shards(self._raw, self._open_at_start)
         return here if self._beyond is None else joined([here, self._beyond])

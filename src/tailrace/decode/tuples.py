@@ -1,7 +1,7 @@
-r"""The cells of one table's changes: what each row is after a change, and what it was before.
+r"""The cells of one table's changes: the rows after the changes, and the rows before them.
 
-A database in SQL_ASCII can hold texts that are not UTF-8. They are given as bytea writes their bytes:
-`\x636166e9` takes the place of such a text, so no two of them become one.
+A database in SQL_ASCII can contain texts that are not UTF-8. Such a text is replaced by bytea's form of
+its bytes, as in `\x636166e9`, so that different texts remain different.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tailrace.model import Op, Relation
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
 from tailrace.protocol.memory import i64_at
 
-#: Rows of a TRUNCATE have cells without bytes behind them; more than this many are never made at once.
+#: Limit of the cells of TRUNCATEs that are made at once: no bytes of the block bound their number.
 EMPTY_CELLS_MAX = 1 << 22
 
 WHOLE_ROW = ord("O")
@@ -43,7 +43,7 @@ class Spans:
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """What kernels take of them."""
+        """The arguments that kernels take."""
         return self.start, self.length, self.kind
 
     def of(self, columns: npt.NDArray[np.intp]) -> Spans:
@@ -58,15 +58,15 @@ class Spans:
 class Tuples:
     """Changes of one version of a table (or logical messages, with two columns), cell by cell.
 
-    `current` is the row after the change; for a delete what was sent of the old row. `old` is
-    what was sent of the row before, where `old_mark` is not 0: `in_key` columns of a key tuple
-    ('K'), all of a whole row ('O'). `fields` are the kernel's numbers of each change.
+    `current` is the row after the change; for a delete, what was sent of the old row. `old` is
+    what was sent of the row before, if `old_mark` is not 0: the `in_key` columns of a key tuple
+    ('K'), all columns of a whole row ('O'). `fields` are the kernel's numbers of each change.
     """
 
     relation: Relation | None
     fields: Numbers
     op: Bytes
-    buffer: Bytes  # what the cells point into
+    buffer: Bytes  # which the cells point into
     current: Spans
     old: Spans
     old_mark: Bytes
@@ -77,12 +77,12 @@ class Tuples:
         return len(self.op)
 
     def column(self, column: int) -> Cells:
-        """Return a column's cells after the change."""
+        """Return a column's cells in the rows after the changes."""
         current = self.current
         return Cells(self.buffer, current.start[column], current.length[column], current.kind[column])
 
     def old_column(self, column: int, rows: npt.NDArray[np.int64]) -> Cells:
-        """Return a column's cells before the change, of the given rows."""
+        """Return a column's cells in the rows before the changes `rows`."""
 
         def taken(cells: Int32s) -> Int32s:
             return np.ascontiguousarray(cells[column][rows])
@@ -93,7 +93,7 @@ class Tuples:
         )
 
     def with_texts(self, *texts: Bytes, attempted: str, hint: str) -> Tuples:
-        """Return the changes with `texts` behind the block's bytes, for cells to point to.
+        """Return the changes with `texts` appended to the buffer, for cells to point to.
 
         :raises TailraceError: `DECODE_FAILED` if the block grows too large.
         """
@@ -141,8 +141,8 @@ def find_tuples(
         raise _failure(relation, int(result[0]), int(fields[kernel.LOG_OFFSET, result[1]]))
     if old_mark.any():
         if not in_key.any():
-            # A key tuple of a table that flags no key (seen from hosted servers): what is not
-            # NULL in it is the key.
+            # A key tuple of a table without a flagged key (seen with hosted servers): its columns
+            # that are not NULL are the key.
             in_key[:] = True
             old.kind[(old.kind == kernel.NULL) & (old_mark != WHOLE_ROW)] = kernel.ABSENT
         kernel.take_from_old(op, old_mark, in_key, *current.arrays, *old.arrays)
@@ -152,11 +152,11 @@ def find_tuples(
 def _require_room(
     relation: Relation | None, op: Bytes, at: Numbers, end: Numbers, columns: int, snapshot: bool
 ) -> None:
-    # Before anything is allocated by it: every cell takes a byte of its tuple at least.
+    # Called before cells are allocated: every cell takes at least one byte of its tuple.
     truncates = int(np.count_nonzero(op == ord(Op.TRUNCATE)))
     cells = (len(op) - truncates) * (columns - 1 if snapshot else columns)
     if cells > int((end - at).sum()) or truncates * columns > EMPTY_CELLS_MAX:
-        raise _failure(relation, 5, None)
+        raise _failure(relation, kernel.WRONG_COLUMNS, None)
 
 
 def _failure(relation: Relation | None, error: int, log_offset: int | None) -> TailraceError:
@@ -171,10 +171,10 @@ def _failure(relation: Relation | None, error: int, log_offset: int | None) -> T
     )
 
 
-#: Places in a block are counted in 32 bits.
+#: Largest buffer, in bytes: places in it are 32-bit numbers.
 _BUFFER_BYTES_MAX = 2**31 - 1
 
-_HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
+_HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)  # 0x80 in each byte
 
 _BACKSLASH, _X = map(ord, "\\x")
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
@@ -211,7 +211,7 @@ def _is_utf8(b, p, length):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, *SPANS))
 def _hexadecimal_size(b, start, length, kind):  # type: ignore[no-untyped-def]
-    # Bytes that the hexadecimal forms of all texts take that are not UTF-8.
+    # Returns the size of the hexadecimal forms of all texts that are not UTF-8, in bytes.
     size = np.int64(0)
     for c in range(start.shape[0]):
         for r in range(start.shape[1]):
@@ -222,7 +222,7 @@ def _hexadecimal_size(b, start, length, kind):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, *SPANS, nb.int64, nb.uint8[::1], nb.int64))
 def _write_hexadecimal(b, start, length, kind, first, out, to):  # type: ignore[no-untyped-def]
-    # Lets the cells of such texts be what is written to `out`, which will lie at `first` behind the buffer.
+    # Writes these forms to `out`, which will begin at `first` in the buffer, and points the cells to them.
     for c in range(start.shape[0]):
         for r in range(start.shape[1]):
             p = np.int64(start[c, r])
@@ -242,12 +242,12 @@ def _write_hexadecimal(b, start, length, kind, first, out, to):  # type: ignore[
 
 
 def in_utf8(tuples: Tuples) -> Tuples:
-    """Return the changes with texts that are UTF-8 throughout; `tuples` itself if they are.
+    """Return the changes with all texts in UTF-8; `tuples` itself if they already are.
 
     :raises TailraceError: `DECODE_FAILED` if the block grows beyond 2 GiB.
     """
     if tuples.relation is None:
-        return tuples  # the content of a message is bytes
+        return tuples  # the content of a logical message is bytes
     sides = (tuples.current, tuples.old)
     more = sum(_hexadecimal_size(tuples.buffer, *side.arrays) for side in sides)
     if more == 0:

@@ -1,11 +1,11 @@
-"""The table from PostgreSQL's types and the handling modes to Arrow's types and JSON's forms.
+"""The mapping of PostgreSQL's types and the handling modes to Arrow's types and JSON's forms.
 
-A type that the table does not name stays PostgreSQL's own text, which loses nothing; a domain is
-the type under it. A value that its Arrow type can't hold exactly becomes null, or an infinity the
-outermost value; its row is then listed in `Typed.special_rows`, and the row's `_special` carries
-PostgreSQL's text. A mode that was chosen may round, as it does with Debezium: that is not special.
+A type that is not in the mapping remains PostgreSQL's text, which loses nothing; a domain is mapped
+like its base type. A value that its Arrow type can't hold exactly becomes null, an infinity the type's
+outermost value; its row is then listed in `Typed.special_rows`, and the row's `_special` contains
+PostgreSQL's text. A mode that the user chose may round, as in Debezium: such values are not special.
 
-How a column's cells are read is in `columns`.
+`columns` reads the cells.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUMERIC, _MONEY, _BYTEA, _DATE, _TIME, _TIMETZ, _TIMESTAMP, _TIMESTAMPTZ, _INTE
 
 _MAP = pa.map_(pa.string(), pa.string())
 
-#: What every row carries after its table's own columns.
+#: Columns of every row after the table's own columns.
 METADATA = (
     pa.field("_op", pa.string()),
     pa.field("_commit_lsn", pa.int64()),
@@ -41,7 +41,7 @@ METADATA = (
     pa.field("_unchanged", pa.list_(pa.string())),
     pa.field("_special", _MAP),
 )
-#: What a history has besides: the key that an update had before it changed it, as text by column.
+#: Additional column of a history: the key before an update that changed it, as text by column.
 OLD_KEY = pa.field("_old_key", _MAP)
 _RESERVED = frozenset(field.name for field in METADATA)
 
@@ -67,22 +67,22 @@ def row_schema(relation: Relation) -> pa.Schema:
 
 @functools.lru_cache(maxsize=256)
 def column_types(relation: Relation) -> tuple[ColumnType, ...]:
-    """Return how each column of a table is given; PostgreSQL's text where nothing better is known."""
+    """Return how each column of a table is represented; PostgreSQL's text for an unknown type."""
     return tuple(value_type(known_type(column), relation.modes) for column in relation.columns)
 
 
 def known_type(column: Column) -> ValueType:
-    """Return what is known of a column's type: what the log says of it beyond the Relation message."""
+    """Return a column's type, as facts or a Type message describe it, else as the Relation message does."""
     return column.value_type or ValueType(column.type_oid, column.type_modifier)
 
 
 def cast_as_sent(relation: Relation) -> frozenset[str]:
-    """Return the columns whose values, cast to text, are what the source sends: all but booleans."""
+    """Return the columns whose values, cast to text, equal what the source sends: all but booleans."""
     return frozenset(c.name for c in relation.columns if known_type(c).oid != OIDS["bool"])
 
 
 def as_text(relation: Relation, names: Collection[str]) -> Relation:
-    """Return a table with `text` in the place of some columns' types."""
+    """Return a table in which the columns `names` have the type `text`."""
     columns = (
         replace(c, type_oid=OIDS["text"], type_modifier=-1, value_type=None) if c.name in names else c
         for c in relation.columns
@@ -92,11 +92,11 @@ def as_text(relation: Relation, names: Collection[str]) -> Relation:
 
 @functools.lru_cache(maxsize=4096)
 def value_type(value: ValueType, modes: ValueModes) -> ColumnType:
-    """Return how values of a type are given."""
+    """Return how values of a type are represented."""
     found = item_of(value)
     if found is not None:
         item, delimiter = found
-        # Arrays of arrays are made of domains; their items stay the text of an array.
+        # Only domains make arrays of arrays possible; the items remain PostgreSQL's text of an array.
         return columns.array_of(_TEXT if item_of(item) else value_type(item, modes), delimiter)
     if value.oid in _FIXED:
         return _FIXED[value.oid]
@@ -137,7 +137,7 @@ def _money(_value: ValueType, modes: ValueModes) -> ColumnType:
     if modes.decimal == "double":
         return columns.parsed(amount, pa.float64(), forms.style_of(forms.AMOUNT_DOUBLE, digits))
     if modes.decimal == "precise":
-        # 64 bits have 19 digits, all of them before the point in a currency without small coin.
+        # 64 bits have 19 digits, all before the point in a currency without a minor unit.
         exact = pa.decimal128(19 + digits, digits)
         return columns.parsed(amount, exact, forms.style_of(forms.AMOUNT_UNSCALED, digits))
     return _TEXT

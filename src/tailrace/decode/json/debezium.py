@@ -1,16 +1,16 @@
-"""Changes as JSON lines in Debezium's payload form, with one more object, `position`.
+"""Changes as JSON lines in Debezium's payload form, with an additional object, `position`.
 
-Every number is the commit's or the change's own: no clock is read, so that the same range of the
-log gives the same bytes for ever. `ts_ms` and its like are the commit's time, and `sequence` is
-[commit LSN, LSN of the change], which rises from change to change as Debezium's does. What
-`source` has beyond Debezium's is `schema_version`: it counts the shapes of the table in the log. Of a source
-with shards, `source` is that of Debezium's Vitess connector.
+Every number comes from the commit or the change, none from a clock, so the same range of the log
+always gives the same bytes. `ts_ms`, `ts_us` and `ts_ns` are the commit's time, and `sequence` is
+[commit LSN, LSN of the change], which increases from change to change as Debezium's does. `source`
+has one field more than Debezium's, `schema_version`, which counts the shapes of the table in the log. For
+a source with shards, `source` is that of Debezium's Vitess connector.
 
 Values: integers and floats as numbers (NaN and infinities as text), numeric as text, date as
 days and timestamp as microseconds since 1970, timestamptz as ISO 8601 in UTC, bytea as base64,
-arrays as arrays, all else as PostgreSQL's text; otherwise where the relation's modes say so
-(`types` decides). A row that was sent in part (the old key) holds only those columns. A value
-that was not sent is `__debezium_unavailable_value`, or what the modes put in its place.
+arrays as arrays, all other types as PostgreSQL's text, unless the relation's modes choose another
+form (see `types`). A row of which only the old key was sent has only the key's columns. A value
+that was not sent is `__debezium_unavailable_value`, or the placeholder of the modes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tailrace.decode.values import forms
 from tailrace.model import OWN_FORMS, Op, SourceFingerprint
 from tailrace.protocol.frames import Numbers
 
-# Rows of the numbers that a template may name: positions and times of each change; others come after them.
+# Rows of the numbers that a template refers to: positions and times of each change; others may follow.
 MS, US, NS, COMMIT_LSN, LSN, XID, ORDINAL, _LOG_OFFSET = range(8)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """What `source` says of the pipeline: its name, the database, Tailrace's version, the type of source."""
+    """The pipeline's fields of `source`: its name, the database, Tailrace's version, the type of source."""
 
     name: str
     database: str
@@ -51,17 +51,17 @@ class SourceInfo:
 
     @classmethod
     def of(cls, name: str, source: SourceFingerprint) -> SourceInfo:
-        """Return what the source of a log is to be called."""
+        """Return the fields for a log's source, in the pipeline `name`."""
         return cls(name, source.database, __version__, source.type)
 
     @property
     def has_shards(self) -> bool:
-        """Whether `source` is that of Debezium's Vitess connector, and not of that for PostgreSQL."""
+        """Whether `source` is that of Debezium's Vitess connector, not of its PostgreSQL connector."""
         return self.connector == "vitess"
 
 
 def json_lines(tuples: Tuples, task: str, source: SourceInfo) -> pa.LargeStringArray:
-    """Return one JSON document a change, each with a newline at its end.
+    """Return one JSON document per change, each with a newline at its end.
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
@@ -88,10 +88,10 @@ def json_lines(tuples: Tuples, task: str, source: SourceInfo) -> pa.LargeStringA
 def _lines(
     task: str, source: SourceInfo, schema: str, table: str, version: int | None, op: Op | None
 ) -> Template:
-    # `op`: of messages and of a snapshot's rows, all of which have the same.
+    # `op`: MESSAGE for logical messages, READ for a snapshot's rows, None for others.
     before, after = Slot(json_kernel.BEFORE), Slot(json_kernel.AFTER)
     of_source = source_members(source, schema, table, is_snapshot=op is Op.READ)
-    for name in ("origin", "origin_lsn"):  # which are null always
+    for name in ("origin", "origin_lsn"):  # always null
         of_source.pop(name, None)
     document: Part = {
         **({"message": after} if op is Op.MESSAGE else {"before": before, "after": after}),
@@ -112,7 +112,7 @@ def _lines(
 
 
 def source_members(source: SourceInfo, schema: str, table: str, *, is_snapshot: bool) -> dict[str, Part]:
-    """Return what Debezium's `source` has, in the order of its schema."""
+    """Return the members of Debezium's `source`, in the order of its schema."""
     first: dict[str, Part] = {
         "version": source.version,
         "connector": source.connector,
@@ -122,7 +122,7 @@ def source_members(source: SourceInfo, schema: str, table: str, *, is_snapshot: 
     }
     times = {"ts_us": Slot(US), "ts_ns": Slot(NS)}
     if source.has_shards:
-        # Debezium's Vitess connector has no database: the keyspace stands in its place.
+        # Debezium's Vitess connector has no database: it has the keyspace instead.
         return {
             **first,
             "db": "",
@@ -163,7 +163,7 @@ def _numbers(tuples: Tuples) -> Numbers:
 
 
 def times_of(us: Numbers) -> list[Numbers]:
-    """Return times in milliseconds, microseconds and nanoseconds; `kernel.NONE` where there is none."""
+    """Return times in milliseconds, microseconds and nanoseconds; `kernel.NONE` for a missing time."""
     missing = us == kernel.NONE
     ms, ns = us // 1000, us * 1000
     ms[missing] = ns[missing] = kernel.NONE

@@ -1,4 +1,4 @@
-"""JSON documents of changes, written by the kernel of `json_kernel` into one Arrow array."""
+"""JSON documents of changes as one Arrow array, written by the kernels of `json_kernel`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tailrace.decode.kernel import TEXT
 from tailrace.decode.tuples import Spans
 from tailrace.protocol.frames import Bytes, Numbers
 
-#: The least that is set aside for documents at once.
+#: Smallest buffer that is allocated for documents, in bytes.
 _CHUNK_BYTES_MIN = 1 << 16
 
-#: Behind what is written: texts are copied by words.
+#: Unused bytes at the end of a buffer: texts are copied in words of eight bytes.
 _SPARE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnTexts:
-    """How columns are written: a text for each, JSON but for the styles.
+    """How columns are written: for each column its style, and texts in JSON.
 
-    :param names: with the quotes and the colon.
-    :param unavailable: what stands for a value that was not sent.
-    :param absent: what stands for a column that is not there; "" leaves it out.
+    :param names: names with the quotes and the colon.
+    :param unavailable: text in place of a value that was not sent.
+    :param absent: text in place of a column that the row does not have; "" leaves the column out.
     """
 
     names: Sequence[str]
@@ -41,28 +41,28 @@ class ColumnTexts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedTexts:
-    """Texts that many changes have in common; `json_kernel.CODED` names a list of them in a template.
+    """Texts that many changes share; `json_kernel.CODED` refers to a list of them in a template.
 
-    :param codes: for each change its place in each of the lists.
-    :param texts: the lists, equally long.
+    :param codes: for each change, the index of its text in each list.
+    :param texts: the lists, all of the same length.
     """
 
     codes: Numbers
     texts: Sequence[pa.Array]
 
 
-#: A template that has none.
+#: The texts of a template without any.
 NOTHING_CODED = CodedTexts(np.empty(0, np.int64), ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Which documents there are, an entry each.
+    """The documents to write, one entry per document.
 
-    :param rows: the changes that they are of.
-    :param op: their letters; 0: there is no document.
-    :param choice: what stands for the row before (`json_kernel.BEFORE_CHOICE`) and after: 0 null, else the
-        row of `wanted`, from 1.
+    :param rows: index of the document's change.
+    :param op: letter of the document's operation; 0: there is no document.
+    :param choice: columns of the row before (`json_kernel.BEFORE_CHOICE`) and after: 0 for null, else a
+        row of `wanted`, counted from 1.
     """
 
     rows: Numbers
@@ -81,10 +81,10 @@ def write(
     current: Spans,
     coded: CodedTexts = NOTHING_CODED,
 ) -> pa.LargeStringArray:
-    """Return the documents of a plan; those that are none are null.
+    """Return the documents of a plan; null for an entry without a document.
 
-    :param buffer: what the cells point into.
-    :param old: cells of the rows before; of no changes at all if there are none.
+    :param buffer: the bytes that the cells point into.
+    :param old: cells of the rows before; without any changes if no change has such a row.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     texts = joined([text for text, _ in template])
@@ -105,7 +105,7 @@ def write(
 
 
 def render(cells: Cells, style: int) -> pa.LargeStringArray:
-    """Return the values of one column in a style of JSON, each a JSON text; null for what is no text.
+    """Return the values of one column as JSON texts in a style; null for a cell without a text.
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
@@ -117,9 +117,9 @@ def render(cells: Cells, style: int) -> pa.LargeStringArray:
 
 
 def objects(constants: Sequence[str], texts: Sequence[pa.Array], count: int) -> pa.LargeStringArray:
-    """Return for each row the constants with the row's texts between them; no text is null.
+    """Return for each row the constants with the row's texts between them; no result is null.
 
-    :param texts: lists of texts, UTF-8, one fewer than there are constants; each of `count`.
+    :param texts: lists of `count` texts in UTF-8, one list fewer than there are constants.
     """
     laid_out, fixed = _laid_out(texts), joined(constants)
     ends = np.zeros(count + 1, np.int64)
@@ -129,14 +129,14 @@ def objects(constants: Sequence[str], texts: Sequence[pa.Array], count: int) -> 
 
 
 def joined(texts: Sequence[str]) -> tuple[Bytes, Numbers]:
-    """Return texts laid end to end, and where each begins (with the end of the last)."""
+    """Return the texts concatenated, and the offset of each (and the end of the last)."""
     encoded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), ends
 
 
 def _laid_out(lists: Sequence[pa.Array]) -> tuple[Bytes, Numbers]:
-    # As `joined`, of lists of texts one after the other.
+    # As `joined`, for several lists of texts, one after the other.
     if not lists:
         return joined(())
     return text_buffers(pa.concat_arrays([texts.cast(pa.large_string()) for texts in lists]))
@@ -150,7 +150,7 @@ def _array(
     size: int,
     there: npt.NDArray[np.bool_],
 ) -> pa.LargeStringArray:
-    # The writer stops before a document for which there may be no room; another chunk takes it.
+    # The kernel stops before a document that may not fit; the next chunk begins with that document.
     ends = np.empty(count, np.int64)
     chunks: list[Bytes] = []
     first, done, need = 0, 0, 0

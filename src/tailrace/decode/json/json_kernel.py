@@ -1,9 +1,9 @@
-"""The compiled writer of JSON: one document a change, from a template and the cells of its row.
+"""The compiled writer of JSON: one document per change, from a template and the cells of its row.
 
-A template is a list of constant texts, each followed by a number of the change, its letter, or the
-row before or after it, so that the writer knows nothing of Debezium. How a value is written is its
-column's *style*; a value that does not have its style's form is written as PostgreSQL's text, in
-quotes.
+A template is a list of constant texts, each followed by a number of the change, the letter of its
+operation, or the row before or after it: the writer does not depend on Debezium's form. A column's
+*style* says how its values are written; a value that does not have the style's form is written as
+PostgreSQL's text, in quotes.
 
 Source: RFC 8259 (JSON), RFC 4648 (base64), ISO 8601 (timestamps).
 """
@@ -52,31 +52,32 @@ from tailrace.decode.values.text_writers import (
 from tailrace.decode.values.times import write_stamp_iso
 from tailrace.protocol.frames import FROZEN_BYTES
 
-# What stands after a constant of the template, in place of the row of a number.
+# Slots of a template other than a row of `numbers`: see `write_documents`.
 NOTHING, OP_LETTER, BEFORE, AFTER = -1, -2, -3, -4
 
-#: `CODED - k`: the change's text of the k-th list of such texts, up to ten of them.
+#: `CODED - k`: the change's text in the k-th list of coded texts, of up to ten lists.
 CODED = -5
 
 #: `CELL - c`: the value of column c after the change, or null.
 CELL = -16
 
-#: Added to the row of a number: as a text, and null if there is none; as milliseconds in ISO 8601.
+#: Added to the row of a number: write it as a text, or null if missing; as milliseconds in ISO 8601.
 AS_TEXT, AS_ISO = 64, 128
+_ROW_BITS = 63
 
-#: In place of a number: if that of row `slot & 63` is missing, null takes the place of as many
-#: constants as `slot >> 8 & 255` says.
+#: Slot of a condition: if the number in the row `slot & _ROW_BITS` is missing, null replaces as many constants
+#: as `slot >> 8 & 255` says.
 UNLESS = 1 << 16
 
-#: A value grows at most so much: every byte of a JSON document within a string as \\\\u00xx, and
-#: a constant for what has no bytes. Of an array's items in a form of their own the two bytes `1,` become
-#: 27, as `VARIABLE_SCALE`, at most.
+#: Limits of the growth of a value: factors, and bytes that do not depend on its length. In a JSON document
+#: within a string, every byte may become \\\\u00xx; of an array's items in a form of their own, the two
+#: bytes `1,` become 27 at most, as `VARIABLE_SCALE`.
 GROWTH, GROWTH_OF_ITEMS, GROWTH_FIXED = 7, 14, 64
 
 #: Rows of `write_documents`' argument `choice`.
 BEFORE_CHOICE, AFTER_CHOICE = 0, 1
 
-#: A number of 64 bits with its sign, in quotes; a stamp in ISO 8601.
+#: Limit of the size of a written number, in bytes: 64 bits with a sign, in quotes; a timestamp in ISO 8601.
 NUMBER_BYTES_MAX = 40
 
 _NULL = np.frombuffer(b"null", np.uint8)
@@ -86,7 +87,7 @@ _SCALE = np.frombuffer(b'{"scale":', np.uint8)
 _VALUE = np.frombuffer(b',"value":"', np.uint8)
 
 _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
-_TEXTS = (FROZEN_BYTES, nb.int64[::1])  # laid end to end, and where each begins
+_TEXTS = (FROZEN_BYTES, nb.int64[::1])  # concatenated, and the offset of each
 
 
 @compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
@@ -106,7 +107,7 @@ def _growth(style):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _is_whole(b, p, length):  # type: ignore[no-untyped-def]
-    # A whole number above 0, which is what most are; others are looked at again.
+    # Whether it is an integer above 0, as most are; `_is_number` checks the others.
     good = length > 0 and b[p] != 48
     for k in range(p, p + length):
         good &= 48 <= b[k] <= 57
@@ -115,7 +116,7 @@ def _is_whole(b, p, length):  # type: ignore[no-untyped-def]
 
 @compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean))
 def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
-    # As JSON has it; one that is not `floating` has no fraction and no exponent.
+    # Whether it is a number in JSON; if not `floating`, without fraction and exponent.
     if not floating:
         for k in range(p + 1, p + length):
             if not 48 <= b[k] <= 57:
@@ -125,7 +126,7 @@ def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
 
 @compiled(_WRITER)
 def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
-    # A number with a point or an exponent, so that every reader takes it for a double; -1 if it is none.
+    # Writes a number with a point or an exponent, so that readers take it for a double; -1: not a number.
     if form_in(style) == AMOUNT_DOUBLE:
         end = write_money(b, p, length, parameter_in(style), out, to)
     else:
@@ -145,8 +146,8 @@ def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(_WRITER)
 def _write_variable_scale(b, p, length, _style, out, to):  # type: ignore[no-untyped-def]
-    # Debezium's VariableScaleDecimal; -1 if it is no number.
-    # Zeros at the end of the fraction are left out, as Debezium does.
+    # Writes Debezium's VariableScaleDecimal; -1: not a number.
+    # Like Debezium, it omits zeros at the end of the fraction.
     length, scale = trimmed(b, p, length)
     copy_bytes(out, to, _SCALE, np.int64(0), np.int64(len(_SCALE)))
     to = write_integer(scale, out, to + len(_SCALE))
@@ -161,7 +162,7 @@ def _write_variable_scale(b, p, length, _style, out, to):  # type: ignore[no-unt
 
 @compiled(_WRITER, allocates=True)
 def _write_form(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
-    # A value in a form that is not the text as it is; -1 if it does not have it.
+    # Writes a value in a form other than its text; -1 if the value does not have that form.
     form = form_in(style)
     if form == DOUBLE or form == AMOUNT_DOUBLE:
         return _write_double(b, p, length, style, out, to)
@@ -222,8 +223,8 @@ def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64))
 def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
-    # Arrays of any depth, without recursion. What is no array, or has its own bounds
-    # (`[0:1]={…}`), is written as text.
+    # Writes arrays of any depth, without recursion. Other texts, and arrays with their own bounds
+    # (`[0:1]={…}`), are written as text.
     delimiter = delimiter_in(style)
     start = p
     begun = to
@@ -284,7 +285,7 @@ def _write_value(b, p, length, style, scratch, out, to):  # type: ignore[no-unty
 
 @nb.njit(inline="always")
 def _write_cell(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
-    # `_write_value`, by one call where it would be several: each costs as much as a short value.
+    # `_write_value` with one call instead of several: a call costs as much as a short value.
     form = form_in(style)
     end = np.int64(-1)
     if delimiter_in(style) == 0:
@@ -353,7 +354,7 @@ def _write_object(  # type: ignore[no-untyped-def]
     nb.int64(nb.int64, nb.int64[:, ::1], nb.int64, nb.uint8[::1], nb.int64)
 )  # fmt: skip
 def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
-    value = numbers[slot & 63, r]
+    value = numbers[slot & _ROW_BITS, r]
     quoted = slot >= AS_TEXT and value != NONE
     if quoted:
         out[to] = 34
@@ -370,7 +371,7 @@ def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _fixed_need(slots, text_at, name_at, unavailable_at, absent_at):  # type: ignore[no-untyped-def]
-    # What a document needs beside its values.
+    # Returns the bytes that a document needs at most, without its values and coded texts.
     images = np.int64(0)
     for part in range(len(slots)):
         if slots[part] == BEFORE or slots[part] == AFTER:
@@ -419,18 +420,18 @@ def write_documents(  # type: ignore[no-untyped-def]
     unavailable, unavailable_at, absent, absent_at, old_start, old_length, old_kind, start, length, kind,
     codes, coded_each, coded, coded_at, scratch, out, ends,
 ):  # fmt: skip
-    """Write documents from `first` on, as far as `out` has room for what they may need at most.
+    """Write documents from `first` on, while `out` has room for the largest possible next document.
 
-    Document d is of the change `rows[d]`, with the letter `op[d]`; 0: nothing is written.
-    Each constant of the template is followed by what `slots` says: a row of `numbers` (with
-    `AS_TEXT` or `AS_ISO`), one cell, `BEFORE` (of the cells `old_…`) or `AFTER`. Those two are an object
-    or null, as `choice` says for them: 0 null, else the row of `wanted`, from 1, with its columns. In it a
-    value that was not sent is its column's `unavailable`; a column that is not wanted or not there is
-    its `absent`, and left out where that has no bytes. A change has one text of each list of `coded`, whose
-    lists have `coded_each` texts: that of its code.
+    Document d describes the change `rows[d]`, with the letter `op[d]`; 0: nothing is written.
+    After each constant of the template comes its slot of `slots`: a row of `numbers` (with `AS_TEXT`
+    or `AS_ISO`), one cell, `BEFORE` (from the cells `old_…`) or `AFTER`. These two are an object or null,
+    as their row of `choice` says: 0 for null, else a row of `wanted`, counted from 1, with the object's
+    columns. A value that was not sent is written as its column's `unavailable`; a column that is not wanted
+    or not there as its `absent`, or left out if that is empty. Each list of `coded` has `coded_each` texts;
+    a change has the text of its code.
 
-    Returns the document to go on with, the bytes written and the bytes that it needs. `ends` gets the
-    place after each document.
+    Returns the next document to write, the bytes written, and the bytes that the next document needs.
+    `ends` gets the place after each document.
     """
     fixed = _fixed_need(slots, text_at, name_at, unavailable_at, absent_at) + _coded_need(slots, coded_at)
     to = np.int64(0)
@@ -467,7 +468,7 @@ def write_documents(  # type: ignore[no-untyped-def]
                         absent, absent_at, old_start, old_length, old_kind, scratch, out, to,
                     )  # fmt: skip
             elif slot >= UNLESS:
-                if numbers[slot & 63, r] == NONE:
+                if numbers[slot & _ROW_BITS, r] == NONE:
                     to = _write_number(NONE, out, to)
                     part += (slot >> 8) & 255
             elif slot >= 0:
@@ -496,9 +497,9 @@ def write_documents(  # type: ignore[no-untyped-def]
     )
 )  # fmt: skip
 def write_values(b, first, start, length, kind, style, scratch, out, ends):  # type: ignore[no-untyped-def]
-    """Write one column's values from `first` on, as far as `out` has room; nothing for what is no text.
+    """Write one column's values from `first` on, while `out` has room; nothing for a cell without a text.
 
-    Returns as `write_documents`.
+    Returns the same as `write_documents`.
     """
     to = np.int64(0)
     for r in range(first, len(start)):
@@ -513,9 +514,9 @@ def write_values(b, first, start, length, kind, style, scratch, out, ends):  # t
 
 @compiled(nb.void(*_TEXTS, *_TEXTS, nb.int64[::1], nb.uint8[::1]))
 def write_objects(texts, text_at, constants, constant_at, ends, out):  # type: ignore[no-untyped-def]
-    """Write constants, the same for each row, and between each two of them the row's text of a list.
+    """Write for each row the same constants, and between each two of them the row's text of a list.
 
-    The lists are one after the other, each with a text for each row. `ends` gets the place after each row.
+    `texts` has one list after the other, each with one text per row. `ends` gets the place after each row.
     """
     to, last = np.int64(0), len(constant_at) - 2
     for r in range(len(ends)):

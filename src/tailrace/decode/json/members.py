@@ -1,8 +1,8 @@
-"""Some members of JSON documents, as columns: one compiled scan of the bytes, which checks each document.
+r"""A compiled scan that reads some members of JSON documents as columns, and checks each document.
 
-What the scan does not know, though it may be JSON, it leaves to a parser: a document that is no object,
-escapes in a name, a wanted member that comes twice or is of another type than asked for, a wanted text that
-is not ASCII or has escapes by number in it, too many levels.
+The scan leaves to a parser what it does not support, although it may be JSON: a document that is not an
+object, escapes in a name, a wanted member that occurs twice or has another type than requested, a wanted text
+that is not ASCII or has `\u` escapes, too many levels.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 Fields = Sequence[tuple[str, pa.DataType]]
 
-#: A member whose object's members are looked for, too, and are as good as the outer ones.
+#: A member whose object is searched, too: its members count like those of the document.
 WRAPPER = "payload"
 
-# Levels that a wanted member, and what is in one that is not wanted, may have.
+# Limit of the levels of wanted members, and of the levels within an unwanted member.
 _DEPTH_MAX = 64
 # A row of the table of members: its members are the rows [first, last), its name is in `names`. The first row
 # is the document's.
 _FIRST, _LAST, _NAME_AT, _NAME_BYTES, _KIND, _SLOT = range(6)
 _TEXT, _NUMBER, _OBJECT = range(3)
-# In place of the length of a value: it is not there, or null. That of a number is 0.
+# Lengths of a value that is missing, and of null. The length of a number is 0.
 _MISSING, _NULL = -1, -2
-# No number of so many digits overflows.
+# Number of decimal digits that always fit 64 bits.
 _DIGITS_MAX = 18
 
-# What a letter behind a backslash means.
+# The character that a letter after a backslash stands for.
 _MEANS = np.arange(256, dtype=np.uint8)
 _MEANS[[98, 102, 110, 114, 116]] = 8, 12, 10, 13, 9
 
@@ -48,7 +48,7 @@ _SPAN = (FROZEN_BYTES, nb.int64, nb.int64)
 
 @compiled(nb.int64(*_SPAN, *_TABLE, nb.int64), inlined=True)
 def _row_of(b, p, end, names, table, within):  # type: ignore[no-untyped-def]
-    # The row of a member's name, in the object of the row `within`; -1: it is not wanted.
+    # Returns the row of a member's name, in the object of the row `within`; -1: it is not wanted.
     for row in range(table[within, _FIRST], table[within, _LAST]):
         if table[row, _NAME_BYTES] == end - p:
             at, same = table[row, _NAME_AT], True
@@ -61,7 +61,7 @@ def _row_of(b, p, end, names, table, within):  # type: ignore[no-untyped-def]
 
 @compiled(nb.boolean(*_SPAN, nb.int64, nb.int64, _INT64S, _INT64S), inlined=True)
 def _keep(b, p, end, kind, slot, values, lengths):  # type: ignore[no-untyped-def]
-    # Keeps a wanted member's value, which is [p, end); false: that is left to a parser.
+    # Stores a wanted member's value, which is [p, end). Returns false if it needs a parser.
     if b[p] == 110:
         lengths[slot] = _NULL
     elif kind == _TEXT and b[p] == 34:
@@ -81,7 +81,7 @@ def _keep(b, p, end, kind, slot, values, lengths):  # type: ignore[no-untyped-de
 
 @compiled(nb.boolean(*_SPAN, *_TABLE, _INT64S, nb.uint8[::1], _INT64S, _INT64S))
 def _scan(b, p, end, names, table, around, stack, values, lengths):  # type: ignore[no-untyped-def]
-    # Keeps the wanted members of one document; false: it is left to a parser.
+    # Stores the wanted members of one document. Returns false if it needs a parser.
     p = after_space(b, p, end)
     if p >= end or b[p] != 123:
         return False
@@ -130,7 +130,7 @@ def _scan(b, p, end, names, table, around, stack, values, lengths):  # type: ign
 
 @compiled(nb.int64(*_SPAN, nb.uint8[::1], nb.int64), inlined=True)
 def _write_text(b, p, end, out, to):  # type: ignore[no-untyped-def]
-    # Writes a text with what its escapes mean; returns the place after it, -1: it is left to a parser.
+    # Writes a text without its escapes; returns the place after it, or -1 if it needs a parser.
     while p < end:
         c = b[p]
         if c == 92:
@@ -154,7 +154,7 @@ def _write_text(b, p, end, out, to):  # type: ignore[no-untyped-def]
 def _scan_all(  # type: ignore[no-untyped-def]
     b, ends, there, names, table, around, stack, values, lengths, is_found, numbers, text_ends, texts
 ):  # fmt: skip
-    # Of each slot whether it is there; of texts, whose slots are first, all of them end to end.
+    # Writes whether each slot is there; numbers; and texts, whose slots are first, concatenated per slot.
     for r in range(len(there)):
         for slot in range(len(lengths)):
             lengths[slot] = _MISSING
@@ -176,7 +176,7 @@ def _scan_all(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    # `slots`: of texts, then of numbers, then of objects.
+    # `slots`: those of texts, then of numbers, then of objects.
     names: Bytes
     rows: npt.NDArray[np.int64]
     slots: dict[tuple[str, ...], int]
@@ -190,7 +190,7 @@ def _table(fields: tuple[tuple[str, pa.DataType], ...]) -> _Table:
     kinds: dict[tuple[str, ...], int] = {}
     rows, paths = [[0] * 6], []
     waiting: list[tuple[int, tuple[str, ...], Fields]] = [(0, (), (*fields, (WRAPPER, pa.struct(fields))))]
-    for row, path, members in waiting:  # which grows meanwhile
+    for row, path, members in waiting:  # which the loop extends
         rows[row][_FIRST : _LAST + 1] = len(rows), len(rows) + len(members)
         for name, kind in members:
             own = (*path, name)
@@ -212,10 +212,10 @@ def _table(fields: tuple[tuple[str, pa.DataType], ...]) -> _Table:
 
 
 def members(documents: pa.BinaryArray, fields: Fields) -> dict[str, pa.Array] | None:
-    """Return members of documents, or of the object `payload` in them; None: a parser has to look.
+    """Return members of documents, or of the object `payload` in them; None if they need a parser.
 
-    :param fields: names, and types: texts, `int64`, or structs of them. None is `payload`.
-    :returns: by name; nulls where there is none. Only the innermost fields of a struct are null.
+    :param fields: names and types: texts, `int64`, or structs of them. No name may be `payload`.
+    :returns: arrays by name; null for a missing member. Only the innermost fields of a struct are null.
     """
     count, table = len(documents), _table(tuple(fields))
     _, ends, data = documents.buffers()
@@ -239,7 +239,7 @@ def members(documents: pa.BinaryArray, fields: Fields) -> dict[str, pa.Array] | 
         if pa.types.is_integer(kind):
             return pa.array(numbers[slot - table.texts], mask=~is_found[slot])
         is_there = np.packbits(is_found[slot], bitorder="little")
-        written = texts[slot, : text_ends[slot, -1]].copy()  # there was room for whole documents
+        written = texts[slot, : text_ends[slot, -1]].copy()  # the buffer is as large as all documents
         return pa.StringArray.from_buffers(count, *map(pa.py_buffer, (text_ends[slot], written, is_there)))
 
     return {name: column((name,), kind) for name, kind in fields}

@@ -1,7 +1,7 @@
-"""What Debezium's Vitess connector says of a transaction's shard, as texts that its rows have in common.
+"""The fields of Debezium's Vitess connector about a transaction's shard, as texts that its rows share.
 
-A VGTID has the position of the row's own shard alone, as with `UseLocalVgtid`, or one task a shard: with all
-of them, each record would be as long as there are shards.
+A VGTID has only the position of the row's own shard, as with `UseLocalVgtid` or one task per shard: with
+all positions, the size of each record would grow with the number of shards.
 
 Source: Debezium 3.6, Vgtid, VitessSourceInfoStructMaker, VitessOrderedTransactionStructMaker.
 """
@@ -23,14 +23,14 @@ from tailrace.decode.json.templates import Template
 from tailrace.decode.shards import RowShards, ShardPositions, full_names
 from tailrace.decode.values import forms
 
-#: Which list of texts is what: `json_kernel.CODED - SHARD_TEXT` stands for the shard in a template. Shard and
-#: VGTID are what stands within the quotes of a JSON string.
+#: Numbers of the lists of texts: `json_kernel.CODED - SHARD_TEXT` refers to the shard in a template. Shard
+#: and VGTID are the content of a JSON string, without its quotes.
 SHARD_TEXT, VGTID_TEXT, EPOCH_TEXT, RANK_TEXT = range(4)
 
-#: What stands for a position that is not known.
+#: VGTID of an unknown position.
 NO_VGTID = "[]"
 
-# Made once: pyarrow looks for a module that may not be installed whenever it makes a scalar.
+# Created once: for every scalar, pyarrow tries to import a module that may not be installed.
 _VGTID_END, _VGTID_END_ESCAPED, _NOTHING = (
     pa.scalar(text) for text in ('","table_p_ks":[]}]', '\\",\\"table_p_ks\\":[]}]', "")
 )
@@ -39,7 +39,7 @@ _VGTID_END, _VGTID_END_ESCAPED, _NOTHING = (
 def vgtids(positions: ShardPositions, *, escaped: bool = False) -> pa.StringArray:
     """Return Debezium's VGTID of each transaction.
 
-    :param escaped: as it stands within a JSON string. A position needs no escapes.
+    :param escaped: escape it as the content of a JSON string. Positions need no escapes.
     """
     names = full_names(positions)
     before = [
@@ -54,17 +54,17 @@ def vgtids(positions: ShardPositions, *, escaped: bool = False) -> pa.StringArra
 
 
 def ranks(positions: ShardPositions) -> pa.StringArray:
-    """Return the rank of each transaction, in digits."""
+    """Return the rank of each transaction, in decimal digits."""
     return pa.array(positions.rank).cast(pa.string())
 
 
 def coded_texts(rows: RowShards, template: Template) -> CodedTexts:
-    """Return what a template needs of the rows' shards."""
+    """Return the texts about the rows' shards that a template refers to."""
     wanted = {CODED - slot for _, slot in template if CELL < slot <= CODED}
     if not wanted:
         return NOTHING_CODED
     positions = rows.positions
-    # What each list has, and last for rows whose shard is not known.
+    # The content of each list, and its last text, for rows whose shard is not known.
     lists: list[tuple[Callable[[ShardPositions], pa.Array], str]] = [
         (_shards, ""),
         (functools.partial(vgtids, escaped=True), NO_VGTID),

@@ -1,6 +1,6 @@
-"""What a JSON document is made of, said as nested mappings, and the template that the kernel writes it by.
+"""Descriptions of JSON documents as nested mappings, and the templates from which the kernel writes them.
 
-The same description gives columns where values are written otherwise than in JSON.
+Output formats other than JSON get their columns from the same description.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import TypeAlias
 
 from tailrace.decode.json.json_kernel import NOTHING, UNLESS
 
-#: Constant texts, each with what comes after it: see `json_kernel.write_documents`.
+#: Constant texts, each with the slot after it: see `json_kernel.write_documents`.
 Template = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What is different from change to change, as the kernel writes it: see `json_kernel.write_documents`."""
+    """A part that differs from change to change: see `slots` of `json_kernel.write_documents`."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of constants and slots; what stands in these needs no escapes."""
+    """A text of constants and slots; the content of the slots needs no escapes."""
 
     parts: tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unless:
-    """Null for changes that have no number in a row of the numbers; a value for all others."""
+    """Null for changes whose number in the row `row` is missing; a value for all others."""
 
     row: int
     value: Part
@@ -40,7 +40,7 @@ class Unless:
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A constant that is JSON already."""
+    """A constant that already is JSON."""
 
     text: str
 
@@ -51,8 +51,8 @@ Part: TypeAlias = "str | int | Slot | Text | Unless | Json | dict[str, Part] | N
 def template(document: Part, *, ensure_ascii: bool = False, ending: str = "") -> Template:
     """Return the template of a document.
 
-    :param ensure_ascii: whether letters beyond ASCII are escaped.
-    :param ending: what each document ends with.
+    :param ensure_ascii: whether characters outside ASCII are escaped.
+    :param ending: text at the end of each document.
     """
     parts: Template = []
     constant = _added(document, "", parts, ensure_ascii) + ending
@@ -60,7 +60,7 @@ def template(document: Part, *, ensure_ascii: bool = False, ending: str = "") ->
 
 
 def _added(part: Part, constant: str, parts: Template, ensure_ascii: bool) -> str:
-    # Adds what a part is behind a constant; returns what stands behind its last slot.
+    # Appends a part after `constant` to `parts`; returns the constant text after the last slot.
     if isinstance(part, dict):
         separator = "{"
         for name, member in part.items():

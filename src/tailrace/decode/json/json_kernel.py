@@ -65,8 +65,8 @@ CELL = -16
 AS_TEXT, AS_ISO = 64, 128
 _ROW_BITS = 63
 
-#: Slot of a condition: if the number in the row `slot & _ROW_BITS` is missing, null replaces as many constants
-#: as `slot >> 8 & 255` says.
+#: Slot of a condition: if the number in the row `slot & _ROW_BITS` is missing, null replaces as many
+#: constants as `slot >> 8 & 255` says.
 UNLESS = 1 << 16
 
 #: Limits of the growth of a value: factors, and bytes that do not depend on its length. In a JSON document

@@ -1,7 +1,7 @@
 """Compiled writers of numeric and money: as Kafka Connect's Decimal, and as plain numbers.
 
-Source: java.math.BigInteger.toByteArray (the bytes of a Decimal: two's complement, big-endian, as
-few as hold it); PostgreSQL manual, "Monetary Types".
+Source: java.math.BigInteger.toByteArray (the bytes of a Decimal: two's complement, big-endian, the
+shortest form); PostgreSQL manual, "Monetary Types".
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tailrace.decode.kernel import PAIR
 from tailrace.decode.values.text_writers import RAW_BYTES, write_base64, write_triple
 from tailrace.protocol.frames import FROZEN_BYTES
 
-#: Digits of money: 64 bits have 19, and a locale has at most ten after the point.
+#: Limit of the digits of money: 64 bits have 19, and a locale has at most ten after the point.
 _MONEY_DIGITS_MAX = 40
 
 _BILLION = 1_000_000_000
 
-#: Letters of a number that 64 bits hold for sure.
+#: Characters of a number that always fits 64 bits.
 _SHORT_MAX = 18
 
 
@@ -34,7 +34,7 @@ def scale_of(b, p, length):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64[::1], nb.int64, nb.int64, nb.int64))
 def _take(limbs, used, factor, more):  # type: ignore[no-untyped-def]
-    # number * factor + more, in limbs of 32 bits, the lowest first; returns how many there are.
+    # Computes number * factor + more in limbs of 32 bits, the lowest first; returns the number of limbs.
     carry = more
     for k in range(used):
         value = limbs[k] * factor + carry
@@ -48,7 +48,7 @@ def _take(limbs, used, factor, more):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64[::1], nb.int64, nb.boolean, nb.uint8[::1]))
 def _two_complement(limbs, used, negative, out):  # type: ignore[no-untyped-def]
-    # The bytes of the number, big-endian, as few as hold it and its sign; returns how many.
+    # Writes the number big-endian, in the fewest bytes for it and its sign; returns the number of bytes.
     size = 4 * (used + 1)
     carry = np.int64(1)
     for k in range(used + 1):
@@ -70,7 +70,7 @@ def _two_complement(limbs, used, negative, out):  # type: ignore[no-untyped-def]
 
 @compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def trimmed(b, p, length):  # type: ignore[no-untyped-def]
-    """Return a number's letters without zeros at the end of its fraction, and the digits of that then."""
+    """Return a number's length without the zeros at the end of its fraction, and the fraction's digits."""
     scale = scale_of(b, p, length)
     while scale > 0 and b[p + length - 1] == 48:
         length -= 1
@@ -85,7 +85,7 @@ _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.int64, nb.uint
 
 @compiled(_WRITER)
 def _write_short(b, p, length, scale, letters, out, to):  # type: ignore[no-untyped-def]
-    # `write_unscaled` of a number that 64 bits hold: nothing is allocated.
+    # `write_unscaled` for a number that fits 64 bits, without allocating memory.
     end = p + length
     negative = p < end and b[p] == 45
     if negative:
@@ -127,8 +127,8 @@ def _write_short(b, p, length, scale, letters, out, to):  # type: ignore[no-unty
 
 @compiled(_WRITER, allocates=True)
 def write_unscaled(b, p, length, scale, letters, out, to):  # type: ignore[no-untyped-def]
-    """Write base64 (or `RAW_BYTES`) of the number times 10^scale; -1 if it has not that many digits after
-    its point.
+    """Write base64 (or `RAW_BYTES`) of the number times 10^scale; -1 if it does not have `scale` digits
+    after its point.
     """
     if length <= _SHORT_MAX:
         return _write_short(b, p, length, scale, letters, out, to)
@@ -169,14 +169,14 @@ def write_unscaled(b, p, length, scale, letters, out, to):  # type: ignore[no-un
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), allocates=True)
 def write_money(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
-    """Write an amount of money, in whatever locale's form, as a number with `scale` digits after
-    the point (half a unit is rounded away from zero); -1 if it is none.
+    """Write an amount of money, in the format of any locale, as a number with `scale` digits after
+    the point (half a unit is rounded away from zero); -1 if it is not an amount.
 
-    The last point or comma between digits is the decimal sign, unless three digits follow it:
-    then that is so only if `scale` is 3.
+    The last point or comma between digits is the decimal separator; if three digits follow it, only
+    if `scale` is 3.
     """
     digits = np.zeros(_MONEY_DIGITS_MAX + 12, np.int64)
-    count = np.int64(1)  # a leading zero, for what rounding may carry
+    count = np.int64(1)  # a leading zero, for the carry of rounding
     negative = False
     sign_between = False
     since = np.int64(-1)

@@ -1,9 +1,9 @@
-"""Compiled readers of numbers in the form in which PostgreSQL writes nearly all of them: digits, a
-point where there is one, a sign before and perhaps an exponent behind.
+"""Compiled readers of numbers in the form in which PostgreSQL writes nearly all of them: an optional
+sign, digits, an optional point, an optional exponent.
 
-The functions for one cell are given the address of the buffer, see `protocol.memory`. A column of
-which a cell has another form (NaN, infinities, more digits than 64 bits hold) is left to Arrow as a
-whole: the readers say so and promise nothing about what they wrote.
+Functions for one cell take the address of the buffer, see `protocol.memory`. If a cell of a column
+has another form (NaN, infinities, more digits than 64 bits hold), Arrow reads the whole column: the
+readers return false, and the values that they wrote are undefined.
 
 Sources: Daniel Lemire, "Number Parsing at a Gigabyte per Second" (2021); Noble Mushtak and Daniel
 Lemire, "Fast Number Parsing Without Fallback" (2023), for the rounding of floating-point numbers.
@@ -23,7 +23,7 @@ from tailrace.compiled import compiled
 from tailrace.decode.kernel import CELLS, TEXT
 from tailrace.protocol.memory import address_of, i64_at, u8_at
 
-#: Digits that 64 bits hold whatever they are.
+#: Number of decimal digits that always fit 64 bits, unsigned.
 DIGITS_MAX = 19
 
 _ZEROS = np.uint64(0x3030303030303030)
@@ -34,14 +34,14 @@ _ODD_PAIRS = np.uint64(0x0000FFFF0000FFFF)
 _LOW_FOUR = np.uint64(0xFFFFFFFF)
 _MINUS, _POINT, _ZERO, _E = 45, 46, 48, 101
 
-# Powers of ten between which all normal doubles lie, written with up to `DIGITS_MAX` digits.
+# Exponents of ten of all normal doubles, written as integers of up to `DIGITS_MAX` digits.
 _EXPONENT_MIN, _EXPONENT_MAX = -342, 308
 
 
 @nb.njit(inline="always")
 def eight(b, end, count):  # type: ignore[no-untyped-def]
-    """Return the number that the `count` (1 to 8) digits before `end` make, and bits that are 0 if
-    they are digits. Eight bytes before `end` must be there.
+    """Return the number of the `count` (1 to 8) digits before `end`, and bits that are 0 if they are
+    digits. The eight bytes before `end` must be readable.
     """
     others = np.uint64(64 - 8 * count)
     word = ((np.uint64(i64_at(b, end - 8)) ^ _ZEROS) << others) >> others
@@ -53,8 +53,8 @@ def eight(b, end, count):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def unsigned(b, first, end):  # type: ignore[no-untyped-def]
-    """Return the number that the digits from `first` to `end` make, and bits that are 0 if they are
-    1 to `DIGITS_MAX` digits.
+    """Return the number of the digits in [first, end), and bits that are 0 if they are 1 to
+    `DIGITS_MAX` digits.
     """
     count = end - first
     value = np.uint64(0)
@@ -81,8 +81,8 @@ def unsigned(b, first, end):  # type: ignore[no-untyped-def]
 
 
 def _powers_of_five() -> npt.NDArray[np.uint64]:
-    # The leading 128 bits of each, cut off; of the reciprocals that 64 bits could have as a factor,
-    # rounded up, so that products that are exact are seen to be.
+    # The leading 128 bits of each power, truncated; rounded up for the reciprocals of powers that fit
+    # 64 bits, so that exact products can be recognised.
     rows = []
     for exponent in range(_EXPONENT_MIN, _EXPONENT_MAX + 1):
         power: int = 5 ** abs(exponent)
@@ -101,7 +101,7 @@ _POWERS_OF_TEN = np.array([10**n for n in range(DIGITS_MAX + 1)], np.uint64)
 
 @intrinsic
 def _multiply_high(typing_context, a, b):  # type: ignore[no-untyped-def]  # noqa: ARG001
-    """Return the high 64 bits of the product of two unsigned numbers of 64."""
+    """Return the high 64 bits of the product of two unsigned 64-bit numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         wide = ir.IntType(128)
@@ -113,7 +113,7 @@ def _multiply_high(typing_context, a, b):  # type: ignore[no-untyped-def]  # noq
 
 @intrinsic
 def _count_leading_zeros(typing_context, a):  # type: ignore[no-untyped-def]  # noqa: ARG001
-    """Return how many of 64 bits are 0 before the first that is not."""
+    """Return the number of leading zero bits of a 64-bit number."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         return builder.ctlz(arguments[0], ir.IntType(1)(1))
@@ -128,8 +128,8 @@ _leading_zeros: Any = _count_leading_zeros
 
 @nb.njit(inline="always")
 def _nearest_double(w, exponent):  # type: ignore[no-untyped-def]
-    """Return the bits of the double that is nearest to w * 10^exponent, `w` not 0, and whether it
-    is a normal one.
+    """Return the bits of the double nearest to w * 10^exponent, with `w` not 0, and whether it is a
+    normal double.
     """
     zeros = _leading_zeros(w)
     w <<= np.uint64(zeros)
@@ -147,7 +147,7 @@ def _nearest_double(w, exponent):  # type: ignore[no-untyped-def]
     power = ((217_706 * exponent) >> 16) + 63 + np.int64(top) - zeros + 1023
     exact = low <= np.uint64(1) and -4 <= exponent <= 23
     if exact and mantissa & np.uint64(3) == np.uint64(1) and (mantissa << shift) == high:
-        mantissa &= ~np.uint64(1)  # exactly between two: the even one
+        mantissa &= ~np.uint64(1)  # half-way between two doubles: the even one
     mantissa = (mantissa + (mantissa & np.uint64(1))) >> np.uint64(1)
     if mantissa >= np.uint64(1 << 53):
         mantissa = np.uint64(1 << 52)
@@ -158,7 +158,7 @@ def _nearest_double(w, exponent):  # type: ignore[no-untyped-def]
 
 @compiled(*[nb.boolean(*CELLS, nb.int64, whole[::1]) for whole in (nb.int16, nb.int32, nb.int64)])
 def read_integers(buffer, start, length, kind, highest, values):  # type: ignore[no-untyped-def]
-    """Read a column of integers from `-highest - 1` to `highest`; false if a cell is none."""
+    """Read a column of integers from `-highest - 1` to `highest`; false if a cell is not one."""
     b = address_of(buffer)
     for r in range(len(start)):
         number = np.int64(0)
@@ -176,12 +176,12 @@ def read_integers(buffer, start, length, kind, highest, values):  # type: ignore
 
 @compiled(nb.boolean(*CELLS, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1]))
 def read_decimals(buffer, start, length, kind, scale, unit, bound, values):  # type: ignore[no-untyped-def]
-    """Read a column of numbers with `scale` digits after the point, which is missing if that is 0;
-    false if a cell is none.
+    """Read a column of numbers with `scale` digits after the point, or without a point if `scale` is 0;
+    false if a cell is not such a number.
 
     :param unit: 10^scale.
-    :param bound: above the largest absolute value, without its point.
-    :param values: the low and the high half of each number of 128 bits.
+    :param bound: exclusive limit of the absolute value without its point.
+    :param values: the low and the high half of each 128-bit number.
     """
     b = address_of(buffer)
     for r in range(len(start)):
@@ -214,7 +214,7 @@ def read_decimals(buffer, start, length, kind, scale, unit, bound, values):  # t
 @nb.njit(inline="always")
 def _exponent_at(b, first, end):  # type: ignore[no-untyped-def]
     """Return the exponent of a number, which PostgreSQL writes with a sign and two or three digits,
-    and where it begins, which is `end` if there is none.
+    and the place where it begins; 0 and `end` if there is no exponent.
     """
     for digits in range(2, 4):
         at = end - digits - 2
@@ -228,8 +228,8 @@ def _exponent_at(b, first, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.boolean(*CELLS, nb.uint64[::1]))
 def read_doubles(buffer, start, length, kind, values):  # type: ignore[no-untyped-def]
-    """Read a column of floating-point numbers as the bits of doubles; false if a cell is none, is
-    not finite, or is too close to 0 to be a normal double.
+    """Read a column of floating-point numbers as the bits of doubles; false if a cell is not a number,
+    is not finite, or is too close to 0 to be a normal double.
     """
     b = address_of(buffer)
     for r in range(len(start)):

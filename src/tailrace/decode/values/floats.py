@@ -1,7 +1,7 @@
-"""Compiled writers of floating-point numbers and bits, as Debezium's JSON has them.
+"""Compiled writers of floating-point numbers and bits in the form of Debezium's JSON.
 
-PostgreSQL and Java both write the fewest digits that give the number back, in different forms; so
-the digits of the text are kept, and only their arrangement changes.
+PostgreSQL and Java both write the fewest digits that identify the number, in different forms: the
+digits of the text are kept, and only their arrangement changes.
 
 Source: Java SE API 19, `Double.toString` (the form and the digits); java.util.BitSet, `toByteArray` (the
 order of bits).
@@ -17,14 +17,14 @@ from tailrace.decode.kernel import CELLS, TEXT
 from tailrace.decode.values.text_writers import write_base64, write_integer
 from tailrace.protocol.frames import FROZEN_BYTES
 
-#: Digits of an exponent; more are of no number that a double holds.
+#: Limit of the digits of an exponent; no double has more.
 _EXPONENT_DIGITS_MAX = 4
 
-#: Letters of a `real` beyond 2^24, from which on such numbers are found.
+#: Smallest length of a `real` beyond 2^24, the first numbers that `has_long_and_large` looks for.
 _LONG_MIN = 12
 
-#: Numbers of so few bits that one digit tells them from others: Java writes the nearest one that has two.
-#: Digit and exponent, both digits and their exponent: `1e-45` is `1.4E-45`.
+#: Numbers with so few bits that one digit identifies them; Java writes the nearest number with two digits.
+#: One digit and its exponent, two digits and their exponent: `1e-45` is `1.4E-45`.
 _OF_REAL = np.array(
     [
         (1, -45, 14, -45), (3, -45, 28, -45), (4, -45, 42, -45), (6, -45, 56, -45), (8, -45, 84, -45),
@@ -52,7 +52,7 @@ def _write_zeros(count, out, to):  # type: ignore[no-untyped-def]
     nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 )  # fmt: skip
 def _write_digits(b, p, count, out, to):  # type: ignore[no-untyped-def]
-    # `count` digits from `p` on, over a point among them.
+    # Writes `count` digits from `p` on, and skips a point among them.
     while count > 0:
         if b[p] != 46:
             out[to] = b[p]
@@ -64,7 +64,7 @@ def _write_digits(b, p, count, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def _write_smallest(digit, power, is_real, out, to):  # type: ignore[no-untyped-def]
-    # One of the smallest numbers; -1 if it is none of those that have other digits.
+    # Writes one of the numbers of `_OF_REAL` or `_OF_DOUBLE`; -1 if it is not one of them.
     for row in _OF_REAL if is_real else _OF_DOUBLE:
         if row[0] == digit and row[1] == power:
             out[to] = 48 + row[2] // 10
@@ -77,7 +77,7 @@ def _write_smallest(digit, power, is_real, out, to):  # type: ignore[no-untyped-
 
 @nb.njit(inline="always")
 def _read_exponent(b, p, end):  # type: ignore[no-untyped-def]
-    # The exponent up to `end`, 0 if there is none; and whether the text ends with it.
+    # Returns the exponent at `p`, 0 if there is none; and whether the text ends after it.
     power = np.int64(0)
     if p < end and (b[p] | 32) == 101:
         p += 1
@@ -95,7 +95,8 @@ def _read_exponent(b, p, end):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _write_arranged(b, first_at, count, power, out, to):  # type: ignore[no-untyped-def]
-    # `count` digits, of which the first counts 10^power, with a point, and an exponent where Java has one.
+    # Writes `count` digits, the first of which has the weight 10^power, with a point, and an exponent if
+    # Java writes one.
     has_exponent = power < -3 or power >= 7
     if has_exponent:
         to = _write_digits(b, first_at, 1, out, to)
@@ -131,9 +132,7 @@ def _write_arranged(b, first_at, count, power, out, to):  # type: ignore[no-unty
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
-    """Write a decimal number as `Double.toString`, or `Float.toString`: `1.0`, `1.0E23`; -1 if the text is
-    none.
-    """
+    """Write a decimal number like `Double.toString` or `Float.toString`: `1.0`, `1.0E23`; -1: no number."""
     end = p + length
     if p < end and b[p] == 45:
         out[to] = 45
@@ -141,7 +140,7 @@ def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
         p += 1
     digits = np.int64(0)
     whole = np.int64(-1)  # digits before the point
-    first = np.int64(-1)  # the first digit that is not 0: its number, and its place
+    first = np.int64(-1)  # the first digit that is not 0: its ordinal, and its place
     first_at = np.int64(0)
     last = np.int64(-1)
     while p < end and (48 <= b[p] <= 57 or (b[p] == 46 and whole < 0 and digits > 0)):
@@ -176,9 +175,9 @@ def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
     nb.boolean(*CELLS)
 )  # fmt: skip
 def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
-    """Return whether there may be a number of which PostgreSQL writes more digits than Java: one that lies
-    just as far from a shorter number as from its neighbour, such as 1e23. It has many digits, and a
-    positive exponent. Arrays are looked at as a whole.
+    """Return whether there may be a number that PostgreSQL writes with more digits than Java does: one
+    half-way between a shorter number and its neighbour, such as 1e23. It has many digits and a positive
+    exponent. The text of an array is checked as a whole.
     """
     for r in range(len(start)):
         if kind[r] == TEXT and length[r] >= _LONG_MIN:
@@ -190,9 +189,7 @@ def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), allocates=True)
 def write_bits(b, p, length, letters, out, to):  # type: ignore[no-untyped-def]
-    """Write bits as base64 (or the bytes) of as few bytes as hold them, the lowest first; -1 if the text
-    is none.
-    """
+    """Write bits as base64 (or `RAW_BYTES`) of the fewest bytes, the lowest first; -1: not a bit string."""
     packed = np.zeros((length + 7) // 8, np.uint8)
     size = 0
     for k in range(length):

@@ -1,8 +1,8 @@
-"""Forms: how a value is given, in JSON and in typed columns. The vocabulary of `types`.
+"""Forms: the representations of values in JSON and in typed columns, which `types` chooses from.
 
-A form is a number; with its parameter (a scale) and, for an array, its delimiter it makes a
-*style* (`style_of`). The functions here turn PostgreSQL's text into a form that is a number or a
-text; what JSON alone has (objects, quotes) is in `jsontext`.
+A form is a number; together with its parameter (a scale) and, for an array, its delimiter it is a
+*style* (`style_of`). The functions here convert PostgreSQL's text to forms that are numbers or
+texts; `json.json_kernel` writes what only JSON has (objects, quotes).
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ from tailrace.decode.values.times import (
 )
 from tailrace.protocol.frames import FROZEN_BYTES
 
-# What JSON writes from the text as it is.
+# Forms that JSON writes from PostgreSQL's text without conversion.
 QUOTED, INTEGER, FLOATING, BOOLEAN, BASE64 = range(5)
 
-# Whole numbers. The STAMPs are Debezium's, whose infinities are numbers, too.
+# Integers. The STAMPs are Debezium's, in which infinities are numbers, too. `NUMBERS` is the first one.
 NUMBERS = 5
 DAYS, MICROSECONDS, STAMP_MS, STAMP_US, STAMP_NS, TIME_MS, TIME_US, TIME_NS, INTERVAL_US = range(5, 14)
 
-# Texts.
+# Texts. `TEXTS` is the first one.
 TEXTS = 14
 (
     ISO_DATE, ISO_STAMP, ISO_UTC, ISO_TIME, ISO_TIME_UTC, ISO_INTERVAL, HEX_BASE64, HEX_BASE64_URL, HEX,
     AMOUNT, UNSCALED, AMOUNT_UNSCALED, PAIRS,
 ) = range(14, 27)  # fmt: skip
 
-# What only JSON has: numbers with a point, objects, a JSON document within a string; floating-point
-# numbers as Java writes them, bits as a boolean or as bytes, and what is JSON already.
+# Forms of JSON only: numbers with a point, objects, a JSON document within a string; floating-point
+# numbers as Java writes them, bits as a boolean or as bytes, and text that already is JSON.
 DOUBLE, AMOUNT_DOUBLE, VARIABLE_SCALE, PAIRS_QUOTED, JAVA, BIT, BITS, RAW = range(27, 35)
 
-# What columns of bytes alone have: the bytes of which JSON has base64.
+# Forms of columns of bytes only: the bytes that JSON has as base64.
 UNSCALED_BYTES, AMOUNT_BYTES, BITS_BYTES = range(35, 38)
 
 #: Parameter of `JAVA`: the number is a `real`.
 REAL = 1
 
-#: A form's text is longer than PostgreSQL's by at most so many bytes; a JSON document by a factor,
-#: too, since it may escape every byte.
+#: Limits of the growth of PostgreSQL's text: a form adds at most so many bytes; a JSON document of pairs
+#: also has a factor, since every byte may be escaped.
 TEXT_GROWTH_FIXED, PAIRS_GROWTH = 48, 6
 
-#: What pgjdbc, and so Debezium, makes of a timestamp's infinities, in microseconds.
+#: A timestamp's infinities in pgjdbc, and therefore in Debezium, in microseconds.
 INFINITY_US, MINUS_INFINITY_US = 9_223_372_036_825_200_000, -9_223_372_036_832_400_000
 
 _NS_OF_US_MAX = (2**63 - 1) // 1000
@@ -85,22 +85,22 @@ def style_of(form: int, parameter: int = 0) -> int:
 
 
 def array_style(items: int, delimiter: str) -> int:
-    """Return the style of an array of items of a style that is no array's."""
+    """Return the style of an array whose items have the style `items`, which is not an array's."""
     return items | ord(delimiter) << _DELIMITER_AT
 
 
 def of_items(style: int, items: int) -> int:
-    """Return the style of an array with items of another style; its delimiter is kept."""
+    """Return the style of the array with another style of its items, and the same delimiter."""
     return style & 255 << _DELIMITER_AT | items
 
 
 def with_form(style: int, form: int) -> int:
-    """Return the style with another form, its delimiter and parameter kept."""
+    """Return the style with another form, and the same delimiter and parameter."""
     return style & ~255 | form
 
 
 def utc_style(digits: int) -> int:
-    """Return the style of a stamp in UTC whose fraction has at least so many digits."""
+    """Return the style of a timestamp in UTC whose fraction has at least `digits` digits."""
     return style_of(ISO_UTC, digits + 1)
 
 
@@ -122,7 +122,7 @@ def form_in(style):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def delimiter_in(style):  # type: ignore[no-untyped-def]
-    """Return what separates an array's items; 0 for what is no array."""
+    """Return the delimiter of an array's items; 0 if the style is not an array's."""
     return (style >> _DELIMITER_AT) & 255
 
 
@@ -134,7 +134,7 @@ def parameter_in(style):  # type: ignore[no-untyped-def]
 
 @compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), error_model="numpy")
 def read_number(b, p, length, form):  # type: ignore[no-untyped-def]
-    """Return the number that a text is in a form of numbers, and `PLAIN`; else 0 and something else."""
+    """Return a text's value in a form of numbers, and `PLAIN`; another outcome if it has none."""
     if form == DAYS or form == MICROSECONDS:
         return read_temporal(b, p, length, DATE if form == DAYS else TIMESTAMP)
     nothing = np.int64(0), np.int64(SPECIAL_NULL)
@@ -175,7 +175,7 @@ def _write_amount_unscaled(b, p, length, scale, letters, out, to):  # type: igno
 
 @compiled(nb.int64(nb.uint8[::1], nb.int64, nb.int64, nb.int64))
 def _filled(out, begin, end, digits):  # type: ignore[no-untyped-def]
-    # Zeros at the end of a stamp's fraction, up to so many digits; it ends with Z.
+    # Appends zeros to a timestamp's fraction, up to `digits` digits, before the Z at its end.
     if digits <= 0:
         return end
     point = end
@@ -197,7 +197,7 @@ def _filled(out, begin, end, digits):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
-    """Write what a text is in a form of texts, without quotes; -1 if it does not have that form."""
+    """Write a text in a form of texts, without quotes; -1 if it cannot be converted to that form."""
     form = form_in(style)
     if form == ISO_DATE or form == ISO_STAMP or form == ISO_UTC:
         flavour = DATE if form == ISO_DATE else TIMESTAMP if form == ISO_STAMP else TIMESTAMPTZ
@@ -235,9 +235,9 @@ def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(*CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_numbers(b, start, length, kind, form, values, valid, outcome):  # type: ignore[no-untyped-def]
-    """Read a column in a form of numbers; returns how many cells have another form.
+    """Read a column in a form of numbers; returns the number of cells that cannot be converted.
 
-    `valid` is a bit map, zeroed before.
+    `valid` is a zeroed bit map.
     """
     specials = 0
     for r in range(len(start)):
@@ -255,9 +255,9 @@ def read_numbers(b, start, length, kind, form, values, valid, outcome):  # type:
 
 @compiled(nb.int64(*CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_texts(b, start, length, kind, style, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
-    """Read a column in a form of texts; returns how many cells have another form.
+    """Read a column in a form of texts; returns the number of cells that cannot be converted.
 
-    `out` has room for what `TEXT_GROWTH_FIXED` and `PAIRS_GROWTH` say; `valid` is a bit map, zeroed before.
+    `out` has room as `TEXT_GROWTH_FIXED` and `PAIRS_GROWTH` require; `valid` is a zeroed bit map.
     """
     specials = 0
     to = np.int64(0)
@@ -280,7 +280,7 @@ def read_texts(b, start, length, kind, style, offsets, out, valid, outcome):  # 
 def read_variable_scales(b, start, length, kind, scales, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
     """Read numbers of any scale: the digits after the point, and the bytes of the unscaled number.
 
-    As `read_texts` otherwise.
+    In all else it is like `read_texts`.
     """
     specials = 0
     to = np.int64(0)

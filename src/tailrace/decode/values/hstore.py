@@ -19,8 +19,8 @@ _COMMA = 44
 
 @compiled(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64))
 def _pair(b, p, end):  # type: ignore[no-untyped-def]
-    # Where the key that begins at `p` ends, where its value begins, and where that ends; the
-    # last is -1 if there is no pair.
+    # Returns the end of the key that begins at `p`, the start and the end of its value; the last is
+    # -1 if there is no pair.
     nothing = np.int64(-1), np.int64(-1), np.int64(-1)
     if p >= end or b[p] != 34:
         return nothing
@@ -38,7 +38,7 @@ def _pair(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def _next_pair(b, p, end):  # type: ignore[no-untyped-def]
-    # The place of the pair after the one that ended at `p`; `end` if there is none, -1 if
+    # Returns the place of the pair after the one that ended at `p`; `end` if there is none, -1 if
     # something else follows.
     if p == end:
         return end
@@ -49,7 +49,7 @@ def _next_pair(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def _write_string(b, p, end, out, to):  # type: ignore[no-untyped-def]
-    # A quoted text as a JSON string.
+    # Writes a quoted text as a JSON string.
     out[to] = 34
     to += 1
     p += 1
@@ -64,7 +64,7 @@ def _write_string(b, p, end, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_object(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    """Write an hstore as a JSON object, without white space; -1 if it is none."""
+    """Write an hstore as a JSON object, without white space; -1 if it is not an hstore."""
     end = p + length
     out[to] = 123
     to += 1
@@ -93,9 +93,9 @@ def write_object(b, p, length, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(*CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]))
 def measure_maps(b, start, length, kind, offsets, valid, outcome):  # type: ignore[no-untyped-def]
-    """Count the pairs of a column of hstores in `offsets`; returns how many cells are none.
+    """Count the pairs of a column of hstores in `offsets`; returns how many cells are not hstores.
 
-    `valid` is a bit map, zeroed before; `outcome` gets 1 for a cell that is no hstore.
+    `valid` is a zeroed bit map; `outcome` gets 1 for a cell that is not an hstore.
     """
     specials = 0
     offsets[0] = 0
@@ -126,7 +126,7 @@ def measure_maps(b, start, length, kind, offsets, valid, outcome):  # type: igno
     )
 )  # fmt: skip
 def read_maps(b, start, length, offsets, key_ends, keys, value_ends, values, valid):  # type: ignore[no-untyped-def]
-    """Write keys and values of hstores that `measure_maps` accepted; `valid` is of the values."""
+    """Write keys and values of hstores that `measure_maps` accepted; `valid` is the values' bit map."""
     key_ends[0] = 0
     value_ends[0] = 0
     for r in range(len(start)):

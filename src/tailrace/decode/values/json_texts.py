@@ -1,6 +1,6 @@
-"""Which texts are JSON (RFC 8259), by a compiled reader: they are written into documents as they stand.
+"""A compiled check of which texts are JSON (RFC 8259): those are written into documents unchanged.
 
-Libraries that read columns of JSON also take `NaN` and a comma before a bracket. Every index is checked
+Libraries that read columns of JSON also accept `NaN` and a comma before a bracket. Every index is checked
 against the text's end, and every loop advances.
 """
 
@@ -24,14 +24,14 @@ _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = 34, 92, 123, 125, 9
 _COMMA, _COLON, _MINUS, _PLUS, _POINT, _ZERO, _NINE = 44, 58, 45, 43, 46, 48, 57
 _LETTER_U = 117
 _trailing_zeros: Any = trailing_zeros  # whose Python signature has one argument more than its calls
-# Eight bytes at once; control letters are below spaces.
+# A character repeated in eight bytes; control characters are below spaces.
 _ONES = np.uint64(0x0101010101010101)
 _HIGHEST, _QUOTES, _BACKSLASHES, _SPACES = (np.uint64(code * int(_ONES)) for code in (128, 34, 92, 32))
 
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64), inlined=True)
 def after_space(b, p, end):  # type: ignore[no-untyped-def]
-    """Return the place of what is no white space, from `p` on."""
+    """Return the first place from `p` on that is not white space."""
     while p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
     return p
@@ -39,7 +39,7 @@ def after_space(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _hexadecimal(b, p, end):  # type: ignore[no-untyped-def]
-    """The value of four hexadecimal digits, -1 if there are none."""
+    """Return the value of four hexadecimal digits, -1 if they are not digits."""
     if p + 4 > end:
         return np.int64(-1)
     value = np.int64(0)
@@ -59,10 +59,10 @@ def _hexadecimal(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64), inlined=True)
 def plain_end(b, p, end):  # type: ignore[no-untyped-def]
-    """Return the first place from `p` on whose byte does not stand for itself in a string, at most `end`."""
+    """Return the first place from `p` on with a quote, backslash or control character, at most `end`."""
     while p + 8 <= end:
-        # Of a byte that is 0, or below the one that is taken from it, the highest bit gets set; the lowest
-        # one of those that are set is right.
+        # A subtraction sets the highest bit of a byte that was 0, or below the subtrahend; only the
+        # lowest such bit is reliable.
         word = word_at(b, p)
         quote, backslash = word ^ _QUOTES, word ^ _BACKSLASHES
         found = (quote - _ONES) & ~quote | (backslash - _ONES) & ~backslash | (word - _SPACES) & ~word
@@ -76,7 +76,7 @@ def plain_end(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64), inlined=True)
 def string_end(b, p, end):  # type: ignore[no-untyped-def]
-    """Return the place after the string whose quote is at `p`, -1 if it is none."""
+    """Return the place after the string whose quote is at `p`, -1 if it is not a string."""
     if p >= end or b[p] != _QUOTE:
         return np.int64(-1)
     p = plain_end(b, p + 1, end)
@@ -101,7 +101,7 @@ def string_end(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64), inlined=True)
 def _digits_end(b, p, end):  # type: ignore[no-untyped-def]
-    """The place after one digit or more, -1 if there is none."""
+    """Return the place after one digit or more, -1 if there is none."""
     first = p
     while p < end and _ZERO <= b[p] <= _NINE:
         p += 1
@@ -110,7 +110,7 @@ def _digits_end(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def number_end(b, p, end):  # type: ignore[no-untyped-def]
-    """Return the place after the number at `p`, -1 if it is none."""
+    """Return the place after the number at `p`, -1 if it is not a number."""
     if p < end and b[p] == _MINUS:
         p += 1
     if p < end and b[p] == _ZERO:
@@ -140,7 +140,7 @@ def _word_end(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64), inlined=True)
 def _key_end(b, p, end):  # type: ignore[no-untyped-def]
-    """The place after a member's name and colon, -1 if that is not what stands at `p`."""
+    """Return the place after the member's name and colon at `p`, -1 if there are none."""
     p = string_end(b, after_space(b, p, end), end)
     if p < 0:
         return np.int64(-1)
@@ -150,9 +150,9 @@ def _key_end(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64, nb.uint8[::1]))
 def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
-    """Return the place after the JSON value that begins at `p` or after spaces; -1: there is none.
+    """Return the place after the JSON value that begins at `p` or after white space; -1: there is none.
 
-    `stack` is room for a letter for each array and object that are open at once.
+    `stack` has one byte for each level of arrays and objects that may be open.
     """
     depth = 0
     while True:
@@ -164,7 +164,7 @@ def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
             if depth == len(stack):
                 return np.int64(-1)
             p = after_space(b, p + 1, end)
-            if p < end and b[p] == c + 2:  # the bracket that closes is two further on
+            if p < end and b[p] == c + 2:  # the closing bracket's code is two higher
                 p += 1
             else:
                 stack[depth] = c
@@ -211,7 +211,7 @@ def _check(b, offsets, present, valid, stack):  # type: ignore[no-untyped-def]
 
 
 def are_json(texts: pa.StringArray) -> npt.NDArray[np.bool_]:
-    """Return which of the texts are JSON; a null is none."""
+    """Return which of the texts are JSON; a null is not."""
     data, offsets = text_buffers(texts)
     valid = np.empty(len(texts), np.bool_)
     stack = np.empty(int(np.diff(offsets).max(initial=0)), np.uint8)
@@ -220,7 +220,7 @@ def are_json(texts: pa.StringArray) -> npt.NDArray[np.bool_]:
 
 
 def quoted(texts: pa.StringArray) -> pa.StringArray:
-    """Return each text as a JSON text; null stays null."""
+    """Return each text as a JSON string; null remains null."""
     for letter, escape in _ESCAPES.items():
         texts = pc.replace_substring(texts, letter, escape)
     return pc.binary_join_element_wise('"', texts, '"', "")

@@ -1,7 +1,7 @@
-"""Compiled readers of PostgreSQL's text forms for which Arrow has no cast, or not a whole one:
+"""Compiled readers of PostgreSQL's text forms for which Arrow has no cast, or an incomplete one:
 booleans, dates and timestamps (BC, infinities, years of six digits), bytea, arrays.
 
-Each takes a column's cells and marks the rows that it can't read exactly; none of them fails.
+Each takes a column's cells and marks the rows that it can't read exactly; no value makes them fail.
 The scalar readers are shared with the JSON writer.
 
 Source: PostgreSQL manual, "Date/Time Output" (ISO style), "bytea Hex Format", "Array Input and
@@ -15,19 +15,19 @@ import numpy as np
 
 from tailrace.compiled import compiled
 from tailrace.decode.gather import copy_bytes
-from tailrace.decode.kernel import CELLS, PAIR, TEXT, TRIPLE
+from tailrace.decode.kernel import CELLS, NULL, PAIR, TEXT, TRIPLE
 from tailrace.decode.values.digits import eight
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, i64_at, u8_at, u16_at, u32_at
 
-# What became of a cell; of a point in time alone, that it lies outside of what 64 bits hold.
+# Outcomes of reading a cell. OUT_OF_RANGE, only for timestamps: microseconds do not fit 64 bits.
 PLAIN, SPECIAL_KEPT, SPECIAL_NULL, OUT_OF_RANGE = range(4)
 
 DATE, TIMESTAMP, TIMESTAMPTZ = range(3)
 
 US_A_DAY = 86_400_000_000
 
-# Of a second's fraction with so many digits.
+# Microseconds of the last digit of a second's fraction, by its number of digits.
 _MICROSECONDS = np.array([10 ** (6 - digits) for digits in range(7)], np.uint64)
 
 _INT64_MAX = 2**63 - 1
@@ -51,7 +51,7 @@ def days_from_civil(year, month, day):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def days_of_month(year, month):  # type: ignore[no-untyped-def]
-    """Return the days of a month. MySQL can hold dates that no calendar has."""
+    """Return the days of a month. MySQL can contain dates that are in no calendar."""
     if month == 2:
         return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
     return 30 + ((month ^ (month >> 3)) & 1)
@@ -59,7 +59,7 @@ def days_of_month(year, month):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _two(b, p):  # type: ignore[no-untyped-def]
-    # Two digits as a number; something negative if they are none.
+    # Returns the number of two digits; -1 if they are not digits.
     tens = np.int64(b[p]) - 48
     ones = np.int64(b[p + 1]) - 48
     return tens * 10 + ones if 0 <= tens <= 9 and 0 <= ones <= 9 else np.int64(-1)
@@ -67,8 +67,8 @@ def _two(b, p):  # type: ignore[no-untyped-def]
 
 @compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def zone(b, p, end):  # type: ignore[no-untyped-def]
-    """Return the seconds that the zone `+hh[:mm[:ss]]` at `p` is ahead of UTC, and the place after
-    it, or -1.
+    """Return the offset of the zone `+hh[:mm[:ss]]` at `p` from UTC, in seconds, and the place after
+    it; the place is -1 if there is no zone.
     """
     seconds = np.int64(0)
     unit = np.int64(3600)
@@ -104,7 +104,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     """Read a date (days since 1970) or timestamp (microseconds since 1970, UTC if it has a zone).
 
     Returns the value and `PLAIN`, `SPECIAL_KEPT` (an infinity: the type's outermost value),
-    `SPECIAL_NULL` (no such value) or `OUT_OF_RANGE`.
+    `SPECIAL_NULL` (not a date or timestamp) or `OUT_OF_RANGE`.
     """
     nothing = np.int64(0), np.int64(SPECIAL_NULL)
     end = p + length
@@ -146,7 +146,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
         ahead, p = zone(b, p, end)
     if p != end:
         return nothing
-    # The bound lies some days inside what 64 bits hold (294247-01-10): an offset may add to it.
+    # The bound is some days inside the range of 64 bits (294247-01-10): an offset may add to it.
     if days < -106751986 or days > 106751986:
         return np.int64(0), np.int64(OUT_OF_RANGE)
     seconds = hour * 3600 + minute * 60 + second - ahead
@@ -155,7 +155,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _usual_date(b, p):  # type: ignore[no-untyped-def]
-    # `yyyy-mm-dd`: the days since 1970, and bits that are 0 if that is what stands there.
+    # Returns the days since 1970 of `yyyy-mm-dd`, and bits that are 0 if the text has that form.
     word = np.uint64(i64_at(b, p)) ^ np.uint64(0x303030302D30302D)
     rest = np.uint64(u16_at(b, p + 8)) ^ np.uint64(0x3030)
     bad = (word | (word + np.uint64(0x0606060600060600))) & np.uint64(0xF0F0F0F0FFF0F0FF)
@@ -174,7 +174,7 @@ def _nibble(word, at):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _usual_stamp(b, p, end):  # type: ignore[no-untyped-def]
-    # `yyyy-mm-dd hh:mm:ss[.f]` without its zone: microseconds since 1970, and bits as above.
+    # Returns the microseconds since 1970 of `yyyy-mm-dd hh:mm:ss[.f]`, without its zone, and bits as above.
     days, bad = _usual_date(b, p)
     word = np.uint64(i64_at(b, p + 11)) ^ np.uint64(0x30303A30303A3030)
     bad |= np.uint64(u8_at(b, p + 10) ^ 32)
@@ -208,7 +208,7 @@ def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # ty
             size = np.int64(length[r])
             end = first + size - zone_size
             bad = np.uint64(1)
-            # Nearly all have four digits of the year, and the session's zone, which is UTC.
+            # Nearly all have a year of four digits, and the session's zone, which is UTC.
             if flavour == DATE:
                 if size == 10:
                     values[r], bad = _usual_date(b, first)
@@ -223,7 +223,7 @@ def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # ty
 
 @compiled(nb.int64(*CELLS, nb.uint8[::1], nb.uint8[::1]))
 def read_booleans(buffer, start, length, kind, values, outcome):  # type: ignore[no-untyped-def]
-    """Read a column of booleans; returns how many cells are none."""
+    """Read a column of booleans; returns how many cells are not booleans."""
     specials = 0
     b = address_of(buffer)
     for r in range(len(start)):
@@ -262,7 +262,10 @@ def is_hex(b, p, length):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(*CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_byteas(b, start, length, kind, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
-    """Read a column of bytea in hex form; `out` has room for half of the cells' lengths."""
+    """Read a column of bytea in hex form; returns how many cells have another form.
+
+    `out` has room for half of the cells' lengths.
+    """
     specials = 0
     to = np.int64(0)
     offsets[0] = 0
@@ -309,7 +312,7 @@ def item_end(b, p, end, delimiter):  # type: ignore[no-untyped-def]
 
 @compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.int64))
 def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
-    """Return whether an array item is NULL, which PostgreSQL writes bare and reads in any case."""
+    """Return whether an array item is NULL, which is unquoted, in upper or lower case."""
     return (
         quoted == 0
         and length == 4
@@ -322,7 +325,7 @@ def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
 
 @compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64))
 def measure_array(b, p, length, delimiter):  # type: ignore[no-untyped-def]
-    """Return the number of items and of their bytes; -1 if it is no plain one-dimensional array."""
+    """Return the number of items and of their bytes; -1 if it is not a plain one-dimensional array."""
     end = p + length - 1
     if length < 2 or b[p] != 123 or b[end] != 125:
         return np.int64(-1), np.int64(0)
@@ -341,7 +344,7 @@ def measure_array(b, p, length, delimiter):  # type: ignore[no-untyped-def]
 
 @compiled(TRIPLE(*CELLS, nb.int64, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]))
 def measure_arrays(b, start, length, kind, delimiter, offsets, valid, outcome):  # type: ignore[no-untyped-def]
-    """Measure a column of arrays: specials, items, bytes of items; `offsets` counts items."""
+    """Return the numbers of special cells, of items and of bytes of items; `offsets` counts items."""
     specials = np.int64(0)
     items = np.int64(0)
     size = np.int64(0)
@@ -388,7 +391,7 @@ def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
     )
 )
 def read_arrays(b, start, length, delimiter, offsets, out, item_start, item_length, item_kind):  # type: ignore[no-untyped-def]
-    """Write the items of arrays that `measure_arrays` accepted as cells over `out`."""
+    """Write the items of arrays that `measure_arrays` accepted to `out`, and the cells that point there."""
     to = np.int64(0)
     for r in range(len(start)):
         p = np.int64(start[r]) + 1
@@ -401,7 +404,7 @@ def read_arrays(b, start, length, delimiter, offsets, out, item_start, item_leng
             if quoted != 0:
                 to = unquote_item(b, p, after, out, to)
             elif is_null_item(b, p, size, quoted):
-                item_kind[item] = 110
+                item_kind[item] = NULL
                 item_length[item] = 0
             else:
                 copy_bytes(out, to, b, p, size)

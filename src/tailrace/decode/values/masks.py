@@ -1,8 +1,8 @@
-"""Masks of cells: what a column's values are replaced by, before anything reads them.
+"""Masks of cells, which replace a column's values before anything reads them.
 
-A mask changes where a column's cells lie, in its own copy of the places; the block itself stays
-as it is. New texts are put behind the block's bytes, each distinct one once. NULL stays NULL, and
-a value that was not sent stays one that was not sent.
+A mask changes where a column's cells point to, in its own copy of the places; the block itself is
+not changed. New texts are appended to the block's bytes, each distinct one once. NULL remains NULL,
+and a value that was not sent remains unsent.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def hashed(tuples: Tuples, place: int, salt: bytes) -> Tuples:
 def hashed_texts(texts: pa.StringArray, salt: bytes) -> Bytes:
     """Return the HMAC-SHA-256 of each text as hexadecimal digits, one after another.
 
-    It costs a call a value: give it a column's distinct values.
+    Each text costs a Python call: pass only the distinct values of a column.
 
-    :param texts: none is NULL.
+    :param texts: texts without nulls.
     """
     keyed = hmac.new(salt, digestmod=hashlib.sha256)
     digests = bytearray()
     for text in texts.cast(pa.binary()).to_pylist():
-        # The salt's own block is hashed once.
+        # `keyed` has hashed the salt once for all texts.
         digest = keyed.copy()
         digest.update(text)
         digests += digest.digest()
@@ -74,13 +74,13 @@ def fixed(tuples: Tuples, place: int, text: bytes) -> Tuples:
 
 
 def shortened(tuples: Tuples, place: int, characters: int) -> None:
-    """Leave the first characters of a column's texts; in place."""
+    """Truncate a column's texts to their first characters, in place."""
     for side in (tuples.current, tuples.old):
         _shorten(tuples.buffer, side.start[place], side.length[place], side.kind[place], characters)
 
 
 def nulled(tuples: Tuples, place: int) -> None:
-    """Make a column's values NULL; in place."""
+    """Make a column's values NULL, in place."""
     for side in (tuples.current, tuples.old):
         there = side.kind[place] == TEXT
         side.kind[place][there] = NULL
@@ -89,7 +89,7 @@ def nulled(tuples: Tuples, place: int) -> None:
 
 @compiled(nb.void(*CELLS, nb.int64))
 def _shorten(b, start, length, kind, characters):  # type: ignore[no-untyped-def]
-    # A character begins at a byte that does not continue another one.
+    # A character of UTF-8 begins at a byte other than 10xxxxxx.
     for r in range(len(start)):
         if kind[r] != TEXT or length[r] <= characters:
             continue

@@ -1,5 +1,5 @@
-"""Dates and timestamps as PostgreSQL writes them, from Arrow's numbers: also those that Python's `date` and
-`datetime` can't hold. An infinity is the outermost value of its type there, as decoding makes it.
+"""Writers of Arrow's dates and timestamps in PostgreSQL's text form, also of those that Python's `date` and
+`datetime` can't hold. In Arrow, an infinity is the outermost value of its type, as in decoding.
 
 Source: PostgreSQL manual, "Date/Time Output" (ISO style).
 """
@@ -18,10 +18,10 @@ from tailrace.compiled import compiled
 from tailrace.decode.gather import array_mask, bit_map
 from tailrace.protocol.frames import Numbers
 
-#: Of a text: at most seven digits of a year, what follows in UTC, and ` BC`.
+#: Limit of the size of a text: a year of up to seven digits, the rest with its zone, and ` BC`.
 _BYTES_MAX = 48
 
-#: Any whose texts are made together.
+#: Limit of the rows whose texts are written at once: their offsets are 32-bit numbers.
 _ROWS_MAX = 1 << 24
 
 _US_OF = {"s": 1_000_000, "ms": 1000}
@@ -29,7 +29,7 @@ _US_OF = {"s": 1_000_000, "ms": 1000}
 
 @compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
 def write_fraction(us, out, to):  # type: ignore[no-untyped-def]
-    """Write `.789` for 789000 millionths; nothing for none."""
+    """Write the fraction of a second: `.789` for 789000 microseconds, nothing for 0."""
     if us == 0:
         return to
     out[to] = 46
@@ -65,8 +65,8 @@ def write_clock(seconds, out, to):  # type: ignore[no-untyped-def]
 def write_date(days, is_iso, out, to):  # type: ignore[no-untyped-def]
     """Write days since 1970 as `2018-06-20`.
 
-    A year before 1 is written with its distance from year 1: the caller says what it is. In ISO 8601 it has
-    a sign, and so has one after 9999.
+    A year before 1 is written as the year BC: the caller appends ` BC`. In ISO 8601, years before 0 and after
+    9999 have a sign.
     """
     # Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
     shifted = days + 719_468
@@ -110,9 +110,9 @@ _FIRST_DAY = -719_162  # of year 1
 )  # fmt: skip
 def _write_stamps(values, is_date, in_utc, iso_digits, ends, out):  # type: ignore[no-untyped-def]
     """Write days or microseconds since 1970 as PostgreSQL does: `2018-06-20 15:13:16.945+00`, ` BC`,
-    `infinity`. Or, if `iso_digits` is not negative, in ISO 8601 with at least so many digits of a fraction.
+    `infinity`. Or, if `iso_digits` is not negative, in ISO 8601 with at least that many digits of a fraction.
 
-    `out` has `_BYTES_MAX` bytes for each; `ends` begins with 0.
+    `out` has `_BYTES_MAX` bytes for each value; `ends` gets 0 and the place after each text.
     """
     highest = np.int64(2**31 - 1) if is_date else np.int64(2**63 - 1)
     to = np.int64(0)
@@ -158,9 +158,9 @@ def _write_stamps(values, is_date, in_utc, iso_digits, ends, out):  # type: igno
 
 
 def stamp_texts(array: pa.Array, iso_digits: int = -1) -> pa.StringArray:
-    """Return the texts of dates or timestamps; a null stays one.
+    """Return the texts of dates or timestamps; null for null.
 
-    :param iso_digits: in ISO 8601, with at least so many digits of a fraction; -1: as PostgreSQL has them.
+    :param iso_digits: smallest number of digits of a fraction in ISO 8601; -1: PostgreSQL's form.
     """
     if len(array) > _ROWS_MAX:
         parts = [
@@ -192,14 +192,14 @@ def microseconds(array: pa.Array) -> Numbers:
 
 
 def finite(values: Any) -> Any:
-    """Return dates or timestamps with null in the place of infinities."""
+    """Return dates or timestamps with infinities replaced by null."""
     lowest, highest = (pa.scalar(bound, values.type) for bound in _outermost(values.type))
     odd = pc.or_(pc.equal(values, highest), pc.equal(values, lowest))
     return pc.if_else(odd, pa.scalar(None, values.type), values)
 
 
 def with_infinities(values: Any, target: pa.DataType, of_finite: Callable[[Any], Any]) -> Any:
-    """Return dates or timestamps as another of these types, by `of_finite` if they are finite."""
+    """Return dates or timestamps converted to `target`: infinities here, finite values by `of_finite`."""
     found = of_finite(finite(values))
     for old, new in zip(_outermost(values.type), _outermost(target), strict=True):
         found = pc.if_else(pc.equal(values, pa.scalar(old, values.type)), pa.scalar(new, target), found)

@@ -1,7 +1,7 @@
-"""Compiled writers of what every text form is made of: whole numbers, JSON's strings, base64, hex.
+"""Compiled writers of the parts of all text forms: integers, JSON's strings, base64.
 
-Each writes to `out` from `to` on and returns the place after what it wrote; the caller has made
-room. Nothing here fails.
+Each writes to `out` from `to` on and returns the place after what it wrote; the caller provides the
+room. None of them fails.
 
 Source: RFC 8259 (JSON), RFC 4648 (base64).
 """
@@ -16,9 +16,9 @@ from tailrace.decode.gather import copy_bytes
 from tailrace.decode.values.literals import hex_digit
 from tailrace.protocol.frames import FROZEN_BYTES
 
-#: Letters of base64, as they are and as they go into URLs and file names.
+#: Alphabets of base64, as offsets in `_BASE64`: the standard one, and the one for URLs and file names.
 PLAIN_LETTERS, URL_LETTERS = 0, 64
-#: In place of letters: the bytes themselves.
+#: In place of an alphabet: write the bytes themselves.
 RAW_BYTES = -1
 
 _BASE64 = np.frombuffer(
@@ -28,7 +28,7 @@ _BASE64 = np.frombuffer(
 )
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
-#: For each control character the letter of its short escape, or 0.
+#: For each control character, the letter of its short escape in JSON, or 0.
 _SHORT = np.zeros(32, np.uint8)
 for _code, _letter in ((8, "b"), (9, "t"), (10, "n"), (12, "f"), (13, "r")):
     _SHORT[_code] = ord(_letter)
@@ -36,7 +36,7 @@ for _code, _letter in ((8, "b"), (9, "t"), (10, "n"), (12, "f"), (13, "r")):
 
 @compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
 def write_integer(value, out, to):  # type: ignore[no-untyped-def]
-    """Write a whole number of 64 bits."""
+    """Write a signed 64-bit integer in decimal digits."""
     if value < 0:
         out[to] = 45
         to += 1
@@ -54,7 +54,7 @@ def write_integer(value, out, to):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def write_letter(letter, out, to):  # type: ignore[no-untyped-def]
-    """Write one byte of a JSON string, escaped where JSON asks for it."""
+    """Write one byte of a JSON string, escaped if JSON requires it."""
     if letter >= 32 and letter != 34 and letter != 92:
         out[to] = letter
         return to + 1
@@ -75,7 +75,7 @@ def write_letter(letter, out, to):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def write_string(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    """Write a JSON string, where it is asked for: `write_quoted` without the cost of a call."""
+    """Write a JSON string, inlined into the caller: `write_quoted` without the cost of a call."""
     out[to] = 34
     to += 1
     odd = 0
@@ -94,7 +94,7 @@ def write_string(b, p, length, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_quoted(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    """Write a JSON string: at most six bytes for each, and the quotes."""
+    """Write a JSON string: at most six bytes per byte of the text, and the quotes."""
     return write_string(b, p, length, out, to)
 
 
@@ -110,7 +110,7 @@ def write_triple(a, b, c, count, letters, out, to):  # type: ignore[no-untyped-d
 
 @nb.njit(inline="always")
 def _byte(b, p, place, from_hex):  # type: ignore[no-untyped-def]
-    # A byte of what is written, as it is or from its two digits behind `\\x`.
+    # Returns a byte of the input, or of bytea in hex form: from its two digits after `\\x`.
     if from_hex:
         at = p + 2 + 2 * place
         return np.int64(hex_digit(b[at])) * 16 + hex_digit(b[at + 1])
@@ -119,7 +119,9 @@ def _byte(b, p, place, from_hex):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean, nb.int64, nb.uint8[::1], nb.int64))
 def write_base64(b, p, length, from_hex, letters, out, to):  # type: ignore[no-untyped-def]
-    """Write base64 of bytes, or of bytea in hex form, with padding; no quotes. Or `RAW_BYTES`."""
+    """Write base64 of bytes or of bytea in hex form, with padding, without quotes; or, with `RAW_BYTES`, the
+    bytes.
+    """
     size = (length - 2) // 2 if from_hex else length
     if letters == RAW_BYTES:
         for k in range(size):

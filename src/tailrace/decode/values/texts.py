@@ -1,4 +1,4 @@
-"""Arrow's values as PostgreSQL casts them to text: those that are not as the source sent them any more.
+"""Casts of Arrow's values to PostgreSQL's text, for values that are no longer as the source sent them.
 
 Source: PostgreSQL manual, "Floating-Point Types", "Array Input and Output Syntax".
 """
@@ -15,19 +15,19 @@ import pyarrow.compute as pc
 from tailrace.decode.gather import array_mask, bit_map, text_buffers
 from tailrace.decode.values.stamps import stamp_texts
 
-#: What makes an array's item stand in quotes, besides the delimiter; of blanks, those of ASCII do.
+#: Characters, in addition to the delimiter, for which an array's item is quoted; only ASCII's white space.
 _QUOTED = re.compile(r'[{}"\\ \t\n\r\v\f]')
 
 _ODD_FLOATS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-#: Powers of ten that are written without an exponent: from the first one, and before the second.
+#: Powers of ten that are written without an exponent: [first, digits), or [first, digits of real).
 _FIRST_FIXED, _FIXED_DIGITS, _FIXED_DIGITS_OF_REAL = -4, 15, 6
 
 
 def texts_of(values: pa.Array, delimiter: str = ",") -> pa.StringArray:
-    """Return the texts of values; a null stays one.
+    """Return the texts of values; null for null.
 
-    :param delimiter: between the items of arrays: that of their type.
-    :raises pyarrow.ArrowNotImplementedError: if the type has none, such as a map.
+    :param delimiter: delimiter of arrays' items, as their type defines it.
+    :raises pyarrow.ArrowNotImplementedError: if the type has no text, such as a map.
     """
     arrow, t = values.type, pa.types
     if t.is_dictionary(arrow):
@@ -48,13 +48,13 @@ def texts_of(values: pa.Array, delimiter: str = ",") -> pa.StringArray:
     if t.is_time(arrow):
         return pc.replace_substring_regex(texts, r"(:\d\d)\.?0*$|0+$", r"\1")
     if t.is_decimal(arrow):
-        # Arrow writes numbers near zero with an exponent.
+        # Arrow writes numbers near 0 with an exponent.
         return _rewritten(texts, pc.match_substring(texts, "E"), lambda text: format(Decimal(text), "f"))
     return texts
 
 
 def hex_texts(values: pa.Array) -> pa.LargeStringArray:
-    """Return bytes as PostgreSQL's bytea in hex form; a null stays one."""
+    """Return bytes as PostgreSQL's bytea in hex form; null for null."""
     data, offsets = text_buffers(values)
     data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
     buffers = pa.py_buffer(2 * offsets), pa.py_buffer(data.tobytes().hex().encode())
@@ -64,7 +64,7 @@ def hex_texts(values: pa.Array) -> pa.LargeStringArray:
 
 
 def _float_texts(values: pa.Array) -> pa.StringArray:
-    # Both write the fewest digits that give the number back; Arrow has an exponent sooner.
+    # Arrow and PostgreSQL write the fewest digits that identify the number; Arrow uses exponents sooner.
     is_real = values.type != pa.float64()
     digits = _FIXED_DIGITS_OF_REAL if is_real else _FIXED_DIGITS
     size = pc.abs(values)
@@ -97,7 +97,7 @@ def _rewritten(texts: pa.StringArray, odd: pa.BooleanArray, write: Callable[[str
 def _array_texts(values: pa.ListArray, delimiter: str) -> pa.StringArray:
     flat = values.flatten()
     if pa.types.is_boolean(flat.type):
-        flat = pc.if_else(flat, "t", "f")  # a value's text is not that of its cast
+        flat = pc.if_else(flat, "t", "f")  # in arrays, PostgreSQL writes the letter, not `true` as in a cast
     items = [_item(text, delimiter) for text in texts_of(flat).to_pylist()]
     ends = pc.cumulative_sum(pc.fill_null(values.value_lengths(), 0)).to_pylist()
     spans = zip([0, *ends], ends, values.is_valid().to_pylist(), strict=False)

@@ -1,4 +1,4 @@
-"""Compiled readers and writers of times of day, intervals, and ISO 8601's form of all times.
+"""Compiled readers and writers of times of day and intervals, and writers of ISO 8601's forms.
 
 Source: PostgreSQL manual, "Date/Time Output" (ISO style) and "Interval Output" (postgres style).
 """
@@ -17,7 +17,7 @@ from tailrace.decode.values.stamps import write_clock, write_date, write_fractio
 from tailrace.decode.values.text_writers import write_integer
 from tailrace.protocol.frames import FROZEN_BYTES
 
-#: Microseconds of a month in Debezium's reckoning: 365.25 / 12 days.
+#: Microseconds of a month as Debezium calculates them: 365.25 / 12 days.
 US_A_MONTH = 2_629_800_000_000
 
 _QUAD: Any = nb.types.UniTuple(nb.int64, 4)  # type: ignore[no-untyped-call]
@@ -26,7 +26,7 @@ _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 
 @compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def _digits(b, p, end):  # type: ignore[no-untyped-def]
-    # A number of up to twelve digits and the place after it, or -1.
+    # Returns a number of up to twelve digits and the place after it, or -1.
     value = np.int64(0)
     first = p
     while p < end and p < first + 12 and 48 <= b[p] <= 57:
@@ -37,7 +37,7 @@ def _digits(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
-    # Microseconds of `:mm:ss[.ffffff]` and the place after it, or -1.
+    # Returns the microseconds of `:mm:ss[.ffffff]` and the place after it, or -1.
     nothing = np.int64(0), np.int64(-1)
     if end - p < 6 or b[p] != 58 or b[p + 3] != 58:
         return nothing
@@ -53,7 +53,7 @@ def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def _time_of_day(b, p, end):  # type: ignore[no-untyped-def]
-    # Microseconds since midnight, up to 24:00:00, and the place after it, or -1.
+    # Returns the microseconds since midnight, up to 24:00:00, and the place after the time, or -1.
     if end - p < 8:
         return np.int64(0), np.int64(-1)
     hours, after = _digits(b, p, p + 2)
@@ -73,8 +73,8 @@ def read_time(b, p, length):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def read_time_utc(b, p, length):  # type: ignore[no-untyped-def]
-    """Return the microseconds since midnight UTC of a time with zone, or -1; 24:00:00 in UTC
-    stays that, all else is below.
+    """Return the microseconds since midnight UTC of a time with zone, or -1; only 24:00:00 in UTC
+    is 24 hours.
     """
     end = p + length
     value, after = _time_of_day(b, p, end)
@@ -90,7 +90,7 @@ def read_time_utc(b, p, length):  # type: ignore[no-untyped-def]
 
 @compiled(_QUAD(FROZEN_BYTES, nb.int64, nb.int64))
 def read_interval(b, p, length):  # type: ignore[no-untyped-def]
-    """Return months, days and microseconds of an interval, and 1; or a last 0 if it is none."""
+    """Return months, days and microseconds of an interval, and 1; the last is 0 if it is not an interval."""
     end = p + length
     nothing = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     months = np.int64(0)
@@ -134,8 +134,8 @@ def read_interval(b, p, length):  # type: ignore[no-untyped-def]
 
 @compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def interval_us(b, p, length):  # type: ignore[no-untyped-def]
-    """Return an interval's microseconds, a month taken as `US_A_MONTH`, and 1; 0 and 0 if it is
-    none or they are more than 64 bits hold.
+    """Return an interval's microseconds, a month taken as `US_A_MONTH`, and 1; 0 and 0 if it is not an
+    interval or they do not fit 64 bits.
     """
     months, days, us, good = read_interval(b, p, length)
     about = float(months) * US_A_MONTH + float(days) * US_A_DAY + float(us)
@@ -155,7 +155,7 @@ def write_time_iso(us, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
 def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
-    """Write milliseconds since 1970 as `2018-06-20T15:13:16.945Z`; years from 1 on."""
+    """Write milliseconds since 1970 as `2018-06-20T15:13:16.945Z`; for years from 1 on."""
     days = ms // 86_400_000
     of_day = ms - days * 86_400_000
     to = write_date(days, False, out, to)
@@ -170,15 +170,15 @@ def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(_WRITER)
 def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    """Write an interval as `P1Y2M3DT4H5M6.78S`, every part there, each with its own sign; -1 if
-    it is none.
+    """Write an interval as `P1Y2M3DT4H5M6.78S`, with all parts, each with its own sign; -1 if it is not
+    an interval.
     """
     months, days, us, good = read_interval(b, p, length)
     if good == 0:
         return np.int64(-1)
     sign = np.int64(-1) if us < 0 else np.int64(1)
     years = abs(months) // 12 * (np.int64(-1) if months < 0 else np.int64(1))
-    # The lowest number of 64 bits has no absolute value, that of its seconds has.
+    # The lowest 64-bit number has no absolute value, its seconds have one.
     whole = us // 1_000_000
     fraction = us - whole * 1_000_000
     if sign < 0 and fraction > 0:
@@ -209,8 +209,8 @@ def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_iso(b, p, length, flavour, out, to):  # type: ignore[no-untyped-def]
-    """Write a date or timestamp that `read_temporal` can read: `2024-01-01 00:00:00+00` as
-    `2024-01-01T00:00:00Z`; years before 1 and after 9999 as ISO's signed years.
+    """Write a date or timestamp that `read_temporal` accepts: `2024-01-01 00:00:00+00` as
+    `2024-01-01T00:00:00Z`; years before 0 and after 9999 as ISO's signed years.
     """
     end = p + length
     before_christ = b[end - 1] == 67

@@ -52,6 +52,11 @@ from tailrace.decode.values.text_writers import (
 from tailrace.decode.values.times import write_stamp_iso
 from tailrace.protocol.frames import FROZEN_BYTES
 
+_QUOTE, _COMMA, _POINT, _ZERO, _ONE, _NINE, _OPEN_BRACKET, _CLOSE_BRACKET, _OPEN_BRACE = map(ord, '",.019[]{')
+_CLOSE_BRACE = ord("}")
+_SMALL_E, _SMALL_F, _SMALL_T = map(ord, "eft")
+_CASE_BIT = 32  # set in lower-case letters, not in upper-case ones
+
 # Slots of a template other than a row of `numbers`: see `write_documents`.
 NOTHING, OP_LETTER, BEFORE, AFTER = -1, -2, -3, -4
 
@@ -108,9 +113,9 @@ def _growth(style):  # type: ignore[no-untyped-def]
 @nb.njit(inline="always")
 def _is_whole(b, p, length):  # type: ignore[no-untyped-def]
     # Whether it is an integer above 0, as most are; `_is_number` checks the others.
-    good = length > 0 and b[p] != 48
+    good = length > 0 and b[p] != _ZERO
     for k in range(p, p + length):
-        good &= 48 <= b[k] <= 57
+        good &= _ZERO <= b[k] <= _NINE
     return good
 
 
@@ -119,7 +124,7 @@ def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
     # Whether it is a number in JSON; if not `floating`, without fraction and exponent.
     if not floating:
         for k in range(p + 1, p + length):
-            if not 48 <= b[k] <= 57:
+            if not _ZERO <= b[k] <= _NINE:
                 return False
     return number_end(b, p, p + length) == p + length
 
@@ -135,11 +140,11 @@ def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
         copy_bytes(out, to, b, p, length)
         end = to + length
     for k in range(to, end):
-        if out[k] == 46 or (out[k] | 32) == 101:
+        if out[k] == _POINT or (out[k] | _CASE_BIT) == _SMALL_E:
             return end
     if end >= 0:
-        out[end] = 46
-        out[end + 1] = 48
+        out[end] = _POINT
+        out[end + 1] = _ZERO
         end += 2
     return end
 
@@ -154,8 +159,8 @@ def _write_variable_scale(b, p, length, _style, out, to):  # type: ignore[no-unt
     copy_bytes(out, to, _VALUE, np.int64(0), np.int64(len(_VALUE)))
     to = write_unscaled(b, p, length, scale, PLAIN_LETTERS, out, to + len(_VALUE))
     if to >= 0:
-        out[to] = 34
-        out[to + 1] = 125
+        out[to] = _QUOTE
+        out[to + 1] = _CLOSE_BRACE
         to += 2
     return to
 
@@ -181,8 +186,8 @@ def _write_form(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
         return write_integer(value, out, to) if became == PLAIN else np.int64(-1)
     end = write_text(b, p, length, style, out, to + 1)
     if end >= 0:
-        out[to] = 34
-        out[end] = 34
+        out[to] = _QUOTE
+        out[end] = _QUOTE
         end += 1
     return end
 
@@ -195,24 +200,24 @@ def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
             copy_bytes(out, to, b, p, length)
             return to + length
     elif form == BOOLEAN:
-        if length == 1 and b[p] == 116:
+        if length == 1 and b[p] == _SMALL_T:
             copy_bytes(out, to, _TRUE, np.int64(0), np.int64(4))
             return to + 4
-        if length == 1 and b[p] == 102:
+        if length == 1 and b[p] == _SMALL_F:
             copy_bytes(out, to, _FALSE, np.int64(0), np.int64(5))
             return to + 5
     elif form == BIT:
-        if length == 1 and (b[p] == 48 or b[p] == 49):
-            size = np.int64(4) if b[p] == 49 else np.int64(5)
-            copy_bytes(out, to, _TRUE if b[p] == 49 else _FALSE, np.int64(0), size)
+        if length == 1 and (b[p] == _ZERO or b[p] == _ONE):
+            size = np.int64(4) if b[p] == _ONE else np.int64(5)
+            copy_bytes(out, to, _TRUE if b[p] == _ONE else _FALSE, np.int64(0), size)
             return to + size
     elif form == RAW:
         copy_bytes(out, to, b, p, length)
         return to + length
     elif form == BASE64:
-        out[to] = 34
+        out[to] = _QUOTE
         to = write_base64(b, p, length, False, PLAIN_LETTERS, out, to + 1)
-        out[to] = 34
+        out[to] = _QUOTE
         return to + 1
     elif form >= NUMBERS:
         end = _write_form(b, p, length, style, out, to)
@@ -233,21 +238,21 @@ def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-unty
     item_next = True
     while p < end:
         letter = b[p]
-        if letter == 123 and item_next:
+        if letter == _OPEN_BRACE and item_next:
             depth += 1
-            out[to] = 91
+            out[to] = _OPEN_BRACKET
             to += 1
             p += 1
-            item_next = p >= end or b[p] != 125
-        elif letter == 125 and not item_next and depth > 0:
+            item_next = p >= end or b[p] != _CLOSE_BRACE
+        elif letter == _CLOSE_BRACE and not item_next and depth > 0:
             depth -= 1
-            out[to] = 93
+            out[to] = _CLOSE_BRACKET
             to += 1
             p += 1
             if depth == 0:
                 break
         elif letter == delimiter and not item_next and depth > 0:
-            out[to] = 44
+            out[to] = _COMMA
             to += 1
             p += 1
             item_next = True
@@ -298,8 +303,8 @@ def _write_cell(b, p, length, style, scratch, out, to):  # type: ignore[no-untyp
         elif form >= TEXTS and form < PAIRS:
             end = write_text(b, p, length, style, out, to + 1)
             if end >= 0:
-                out[to] = 34
-                out[end] = 34
+                out[to] = _QUOTE
+                out[end] = _QUOTE
                 end += 1
     if end < 0:
         end = _write_value(b, p, length, style, scratch, out, to)
@@ -316,7 +321,7 @@ def _write_object(  # type: ignore[no-untyped-def]
     b, r, wanted, names, name_at, styles, unavailable, unavailable_at, absent, absent_at,
     start, length, kind, scratch, out, to,
 ):  # fmt: skip
-    out[to] = 123
+    out[to] = _OPEN_BRACE
     to += 1
     first = True
     for c in range(start.shape[0]):
@@ -325,7 +330,7 @@ def _write_object(  # type: ignore[no-untyped-def]
         if not there and absent_at[c + 1] == absent_at[c]:
             continue
         if not first:
-            out[to] = 44
+            out[to] = _COMMA
             to += 1
         first = False
         copy_bytes(out, to, names, name_at[c], name_at[c + 1] - name_at[c])
@@ -346,7 +351,7 @@ def _write_object(  # type: ignore[no-untyped-def]
             to += length[c, r]
         else:
             to = _write_cell(b, np.int64(start[c, r]), np.int64(length[c, r]), styles[c], scratch, out, to)
-    out[to] = 125
+    out[to] = _CLOSE_BRACE
     return to + 1
 
 
@@ -357,14 +362,14 @@ def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
     value = numbers[slot & _ROW_BITS, r]
     quoted = slot >= AS_TEXT and value != NONE
     if quoted:
-        out[to] = 34
+        out[to] = _QUOTE
         to += 1
     if slot >= AS_ISO and value != NONE:
         to = write_stamp_iso(value, out, to)
     else:
         to = _write_number(value, out, to)
     if quoted:
-        out[to] = 34
+        out[to] = _QUOTE
         to += 1
     return to
 

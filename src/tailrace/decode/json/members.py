@@ -20,6 +20,9 @@ from tailrace.compiled import compiled
 from tailrace.decode.values.json_texts import after_space, plain_end, value_end
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
+_QUOTE, _COMMA, _MINUS, _ZERO, _NINE, _COLON, _BACKSLASH, _OPEN_BRACE, _CLOSE_BRACE = map(ord, '",-09:\\{}')
+_SMALL_N, _SMALL_U = map(ord, "nu")
+
 Fields = Sequence[tuple[str, pa.DataType]]
 
 #: A member whose object is searched, too: its members count like those of the document.
@@ -62,17 +65,17 @@ def _row_of(b, p, end, names, table, within):  # type: ignore[no-untyped-def]
 @compiled(nb.boolean(*_SPAN, nb.int64, nb.int64, _INT64S, _INT64S), inlined=True)
 def _keep(b, p, end, kind, slot, values, lengths):  # type: ignore[no-untyped-def]
     # Stores a wanted member's value, which is [p, end). Returns false if it needs a parser.
-    if b[p] == 110:
+    if b[p] == _SMALL_N:
         lengths[slot] = _NULL
-    elif kind == _TEXT and b[p] == 34:
+    elif kind == _TEXT and b[p] == _QUOTE:
         values[slot], lengths[slot] = p + 1, end - p - 2
-    elif kind == _NUMBER and (48 <= b[p] <= 57 or b[p] == 45):
-        first = p + 1 if b[p] == 45 else p
+    elif kind == _NUMBER and (_ZERO <= b[p] <= _NINE or b[p] == _MINUS):
+        first = p + 1 if b[p] == _MINUS else p
         number = 0
         for k in range(first, end):
-            if not 48 <= b[k] <= 57 or k - first == _DIGITS_MAX:
+            if not _ZERO <= b[k] <= _NINE or k - first == _DIGITS_MAX:
                 return False
-            number = number * 10 + b[k] - 48
+            number = number * 10 + b[k] - _ZERO
         values[slot], lengths[slot] = -number if first > p else number, 0
     else:
         return False
@@ -83,27 +86,27 @@ def _keep(b, p, end, kind, slot, values, lengths):  # type: ignore[no-untyped-de
 def _scan(b, p, end, names, table, around, stack, values, lengths):  # type: ignore[no-untyped-def]
     # Stores the wanted members of one document. Returns false if it needs a parser.
     p = after_space(b, p, end)
-    if p >= end or b[p] != 123:
+    if p >= end or b[p] != _OPEN_BRACE:
         return False
     depth, is_first = 0, True
     around[0] = 0
     p += 1
     while depth >= 0:
         p = after_space(b, p, end)
-        if p < end and b[p] == 125:
+        if p < end and b[p] == _CLOSE_BRACE:
             depth, is_first, p = depth - 1, False, p + 1
             continue
         if not is_first:
-            if p >= end or b[p] != 44:
+            if p >= end or b[p] != _COMMA:
                 return False
             p = after_space(b, p + 1, end)
-        if p >= end or b[p] != 34:
+        if p >= end or b[p] != _QUOTE:
             return False
         first, last = p + 1, plain_end(b, p + 1, end)
-        if last >= end or b[last] != 34:
+        if last >= end or b[last] != _QUOTE:
             return False
         p = after_space(b, last + 1, end)
-        if p >= end or b[p] != 58:
+        if p >= end or b[p] != _COLON:
             return False
         p = after_space(b, p + 1, end)
         row = _row_of(b, first, last, names, table, around[depth])
@@ -116,7 +119,7 @@ def _scan(b, p, end, names, table, around, stack, values, lengths):  # type: ign
         if p >= end or lengths[table[row, _SLOT]] != _MISSING:
             return False
         kind, slot = table[row, _KIND], table[row, _SLOT]
-        if b[p] == 123 and kind == _OBJECT:
+        if b[p] == _OPEN_BRACE and kind == _OBJECT:
             depth, is_first, p = depth + 1, True, p + 1
             if depth == len(around):
                 return False
@@ -133,9 +136,9 @@ def _write_text(b, p, end, out, to):  # type: ignore[no-untyped-def]
     # Writes a text without its escapes; returns the place after it, or -1 if it needs a parser.
     while p < end:
         c = b[p]
-        if c == 92:
+        if c == _BACKSLASH:
             p += 1
-            if b[p] == 117:
+            if b[p] == _SMALL_U:
                 return np.int64(-1)
             c = _MEANS[b[p]]
         if c >= 128:

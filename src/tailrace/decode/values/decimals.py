@@ -14,6 +14,8 @@ from tailrace.decode.kernel import PAIR
 from tailrace.decode.values.text_writers import RAW_BYTES, write_base64, write_triple
 from tailrace.protocol.frames import FROZEN_BYTES
 
+_OPEN_PARENTHESIS, _COMMA, _MINUS, _POINT, _ZERO, _NINE = map(ord, "(,-.09")
+
 #: Limit of the digits of money: 64 bits have 19, and a locale has at most ten after the point.
 _MONEY_DIGITS_MAX = 40
 
@@ -27,7 +29,7 @@ _SHORT_MAX = 18
 def scale_of(b, p, length):  # type: ignore[no-untyped-def]
     """Return the digits after a number's point."""
     for k in range(p, p + length):
-        if b[k] == 46:
+        if b[k] == _POINT:
             return p + length - k - 1
     return np.int64(0)
 
@@ -72,10 +74,10 @@ def _two_complement(limbs, used, negative, out):  # type: ignore[no-untyped-def]
 def trimmed(b, p, length):  # type: ignore[no-untyped-def]
     """Return a number's length without the zeros at the end of its fraction, and the fraction's digits."""
     scale = scale_of(b, p, length)
-    while scale > 0 and b[p + length - 1] == 48:
+    while scale > 0 and b[p + length - 1] == _ZERO:
         length -= 1
         scale -= 1
-    if length > 0 and b[p + length - 1] == 46:
+    if length > 0 and b[p + length - 1] == _POINT:
         length -= 1
     return length, scale
 
@@ -87,7 +89,7 @@ _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.int64, nb.uint
 def _write_short(b, p, length, scale, letters, out, to):  # type: ignore[no-untyped-def]
     # `write_unscaled` for a number that fits 64 bits, without allocating memory.
     end = p + length
-    negative = p < end and b[p] == 45
+    negative = p < end and b[p] == _MINUS
     if negative:
         p += 1
     value = np.int64(0)
@@ -96,15 +98,15 @@ def _write_short(b, p, length, scale, letters, out, to):  # type: ignore[no-unty
     while p < end:
         letter = b[p]
         p += 1
-        if letter == 46 and fraction < 0 and digits > 0:
+        if letter == _POINT and fraction < 0 and digits > 0:
             fraction = np.int64(0)
             continue
-        if letter < 48 or letter > 57:
+        if letter < _ZERO or letter > _NINE:
             return np.int64(-1)
         digits += 1
         if fraction >= 0:
             fraction += 1
-        value = value * 10 + (letter - 48)
+        value = value * 10 + (letter - _ZERO)
     if digits == 0 or max(fraction, np.int64(0)) != scale:
         return np.int64(-1)
     if negative:
@@ -133,7 +135,7 @@ def write_unscaled(b, p, length, scale, letters, out, to):  # type: ignore[no-un
     if length <= _SHORT_MAX:
         return _write_short(b, p, length, scale, letters, out, to)
     end = p + length
-    negative = p < end and b[p] == 45
+    negative = p < end and b[p] == _MINUS
     if negative:
         p += 1
     limbs = np.zeros(length // 9 + 2, np.int64)
@@ -145,15 +147,15 @@ def write_unscaled(b, p, length, scale, letters, out, to):  # type: ignore[no-un
     while p < end:
         letter = b[p]
         p += 1
-        if letter == 46 and fraction < 0 and digits > 0:
+        if letter == _POINT and fraction < 0 and digits > 0:
             fraction = np.int64(0)
             continue
-        if letter < 48 or letter > 57:
+        if letter < _ZERO or letter > _NINE:
             return np.int64(-1)
         digits += 1
         if fraction >= 0:
             fraction += 1
-        chunk = chunk * 10 + letter - 48
+        chunk = chunk * 10 + letter - _ZERO
         factor *= 10
         if factor == _BILLION:
             used = _take(limbs, used, factor, chunk)
@@ -182,19 +184,19 @@ def write_money(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
     since = np.int64(-1)
     for k in range(p, p + length):
         letter = b[k]
-        if 48 <= letter <= 57:
+        if _ZERO <= letter <= _NINE:
             if count >= _MONEY_DIGITS_MAX:
                 return np.int64(-1)
             if sign_between:
                 since = np.int64(0)
                 sign_between = False
-            digits[count] = np.int64(letter) - 48
+            digits[count] = np.int64(letter) - _ZERO
             count += 1
             if since >= 0:
                 since += 1
-        elif letter == 46 or letter == 44:
+        elif letter == _POINT or letter == _COMMA:
             sign_between = bool(count > 1)
-        elif letter == 45 or letter == 40:  # '-' '('
+        elif letter == _MINUS or letter == _OPEN_PARENTHESIS:
             negative = True
         elif letter == 0xE2 and k + 2 < p + length and b[k + 1] == 0x88 and b[k + 2] == 0x92:
             negative = True  # U+2212, some locales' minus sign
@@ -218,12 +220,12 @@ def write_money(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
     while first < whole - 1 and digits[first] == 0:
         first += 1
     if negative and np.any(digits[:count] != 0):
-        out[to] = 45
+        out[to] = _MINUS
         to += 1
     for k in range(first, count):
         if k == whole:
-            out[to] = 46
+            out[to] = _POINT
             to += 1
-        out[to] = 48 + digits[k]
+        out[to] = _ZERO + digits[k]
         to += 1
     return to

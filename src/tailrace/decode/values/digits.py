@@ -32,7 +32,7 @@ _HIGH_HALVES = np.uint64(0xF0F0F0F0F0F0F0F0)
 _ODD_BYTES = np.uint64(0x00FF00FF00FF00FF)
 _ODD_PAIRS = np.uint64(0x0000FFFF0000FFFF)
 _LOW_FOUR = np.uint64(0xFFFFFFFF)
-_MINUS, _POINT, _ZERO, _E = 45, 46, 48, 101
+_PLUS, _MINUS, _POINT, _ZERO, _E = map(ord, "+-.0e")
 
 # Exponents of ten of all normal doubles, written as integers of up to `DIGITS_MAX` digits.
 _EXPONENT_MIN, _EXPONENT_MAX = -342, 308
@@ -63,7 +63,7 @@ def unsigned(b, first, end):  # type: ignore[no-untyped-def]
         bad = np.uint64(1)
     elif end < 24:
         for k in range(first, end):
-            digit = np.uint64(u8_at(b, k)) ^ np.uint64(48)
+            digit = np.uint64(u8_at(b, k)) ^ np.uint64(_ZERO)
             bad |= np.uint64(digit > np.uint64(9))
             value = value * np.uint64(10) + digit
     elif count <= 8:
@@ -221,8 +221,8 @@ def _exponent_at(b, first, end):  # type: ignore[no-untyped-def]
         if at > first and u8_at(b, at) == _E:
             value, bad = unsigned(b, at + 2, end)
             sign = u8_at(b, at + 1)
-            if bad == np.uint64(0) and (sign == 43 or sign == _MINUS):
-                return (np.int64(value) if sign == 43 else -np.int64(value)), at
+            if bad == np.uint64(0) and (sign == _PLUS or sign == _MINUS):
+                return (np.int64(value) if sign == _PLUS else -np.int64(value)), at
     return np.int64(0), end
 
 

@@ -17,6 +17,10 @@ from tailrace.decode.kernel import CELLS, TEXT
 from tailrace.decode.values.text_writers import write_base64, write_integer
 from tailrace.protocol.frames import FROZEN_BYTES
 
+_PLUS, _MINUS, _POINT, _ZERO, _ONE, _NINE = map(ord, "+-.019")
+_SMALL_E, _CAPITAL_E = map(ord, "eE")
+_CASE_BIT = 32  # set in lower-case letters, not in upper-case ones
+
 #: Limit of the digits of an exponent; no double has more.
 _EXPONENT_DIGITS_MAX = 4
 
@@ -44,7 +48,7 @@ _OF_DOUBLE = np.array(
 @nb.njit(inline="always")
 def _write_zeros(count, out, to):  # type: ignore[no-untyped-def]
     for k in range(count):
-        out[to + k] = 48
+        out[to + k] = _ZERO
     return to + count
 
 
@@ -54,7 +58,7 @@ def _write_zeros(count, out, to):  # type: ignore[no-untyped-def]
 def _write_digits(b, p, count, out, to):  # type: ignore[no-untyped-def]
     # Writes `count` digits from `p` on, and skips a point among them.
     while count > 0:
-        if b[p] != 46:
+        if b[p] != _POINT:
             out[to] = b[p]
             to += 1
             count -= 1
@@ -67,10 +71,10 @@ def _write_smallest(digit, power, is_real, out, to):  # type: ignore[no-untyped-
     # Writes one of the numbers of `_OF_REAL` or `_OF_DOUBLE`; -1 if it is not one of them.
     for row in _OF_REAL if is_real else _OF_DOUBLE:
         if row[0] == digit and row[1] == power:
-            out[to] = 48 + row[2] // 10
-            out[to + 1] = 46
-            out[to + 2] = 48 + row[2] % 10
-            out[to + 3] = 69
+            out[to] = _ZERO + row[2] // 10
+            out[to + 1] = _POINT
+            out[to + 2] = _ZERO + row[2] % 10
+            out[to + 3] = _CAPITAL_E
             return write_integer(row[3], out, to + 4)
     return np.int64(-1)
 
@@ -79,15 +83,15 @@ def _write_smallest(digit, power, is_real, out, to):  # type: ignore[no-untyped-
 def _read_exponent(b, p, end):  # type: ignore[no-untyped-def]
     # Returns the exponent at `p`, 0 if there is none; and whether the text ends after it.
     power = np.int64(0)
-    if p < end and (b[p] | 32) == 101:
+    if p < end and (b[p] | _CASE_BIT) == _SMALL_E:
         p += 1
-        below = p < end and b[p] == 45
-        if p < end and (b[p] == 45 or b[p] == 43):
+        below = p < end and b[p] == _MINUS
+        if p < end and (b[p] == _MINUS or b[p] == _PLUS):
             p += 1
         if p == end or end - p > _EXPONENT_DIGITS_MAX:
             return power, False
-        while p < end and 48 <= b[p] <= 57:
-            power = power * 10 + (b[p] - 48)
+        while p < end and _ZERO <= b[p] <= _NINE:
+            power = power * 10 + (b[p] - _ZERO)
             p += 1
         power = -power if below else power
     return power, p == end
@@ -102,30 +106,30 @@ def _write_arranged(b, first_at, count, power, out, to):  # type: ignore[no-unty
         to = _write_digits(b, first_at, 1, out, to)
         after = np.int64(1)
     elif power < 0:
-        out[to] = 48
+        out[to] = _ZERO
         to += 1
         after = np.int64(0)
     else:
         after = min(count, power + 1)
         to = _write_digits(b, first_at, after, out, to)
         to = _write_zeros(power + 1 - after, out, to)
-    out[to] = 46
+    out[to] = _POINT
     to += 1
     if -3 <= power < 0:
         to = _write_zeros(-power - 1, out, to)
     p = first_at
     done = np.int64(0)
     while done < after:
-        if b[p] != 46:
+        if b[p] != _POINT:
             done += 1
         p += 1
     if after == count:
-        out[to] = 48
+        out[to] = _ZERO
         to += 1
     else:
         to = _write_digits(b, p, count - after, out, to)
     if has_exponent:
-        out[to] = 69
+        out[to] = _CAPITAL_E
         to = write_integer(power, out, to + 1)
     return to
 
@@ -134,8 +138,8 @@ def _write_arranged(b, first_at, count, power, out, to):  # type: ignore[no-unty
 def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
     """Write a decimal number like `Double.toString` or `Float.toString`: `1.0`, `1.0E23`; -1: no number."""
     end = p + length
-    if p < end and b[p] == 45:
-        out[to] = 45
+    if p < end and b[p] == _MINUS:
+        out[to] = _MINUS
         to += 1
         p += 1
     digits = np.int64(0)
@@ -143,11 +147,11 @@ def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
     first = np.int64(-1)  # the first digit that is not 0: its ordinal, and its place
     first_at = np.int64(0)
     last = np.int64(-1)
-    while p < end and (48 <= b[p] <= 57 or (b[p] == 46 and whole < 0 and digits > 0)):
-        if b[p] == 46:
+    while p < end and (_ZERO <= b[p] <= _NINE or (b[p] == _POINT and whole < 0 and digits > 0)):
+        if b[p] == _POINT:
             whole = digits
         else:
-            if b[p] != 48:
+            if b[p] != _ZERO:
                 last = digits
                 if first < 0:
                     first = digits
@@ -158,14 +162,14 @@ def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
     if digits == 0 or whole == digits or not is_read:
         return np.int64(-1)
     if first < 0:
-        out[to] = 48
-        out[to + 1] = 46
-        out[to + 2] = 48
+        out[to] = _ZERO
+        out[to + 1] = _POINT
+        out[to + 2] = _ZERO
         return to + 3
     count = last - first + 1
     power += (digits if whole < 0 else whole) - 1 - first
     if count == 1 and power < -42:
-        end = _write_smallest(np.int64(b[first_at]) - 48, power, is_real, out, to)
+        end = _write_smallest(np.int64(b[first_at]) - _ZERO, power, is_real, out, to)
         if end >= 0:
             return end
     return _write_arranged(b, first_at, count, power, out, to)
@@ -182,7 +186,7 @@ def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
     for r in range(len(start)):
         if kind[r] == TEXT and length[r] >= _LONG_MIN:
             for p in range(start[r] + 1, start[r] + length[r]):
-                if b[p] == 43 and b[p - 1] == 101:  # 'e+'
+                if b[p] == _PLUS and b[p - 1] == _SMALL_E:
                     return True
     return False
 
@@ -194,9 +198,9 @@ def write_bits(b, p, length, letters, out, to):  # type: ignore[no-untyped-def]
     size = 0
     for k in range(length):
         letter = b[p + length - 1 - k]
-        if letter == 49:
+        if letter == _ONE:
             packed[k >> 3] |= np.uint8(1 << (k & 7))
             size = (k >> 3) + 1
-        elif letter != 48:
+        elif letter != _ZERO:
             return np.int64(-1)
     return write_base64(packed, 0, size, False, letters, out, to)

@@ -14,7 +14,9 @@ from tailrace.decode.values.literals import item_end, unquote_item
 from tailrace.decode.values.text_writers import write_letter
 from tailrace.protocol.frames import FROZEN_BYTES
 
-_COMMA = 44
+_SPACE, _QUOTE, _COMMA, _COLON, _EQUALS, _GREATER, _BACKSLASH = map(ord, ' ",:=>\\')
+_OPEN_BRACE, _CLOSE_BRACE = map(ord, "{}")
+_CAPITAL_L, _CAPITAL_N, _CAPITAL_U = map(ord, "LNU")
 
 
 @compiled(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64))
@@ -22,16 +24,21 @@ def _pair(b, p, end):  # type: ignore[no-untyped-def]
     # Returns the end of the key that begins at `p`, the start and the end of its value; the last is
     # -1 if there is no pair.
     nothing = np.int64(-1), np.int64(-1), np.int64(-1)
-    if p >= end or b[p] != 34:
+    if p >= end or b[p] != _QUOTE:
         return nothing
     key_end, _, _ = item_end(b, p, end, _COMMA)
-    if key_end < 0 or end - key_end < 4 or b[key_end] != 61 or b[key_end + 1] != 62:
+    if key_end < 0 or end - key_end < 4 or b[key_end] != _EQUALS or b[key_end + 1] != _GREATER:
         return nothing
     value = key_end + 2
-    if b[value] == 34:
+    if b[value] == _QUOTE:
         value_end, _, _ = item_end(b, value, end, _COMMA)
         return key_end, value, value_end
-    if end - value >= 4 and b[value] == 78 and b[value + 1] == 85 and b[value + 2] == 76:
+    if (
+        end - value >= 4
+        and b[value] == _CAPITAL_N
+        and b[value + 1] == _CAPITAL_U
+        and b[value + 2] == _CAPITAL_L
+    ):
         return key_end, value, value + 4
     return nothing
 
@@ -42,7 +49,7 @@ def _next_pair(b, p, end):  # type: ignore[no-untyped-def]
     # something else follows.
     if p == end:
         return end
-    if end - p > 2 and b[p] == 44 and b[p + 1] == 32:
+    if end - p > 2 and b[p] == _COMMA and b[p + 1] == _SPACE:
         return p + 2
     return np.int64(-1)
 
@@ -50,15 +57,15 @@ def _next_pair(b, p, end):  # type: ignore[no-untyped-def]
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def _write_string(b, p, end, out, to):  # type: ignore[no-untyped-def]
     # Writes a quoted text as a JSON string.
-    out[to] = 34
+    out[to] = _QUOTE
     to += 1
     p += 1
     while p < end - 1:
-        if b[p] == 92:
+        if b[p] == _BACKSLASH:
             p += 1
         to = write_letter(b[p], out, to)
         p += 1
-    out[to] = 34
+    out[to] = _QUOTE
     return to + 1
 
 
@@ -66,28 +73,28 @@ def _write_string(b, p, end, out, to):  # type: ignore[no-untyped-def]
 def write_object(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write an hstore as a JSON object, without white space; -1 if it is not an hstore."""
     end = p + length
-    out[to] = 123
+    out[to] = _OPEN_BRACE
     to += 1
     while p < end:
         key_end, value, value_end = _pair(b, p, end)
         if value_end < 0:
             return np.int64(-1)
         to = _write_string(b, p, key_end, out, to)
-        out[to] = 58
+        out[to] = _COLON
         to += 1
-        if b[value] == 34:
+        if b[value] == _QUOTE:
             to = _write_string(b, value, value_end, out, to)
         else:
-            for letter in (110, 117, 108, 108):
+            for letter in (110, 117, 108, 108):  # null
                 out[to] = letter
                 to += 1
         p = _next_pair(b, value_end, end)
         if p < 0:
             return np.int64(-1)
         if p < end:
-            out[to] = 44
+            out[to] = _COMMA
             to += 1
-    out[to] = 125
+    out[to] = _CLOSE_BRACE
     return to + 1
 
 
@@ -136,7 +143,7 @@ def read_maps(b, start, length, offsets, key_ends, keys, value_ends, values, val
             key_end, value, value_end = _pair(b, p, end)
             key_ends[pair + 1] = unquote_item(b, p, key_end, keys, key_ends[pair])
             value_ends[pair + 1] = value_ends[pair]
-            if b[value] == 34:
+            if b[value] == _QUOTE:
                 value_ends[pair + 1] = unquote_item(b, value, value_end, values, value_ends[pair])
                 valid[pair >> 3] |= np.uint8(1 << (pair & 7))
             p = _next_pair(b, value_end, end)

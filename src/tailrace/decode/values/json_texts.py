@@ -22,7 +22,8 @@ _BYTES: Any = nb.types.Array(nb.uint8, 1, "C", readonly=True)
 
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = 34, 92, 123, 125, 91, 93
 _COMMA, _COLON, _MINUS, _PLUS, _POINT, _ZERO, _NINE = 44, 58, 45, 43, 46, 48, 57
-_LETTER_U = 117
+_SPACE, _NEWLINE, _RETURN, _TAB = 32, 10, 13, 9
+_LETTER_U, _SMALL_A, _SMALL_F, _SMALL_E, _CAPITAL_A, _CAPITAL_F, _CAPITAL_E = map(ord, "uafeAFE")
 _trailing_zeros: Any = trailing_zeros  # whose Python signature has one argument more than its calls
 # A character repeated in eight bytes; control characters are below spaces.
 _ONES = np.uint64(0x0101010101010101)
@@ -32,7 +33,7 @@ _HIGHEST, _QUOTES, _BACKSLASHES, _SPACES = (np.uint64(code * int(_ONES)) for cod
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64), inlined=True)
 def after_space(b, p, end):  # type: ignore[no-untyped-def]
     """Return the first place from `p` on that is not white space."""
-    while p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
+    while p < end and (b[p] == _SPACE or b[p] == _NEWLINE or b[p] == _RETURN or b[p] == _TAB):
         p += 1
     return p
 
@@ -45,12 +46,12 @@ def _hexadecimal(b, p, end):  # type: ignore[no-untyped-def]
     value = np.int64(0)
     for k in range(p, p + 4):
         c = np.int64(b[k])
-        if 48 <= c <= 57:
-            digit = c - 48
-        elif 65 <= c <= 70:
-            digit = c - 55
-        elif 97 <= c <= 102:
-            digit = c - 87
+        if _ZERO <= c <= _NINE:
+            digit = c - _ZERO
+        elif _CAPITAL_A <= c <= _CAPITAL_F:
+            digit = c - 55  # from 'A', which is 10
+        elif _SMALL_A <= c <= _SMALL_F:
+            digit = c - 87  # from 'a', which is 10
         else:
             return np.int64(-1)
         value = value * 16 + digit
@@ -69,7 +70,7 @@ def plain_end(b, p, end):  # type: ignore[no-untyped-def]
         if found & _HIGHEST:
             return p + (np.int64(_trailing_zeros(found & _HIGHEST)) >> 3)
         p += 8
-    while p < end and b[p] >= 32 and b[p] != _QUOTE and b[p] != _BACKSLASH:
+    while p < end and b[p] >= _SPACE and b[p] != _QUOTE and b[p] != _BACKSLASH:
         p += 1
     return p
 
@@ -92,7 +93,7 @@ def string_end(b, p, end):  # type: ignore[no-untyped-def]
                 return np.int64(-1)
             p += 6
         elif c == 34 or c == 92 or c == 47 or c == 98 or c == 102 or c == 110 or c == 114 or c == 116:
-            p += 2
+            p += 2  # one of "\/bfnrt
         else:
             return np.int64(-1)
         p = plain_end(b, p, end)
@@ -119,7 +120,7 @@ def number_end(b, p, end):  # type: ignore[no-untyped-def]
         p = _digits_end(b, p, end)
     if p >= 0 and p < end and b[p] == _POINT:
         p = _digits_end(b, p + 1, end)
-    if p >= 0 and p < end and (b[p] == 101 or b[p] == 69):
+    if p >= 0 and p < end and (b[p] == _SMALL_E or b[p] == _CAPITAL_E):
         p += 1
         if p < end and (b[p] == _PLUS or b[p] == _MINUS):
             p += 1
@@ -129,6 +130,7 @@ def number_end(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _word_end(b, p, end):  # type: ignore[no-untyped-def]
+    # Returns the place after `true`, `null` or `false` at `p`, -1 if there is none of them.
     if p + 4 <= end and b[p] == 116 and b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101:
         return p + 4
     if p + 4 <= end and b[p] == 110 and b[p + 1] == 117 and b[p + 2] == 108 and b[p + 3] == 108:

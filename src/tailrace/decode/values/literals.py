@@ -20,6 +20,12 @@ from tailrace.decode.values.digits import eight
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, i64_at, u8_at, u16_at, u32_at
 
+_SPACE, _QUOTE, _PLUS, _MINUS, _POINT, _ZERO, _NINE, _COLON, _BACKSLASH, _OPEN_BRACE = map(ord, ' "+-.09:\\{')
+_CLOSE_BRACE = ord("}")
+_SMALL_A, _SMALL_F, _SMALL_I, _SMALL_L, _SMALL_N, _SMALL_T, _SMALL_U, _SMALL_X = map(ord, "afilntux")
+_CAPITAL_A, _CAPITAL_B, _CAPITAL_C, _CAPITAL_F = map(ord, "ABCF")
+_CASE_BIT = 32  # set in lower-case letters, not in upper-case ones
+
 # Outcomes of reading a cell. OUT_OF_RANGE, only for timestamps: microseconds do not fit 64 bits.
 PLAIN, SPECIAL_KEPT, SPECIAL_NULL, OUT_OF_RANGE = range(4)
 
@@ -60,8 +66,8 @@ def days_of_month(year, month):  # type: ignore[no-untyped-def]
 @nb.njit(inline="always")
 def _two(b, p):  # type: ignore[no-untyped-def]
     # Returns the number of two digits; -1 if they are not digits.
-    tens = np.int64(b[p]) - 48
-    ones = np.int64(b[p + 1]) - 48
+    tens = np.int64(b[p]) - _ZERO
+    ones = np.int64(b[p + 1]) - _ZERO
     return tens * 10 + ones if 0 <= tens <= 9 and 0 <= ones <= 9 else np.int64(-1)
 
 
@@ -72,7 +78,7 @@ def zone(b, p, end):  # type: ignore[no-untyped-def]
     """
     seconds = np.int64(0)
     unit = np.int64(3600)
-    sign = np.int64(-1) if b[p] == 45 else np.int64(1)
+    sign = np.int64(-1) if b[p] == _MINUS else np.int64(1)
     while unit > 0:
         part = _two(b, p + 1) if end - p >= 3 else np.int64(-1)
         if part < 0:
@@ -80,7 +86,7 @@ def zone(b, p, end):  # type: ignore[no-untyped-def]
         seconds += sign * unit * part
         p += 3
         unit //= 60
-        if p >= end or b[p] != 58:
+        if p >= end or b[p] != _COLON:
             break
     return seconds, p
 
@@ -89,11 +95,11 @@ def zone(b, p, end):  # type: ignore[no-untyped-def]
 def fraction(b, p, end):  # type: ignore[no-untyped-def]
     """Return the microseconds of a second's fraction at `p`, 0 if there is none, and the place after it."""
     found = np.int64(0)
-    if p < end and b[p] == 46:
+    if p < end and b[p] == _POINT:
         unit = np.int64(100_000)
         p += 1
-        while p < end and unit > 0 and 48 <= b[p] <= 57:
-            found += unit * (b[p] - 48)
+        while p < end and unit > 0 and _ZERO <= b[p] <= _NINE:
+            found += unit * (b[p] - _ZERO)
             unit //= 10
             p += 1
     return found, p
@@ -108,22 +114,22 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     """
     nothing = np.int64(0), np.int64(SPECIAL_NULL)
     end = p + length
-    if (length == 8 and b[p] == 105) or (length == 9 and b[p] == 45 and b[p + 1] == 105):
+    if (length == 8 and b[p] == _SMALL_I) or (length == 9 and b[p] == _MINUS and b[p + 1] == _SMALL_I):
         highest = np.int64(_INT32_MAX) if flavour == DATE else np.int64(_INT64_MAX)
         return (highest if length == 8 else -highest - 1), np.int64(SPECIAL_KEPT)
     year = np.int64(0)
     first = p
-    while p < end and p < first + 7 and 48 <= b[p] <= 57:
-        year = year * 10 + (b[p] - 48)
+    while p < end and p < first + 7 and _ZERO <= b[p] <= _NINE:
+        year = year * 10 + (b[p] - _ZERO)
         p += 1
-    if p - first < 4 or year > 5_900_000 or end - p < 6 or b[p] != 45 or b[p + 3] != 45:
+    if p - first < 4 or year > 5_900_000 or end - p < 6 or b[p] != _MINUS or b[p + 3] != _MINUS:
         return nothing
     month = _two(b, p + 1)
     day = _two(b, p + 4)
     if month < 1 or month > 12:
         return nothing
     p += 6
-    if b[end - 1] == 67 and end - p >= 3 and b[end - 2] == 66 and b[end - 3] == 32:  # ' BC'
+    if b[end - 1] == _CAPITAL_C and end - p >= 3 and b[end - 2] == _CAPITAL_B and b[end - 3] == _SPACE:
         year = 1 - year
         end -= 3
     if day < 1 or day > days_of_month(year, month):
@@ -131,7 +137,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     days = days_from_civil(year, month, day)
     if flavour == DATE:
         return (days, np.int64(PLAIN)) if p == end else nothing
-    if end - p < 9 or b[p] != 32 or b[p + 3] != 58 or b[p + 6] != 58:
+    if end - p < 9 or b[p] != _SPACE or b[p + 3] != _COLON or b[p + 6] != _COLON:
         return nothing
     hour = _two(b, p + 1)
     minute = _two(b, p + 4)
@@ -141,7 +147,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     microseconds, p = fraction(b, p + 9, end)
     ahead = np.int64(0)
     if flavour == TIMESTAMPTZ:
-        if p >= end or (b[p] != 43 and b[p] != 45):
+        if p >= end or (b[p] != _PLUS and b[p] != _MINUS):
             return nothing
         ahead, p = zone(b, p, end)
     if p != end:
@@ -156,6 +162,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
 @nb.njit(inline="always")
 def _usual_date(b, p):  # type: ignore[no-untyped-def]
     # Returns the days since 1970 of `yyyy-mm-dd`, and bits that are 0 if the text has that form.
+    # XOR with "0000-00-00" leaves the digits' values; of a value above 9, adding 6 sets a high bit.
     word = np.uint64(i64_at(b, p)) ^ np.uint64(0x303030302D30302D)
     rest = np.uint64(u16_at(b, p + 8)) ^ np.uint64(0x3030)
     bad = (word | (word + np.uint64(0x0606060600060600))) & np.uint64(0xF0F0F0F0FFF0F0FF)
@@ -177,14 +184,14 @@ def _usual_stamp(b, p, end):  # type: ignore[no-untyped-def]
     # Returns the microseconds since 1970 of `yyyy-mm-dd hh:mm:ss[.f]`, without its zone, and bits as above.
     days, bad = _usual_date(b, p)
     word = np.uint64(i64_at(b, p + 11)) ^ np.uint64(0x30303A30303A3030)
-    bad |= np.uint64(u8_at(b, p + 10) ^ 32)
+    bad |= np.uint64(u8_at(b, p + 10) ^ _SPACE)
     bad |= (word | (word + np.uint64(0x0606000606000606))) & np.uint64(0xF0F0FFF0F0FFF0F0)
     hour = _nibble(word, 56) * 10 + _nibble(word, 48)
     minute = _nibble(word, 32) * 10 + _nibble(word, 24)
     second = _nibble(word, 8) * 10 + _nibble(word, 0)
     fraction = np.uint64(0)
     digits = end - p - 20
-    if digits >= 1 and digits <= 6 and u8_at(b, p + 19) == 46:
+    if digits >= 1 and digits <= 6 and u8_at(b, p + 19) == _POINT:
         fraction, worse = eight(b, end, digits)
         fraction *= _MICROSECONDS[digits]
         bad |= worse
@@ -230,8 +237,8 @@ def read_booleans(buffer, start, length, kind, values, outcome):  # type: ignore
         letter = np.int64(0)
         if length[r] == 1:
             letter = u8_at(b, start[r])
-        values[r] = letter == 116  # 't'
-        none = kind[r] == TEXT and letter != 116 and letter != 102  # 'f'
+        values[r] = letter == _SMALL_T
+        none = kind[r] == TEXT and letter != _SMALL_T and letter != _SMALL_F
         outcome[r] = SPECIAL_NULL if none else PLAIN
         specials += none
     return specials
@@ -240,19 +247,19 @@ def read_booleans(buffer, start, length, kind, values, outcome):  # type: ignore
 @nb.njit(inline="always")
 def hex_digit(letter):  # type: ignore[no-untyped-def]
     """Return the value of a hexadecimal digit, or -1."""
-    if 48 <= letter <= 57:
-        return np.int64(letter) - 48
-    if 97 <= letter <= 102:
-        return np.int64(letter) - 87
-    if 65 <= letter <= 70:
-        return np.int64(letter) - 55
+    if _ZERO <= letter <= _NINE:
+        return np.int64(letter) - _ZERO
+    if _SMALL_A <= letter <= _SMALL_F:
+        return np.int64(letter) - 87  # from 'a', which is 10
+    if _CAPITAL_A <= letter <= _CAPITAL_F:
+        return np.int64(letter) - 55  # from 'A', which is 10
     return np.int64(-1)
 
 
 @compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64))
 def is_hex(b, p, length):  # type: ignore[no-untyped-def]
     """Return whether a text is bytea in hex form."""
-    if length < 2 or length % 2 or b[p] != 92 or b[p + 1] != 120:
+    if length < 2 or length % 2 or b[p] != _BACKSLASH or b[p + 1] != _SMALL_X:
         return False
     for k in range(p + 2, p + length):  # noqa: SIM110 (a generator is slow in a kernel)
         if hex_digit(b[k]) < 0:
@@ -291,11 +298,11 @@ def item_end(b, p, end, delimiter):  # type: ignore[no-untyped-def]
     Returns the place after it, the length of its text without quotes and backslashes, and
     whether it was quoted; the place is -1 if the item is malformed or an array itself.
     """
-    if p < end and b[p] == 34:
+    if p < end and b[p] == _QUOTE:
         p += 1
         size = 0
-        while p < end and b[p] != 34:
-            if b[p] == 92:
+        while p < end and b[p] != _QUOTE:
+            if b[p] == _BACKSLASH:
                 p += 1
             p += 1
             size += 1
@@ -303,8 +310,8 @@ def item_end(b, p, end, delimiter):  # type: ignore[no-untyped-def]
             return np.int64(-1), np.int64(0), np.int64(1)
         return p + 1, size, np.int64(1)
     first = p
-    while p < end and b[p] != delimiter and b[p] != 125:
-        if b[p] == 34 or b[p] == 92 or b[p] == 123:
+    while p < end and b[p] != delimiter and b[p] != _CLOSE_BRACE:
+        if b[p] == _QUOTE or b[p] == _BACKSLASH or b[p] == _OPEN_BRACE:
             return np.int64(-1), np.int64(0), np.int64(0)
         p += 1
     return (p if p > first else np.int64(-1)), p - first, np.int64(0)
@@ -316,10 +323,10 @@ def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
     return (
         quoted == 0
         and length == 4
-        and (b[p] | 32) == 110
-        and (b[p + 1] | 32) == 117
-        and (b[p + 2] | 32) == 108
-        and (b[p + 3] | 32) == 108
+        and (b[p] | _CASE_BIT) == _SMALL_N
+        and (b[p + 1] | _CASE_BIT) == _SMALL_U
+        and (b[p + 2] | _CASE_BIT) == _SMALL_L
+        and (b[p + 3] | _CASE_BIT) == _SMALL_L
     )
 
 
@@ -327,7 +334,7 @@ def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
 def measure_array(b, p, length, delimiter):  # type: ignore[no-untyped-def]
     """Return the number of items and of their bytes; -1 if it is not a plain one-dimensional array."""
     end = p + length - 1
-    if length < 2 or b[p] != 123 or b[end] != 125:
+    if length < 2 or b[p] != _OPEN_BRACE or b[end] != _CLOSE_BRACE:
         return np.int64(-1), np.int64(0)
     p += 1
     items = np.int64(0)
@@ -369,7 +376,7 @@ def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
     """Write a quoted item's text, which begins at the quote `p`; returns the place after it."""
     p += 1
     while p < end - 1:
-        if b[p] == 92:
+        if b[p] == _BACKSLASH:
             p += 1
         out[to] = b[p]
         to += 1

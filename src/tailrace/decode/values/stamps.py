@@ -18,6 +18,9 @@ from tailrace.compiled import compiled
 from tailrace.decode.gather import array_mask, bit_map
 from tailrace.protocol.frames import Numbers
 
+_SPACE, _PLUS, _MINUS, _POINT, _ZERO, _COLON = map(ord, " +-.0:")
+_CAPITAL_B, _CAPITAL_C, _CAPITAL_T, _CAPITAL_Z = map(ord, "BCTZ")
+
 #: Limit of the size of a text: a year of up to seven digits, the rest with its zone, and ` BC`.
 _BYTES_MAX = 48
 
@@ -32,11 +35,11 @@ def write_fraction(us, out, to):  # type: ignore[no-untyped-def]
     """Write the fraction of a second: `.789` for 789000 microseconds, nothing for 0."""
     if us == 0:
         return to
-    out[to] = 46
+    out[to] = _POINT
     to += 1
     unit = np.int64(100_000)
     while us > 0:
-        out[to] = 48 + us // unit
+        out[to] = _ZERO + us // unit
         us %= unit
         unit //= 10
         to += 1
@@ -46,8 +49,8 @@ def write_fraction(us, out, to):  # type: ignore[no-untyped-def]
 @nb.njit(inline="always")
 def write_two(value, out, to):  # type: ignore[no-untyped-def]
     """Write a number below 100 with two digits."""
-    out[to] = 48 + value // 10
-    out[to + 1] = 48 + value % 10
+    out[to] = _ZERO + value // 10
+    out[to + 1] = _ZERO + value % 10
     return to + 2
 
 
@@ -55,9 +58,9 @@ def write_two(value, out, to):  # type: ignore[no-untyped-def]
 def write_clock(seconds, out, to):  # type: ignore[no-untyped-def]
     """Write seconds since midnight as `04:05:11`."""
     to = write_two(seconds // 3600, out, to)
-    out[to] = 58
+    out[to] = _COLON
     to = write_two(seconds // 60 % 60, out, to + 1)
-    out[to] = 58
+    out[to] = _COLON
     return write_two(seconds % 60, out, to + 1)
 
 
@@ -79,7 +82,7 @@ def write_date(days, is_iso, out, to):  # type: ignore[no-untyped-def]
     month = shifted_month + 3 if shifted_month < 10 else shifted_month - 9
     year = year_of_era + era * 400 + (1 if month <= 2 else 0)
     if is_iso and (year < 0 or year > 9999):
-        out[to] = 45 if year < 0 else 43
+        out[to] = _MINUS if year < 0 else _PLUS
         to += 1
         year = abs(year)
     elif year < 1 and not is_iso:
@@ -90,12 +93,12 @@ def write_date(days, is_iso, out, to):  # type: ignore[no-untyped-def]
         digits += 1
         limit *= 10
     for k in range(digits - 1, -1, -1):
-        out[to + k] = 48 + year % 10
+        out[to + k] = _ZERO + year % 10
         year //= 10
     to += digits
-    out[to] = 45
+    out[to] = _MINUS
     to = write_two(month, out, to + 1)
-    out[to] = 45
+    out[to] = _MINUS
     return write_two(day, out, to + 1)
 
 
@@ -120,9 +123,9 @@ def _write_stamps(values, is_date, in_utc, iso_digits, ends, out):  # type: igno
     for r in range(len(values)):
         if values[r] == highest or values[r] == -highest - 1:
             if values[r] < 0:
-                out[to] = 45
+                out[to] = _MINUS
                 to += 1
-            for letter in (105, 110, 102, 105, 110, 105, 116, 121):
+            for letter in (105, 110, 102, 105, 110, 105, 116, 121):  # infinity
                 out[to] = letter
                 to += 1
             ends[r + 1] = to
@@ -132,27 +135,27 @@ def _write_stamps(values, is_date, in_utc, iso_digits, ends, out):  # type: igno
         to = write_date(days, is_iso, out, to)
         if not is_date:
             us = values[r] - days * 86_400_000_000
-            out[to] = 84 if is_iso else 32
+            out[to] = _CAPITAL_T if is_iso else _SPACE
             point = to = write_clock(us // 1_000_000, out, to + 1)
             to = write_fraction(us % 1_000_000, out, to)
             if iso_digits > 0 and to == point:
-                out[to] = 46
+                out[to] = _POINT
                 to += 1
             while iso_digits > 0 and to - point <= iso_digits:
-                out[to] = 48
+                out[to] = _ZERO
                 to += 1
             if in_utc and not is_iso:
-                out[to] = 43
-                out[to + 1] = 48
-                out[to + 2] = 48
+                out[to] = _PLUS
+                out[to + 1] = _ZERO
+                out[to + 2] = _ZERO
                 to += 3
         if is_iso:
-            out[to] = 90
+            out[to] = _CAPITAL_Z
             to += 1
         elif days < _FIRST_DAY:
-            out[to] = 32
-            out[to + 1] = 66
-            out[to + 2] = 67
+            out[to] = _SPACE
+            out[to + 1] = _CAPITAL_B
+            out[to + 2] = _CAPITAL_C
             to += 3
         ends[r + 1] = to
 

@@ -16,6 +16,9 @@ from tailrace.decode.gather import copy_bytes
 from tailrace.decode.values.literals import hex_digit
 from tailrace.protocol.frames import FROZEN_BYTES
 
+_SPACE, _QUOTE, _MINUS, _ZERO, _EQUALS, _BACKSLASH = map(ord, ' "-0=\\')
+_SMALL_U = ord("u")
+
 #: Alphabets of base64, as offsets in `_BASE64`: the standard one, and the one for URLs and file names.
 PLAIN_LETTERS, URL_LETTERS = 0, 64
 #: In place of an alphabet: write the bytes themselves.
@@ -38,7 +41,7 @@ for _code, _letter in ((8, "b"), (9, "t"), (10, "n"), (12, "f"), (13, "r")):
 def write_integer(value, out, to):  # type: ignore[no-untyped-def]
     """Write a signed 64-bit integer in decimal digits."""
     if value < 0:
-        out[to] = 45
+        out[to] = _MINUS
         to += 1
     rest = np.uint64(abs(value))
     digits = 1
@@ -47,7 +50,7 @@ def write_integer(value, out, to):  # type: ignore[no-untyped-def]
         digits += 1
         limit *= np.uint64(10)
     for k in range(digits - 1, -1, -1):
-        out[to + k] = np.uint8(48 + rest % np.uint64(10))
+        out[to + k] = np.uint8(_ZERO + rest % np.uint64(10))
         rest //= np.uint64(10)
     return to + digits
 
@@ -55,19 +58,19 @@ def write_integer(value, out, to):  # type: ignore[no-untyped-def]
 @nb.njit(inline="always")
 def write_letter(letter, out, to):  # type: ignore[no-untyped-def]
     """Write one byte of a JSON string, escaped if JSON requires it."""
-    if letter >= 32 and letter != 34 and letter != 92:
+    if letter >= _SPACE and letter != _QUOTE and letter != _BACKSLASH:
         out[to] = letter
         return to + 1
-    out[to] = 92
-    if letter >= 32:
+    out[to] = _BACKSLASH
+    if letter >= _SPACE:
         out[to + 1] = letter
         return to + 2
     if _SHORT[letter] != 0:
         out[to + 1] = _SHORT[letter]
         return to + 2
-    out[to + 1] = 117  # 'u'
-    out[to + 2] = 48
-    out[to + 3] = 48
+    out[to + 1] = _SMALL_U
+    out[to + 2] = _ZERO
+    out[to + 3] = _ZERO
     out[to + 4] = _HEX[letter >> 4]
     out[to + 5] = _HEX[letter & 15]
     return to + 6
@@ -76,19 +79,19 @@ def write_letter(letter, out, to):  # type: ignore[no-untyped-def]
 @nb.njit(inline="always")
 def write_string(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write a JSON string, inlined into the caller: `write_quoted` without the cost of a call."""
-    out[to] = 34
+    out[to] = _QUOTE
     to += 1
     odd = 0
     for k in range(p, p + length):
         letter = b[k]
-        odd += (letter < 32) | (letter == 34) | (letter == 92)
+        odd += (letter < _SPACE) | (letter == _QUOTE) | (letter == _BACKSLASH)
     if odd == 0:
         copy_bytes(out, np.int64(to), b, np.int64(p), np.int64(length))
         to += length
     else:
         for k in range(p, p + length):
             to = write_letter(b[k], out, to)
-    out[to] = 34
+    out[to] = _QUOTE
     return to + 1
 
 
@@ -103,8 +106,8 @@ def write_triple(a, b, c, count, letters, out, to):  # type: ignore[no-untyped-d
     """Write four letters of base64 for `count` (1 to 3) bytes."""
     out[to] = _BASE64[letters + (a >> 2)]
     out[to + 1] = _BASE64[letters + (((a & 3) << 4) | (b >> 4))]
-    out[to + 2] = _BASE64[letters + (((b & 15) << 2) | (c >> 6))] if count > 1 else 61
-    out[to + 3] = _BASE64[letters + (c & 63)] if count > 2 else 61
+    out[to + 2] = _BASE64[letters + (((b & 15) << 2) | (c >> 6))] if count > 1 else _EQUALS
+    out[to + 3] = _BASE64[letters + (c & 63)] if count > 2 else _EQUALS
     return to + 4
 
 

@@ -17,6 +17,10 @@ from tailrace.decode.values.stamps import write_clock, write_date, write_fractio
 from tailrace.decode.values.text_writers import write_integer
 from tailrace.protocol.frames import FROZEN_BYTES
 
+_SPACE, _PLUS, _MINUS, _POINT, _ZERO, _NINE, _COLON = map(ord, " +-.09:")
+_SMALL_A, _SMALL_D, _SMALL_M, _SMALL_Y, _SMALL_Z, _CAPITAL_C, _CAPITAL_D, _CAPITAL_H = map(ord, "admyzCDH")
+_CAPITAL_M, _CAPITAL_P, _CAPITAL_S, _CAPITAL_T, _CAPITAL_Y, _CAPITAL_Z = map(ord, "MPSTYZ")
+
 #: Microseconds of a month as Debezium calculates them: 365.25 / 12 days.
 US_A_MONTH = 2_629_800_000_000
 
@@ -29,8 +33,8 @@ def _digits(b, p, end):  # type: ignore[no-untyped-def]
     # Returns a number of up to twelve digits and the place after it, or -1.
     value = np.int64(0)
     first = p
-    while p < end and p < first + 12 and 48 <= b[p] <= 57:
-        value = value * 10 + (b[p] - 48)
+    while p < end and p < first + 12 and _ZERO <= b[p] <= _NINE:
+        value = value * 10 + (b[p] - _ZERO)
         p += 1
     return value, (p if p > first else np.int64(-1))
 
@@ -39,7 +43,7 @@ def _digits(b, p, end):  # type: ignore[no-untyped-def]
 def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
     # Returns the microseconds of `:mm:ss[.ffffff]` and the place after it, or -1.
     nothing = np.int64(0), np.int64(-1)
-    if end - p < 6 or b[p] != 58 or b[p + 3] != 58:
+    if end - p < 6 or b[p] != _COLON or b[p + 3] != _COLON:
         return nothing
     minutes, after = _digits(b, p + 1, p + 3)
     if after != p + 3 or minutes > 59:
@@ -78,7 +82,7 @@ def read_time_utc(b, p, length):  # type: ignore[no-untyped-def]
     """
     end = p + length
     value, after = _time_of_day(b, p, end)
-    if after < 0 or after >= end or (b[after] != 43 and b[after] != 45):
+    if after < 0 or after >= end or (b[after] != _PLUS and b[after] != _MINUS):
         return np.int64(-1)
     ahead, after = zone(b, after, end)
     if after != end:
@@ -99,34 +103,34 @@ def read_interval(b, p, length):  # type: ignore[no-untyped-def]
     if p == end:
         return nothing
     while p < end:
-        sign = np.int64(-1) if b[p] == 45 else np.int64(1)
-        if b[p] == 45 or b[p] == 43:
+        sign = np.int64(-1) if b[p] == _MINUS else np.int64(1)
+        if b[p] == _MINUS or b[p] == _PLUS:
             p += 1
         number, after = _digits(b, p, end)
         if after < 0 or after >= end:
             return nothing
         p = after
-        if b[p] == 58:
+        if b[p] == _COLON:
             rest, after = _after_hours(b, p, end)
             if after != end or number > 2_562_047_788:
                 return nothing
             us = sign * (number * 3_600_000_000 + rest)
             break
-        if end - p < 4 or b[p] != 32 or number > 2_147_483_648:
+        if end - p < 4 or b[p] != _SPACE or number > 2_147_483_648:
             return nothing
         unit = b[p + 1]
-        if unit == 121:  # 'y'
+        if unit == _SMALL_Y:
             months += sign * number * 12
-        elif unit == 109:  # 'm'
+        elif unit == _SMALL_M:
             months += sign * number
-        elif unit == 100:  # 'd'
+        elif unit == _SMALL_D:
             days += sign * number
         else:
             return nothing
         p += 2
-        while p < end and 97 <= b[p] <= 122:
+        while p < end and _SMALL_A <= b[p] <= _SMALL_Z:
             p += 1
-        if p < end and (b[p] != 32 or p + 1 == end):
+        if p < end and (b[p] != _SPACE or p + 1 == end):
             return nothing
         p += 1
     return months, days, us, np.int64(1)
@@ -149,7 +153,7 @@ def write_time_iso(us, out, to):  # type: ignore[no-untyped-def]
     """Write microseconds since midnight as `04:05:11.789Z`."""
     to = write_clock(us // 1_000_000, out, to)
     to = write_fraction(us % 1_000_000, out, to)
-    out[to] = 90
+    out[to] = _CAPITAL_Z
     return to + 1
 
 
@@ -159,12 +163,12 @@ def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
     days = ms // 86_400_000
     of_day = ms - days * 86_400_000
     to = write_date(days, False, out, to)
-    out[to] = 84
+    out[to] = _CAPITAL_T
     to = write_clock(of_day // 1000, out, to + 1)
-    out[to] = 46
-    out[to + 1] = 48 + of_day % 1000 // 100
+    out[to] = _POINT
+    out[to + 1] = _ZERO + of_day % 1000 // 100
     to = write_two(of_day % 100, out, to + 2)
-    out[to] = 90
+    out[to] = _CAPITAL_Z
     return to + 1
 
 
@@ -185,25 +189,25 @@ def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
         whole += 1
         fraction = 1_000_000 - fraction
     seconds = abs(whole)
-    out[to] = 80
+    out[to] = _CAPITAL_P
     to = write_integer(years, out, to + 1)
-    out[to] = 89
+    out[to] = _CAPITAL_Y
     to = write_integer(months - years * 12, out, to + 1)
-    out[to] = 77
+    out[to] = _CAPITAL_M
     to = write_integer(days, out, to + 1)
-    out[to] = 68
-    out[to + 1] = 84
+    out[to] = _CAPITAL_D
+    out[to + 1] = _CAPITAL_T
     to = write_integer(sign * (seconds // 3600), out, to + 2)
-    out[to] = 72
+    out[to] = _CAPITAL_H
     to = write_integer(sign * (seconds // 60 % 60), out, to + 1)
-    out[to] = 77
+    out[to] = _CAPITAL_M
     to += 1
     if sign < 0 and (seconds % 60 != 0 or fraction != 0):
-        out[to] = 45
+        out[to] = _MINUS
         to += 1
     to = write_integer(seconds % 60, out, to)
     to = write_fraction(fraction, out, to)
-    out[to] = 83
+    out[to] = _CAPITAL_S
     return to + 1
 
 
@@ -213,36 +217,36 @@ def write_iso(b, p, length, flavour, out, to):  # type: ignore[no-untyped-def]
     `2024-01-01T00:00:00Z`; years before 0 and after 9999 as ISO's signed years.
     """
     end = p + length
-    before_christ = b[end - 1] == 67
+    before_christ = b[end - 1] == _CAPITAL_C
     if before_christ:
         end -= 3
     year = np.int64(0)
     first = p
-    while b[p] != 45:
-        year = year * 10 + (b[p] - 48)
+    while b[p] != _MINUS:
+        year = year * 10 + (b[p] - _ZERO)
         p += 1
     if before_christ:
         year -= 1
         if year > 0:
-            out[to] = 45
+            out[to] = _MINUS
             to += 1
     elif p - first > 4:
-        out[to] = 43
+        out[to] = _PLUS
         to += 1
     digits = max(4, p - first)
     for k in range(digits - 1, -1, -1):
-        out[to + k] = 48 + year % 10
+        out[to + k] = _ZERO + year % 10
         year //= 10
     to += digits
     while p < end:
-        out[to] = 84 if b[p] == 32 else b[p]
+        out[to] = _CAPITAL_T if b[p] == _SPACE else b[p]
         to += 1
         p += 1
     if flavour != TIMESTAMPTZ:
-        out[to] = 90
+        out[to] = _CAPITAL_Z
         to += 1
-    elif b[end - 3] == 43 and b[end - 2] == 48 and b[end - 1] == 48:
+    elif b[end - 3] == _PLUS and b[end - 2] == _ZERO and b[end - 1] == _ZERO:
         to -= 3
-        out[to] = 90
+        out[to] = _CAPITAL_Z
         to += 1
     return to

@@ -150,7 +150,7 @@ def test_a_process_that_may_have_no_more_threads_is_told_so(monkeypatch: pytest.
 
     with closing(_streams(_Vtgate(a=[]))) as streams:
         monkeypatch.setattr(threading.Thread, "start", refused)
-        with pytest.raises(TailraceError, match="for the shard a, beside 0 others") as caught:
+        with pytest.raises(TailraceError, match="for the shard a, with 0 running") as caught:
             streams.start("a", 1, _request("a"))
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
 

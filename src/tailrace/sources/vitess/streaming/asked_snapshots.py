@@ -197,7 +197,7 @@ class AskedSnapshots:
                 raise _RefusedError(
                     Kind.SNAPSHOT_FAILED,
                     f"take a snapshot: the primary key of {table} has a type without a least value",
-                    "start a new log to read it again",
+                    "begin a new log to read it again",
                 )
             yield table, key_text(table, key)
 

@@ -1,4 +1,4 @@
-"""Frames, the content of the change log, and the scan that derives what the log has to know of them.
+"""Frames, the content of the change log, and the scan that summarises them for the log.
 
 A frame is one PostgreSQL CopyData message, byte for byte as the server sent it, or a message
 of our own in the same envelope. All integers are big-endian.
@@ -95,7 +95,7 @@ _ERRORS = {
     3: "a pgoutput message has a type that protocol 1 does not have",
     4: "a change is outside a transaction",
     5: "a transaction begins inside another",
-    6: "a transaction commits before one that came earlier",
+    6: "a transaction commits before an earlier one",
     7: "a commit does not belong to the open transaction",
     8: "a message is shorter than its type requires",
     9: "a snapshot's rows are not numbered in sequence",

@@ -82,7 +82,7 @@ def tablets(vtgate: Vtgate, source: VitessSource) -> list[Tablet]:
 
 def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str) -> Future[list[Row]]:
     """Query the transactions that a shard has executed, and those whose binlogs it has purged: one row."""
-    return vtgate.ask(_GTIDS, f"ask the shard {shard} what it has", _target(source, shard))
+    return vtgate.ask(_GTIDS, f"ask the shard {shard} for its GTIDs", _target(source, shard))
 
 
 def ask_gtids_of_any(
@@ -100,7 +100,7 @@ def ask_gtids_of_any(
 
 async def _gtids_of_any(vtgate: Vtgate, source: VitessSource, shard: str) -> list[Row]:
     try:
-        return await vtgate.rows(_GTIDS, f"ask the shard {shard} what it has", _target(source, shard))
+        return await vtgate.rows(_GTIDS, f"ask the shard {shard} for its GTIDs", _target(source, shard))
     except TailraceError as error:
         if error.policy is not Policy.RETRY:
             raise

@@ -32,8 +32,7 @@ EXECUTE = "/vtgateservice.Vitess/Execute"
 _GRACE_S = 5.0
 #: Of several connections, the time in seconds after the first one until a late one goes to another vtgate.
 _LATE_S = 1.0
-#: Wait before gRPC's channel is watched again, in seconds.
-_WATCH_AGAIN_S = 0.01
+_WATCH_AGAIN_S = 0.01  # wait before a channel is watched again
 
 T = TypeVar("T")
 

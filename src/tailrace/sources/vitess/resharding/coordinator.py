@@ -276,7 +276,7 @@ class Coordinator:
         if shard.state is ShardMode.JUNCTION:
             return  # it has a deadline
         if not shard.kept.is_read:
-            self._interrupt(event.shard, "nothing came of its stream")
+            self._interrupt(event.shard, "nothing was received from its stream")
             return
         ours, executed = GtidSet.parse(shard.kept.gtid), GtidSet.parse(event.executed)
         if not ours.contains(GtidSet.parse(event.purged)):
@@ -320,7 +320,7 @@ class Coordinator:
             raise TailraceError(
                 Kind.PROTOCOL_VIOLATION,
                 f"follow a reshard of {', '.join(journal.participants)}: its journal gives their keys to "
-                f"{', '.join(targets) or 'nobody'}, which do not have the same ones",
+                f"{', '.join(targets) or 'no shard'}, whose key ranges differ",
                 "report it, with the journal: it is in the tablets' table _vt.resharding_journal",
                 {"journal": str(journal.id)},
             )
@@ -357,7 +357,7 @@ class Coordinator:
         }
         for name in waiting:
             if name in _reached_from(name, waits_for):
-                self._lose(name, "it waits at a reshard that another participant was copied behind")
+                self._lose(name, "it waits at a reshard, but another participant was copied behind it")
 
     def is_at(self, name: str, journal: Journal) -> bool:
         """Return whether a shard waits at the journal."""
@@ -398,7 +398,7 @@ class Coordinator:
             raise TailraceError(
                 Kind.PROTOCOL_VIOLATION,
                 f"list the keyspace's shards: none serves {', '.join(map(str, gaps))}",
-                "it is tried again; if it stays so, look at vtctldclient GetSrvKeyspaces",
+                "it is retried; if it persists, see vtctldclient GetSrvKeyspaces",
                 {"shards": ", ".join(listed)},
             )
         if not self.shards:

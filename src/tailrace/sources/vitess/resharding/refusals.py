@@ -11,8 +11,7 @@ PURGED_MAX = 3
 #: before the table was altered. With the waits between attempts, they take some 25 s.
 UNDESCRIBED_MAX = 8
 
-#: Consecutive times that a shard must lack transactions that were read, until it is lost. A replica may only
-#: lag: its primary is asked then.
+#: Consecutive lacks of read transactions until a shard is lost. A replica may only lag: the primary is asked.
 BEHIND_MAX = 3
 
 #: Consecutive lists of serving shards that must lack a shard, until it counts as no longer serving.
@@ -23,11 +22,11 @@ FAILURES_TOLD = 2
 
 PURGED = "the server has purged the changes after its position"
 UNDESCRIBED = (
-    "the server does not know any more what a table was at its position: it was altered or "
-    "dropped since. With vttablet's --track_schema_versions it does"
+    "the server no longer knows the columns of a table at its position: the table was altered or "
+    "dropped since. With vttablet's --track_schema_versions it keeps them"
 )
 AMBIGUOUS = (
-    "several streams copied it, and which of the changes meanwhile the log already has is not known: its "
+    "several streams copied it, and it is not known which of the changes since then the log already has: its "
     "tablets apply transactions in different orders, or a row with a partial image moved between chunks"
 )
 #: Ends after which the server can't send what follows: the number in a row until the shard is lost, and why.
@@ -37,9 +36,9 @@ REFUSALS = {
     EndReason.UNNAMED: (1, UNDESCRIBED),
     EndReason.AMBIGUOUS: (1, AMBIGUOUS),
 }
-NO_JOURNAL = "other shards serve its keys, and no journal of a reshard came: Vitess wrote none"
+NO_JOURNAL = "other shards serve its keys, and its stream has no journal of a reshard: Vitess wrote none"
 STILL = (
-    "its stream stood still, and the server had changes. If it stays so, its tablet may be throttled: "
+    "its stream made no progress, but the server has changes. If it persists, its tablet may be throttled: "
     "vtctldclient GetThrottlerStatus; or a row is larger than its --grpc-max-message-size: see vtgate's log"
 )
-BEHIND = "the server lacks transactions that were read of it: a restored backup, or a failover that lost some"
+BEHIND = "the server lacks transactions that were read from it: a restored backup, or a failover lost some"

@@ -206,8 +206,7 @@ def _write_row_event(  # type: ignore[no-untyped-def]
     b, at, stop, is_copy, patch, patch_size, texts, tables, sources, targets, points, out, room, parts, frame,
     state,
 ):  # fmt: skip
-    # Writes the changes of the RowEvent between two offsets, from `state[CHANGE_AT]` on. Returns false if the
-    # loop has to stop.
+    # Writes the RowEvent's changes up to `stop`, from `state[CHANGE_AT]` on. Returns whether it is done.
     table = tables[state[TABLE]]
     first = max(at, state[CHANGE_AT])
     while first < stop:

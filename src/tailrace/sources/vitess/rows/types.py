@@ -118,7 +118,7 @@ def plan_of(field: pb.Field, *, has_labels: bool) -> ColumnPlan:
     base = found.group(1) if found else ""
     if not found or base not in _MAKERS:
         raise Refused(
-            f"its type {declared or field.type!r} is not one that is known",
+            f"its type {declared or field.type!r} is not supported",
             _LEAVE_OUT + ", or use a newer version of Tailrace",
         )
     if base in ("enum", "set") and not has_labels:

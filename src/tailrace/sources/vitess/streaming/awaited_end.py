@@ -25,10 +25,7 @@ ASK_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class AwaitedEnd:
-    """A position that the log gets once it has each shard up to its end.
-
-    :param ends: the transactions of each shard at the time of the request.
-    """
+    """A position that the log gets once it has the transactions in `ends`, those of each shard when asked."""
 
     position: int
     ends: Mapping[str, GtidSet]
@@ -63,8 +60,8 @@ class AwaitedEnd:
 
 
 class EndQuestion:
-    """A request to the shards for their ends, sent once for all waiting callers, and again until every shard
-    answers; streaming continues meanwhile. Call `want` from any thread, `turn` from one.
+    """A request to the shards for their ends, one for all waiting callers, repeated until all have answered.
+    Streaming continues meanwhile. Call `want` from any thread, `turn` from one.
     """
 
     def __init__(self, source: VitessSource, vtgate: Vtgate) -> None:

@@ -107,8 +107,7 @@ def _now_us() -> int:
 
 
 class KeyspaceStream:
-    """The capture of one keyspace: see the module. Call `run` once; `health`, `want` and `has_reached` from
-    any thread.
+    """The capture of one keyspace. Call `run` once; `health`, `want` and `has_reached` from any thread.
 
     :param vtgates: a connection for each task; the first one is also used for queries.
     """

@@ -210,7 +210,7 @@ class ShardStreams:
 
     def _failed(self, stream: _ShardStream, status: Status) -> Status:
         if stream.is_silent:
-            return Status(SILENT, f"nothing came for {self._silence_s:g} s, not even a heartbeat")
+            return Status(SILENT, f"no response for {self._silence_s:g} s, not even a heartbeat")
         if stream.deadline_s is not None and status.code == "DEADLINE_EXCEEDED":
             return Status(status.code, f"it did not end within {stream.deadline_s:g} s")
         return status if self._vtgate.is_connected else Status(DISCONNECTED, status.words)

@@ -41,4 +41,4 @@ STILL = (
     "its stream made no progress, but the server has changes. If it persists, its tablet may be throttled: "
     "vtctldclient GetThrottlerStatus; or a row is larger than its --grpc-max-message-size: see vtgate's log"
 )
-BEHIND = "the server lacks transactions that were read from it: a restored backup, or a failover lost some"
+BEHIND = "the server lacks transactions that were read from it: a restored backup, or a failover with losses"

@@ -52,7 +52,7 @@ REMOVE_OFFSETS = (
 
 
 def offset_of(log_id: str, log_offset: int) -> Offset:
-    """Return the offset before which everything up to `log_offset`, exclusive, is processed."""
+    """Return the offset with the meaning that everything before `log_offset` is processed."""
     return {LOG: log_id, LOG_OFFSET: log_offset}
 
 

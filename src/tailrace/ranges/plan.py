@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-#: Least size of a split: the start-up of smaller ones costs more than parallelism gains.
+#: Least size of one of several splits: the start-up of smaller ones costs more than parallelism gains.
 SPLIT_BYTES_MIN = 4 * MIB
 #: Greatest size of a split, blocks permitting: a failed or slow task is repeated as a whole.
 SPLIT_BYTES_MAX = 64 * MIB

@@ -202,7 +202,7 @@ class Coordinator:
                 self._probed(event)
             case ProbeFailed() if self.shards[event.shard].state is not ShardMode.JUNCTION:
                 # It has been silent for long: report it to the user at once.
-                self._interrupt(event.shard, event.trouble, told=True)
+                self._interrupt(event.shard, event.trouble, reported=True)
 
     def _reached(self, event: PositionReached) -> None:
         shard = self.shards[event.shard]
@@ -211,14 +211,14 @@ class Coordinator:
             kept = replace(kept, copy=kept.copy.after(event.last_keys))
         if kept.ahead:
             kept = replace(kept, ahead=ahead_of(kept.ahead, kept.gtid))
-        self._gone_on(event.shard, kept)
+        self._continue(event.shard, kept)
 
-    def _gone_on(self, name: str, kept: ShardState) -> None:
+    def _continue(self, name: str, kept: ShardState) -> None:
         shard = self.shards[name]
         if not shard.kept.is_read:
             self._move(name, ShardEvent.BEGINNING, kept=kept, **UNTROUBLED)
             return
-        # Every transaction takes this path: the step is not recorded in the history.
+        # Every transaction takes this path: the step is not added to `steps`.
         shard.found(TRANSITIONS, ShardEvent.POSITION)
         self.shards[name] = replace(shard, kept=kept, failures=0, refusals=0, behind=0, trouble="")
         self._kept[name] = kept
@@ -234,7 +234,7 @@ class Coordinator:
         kept = self.shards[event.shard].kept
         after = kept.with_chunk(event.chunk, event.gtid, event.key, is_done=event.is_done)
         if after != kept:
-            self._gone_on(event.shard, after)
+            self._continue(event.shard, after)
 
     def _at_journal(self, event: JournalReached) -> None:
         if event.shard not in event.journal.participants:
@@ -301,11 +301,11 @@ class Coordinator:
         else:
             self.shards[event.shard] = replace(shard, behind=0, failures=0, refusals=0, trouble="")
 
-    def _interrupt(self, name: str, trouble: str, *, told: bool = False, **changes: object) -> None:
+    def _interrupt(self, name: str, trouble: str, *, reported: bool = False, **changes: object) -> None:
         shard = self.shards[name]
         if shard.task is not None:
             self._commands.append(CancelStream(name, shard.task, shard.attempt))
-        failures = max(shard.failures + 1, FAILURES_TOLD if told else 0)
+        failures = max(shard.failures + 1, FAILURES_TOLD if reported else 0)
         changes = {"failures": failures, "behind": 0, "refusals": 0, **changes}
         self._move(name, ShardEvent.INTERRUPTED, trouble=trouble, **changes)
 

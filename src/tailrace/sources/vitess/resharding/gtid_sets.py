@@ -62,7 +62,7 @@ class GtidSet:
         )
 
     def contains(self, other: GtidSet) -> bool:
-        """Tell whether every id of `other` is in this set."""
+        """Return whether every id of `other` is in this set."""
         return all(
             all(_holds(self.intervals.get(server, ()), first, last) for first, last in found)
             for server, found in other.intervals.items()

@@ -48,7 +48,7 @@ class KeyRange:
         return f"{self.start.hex()}-{'' if self.end is None else self.end.hex()}"
 
     def overlaps(self, other: KeyRange) -> bool:
-        """Tell whether a keyspace id is in both."""
+        """Return whether a keyspace id is in both ranges."""
         return _below(self.start, other.end) and _below(other.start, self.end)
 
 

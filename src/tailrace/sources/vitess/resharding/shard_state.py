@@ -68,7 +68,7 @@ class CopyChunk:
         return self.low is not None or self.high is not None
 
     def contains(self, value: int) -> bool:
-        """Tell whether a key lies in the range."""
+        """Return whether a key lies in the range."""
         return (self.low is None or self.low <= value) and (self.high is None or value < self.high)
 
     def as_json(self) -> dict[str, Any]:

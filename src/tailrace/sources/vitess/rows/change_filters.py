@@ -90,10 +90,10 @@ class RepeatedChangeFilter:
             del self._ahead[0]
 
     def _release(self, left: list[pb.VEvent]) -> None:
-        left.extend(event for event in self._held if not self._is_had(event))
+        left.extend(event for event in self._held if not self._is_repeated(event))
         self._held, self._held_bytes, self._has_rows = [], 0, False
 
-    def _is_had(self, event: pb.VEvent) -> bool:
+    def _is_repeated(self, event: pb.VEvent) -> bool:
         if event.type != pb.ROW:
             return False
         table = self._table(event)

@@ -83,7 +83,7 @@ class AskedSnapshots:
             take_requests(self._directory, self._take)
         if (asked := self._kept.open) is not None:
             try:
-                self._go_on(asked)
+                self._continue(asked)
             except TailraceError as error:
                 if error.policy is not Policy.RETRY:
                     raise
@@ -101,7 +101,7 @@ class AskedSnapshots:
         log.info("snapshot requested", snapshot=request.id, tables=list(request.tables))
         return True
 
-    def _go_on(self, asked: AskedSnapshot) -> None:
+    def _continue(self, asked: AskedSnapshot) -> None:
         lost = self._coordinator.needs_snapshot
         if not asked.tables:
             if not asked.begun:

@@ -480,11 +480,11 @@ class KeyspaceStream:
             made = np.concatenate((made, np.frombuffer(b"".join(texts), np.uint8)))
             for shard, state in states.items():
                 if self._is_more(shard, state):
-                    self._tell(shard, state)
+                    self._set_shard_state(shard, state)
             self._written.update(states)
         self._appender.append(made)
 
-    def _tell(self, shard: str, state: ShardState) -> None:
+    def _set_shard_state(self, shard: str, state: ShardState) -> None:
         """Set a shard's new state in the transcoders that write it into the shard's frames."""
         beside = _beside_position(state)
         for name in (shard, *(stream.name for stream in self._copies.of(shard))):

@@ -5,8 +5,8 @@ rows become a chunk of their own, at another position: so one stream delivers al
 transactions. It starts once all chunks are copied, at the position that all have reached; changes that chunks
 already had beyond it are filtered out (`rows.change_filters`).
 
-Only where the key's order is not known, a stream continues an interrupted chunk: it sends the changes since
-then in the whole table, and then the remaining rows.
+If the table's key isn't one integer column, a stream continues the interrupted chunk instead: it sends the
+changes since then in the whole table, and then the remaining rows.
 
 All streams of a shard belong to one attempt: if one ends, all are ended and opened again.
 """
@@ -190,11 +190,11 @@ class ShardCopies:
             except TailraceError as error:
                 if error.policy is not Policy.RETRY:
                     raise
-                if not self._go_on_with_one(shard):
+                if not self._continue_with_one(shard):
                     self.end(shard)
                     self._step(ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), error.message))
 
-    def _go_on_with_one(self, shard: str) -> bool:
+    def _continue_with_one(self, shard: str) -> bool:
         """Return whether a shard no longer serves; if so, one stream continues it. It answers no queries, but
         can still be streamed up to its journal.
         """

@@ -102,9 +102,9 @@ class SilentShards:
         self._step(Probed(shard, probe.attempt, executed, purged, probe.serves))
         if self._coordinator.shards[shard].attempt != probe.attempt:
             self._shards[shard].stalls += 1
-        self._note_whole(shard, executed)
+        self._note_complete(shard, executed)
 
-    def _note_whole(self, shard: str, executed: str) -> None:
+    def _note_complete(self, shard: str, executed: str) -> None:
         """Note that the log has everything of a silent shard."""
         ours, known = self._coordinator.shards[shard].kept, self._shards.get(shard)
         if known is not None and ours.is_read and GtidSet.parse(ours.gtid).contains(GtidSet.parse(executed)):

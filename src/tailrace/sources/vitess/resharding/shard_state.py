@@ -41,7 +41,7 @@ class Begun(enum.StrEnum):
 class CopyChunk:
     """A table, or a range of its primary key, that is copied by a stream of its own.
 
-    :param column: the primary key's column, if it is an integer: an interrupted copy is divided by it.
+    :param column: the key's column, if the key is one integer column: an interrupted copy is divided there.
     :param low: the range's first key; None: no lower limit.
     :param high: the range's end, exclusive; None: no upper limit.
     :param gtid: for the rows up to `key`, the log has everything up to this position; empty: nothing yet.

@@ -84,7 +84,7 @@ def test_a_place_beyond_the_log_is_one_that_ls_shows(shop: Shop) -> None:
     path = shop.config().log.path
     refused = shop.command(f"tailrace log show {path} --from 99999999", status=1)
     assert "log_range_invalid" in refused
-    assert "`tailrace log ls` shows what it holds" in refused
+    assert "`tailrace log ls` shows its contents" in refused
     (task,) = json.loads(shop.command(f"tailrace log ls {path} --json"))["tasks"]
     shown = shop.command(f"tailrace log show {path} --from {task['start']} --to {task['end']} --json")
     assert len(shown.splitlines()) == 5

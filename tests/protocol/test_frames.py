@@ -197,7 +197,7 @@ def test_messages_of_transactions_that_are_streamed_or_prepared_are_refused(
     letter: str, before: bytes
 ) -> None:
     # We never ask for them: STREAM START, STOP, COMMIT and ABORT, and those of two-phase commits.
-    with pytest.raises(TailraceError, match="of a type that protocol 1 does not have") as caught:
+    with pytest.raises(TailraceError, match="a type that protocol 1 does not have") as caught:
         frames.summarise(array(before + xlog(letter.encode() + bytes(40))), frames.new_state())
     assert caught.value.kind is Kind.PROTOCOL_VIOLATION
 

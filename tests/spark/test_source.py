@@ -213,7 +213,7 @@ def test_a_position_that_the_log_has_not_reached_is_refused_until_it_has(log: Ha
     """What comes up to it would be read by a stream, and missing in a batch."""
     fill(log, 1)
     query = as_planned(log, startingOffset="0/4E2")  # 1250: the end of the second transaction
-    with pytest.raises(TailraceError, match="it has come to 0/47E") as caught:
+    with pytest.raises(TailraceError, match="it has reached 0/47E") as caught:
         query.initialOffset()
     assert caught.value.kind is Kind.LOG_RANGE_INVALID
     assert "wait" in caught.value.hint

@@ -580,8 +580,8 @@ def _of(number: int, declared: str, charset: int = 63, name: str = "c", *, label
         ),
         (Kind.SOURCE_MISCONFIGURED, "primary key", [_FIRST, ms.rows("t", [ms.change([None, b"a"])])]),
         (Kind.SOURCE_MISCONFIGURED, "statement", [ms.event(pb.INSERT)]),
-        (Kind.PROTOCOL_VIOLATION, "kind that this version", [ms.event(pb.UNKNOWN_EVENT)]),
-        (Kind.PROTOCOL_VIOLATION, "letters that no GTID", [_FIRST, _insert(1), ms.vgtid('a"b')]),
+        (Kind.PROTOCOL_VIOLATION, "type that this version", [ms.event(pb.UNKNOWN_EVENT)]),
+        (Kind.PROTOCOL_VIOLATION, "characters that no GTID", [_FIRST, _insert(1), ms.vgtid('a"b')]),
         (Kind.SOURCE_MISCONFIGURED, "JSON document", [_DOCUMENT, ms.rows("t", [_REMOVAL])]),
     ],
 )

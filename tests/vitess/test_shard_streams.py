@@ -150,7 +150,7 @@ def test_a_process_that_may_have_no_more_threads_is_told_so(monkeypatch: pytest.
 
     with closing(_streams(_Vtgate(a=[]))) as streams:
         monkeypatch.setattr(threading.Thread, "start", refused)
-        with pytest.raises(TailraceError, match="for the shard a, beside 0 others") as caught:
+        with pytest.raises(TailraceError, match="for the shard a, with 0 running") as caught:
             streams.start("a", 1, _request("a"))
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
 
@@ -160,7 +160,7 @@ def test_a_stream_says_how_it_ended() -> None:
     with FakeVtgate("-80", "80-") as server, _real(server, silence_s=1.5) as streams:
         server.change("-80", is_silent=True)
         streams.start("-80", 1, _request("-80", heartbeat_s=0))
-        assert _ended(streams, "-80") == Status(SILENT, "nothing came for 1.5 s, not even a heartbeat")
+        assert _ended(streams, "-80") == Status(SILENT, "no response for 1.5 s, not even a heartbeat")
         streams.start("-80", 2, _request("-80", heartbeat_s=0), deadline_s=0.3)
         assert _ended(streams, "-80") == Status("DEADLINE_EXCEEDED", "it did not end within 0.3 s")
         streams.start("x", 1, _request("x"))

@@ -182,7 +182,7 @@ def test_a_switch_back_to_former_shards_without_a_journal_is_noticed_and_their_k
         if cluster.release == "22":
             found.wait_for_mode("needs_snapshot", "-")
             (warning,) = found.capture.progress().warnings
-            assert "no journal of a reshard came" in warning.message
+            assert "no journal of a reshard" in warning.message
         else:  # it writes a journal
             found.wait_for_shards("-80", "80-")
     if cluster.release == "22":
@@ -235,7 +235,7 @@ def test_a_table_that_was_altered_while_nobody_read_is_copied_anew(
     if is_lost:
         with capturing(tmp_path, vitess.address, snapshot="initial", tables=tables) as found:
             found.wait_for_mode("needs_snapshot", "-80", "80-")
-            assert "does not know any more what a table was" in found.capture.progress().warnings[0].message
+            assert "no longer knows the columns of a table" in found.capture.progress().warnings[0].message
     if "drop table" in change:
         apply(ORDERS)
         _insert(vitess, orders, range(30))

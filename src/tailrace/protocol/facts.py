@@ -1,10 +1,10 @@
 """Facts about one version of a table: catalogue data that a Relation message does not have.
 
-They stand in the log, as the JSON of a facts frame, before the Relation message that they belong
-to. A column's `number` (`pg_attribute.attnum`) is what stays when it is renamed, and what a new
-column of an old name does not have: by it, a rename is told from a drop and an addition.
+The log has them, as the JSON of a facts frame, before the Relation message that they belong to.
+A column's `number` (`pg_attribute.attnum`) doesn't change when it is renamed, and a new column
+with an old name has another one: it distinguishes a rename from a drop and an addition.
 
-Pure. What logs of older versions of Tailrace lack is read as unknown.
+Pure. Fields that logs of older versions of Tailrace lack are read as unknown.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tailrace.errors import REPORT_LOG, Kind, TailraceError
 class ColumnFacts:
     """One column that the server sends, in the order of the Relation message.
 
-    `missing`: the text that rows from before the column have in it, where PostgreSQL added it with
-    a default and wrote no row. `unknown`: those rows were written with values that nobody sent
-    (a default such as `random()`, a sequence), or may have those of another column, because it is not known
-    which one this was. `may_be_key`: it is of a primary key of which it is not known whether it came after
-    the rows that follow, or before. `types` says, by oid, what is under the column's type if it is not built
-    in: of a domain its `base` and `modifier`, of an array its `item` and `delimiter`, and so on down; of
-    every one its `name`; of all others their `kind` (`pg_type.typtype`) and `parts` (of an enumeration its
-    labels by oid, of a composite its attributes' types by number).
+    `missing`: the column's value, as text, in rows older than the column, if PostgreSQL added it with a
+    default and wrote no row. `unknown`: older rows were written with values that were not sent (a default
+    such as `random()`, a sequence), or may have another column's values, because it is not known which column
+    this was. `may_be_key`: it belongs to a primary key that was added before or after the rows that follow,
+    which is not known. `types` describes, by oid, the column's type and the types under it that are not built
+    in: for a domain its `base` and `modifier`, for an array its `item` and `delimiter`, recursively; for
+    every type its `name`; for all others their `kind` (`pg_type.typtype`) and `parts` (for an enumeration its
+    labels by oid, for a composite its attributes' types by number).
     """
 
     name: str
     number: int = 0  # 0: not known
-    type: str = ""  # as SQL writes it, for people
+    type: str = ""  # as in SQL, for messages
     type_oid: int = 0
     type_modifier: int = -1
-    base_oid: int = 0  # of a domain, the type under it; else the type itself
+    base_oid: int = 0  # for a domain, the type under it; else the type itself
     base_modifier: int = -1
     not_null: bool = False
     missing: str | None = None
@@ -45,15 +45,15 @@ class ColumnFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A table from some Relation message on.
+    """The facts of a table from a Relation message on.
 
-    `version` counts the shapes that the log has had under the table's name, from 1; 0: not
-    known. `filenode` changes when PostgreSQL rewrote all rows. `replaced` is the relation that
-    had the name before, if another one, and `replaced_name` what that is called when this is
-    written, if it is still there. `read_from`: a snapshot has read the whole table, and each row that it
-    has here was read or changed at this log offset or later; 0: not known. `numbered`: the highest number
-    that a column of the table has ever had, where the source's own catalogue does not count; 0: not told.
-    `left_out`: columns that the source sends and the settings keep out of the log.
+    `version` numbers the shapes that the log has had under the table's name, from 1; 0: not known.
+    `filenode` changes when PostgreSQL rewrites all rows. `replaced` is the relation that had the name before,
+    if another one, and `replaced_name` that relation's name at this time, if it still exists. `read_from`: a
+    snapshot has read the whole table, and each of its rows was read or changed at this log offset or later;
+    0: not known. `pending`: the transaction whose facts are not known yet; 0: none. `numbered`: the highest
+    number that a column of the table has ever had, if the source's catalogue has no numbers; 0: not known.
+    `left_out`: columns that the source sends and that the settings exclude from the log.
     """
 
     relation: int
@@ -79,7 +79,7 @@ class Facts:
         return next((column for column in self.columns if number and column.number == number), None)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes; equal facts give equal JSON."""
+        """Return the object that `from_json` reads; equal facts give equal JSON."""
         defaults = asdict(ColumnFacts(""))
         columns = [
             {
@@ -112,14 +112,14 @@ class Facts:
     def from_json(cls, content: dict[str, Any]) -> Self:
         """Return the facts in a facts frame's JSON.
 
-        :raises TailraceError: `PROTOCOL_VIOLATION` if they are none.
+        :raises TailraceError: `PROTOCOL_VIOLATION` if it is malformed.
         """
         key = content.get("primary_key") or []
         columns = content.get("columns") or []
         replaced_name = content.get("replaced_name")
         left_out = content.get("left_out") or []
         if not _are(key, str) or not _are(columns, dict) or not _are(left_out, str):
-            raise _violation("its primary key or columns are no lists of what they should be")
+            raise _violation("its primary key or columns are not lists of the right type")
         try:
             return cls(
                 relation=int(content["relation"]),
@@ -148,7 +148,7 @@ def _column(content: dict[str, Any]) -> ColumnFacts:
     known = {name: value for name, value in content.items() if name in _FIELDS}
     for name, value in known.items():
         if name != "missing" and not isinstance(value, _FIELDS[name]):
-            raise _violation(f"a column's {name} is of the wrong type")
+            raise _violation(f"a column's {name} has the wrong type")
     return ColumnFacts(**known)
 
 
@@ -161,7 +161,7 @@ def _violation(found: str) -> TailraceError:
 
 
 def differences(before: Facts, after: Facts) -> list[str]:
-    """Return what changed from one version of a table to the next, for people, in a fixed order."""
+    """Return descriptions of the changes from one version of a table to the next, in a fixed order."""
     found = []
     if before.qualified_name != after.qualified_name:
         found.append(f"renamed from {before.qualified_name}")

@@ -1,7 +1,7 @@
-"""Frames: what the change log holds, and the one scan that finds their meaning for the log.
+"""Frames, the content of the change log, and the scan that summarises them for the log.
 
 A frame is one PostgreSQL CopyData message, byte for byte as the server sent it, or a message
-of our own in the same envelope. All integers on the wire are big-endian.
+of our own in the same envelope. All integers are big-endian.
 
     'd' | length:i32 (counts itself, not the 'd') | kind | …
 
@@ -9,25 +9,25 @@ of our own in the same envelope. All integers on the wire are big-endian.
               The payload is a pgoutput message, protocol 1.
     kind 's'  rows of a snapshot: relation:u32 first_ordinal:u64 rows:u32 text
               The text is COPY's text format, `rows` lines, each ended by a newline.
-              Units of the same `lsn` share one numbering: the first rows of a unit say where
-              it goes on.
+              Units of the same `lsn` share one numbering: the first rows of a unit have the
+              number from which it continues.
     kind 'x'  control, ours: subtype lsn:u64 time_us:i64 (since 1970) json
               'B' a snapshot begins, consistent with `lsn`; rows follow until
               'E' the snapshot ends; the log's position becomes `lsn`.
-              'P' progress: the source has nothing for us before `lsn`. Its json may be a marker: see
-              `tailrace.realtime.switching`.
+              'P' progress: the source has no more changes before `lsn`. Its json may be a marker:
+              see `tailrace.realtime.switching`.
               'F' facts about one table from the catalogue, keyed by `relation` in the json.
-              'S' how far one shard of a source with several logs is, keyed by `shard` in the json.
+              'S' state of one shard of a source with several logs, keyed by `shard` in the json.
 
-A *unit* is what is captured and read whole: a transaction (Begin to Commit), a snapshot
-('B' to 'E'), a non-transactional logical message, or a progress frame. An offset after which
-no unit is open is a *boundary*; readers only ever see boundaries.
+A *unit* is captured and read completely or not at all: a transaction (Begin to Commit), a
+snapshot ('B' to 'E'), a non-transactional logical message, or a progress frame. An offset after
+which no unit is open is a *boundary*; readers only ever see boundaries.
 
 A snapshot is consistent with `lsn`, the end of the last record that it saw, where the next
 record begins, which may be a commit. So its rows have `lsn` - 1 as their commit LSN: every
 commit record that the snapshot saw begins before that, every other one after it.
 
-The scan is sans-IO: bytes in, numbers out, no clock, no socket. It trusts no length.
+The scan is sans-IO: bytes in, numbers out, no clock, no socket. It checks every length.
 
 Source: PostgreSQL manual, "Streaming Replication Protocol" and "Logical Replication Message
 Formats".
@@ -62,9 +62,9 @@ XLOG_PAYLOAD_AT = 30  # 'd' length 'w' start end sent_us
 SNAPSHOT_TEXT_AT = 22  # 'd' length 's' relation first_ordinal rows
 CONTROL_JSON_AT = 23  # 'd' length 'x' subtype lsn time_us
 
-# Kinds of frames, each of which `COPY_DATA` begins.
+# The first byte of every frame, and the kinds of frames.
 COPY_DATA, XLOG, ROWS, CONTROL = map(ord, "dwsx")
-# Places of fields in frames of rows and control frames.
+# Offsets of fields in frames of rows and control frames.
 ROWS_RELATION_AT, ROWS_ORDINAL_AT, ROWS_COUNT_AT = 6, 10, 18
 SUBTYPE_AT, CONTROL_LSN_AT, CONTROL_TIME_AT = 6, 7, 15
 
@@ -75,7 +75,7 @@ FACTS = b"F"
 SHARD = b"S"
 
 
-#: More tables than this in one chunk are not listed: the chunk counts as touching any table.
+#: Limit of the tables listed for one chunk of frames: with more, it counts as touching any table.
 TABLES_LISTED_MAX = 64
 
 # Fields of the scan's state, carried from chunk to chunk.
@@ -85,19 +85,19 @@ NOTHING_OPEN, TRANSACTION_OPEN, SNAPSHOT_OPEN = range(3)
 
 # Fields of the scan's result.
 _ROWS, _BOUNDARY, _SCHEMA, _UNITS, _TABLES, _ERROR, _ERROR_AT = range(7)
-# … and of what lies before the last boundary; the largest commit time of the units that end.
+# Fields for the part before the last boundary; the largest commit time of the units that end.
 _ROWS_BEFORE, _SCHEMA_BEFORE, _TABLES_BEFORE, _TIME_MAX = range(7, 11)
 _RESULT_FIELDS = 11
 
 _ERRORS = {
     1: "a frame is cut short or has an impossible length",
-    2: "a frame is of a kind that this version does not know",
-    3: "a pgoutput message is of a type that protocol 1 does not have",
-    4: "a change stands outside a transaction",
+    2: "a frame has a kind that this version does not know",
+    3: "a pgoutput message has a type that protocol 1 does not have",
+    4: "a change is outside a transaction",
     5: "a transaction begins inside another",
-    6: "a transaction commits before one that came earlier",
-    7: "a commit does not belong to the transaction that is open",
-    8: "a message is shorter than its type demands",
+    6: "a transaction commits before an earlier one",
+    7: "a commit does not belong to the open transaction",
+    8: "a message is shorter than its type requires",
     9: "a snapshot's rows are not numbered in sequence",
 }
 
@@ -108,7 +108,7 @@ SNAPSHOT_BEGINS, SNAPSHOT_ENDS, PROGRESSES, HAS_FACTS, HAS_SHARD = b"BEPFS"
 
 @nb.njit(inline="always")
 def frame_size(b, i):  # type: ignore[no-untyped-def]
-    """Return the size of the frame at `i`; 0 if no whole frame begins there."""
+    """Return the size of the frame at `i`; 0 if no complete frame begins there."""
     left = len(b) - i
     if left <= KIND_AT or u8_at(b, i) != COPY_DATA:
         return np.int64(0)
@@ -126,7 +126,7 @@ def message_type(b, i, size):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _note(tables, count, relation):  # type: ignore[no-untyped-def]
-    # A set in an array. A count past the array's length says that there were too many to list.
+    # Adds to a set in an array; returns its count. A count above the array's length: too many to list.
     if count > len(tables):
         return count
     for k in range(count):
@@ -140,7 +140,7 @@ def _note(tables, count, relation):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def open_transaction(b, p, state):  # type: ignore[no-untyped-def]
-    """Carry `state` over the Begin at `p`, all of which is there."""
+    """Advance `state` over the Begin message at `p`, which must be complete."""
     state[OPEN] = TRANSACTION_OPEN
     state[COMMIT_LSN] = i64_at(b, p + pg.BEGIN_LSN_AT)
     state[COMMIT_TIME_US] = i64_at(b, p + pg.BEGIN_TIME_AT) + POSTGRES_EPOCH_US
@@ -148,8 +148,8 @@ def open_transaction(b, p, state):  # type: ignore[no-untyped-def]
     state[ORDINAL] = 0
 
 
-# What the kernels of the scan return is 0 or one of `_ERRORS`, and of frames with changes their table and
-# number. What closes a unit says where the log's position is, and leaves `state[OPEN]` to `_close`.
+# The kernels of the scan return 0 or a key of `_ERRORS`; for frames with changes, also the table and their
+# number. A kernel that closes a unit sets the log's position, and leaves `state[OPEN]` to `_close`.
 
 
 @nb.njit(inline="always")
@@ -177,7 +177,7 @@ def _commit(b, p, room, state):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _truncate(b, p, room, state, result, tables):  # type: ignore[no-untyped-def]
-    # The last table is left to the caller, which notes that of any frame.
+    # Returns the last table to the caller, which notes the table of every frame.
     if room < pg.TRUNCATED_AT:
         return 8, np.int64(-1), np.int64(0)
     if state[OPEN] != TRANSACTION_OPEN:
@@ -202,15 +202,15 @@ def _message(b, p, room, state):  # type: ignore[no-untyped-def]
     if state[OPEN] != NOTHING_OPEN or u8_at(b, p + pg.MESSAGE_FLAGS_AT) & pg.TRANSACTIONAL != 0:
         return 4
     state[ORDINAL] = 0
-    # Its LSN is the end of its record (measured on 15, 16 and 18), so the next commit record may start
-    # right there.
+    # The message's LSN is the end of its record (measured on 15, 16 and 18), so the next commit record may
+    # start exactly there.
     state[POSITION] = max(state[POSITION], i64_at(b, p + pg.MESSAGE_LSN_AT))
     return 0
 
 
 @nb.njit(inline="always")
 def _xlog(b, p, room, state, result, tables):  # type: ignore[no-untyped-def]
-    # The message at `p`: error, table, changes, whether a unit ends.
+    # Scans the message at `p`. Returns error, table, number of changes, whether a unit ends.
     error, relation, rows, closed = 0, np.int64(-1), np.int64(0), False
     message = u8_at(b, p) if room > 0 else np.int64(0)
     if message == pg.INSERT or message == pg.UPDATE or message == pg.DELETE:
@@ -230,14 +230,14 @@ def _xlog(b, p, room, state, result, tables):  # type: ignore[no-untyped-def]
         result[_SCHEMA] = 1
     elif message == pg.MESSAGE:
         error, rows, closed = _message(b, p, room, state), np.int64(1), state[OPEN] == NOTHING_OPEN
-    elif message != pg.ORIGIN:  # which says nothing that the log needs
+    elif message != pg.ORIGIN:  # the log doesn't need Origin messages
         error = 3 if room > 0 else 8
     return error, relation, rows, closed
 
 
 @nb.njit(inline="always")
 def _rows(b, i, size, state):  # type: ignore[no-untyped-def]
-    # A frame of rows: error, table, changes.
+    # Scans a frame of rows. Returns error, table, number of changes.
     if size < SNAPSHOT_TEXT_AT:
         return 8, np.int64(-1), np.int64(0)
     if state[OPEN] != SNAPSHOT_OPEN:
@@ -251,7 +251,7 @@ def _rows(b, i, size, state):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _control(b, i, size, state, result):  # type: ignore[no-untyped-def]
-    # A control frame: error, whether a unit ends.
+    # Scans a control frame. Returns error, whether a unit ends.
     if size < CONTROL_JSON_AT:
         return 8, False
     subtype = u8_at(b, i + SUBTYPE_AT)
@@ -304,8 +304,8 @@ def _close(after, state, result, units):  # type: ignore[no-untyped-def]
 
 @compiled(nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]))
 def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
-    # units: one row (offset after it, rows so far, position, time_us) a closed unit, up to
-    # the array's length; result[_UNITS] counts them all.
+    # units: one row (offset after it, rows so far, position, time_us) for each closed unit, up to
+    # the array's length; result[_UNITS] counts all of them.
     result[:] = 0
     result[_BOUNDARY] = -1
     last_relation = np.int64(-1)
@@ -339,8 +339,8 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
 class OpenUnit:
     """The unit that is open at some offset, and the number of its next change.
 
-    `commit_lsn` is the LSN of the commit record, which Begin already tells, or that before a
-    snapshot's consistent point; `xid` is 0 for a snapshot.
+    `commit_lsn` is the LSN of the commit record, which the Begin message already has, or the one
+    before a snapshot's consistent point; `xid` is 0 for a snapshot.
     """
 
     kind: int  # TRANSACTION_OPEN or SNAPSHOT_OPEN
@@ -352,12 +352,12 @@ class OpenUnit:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the log must know of a run of whole frames; the content of a block's header.
+    """The summary of consecutive complete frames; the content of a block's header.
 
     `position` is the source position up to which everything is in the log at the last
     boundary: the end LSN of the last unit closed in or before these frames. `time_max_us` is the
     largest commit time of the units that end here, 0 if none does. `to_boundary` is the summary of
-    the frames before the last boundary, where that lies inside.
+    the frames before the last boundary, if that lies inside.
     """
 
     size: int  # bytes
@@ -384,7 +384,7 @@ def new_state(position: int = 0, time_us: int = 0) -> Numbers:
 
 
 def state_within(unit: OpenUnit | None, position: int, time_us: int) -> Numbers:
-    """Return the scan state at a place where `unit` is open, such as a block's start."""
+    """Return the scan state at an offset where `unit` is open, such as a block's start."""
     state = new_state(position, time_us)
     if unit is not None:
         state[OPEN] = unit.kind
@@ -409,10 +409,10 @@ def open_unit(state: Numbers) -> OpenUnit | None:
 
 
 def summarise(frames: Bytes, state: Numbers) -> Summary:
-    """Scan whole frames once and carry `state` to their end (it is changed in place).
+    """Scan complete frames once and advance `state` to their end (it is changed in place).
 
-    :raises TailraceError: `PROTOCOL_VIOLATION`, with the byte at which the frames stop making
-        sense; `state` is then of no further use, and none of the frames may be kept.
+    :raises TailraceError: `PROTOCOL_VIOLATION`, with the byte at which the first invalid frame
+        begins; `state` must not be used any more then, and none of the frames may be kept.
     """
     summary, _ = _summarise(frames, state, 0)
     return summary
@@ -422,7 +422,7 @@ def units_of(frames: Bytes, state: Numbers) -> Numbers:
     """Return the units that end in `frames`: rows of (offset after it, rows up to there,
     position, time_us), offsets and row counts from the first of `frames`.
 
-    :raises TailraceError: `PROTOCOL_VIOLATION`, as `summarise`.
+    :raises TailraceError: `PROTOCOL_VIOLATION`, like `summarise`.
     """
     before = state.copy()
     summary, _ = _summarise(frames, before, 0)
@@ -476,7 +476,7 @@ def _listed(tables: Numbers, count: int) -> tuple[int, ...] | None:
 
 
 def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset, whole frame) of each frame. For rare frames and tests: a Python loop.
+    """Yield offset and content of each frame. A Python loop: for rare frames and tests.
 
     :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit.
     """
@@ -510,7 +510,7 @@ def snapshot_frame(relation: int, first_ordinal: int, rows: int, text: bytes) ->
 
 
 def put_rows_head(frame: bytearray, relation: int, rows: int, first_ordinal: int = 0) -> None:
-    """Write what stands before the text of a frame of rows."""
+    """Write the header of a frame of rows."""
     struct.pack_into("!cicIQI", frame, 0, b"d", len(frame) - 1, b"s", relation, first_ordinal, rows)
 
 
@@ -521,7 +521,7 @@ def control_frame(subtype: bytes, lsn: int, time_us: int, content: dict[str, Any
 
 
 def shard_frame(shard: str, state: dict[str, Any]) -> bytes:
-    """Return a frame that says how far a shard is. Written inside the transaction that leads there."""
+    """Return a frame with a shard's state. It is written inside the transaction that leads to the state."""
     return control_frame(SHARD, 0, 0, {"shard": shard, "state": state})
 
 

@@ -1,11 +1,11 @@
 """Memory access for kernels: big-endian integers and moves of bytes.
 
-Nothing is checked here: the caller knows that the bytes are there, and that no index is negative.
-These are intrinsics because of what numba makes of the plain forms. `b[i]` becomes a look whether
-`i` counts from the end, which keeps LLVM from making one load of several bytes. And a function
-that is passed arrays, inlined or not, counts references to them at every call, which costs more
-than reading a short number. So kernels pass `address_of` their arrays to the functions that they
-call for each row or cell.
+Nothing is checked here: the caller ensures that the bytes exist, and that no index is negative.
+These are intrinsics because numba compiles the plain forms to slower code. For `b[i]` it checks
+whether `i` counts from the end, which prevents LLVM from combining several bytes into one load.
+And a function with array arguments, inlined or not, counts references to them at every call,
+which costs more than reading a short number. So kernels pass the addresses of their arrays
+(`address_of`) to the functions that they call for each row or cell.
 """
 
 from __future__ import annotations
@@ -78,26 +78,26 @@ def _move_bytes(typing_context, address, source, end, target):  # type: ignore[n
     return nb.void(nb.int64, nb.int64, nb.int64, nb.int64), generate
 
 
-#: Where an array's first item lies. It holds nothing in memory: the kernel's argument must.
+#: The address of an array's first item. It doesn't keep the array alive: the kernel's argument must.
 address_of: Any = _address_of
 
-#: The byte at `i` as a number from 0, of an array or of what lies at an address: `u8_at(b, i)`.
+#: The byte at `i` as an unsigned number: `u8_at(b, i)`, where `b` is an array or an address.
 u8_at = _reader(8)
 
-#: The two bytes at `i` as a number from 0.
+#: The two bytes at `i` as an unsigned number.
 u16_at = _reader(16)
 
-#: The four bytes at `i` as a number from 0.
+#: The four bytes at `i` as an unsigned number.
 u32_at = _reader(32)
 
 #: The eight bytes at `i` as a signed number.
 i64_at = _reader(64)
 
-#: Writes the item of number `index` of an array of bytes that begins at `address`.
+#: Writes the item at `index` of an array of bytes that begins at `address`.
 put_u8 = _writer(8)
 
-#: The same of an array of 32-bit numbers, in the machine's order of bytes.
+#: The same for an array of 32-bit numbers, in the machine's byte order.
 put_i32 = _writer(32)
 
-#: Moves what lies from `source` to `end` behind an address to `target`; the two may overlap.
+#: Moves the bytes from `source` to `end`, offsets from an address, to `target`; they may overlap.
 move_bytes: Any = _move_bytes

@@ -1,4 +1,4 @@
-"""Finds the frames that describe tables and shards: those whose newest version a log keeps in force."""
+"""Finds the frames that describe tables and shards, of which a log keeps the newest version in force."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tailrace.protocol.frames import (
 )
 from tailrace.protocol.memory import u8_at
 
-#: Frames of a kind that are found at one go; where there are more, they are looked for again.
+#: Number of frames that one search returns; if there are more, it is repeated with room for all.
 _PLACES = 64
 
 
-# What is looked for: frames that describe tables; these, and how far shards are.
+# The wanted frames: those that describe tables; these and the states of shards.
 _SHAPES, _KEPT = range(2)
 
 _QUOTE, _BACKSLASH, _COMMA = map(ord, '"\\,')
@@ -42,8 +42,8 @@ _QUOTE, _BACKSLASH, _COMMA = map(ord, '"\\,')
 
 @nb.njit(inline="always")
 def _is_same_shard(b, i, size, before):  # type: ignore[no-untyped-def]
-    # Whether the frames at `i` and `before` speak of one shard: they are the same up to the end of its name,
-    # which is the first thing in them. A quote inside of it has a backslash before it.
+    # Whether the frames at `i` and `before` have the same shard: they are equal up to the end of its name,
+    # which comes first in their content. A quote inside the name has a backslash before it.
     k = np.int64(CONTROL_JSON_AT)
     end = np.int64(size - 1)
     while k < end:
@@ -58,11 +58,11 @@ def _is_same_shard(b, i, size, before):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64[::1], nb.int64))
 def _find(b, places, wanted):  # type: ignore[no-untyped-def]
-    # Returns how many frames are of a kind that is looked for, and where the first of them begin; or -1 - the
-    # place where a length does not fit. Of frames about one shard in a row, only the last one counts.
+    # Returns the number of wanted frames, and writes the offsets of the first ones to `places`; or -1 - the
+    # offset of an invalid length. Of consecutive frames of one shard, only the last one counts.
     n = len(b)
     count = np.int64(0)
-    shard = np.int64(-1)  # where the frame before that one began, if it speaks of a shard
+    shard = np.int64(-1)  # the offset of the previous wanted frame, if it is a shard's
     i = np.int64(0)
     while i < n:
         size = frame_size(b, i)
@@ -79,7 +79,7 @@ def _find(b, places, wanted):  # type: ignore[no-untyped-def]
             is_wanted = message == pg.RELATION or message == pg.TYPE
         if is_wanted:
             if is_shard and shard >= 0 and _is_same_shard(b, i, size, shard):
-                count -= 1  # this one takes its place
+                count -= 1  # this frame replaces it
             shard = i if is_shard else np.int64(-1)
             if count < len(places):
                 places[count] = i
@@ -89,33 +89,33 @@ def _find(b, places, wanted):  # type: ignore[no-untyped-def]
 
 
 def schema_frames(frames: Bytes) -> list[tuple[str, bytes]]:
-    """Return the frames that describe tables among whole frames, in order, each with the key under
+    """Return the frames that describe tables among complete frames, in order, each with the key under
     which a later one replaces it: `R<oid>`, `Y<oid>` or `F<oid>`.
 
-    :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit.
+    :raises TailraceError: `PROTOCOL_VIOLATION` if a length is invalid.
     """
     return [(key, frame) for _, key, frame in schema_frames_at(frames)]
 
 
 def schema_frames_at(frames: Bytes) -> list[tuple[int, str, bytes]]:
-    """Return `schema_frames` with the place of each.
+    """Return `schema_frames` with the offset of each.
 
-    :raises TailraceError: as `schema_frames`.
+    :raises TailraceError: like `schema_frames`.
     """
     return [(at, _schema_key(frame), frame) for at, frame in _found(frames, _SHAPES)]
 
 
 def kept_frames(frames: Bytes) -> list[tuple[str, bytes]]:
-    """Return `schema_frames` and, each under the key `S<shard>`, those that say how far a shard is: what a
-    log keeps in force. Of frames about one shard that follow each other, the last one.
+    """Return the frames that a log keeps in force: `schema_frames` and, each under the key `S<shard>`, the
+    states of shards; of consecutive frames of one shard, the last one.
 
-    :raises TailraceError: as `schema_frames`.
+    :raises TailraceError: like `schema_frames`.
     """
     return [(_schema_key(frame), frame) for _, frame in _found(frames, _KEPT)]
 
 
 def shard_states(in_force: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """Return how far each shard is, by its name, of what a log keeps in force."""
+    """Return the state of each shard, by its name, from the frames that a log keeps in force."""
     return {key[1:]: control_json(frame)["state"] for key, frame in in_force.items() if key.startswith("S")}
 
 

@@ -1,6 +1,6 @@
-"""The messages of pgoutput: constants for kernels; Relation and Type messages, parsed and written.
+"""The messages of pgoutput: constants for kernels; parsers and writers of Relation and Type messages.
 
-Changes themselves are never parsed here: kernels find them by the million, with the names below.
+Changes are not parsed here, but by kernels, which use the constants below.
 
 Source: PostgreSQL manual, "Logical Replication Message Formats", protocol version 1.
 """
@@ -16,32 +16,32 @@ from tailrace.model import Column, Relation, ReplicaIdentity
 # Types of messages.
 BEGIN, COMMIT, ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = map(ord, "BCORYIUDTM")
 
-# Places of fields in a message, from its type on; sizes are the least that a message of its type has.
+# Offsets of fields in a message, from its type on; sizes are the least size of a message of its type.
 BEGIN_LSN_AT, BEGIN_TIME_AT, BEGIN_XID_AT, BEGIN_SIZE = 1, 9, 17, 21
 COMMIT_LSN_AT, COMMIT_END_AT, COMMIT_SIZE = 2, 10, 26
-RELATION_AT = 1  # of a change, a Relation; of a Type, its own number
+RELATION_AT = 1  # the relation's oid in a change or a Relation; in a Type, the type's oid
 TUPLES_AT, CHANGE_SIZE_MIN = 5, 8
 TRUNCATE_COUNT_AT, TRUNCATED_AT, RELATION_SIZE = 1, 6, 4
 MESSAGE_FLAGS_AT, MESSAGE_LSN_AT, PREFIX_AT, MESSAGE_SIZE_MIN = 1, 2, 10, 11
 TRANSACTIONAL = 1  # among a Message's flags
 
-# What a tuple is, in front of it: the old key, the old row, the new row.
+# The byte before a tuple: it is the old key, the old row, the new row.
 OLD_KEY, OLD_ROW, NEW_ROW = map(ord, "KON")
 
-# What a tuple has for a column, in front of a text's size.
+# The byte before a column in a tuple; TEXT is followed by the text's size.
 NULL, UNCHANGED, TEXT = map(ord, "nut")
 
 #: PostgreSQL's MaxTupleAttributeNumber: no row has more columns.
 COLUMNS_MAX = 1664
 
-#: What pgoutput sends for the schema pg_catalog.
+#: The schema for which pgoutput sends an empty name.
 _PG_CATALOG = "pg_catalog"
 
 _KEY_FLAG = 1
 
 
 class Cursor:
-    """Reads one message from its first byte on, and never past its end."""
+    """A reader of one message, from its first byte on, that never reads past its end."""
 
     def __init__(self, message: bytes, what: str) -> None:
         self._message = message
@@ -61,7 +61,7 @@ class Cursor:
         return int(struct.unpack("!I", self._take(4))[0])
 
     def text(self) -> str:
-        """Return the text up to the next zero byte, which is passed over."""
+        """Return the text up to the next zero byte, and skip that byte."""
         end = self._message.find(b"\0", self._at)
         if end < 0:
             self.refuse("a name has no end")
@@ -73,12 +73,12 @@ class Cursor:
             self.refuse("a name is not UTF-8")
 
     def end(self) -> None:
-        """Check that nothing is left."""
+        """Check that the whole message was read."""
         if self._at != len(self._message):
             self.refuse("bytes are left over")
 
     def refuse(self, found: str) -> NoReturn:
-        """Raise that the message can't be what it says."""
+        """Raise the error for a malformed message."""
         raise TailraceError(
             Kind.PROTOCOL_VIOLATION,
             f"parsed a {self._what} message: {found}",
@@ -95,7 +95,7 @@ class Cursor:
 
 
 def parse_relation(message: bytes) -> Relation:
-    """Return what a Relation message ('R' and after) says; its primary key is not known.
+    """Return the relation that a message ('R' and after) describes; its primary key is not known.
 
     :raises TailraceError: `PROTOCOL_VIOLATION` if the message is not one.
     """
@@ -124,7 +124,7 @@ def parse_relation(message: bytes) -> Relation:
 
 
 def parse_type(message: bytes) -> tuple[int, str, str]:
-    """Return what a Type message ('Y' and after) says: oid, schema and name.
+    """Return the content of a Type message ('Y' and after): oid, schema and name.
 
     :raises TailraceError: `PROTOCOL_VIOLATION` if the message is not one.
     """

@@ -1,8 +1,8 @@
-"""Former names of columns, by which rules still apply after a column was renamed.
+"""Former names of columns, so that rules still apply after a column was renamed.
 
-A column is known by its table's oid and its `pg_attribute.attnum`, which stay when the column, the table
-or the schema is renamed. One that the log has without a number, because its table was gone before
-anybody could ask, may be any of the columns that went when it came: it has the names of all of them.
+A column is identified by its table's oid and its `pg_attribute.attnum`, which don't change when the column,
+the table or the schema is renamed. A column without a number, because its table was dropped before the
+catalogue was queried, may be any of the columns that it replaced: it has the names of all of them.
 
 Pure.
 """
@@ -25,18 +25,18 @@ ColumnName = tuple[str, str, str]
 class Renames:
     """All names, the oldest first, of the columns that have had several, by relation and column.
 
-    A column's key is its number, or its name where the number is not known. Of a table that rules concern,
-    each column stands here from the start: no row tells of one that is not read, or that is renamed first.
+    A column's key is its number, or its name if the number is not known. For a table with rules, every column
+    is listed from the start: no row reveals one that is not read, or that is renamed before any row.
     """
 
     by_relation: Mapping[int, Mapping[str, tuple[ColumnName, ...]]] = field(default_factory=dict)
 
     def names(self) -> set[ColumnName]:
-        """Return all names of the columns that stand here."""
+        """Return all names of the listed columns."""
         return {name for columns in self.by_relation.values() for names in columns.values() for name in names}
 
     def of(self, relation: int, columns: Iterable[Column | ColumnFacts]) -> dict[str, tuple[ColumnName, ...]]:
-        """Return the names that those of `columns` have that have had several, by their name now."""
+        """Return all names of those of `columns` that have had several, by their current name."""
         known = self.by_relation.get(relation)
         if not known:
             return {}
@@ -44,7 +44,7 @@ class Renames:
         return {name: names for name, names in found.items() if names}
 
     def after(self, before: Facts | None, facts: Facts) -> Renames:
-        """Return what is known after a table's facts were `before` and are `facts`."""
+        """Return the names after a table's facts changed from `before` to `facts`."""
         known = dict(self.by_relation.get(facts.relation, {}))
         for column in facts.columns:
             if column.number and (names := known.get(_key(column))):
@@ -61,7 +61,7 @@ class Renames:
         for column in facts.columns:
             held = before.column(column.number)
             if held is None and column.number:
-                # Until now its number was not known.
+                # Its number was not known before.
                 held = next((c for c in before.columns if c.name == column.name and not c.number), None)
             came = held is None and not column.number and all(c.name != column.name for c in before.columns)
             for old in [held] if held is not None else gone if came else []:
@@ -72,7 +72,7 @@ class Renames:
         return self._with(facts.relation, known)
 
     def with_columns(self, names: Mapping[int, Mapping[int, ColumnName]]) -> Renames:
-        """Return what is known when columns have these names now, by relation and number."""
+        """Return the names after adding the columns' current `names`, by relation and number."""
         known = dict(self.by_relation)
         for relation, columns in names.items():
             held = known.get(relation, {})
@@ -81,7 +81,7 @@ class Renames:
         return self if known == self.by_relation else Renames(known)
 
     def with_names(self, facts: Facts, names: Mapping[int, ColumnName]) -> Renames:
-        """Return what is known when a table's columns have these names now, by number."""
+        """Return the names after adding a table's current column `names`, by number."""
         known = dict(self.by_relation.get(facts.relation, {}))
         for column in facts.columns:
             now = names.get(column.number)
@@ -92,7 +92,7 @@ class Renames:
         return self._with(facts.relation, known)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
+        """Return the object that `from_json` reads."""
         return {
             str(oid): {key: [list(name) for name in names] for key, names in columns.items()}
             for oid, columns in self.by_relation.items()
@@ -100,9 +100,9 @@ class Renames:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Return what `as_json` gave.
+        """Return the names that `as_json` wrote.
 
-        :raises ValueError: if `content` is not that.
+        :raises ValueError: if `content` does not have that form.
         """
         try:
             return cls(
@@ -124,9 +124,9 @@ class Renames:
 
 
 def renames_in(schema_frames: Iterable[bytes]) -> Renames:
-    """Return the names that columns have had, as facts frames among `schema_frames`, in log order, tell.
+    """Return the names that columns have had, from the facts frames among `schema_frames`, in log order.
 
-    :raises TailraceError: `PROTOCOL_VIOLATION` if a facts frame makes no sense.
+    :raises TailraceError: `PROTOCOL_VIOLATION` if a facts frame is malformed.
     """
     renames, last = Renames(), dict[int, Facts]()
     for frame in schema_frames:

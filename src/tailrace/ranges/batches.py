@@ -1,8 +1,8 @@
-"""Batches of a log as the engine's batches, and what the engine's offsets say of a log.
+"""Converts a log's decoded batches to the engine's batches, and log offsets to the engine's offsets.
 
-An offset says of which log it is, and before which log offset everything is done. It may lie inside
-of a transaction: the log is then read from the boundary before it, and what lies before the offset
-is left out.
+An offset has the identifier of its log, and the log offset before which everything is processed. It
+may lie inside a transaction: the log is then read from the boundary before it, and the changes
+before the offset are skipped.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tailrace.records.orders import TableOrders
 #: The members of an offset.
 LOG, LOG_OFFSET = "log", "log_offset"
 
-#: Where logical messages go, which belong to no table.
+#: Topic of logical messages, which belong to no table.
 MESSAGES_TOPIC = "message"
 
-#: Most values in a batch, those that are null among them. The log has a byte of a null; as an object, or as
-#: JSON with schemas, each takes up to some hundreds.
+#: Greatest number of values in a batch, including nulls. A null is one byte in the log, but up to some
+#: hundreds as an object or as JSON with schemas.
 VALUES_MAX = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogOffsets:
-    """For each record of a batch: that everything before the byte after its log offset is done."""
+    """The offset of each record of a batch: everything up to and including the record is processed."""
 
     log_id: str
     log_offsets: Numbers
@@ -44,7 +44,7 @@ class LogOffsets:
         return offset_of(self.log_id, int(self.log_offsets[place]) + 1)
 
 
-#: What a hint says where offsets have to go.
+#: The part of a hint that tells the user to remove offsets.
 REMOVE_OFFSETS = (
     "remove the offsets (of a file, also the one beside it that ends in .previous; in "
     "Kafka, by tailrace offsets reset)"
@@ -52,22 +52,22 @@ REMOVE_OFFSETS = (
 
 
 def offset_of(log_id: str, log_offset: int) -> Offset:
-    """Return the offset that says: everything before `log_offset` is done."""
+    """Return the offset with the meaning that everything before `log_offset` is processed."""
     return {LOG: log_id, LOG_OFFSET: log_offset}
 
 
 def log_offset_of(offset: Offset, log_id: str) -> int:
-    """Return before which log offset everything is done.
+    """Return the log offset before which everything is processed.
 
-    :raises TailraceError: `OFFSETS_FOREIGN` if it is no offset of this log.
+    :raises TailraceError: `OFFSETS_FOREIGN` if it is not an offset of this log.
     """
     found = offset.get(LOG_OFFSET)
     if offset.get(LOG) != log_id or not isinstance(found, int) or isinstance(found, bool) or found < 0:
         raise TailraceError(
             Kind.OFFSETS_FOREIGN,
             f"read an offset: it is not one of the change log {log_id}",
-            f"the offsets are those of an earlier log. Restore that log; or {REMOVE_OFFSETS}, to be given "
-            "this one from its beginning",
+            f"the offsets are those of an earlier log. Restore that log; or {REMOVE_OFFSETS}, to read this "
+            "one from its beginning",
         )
     return found
 
@@ -77,9 +77,9 @@ def batches_of(
 ) -> Iterator[Batch]:
     """Yield the changes of a decoded batch in batches of at most `rows_max` records, in log order.
 
-    They have fewer where a table has so many columns that they would hold more than `VALUES_MAX` values.
-    A batch without changes gives one batch without records. The `end` of a batch is behind its
-    last record; that of the last one is the batch's.
+    They have fewer if a table has so many columns that a batch would exceed `VALUES_MAX` values.
+    A decoded batch without changes yields one batch without records. The `end` of a batch is behind
+    its last record; that of the last one is the decoded batch's end.
     """
     changes = decoded.changes
     parts = [of_table.log_offset for of_table in changes]
@@ -115,11 +115,11 @@ def _between(changes: Sequence[TableChanges], start: int, end: int) -> list[Tabl
 
 def _transaction_ends(decoded: DecodedBatch, order: Numbers) -> npt.NDArray[np.bool_] | None:
     changes, unit = decoded.changes, decoded.open_at_end
-    # A unit that is open without changes began after the last of these.
+    # A unit that is open without changes began after the last change.
     is_open = unit is not None and unit.ordinal > 0
     if not len(order):
         return np.empty(0, np.bool_) if is_open else None
-    # Of a transaction's changes the first, which has the number 0, may be of a table that is left out.
+    # A transaction's first change, which has the number 0, may belong to a table that is left out.
     ordinals = np.concatenate([of_table.ordinal for of_table in changes])[order]
     positions = np.concatenate([of_table.commit_lsn for of_table in changes])[order]
     ends = (ordinals[1:] == 0) | (np.diff(positions) != 0)

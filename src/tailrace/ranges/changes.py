@@ -1,7 +1,7 @@
-"""From an input split to its changes: read its blocks, decode them, yield what is in them.
+"""Reads the blocks of an input split, decodes them, and yields their changes.
 
-The data source, every sink and the engine read the log through `decoded_batches`, so a split gives the same
-changes to all of them. Nothing is kept between calls: a split carries what is needed.
+The data source, every sink and the engine read the log with `decoded_batches`, so all of them get the same
+changes from a split. No state is kept between calls: a split has everything that is needed.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from tailrace.ranges.plan import MIB, InputSplit
 
 log = structlog.get_logger(__name__)
 
-#: Blocks are decoded together up to this size: capture writes small ones when little happens,
-#: and a decoding call has a fixed cost. It bounds an executor's memory, too.
+#: Greatest size in bytes of blocks that are decoded together: capture writes small blocks when there
+#: are few changes, and a decoding call has a fixed cost. It limits an executor's memory, too.
 DECODED_BYTES_MAX = 4 * MIB
 
-#: How often it is looked again for what capture has yet to learn of a table.
+#: Interval of the check for pending catalogue facts, in seconds.
 PENDING_S = 1.0
 
 
 class PendingWaits:
-    """A reader's waits before rows of an altered table, until capture has learnt what it is now."""
+    """The waits of a reader before rows of an altered table, until its catalogue facts are known."""
 
     def __init__(self) -> None:
         self._reported_at = -1
 
     def wait(self, error: TailraceError, at: int, stop: threading.Event) -> None:
-        """Wait a moment, or until `stop` is set, as `error` says that facts are pending; else raise it.
+        """Wait `PENDING_S` seconds, or until `stop` is set, if `error` is `SCHEMA_PENDING`; else raise it.
 
-        :param at: the log offset up to which was read; the wait there is reported once.
+        :param at: the log offset up to which the log was read; the wait there is reported once.
         """
         if error.kind is not Kind.SCHEMA_PENDING:
             raise error
         if at != self._reported_at:
-            log.warning("waiting until capture has learnt of a table", error=error.message)
+            log.warning("waiting for the catalogue facts of an altered table", error=error.message)
         self._reported_at = at
         stop.wait(PENDING_S)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """What was decoded together.
+    """Changes that were decoded together.
 
-    :param changes: table by table, each in log order; only tables that changed.
+    :param changes: by table, each in log order; only tables with changes.
     :param end: the log offset up to which the split is decoded now.
-    :param open_at_end: the unit that is open there.
+    :param open_at_end: the unit that is open at `end`.
     """
 
     changes: list[TableChanges]
@@ -77,22 +77,22 @@ def decoded_batches(
     modes: ValueModes = OWN_FORMS,
     table_policy: TablePolicy = EVERYTHING,
 ) -> Iterator[DecodedBatch]:
-    """Yield what is in `split`, batch by batch, in log order.
+    """Yield the changes of `split` in batches, in log order.
 
-    Every change lies in `[split.start, split.end)`, and from one batch to the next the log offsets
-    only rise. Nothing is read before it is asked for.
+    Every change lies in `[split.start, split.end)`, and log offsets only increase from batch to
+    batch. A batch is read when the caller requests it.
 
-    :param log: where the log is, or a reader of the split's task.
+    :param log: the log's path, or a reader of the split's task.
     :param tables: qualified names (`schema.table`) to decode; None: all, and logical messages.
-    :param modes: how values are given.
-    :param table_policy: what of the tables is let out.
+    :param modes: the forms of values.
+    :param table_policy: the columns that are left out or masked.
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`, `CONFIG_INVALID`,
         `SCHEMA_PENDING`.
     """
     if not split.blocks:
         return
     reader = log if isinstance(log, LogReader) else LogReader.open(log, split.task)
-    # Now that the split is durable: a new name is kept before the log has rows under it.
+    # The split is durable, so all names in it are known: a rename is kept before the log has rows with it.
     table_policy = with_renames(table_policy, reader)
     schema = Catalog(reader.schema_before(split.blocks[0]))
     waiting: list[BlockRef | HeldBlock] = list(split.blocks)
@@ -109,14 +109,14 @@ def decoded_batches(
         in_batch = [frame for _, frame in schema_frames(raw)] if changes_shape else []
         if more := settled_facts(reader, first.log_offset, [*schema.frames, *in_batch]):
             settled |= more
-            table_policy = with_renames(table_policy, reader)  # kept before these facts were in the log
+            table_policy = with_renames(table_policy, reader)  # the log keeps renames before these facts
         last = blocks[-1].header
         decoded = decode_block(
             raw,
             first.log_offset,
             first.open_at_start,
             schema.frames,
-            # A table that gets a wanted name within the batch is not among `wanted`.
+            # `wanted` doesn't have a table that gets a wanted name within the batch.
             tables=None if changes_shape else wanted,
             modes=modes,
             table_policy=table_policy,
@@ -138,14 +138,14 @@ def decoded_batches(
 
 
 class _Beyond:
-    """Where the shard of a transaction stood that is too large for one block: its last block says it."""
+    """The shard's position of a transaction that is larger than a block: its last block has it."""
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
         self._found: tuple[int, ShardPositions | None] = (-1, None)
 
     def of(self, unit: OpenUnit | None, offset: int) -> ShardPositions | None:
-        """Return it of the unit that is open at a log offset; None: there is none."""
+        """Return the shard's position of the unit that is open at a log offset; None: there is none."""
         if unit is None or self._reader.source_type == "postgresql":
             return None
         if self._found[0] != unit.commit_lsn:
@@ -165,10 +165,10 @@ class _Beyond:
 def settled_facts(
     reader: LogReader, log_offset: int, frames: Iterable[bytes]
 ) -> dict[tuple[int, int], bytes]:
-    """Return facts frames that the log has by now for those of `frames` that are pending, by relation and
+    """Return the facts frames that the log now has for the pending ones among `frames`, by relation and
     version.
 
-    :param log_offset: where to begin to look for them: a boundary, or within a unit.
+    :param log_offset: where the search begins: a boundary, or inside a unit.
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
     """
     pending = {version for frame in frames if (version := pending_version(frame)) is not None}
@@ -190,9 +190,9 @@ def settled_facts(
 
 
 def with_renames(table_policy: TablePolicy, reader: LogReader) -> TablePolicy:
-    """Return `table_policy` with what the log knows now of former and later names of its columns.
+    """Return `table_policy` with the former and later names of columns that the log knows now.
 
-    :raises TailraceError: as `LogReader.renames`.
+    :raises TailraceError: like `LogReader.renames`.
     """
     return table_policy if table_policy.discloses_all else table_policy.knowing(reader.renames())
 
@@ -200,12 +200,12 @@ def with_renames(table_policy: TablePolicy, reader: LogReader) -> TablePolicy:
 def _next_blocks(
     blocks: list[BlockRef | HeldBlock], wanted: frozenset[int] | None
 ) -> tuple[list[BlockRef | HeldBlock], list[BlockRef | HeldBlock]]:
-    """Return the next blocks to decode together, which follow each other, and what remains.
+    """Return the next blocks to decode together, which are contiguous, and the remaining blocks.
 
-    Among blocks in memory, those without changes are missing.
+    Blocks in memory may not be contiguous: those without changes are missing.
 
-    With `wanted`, blocks that touch none of these relations are left out, and a block with
-    schema frames ends its batch: it may say that another relation bears a wanted name.
+    With `wanted`, blocks without changes of these relations are skipped, and a block with schema
+    frames ends its batch: another relation may have a wanted name after it.
     """
     begin = 0
     while wanted is not None and begin < len(blocks) and not _concerns(blocks[begin], wanted):

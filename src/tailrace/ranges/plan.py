@@ -1,13 +1,13 @@
-"""How a range of the log is cut into input splits that executors decode side by side.
+"""Divides a range of the log into input splits that executors decode in parallel.
 
-Pure: a plan is a function of the range and of the blocks that hold it. It never asks how many
-cores there are, what time it is or what the log has gained or lost since, so that a range that
-is read again, on another machine or after a failure, is cut into the same splits. Sinks rest
-on it: they name files after splits.
+Pure: a plan is a function of the range and of the blocks that contain it. It doesn't depend on the
+number of cores, the time, or later changes of the log, so that a range that is read again, on
+another machine or after a failure, is divided into the same splits. Sinks depend on this: they
+name files after splits.
 
-Cuts lie on block edges, at any place in a transaction: a block's header tells which unit is
-open at its start and the number of its next change, so a split is decoded without the one
-before it. Only a range's own ends may lie inside a block.
+Splits begin and end between blocks, also inside a transaction: a block's header has the unit that
+is open at its start and the number of its next change, so a split is decoded without the
+previous one. Only a range's own ends may lie inside a block.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import TYPE_CHECKING
 from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
-    # At run time it would load the kernels into processes that only plan.
+    # At run time the import would load the kernels into processes that only plan.
     from tailrace.changelog.format import BlockRef, HeldBlock
 
 MIB = 1 << 20
 
-#: Smaller splits cost more in start-up than they gain in spread.
+#: Least size of one of several splits: the start-up of smaller ones costs more than parallelism gains.
 SPLIT_BYTES_MIN = 4 * MIB
-#: A failed or slow task is repeated as a whole: larger splits make that dear.
+#: Greatest size of a split, blocks permitting: a failed or slow task is repeated as a whole.
 SPLIT_BYTES_MAX = 64 * MIB
-#: A range that is large enough gives at least so many splits, so that a machine with more
-#: cores than the writer's has work for them.
+#: Least number of splits of a range that is large enough, so that machines with many cores have
+#: work for them.
 SPLITS_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class InputSplit:
-    """A part of a range, `[start, end)` in log offsets, and the blocks that hold it.
+    """A part of a range, `[start, end)` in log offsets, and the blocks that contain it.
 
-    `index` counts a range's splits from 0 in log order. `rows` is an upper bound: a block at
-    an end of the range may hold changes outside of it.
+    `index` numbers a range's splits from 0 in log order. `rows` is an upper bound: a block at
+    an end of the range may have changes outside of it.
     """
 
     task: str
@@ -55,9 +55,9 @@ class InputSplit:
 def input_splits(task: str, blocks: Sequence[BlockRef], start: int, end: int) -> list[InputSplit]:
     """Return the splits of `[start, end)` in log order; none if the range is empty.
 
-    :param blocks: the blocks that hold the range, in log order, as `LogReader.blocks` gives
+    :param blocks: the blocks that contain the range, in log order, as `LogReader.blocks` returns
         them; a block without a byte in the range is ignored.
-    :raises TailraceError: `LOG_RANGE_INVALID` if the blocks leave a part of the range out.
+    :raises TailraceError: `LOG_RANGE_INVALID` if the blocks don't contain the whole range.
     """
     if start >= end:
         return []
@@ -81,7 +81,7 @@ def input_splits(task: str, blocks: Sequence[BlockRef], start: int, end: int) ->
 
 
 def split_count(size: int) -> int:
-    """Return into how many splits a range of `size` bytes is cut, blocks permitting."""
+    """Return the number of splits of a range of `size` bytes, blocks permitting."""
     enough = min(SPLITS_MIN, size // SPLIT_BYTES_MIN)
     needed = -(-size // SPLIT_BYTES_MAX)
     return max(1, enough, needed)
@@ -97,6 +97,6 @@ def _require_contiguous(blocks: Sequence[BlockRef], start: int, end: int) -> Non
         raise TailraceError(
             Kind.LOG_RANGE_INVALID,
             f"plan the log range {start} to {end}: its blocks end at {reached}",
-            "choose a range inside the log; `tailrace log ls` shows what it holds",
+            "choose a range inside the log; `tailrace log ls` shows its contents",
             {"start": start, "end": end},
         )

@@ -1,11 +1,11 @@
-"""Places in a log as people name them: a log offset, an LSN, or a time.
+"""Points in a log as users name them: a log offset, an LSN, or a time.
 
     123456                       a log offset
     16/B374D848                  an LSN of the source, as PostgreSQL writes it
     2026-01-31T12:00:00+01:00    a time of commit; without a zone it is UTC
 
-As the start of a range, a place is inclusive: the transaction whose commit record is at
-that LSN, or that committed at that time, belongs to it. As an end it is exclusive.
+As the start of a range, a point is inclusive: the transaction whose commit record is at
+that LSN, or that committed at that time, belongs to the range. As an end it is exclusive.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tailrace.model import format_lsn, parse_lsn
 
 @dataclass(frozen=True, slots=True)
 class LogPoint:
-    """A place as it was named; `time` in microseconds since 1970."""
+    """A point as the user named it; a time in microseconds since 1970."""
 
     kind: Literal["offset", "lsn", "time"]
     value: int
 
 
 def parse_point(text: str) -> LogPoint:
-    """Return the place that `text` names.
+    """Return the point that `text` names.
 
-    :raises ValueError: if it is neither an offset, an LSN nor a time.
+    :raises ValueError: if it is not an offset, an LSN or a time.
     """
     text = text.strip()
     if text.isdecimal():
@@ -55,10 +55,10 @@ def parse_point(text: str) -> LogPoint:
 
 
 def locate(reader: LogReader, point: LogPoint) -> int:
-    """Return the log offset that `point` stands for in this log.
+    """Return the log offset of `point` in this log.
 
     :raises TailraceError: `LOG_RANGE_GONE` or `LOG_RANGE_INVALID` if it lies outside. A time between the last
-        change and now is the log's end: the log of a quiet database does not show that it has come to one.
+        change and now is the log's end: the log of an idle database doesn't show that it has reached a time.
     """
     if point.kind == "lsn":
         _require_reached(reader, point.value)
@@ -73,24 +73,24 @@ def locate(reader: LogReader, point: LogPoint) -> int:
         raise TailraceError(
             Kind.LOG_RANGE_GONE,
             f"find offset {point.value}: the log begins at {reader.start}, the rest was removed by retention",
-            f"begin at {reader.start} or later",
+            f"start at {reader.start} or later",
         )
     if point.value > (end := reader.end().offset):
         raise TailraceError(
             Kind.LOG_RANGE_INVALID,
             f"find offset {point.value}: the log ends at {end}",
-            "`tailrace log ls` shows what it holds",
+            "`tailrace log ls` shows its contents",
         )
     return point.value
 
 
 def _require_passed(time_us: int) -> None:
-    # Of the database's clock only what the log has is known: this machine's may be behind it.
+    # Compared with this machine's clock: the database's is only known as far as the log goes.
     if time_us > time.time_ns() // 1000:
         raise TailraceError(
             Kind.LOG_RANGE_INVALID,
-            f"find the time {np.datetime64(time_us, 'us')}Z in a change log: it has not come yet",
-            "name one that has passed, with its zone (+01:00): without one it is taken as UTC",
+            f"find the time {np.datetime64(time_us, 'us')}Z in a change log: it is in the future",
+            "give a time in the past, with its zone (+01:00): a time without a zone is UTC",
         )
 
 
@@ -99,7 +99,7 @@ def _require_reached(reader: LogReader, lsn: int) -> None:
     if lsn > position:
         raise TailraceError(
             Kind.LOG_RANGE_INVALID,
-            f"find the LSN {format_lsn(lsn)} in a change log: it has come to {format_lsn(position)}",
-            "wait until capture has come to it, which `tailrace status FILE` shows: until then, what was "
-            "committed up to it may not be in the log",
+            f"find the LSN {format_lsn(lsn)} in a change log: it has reached {format_lsn(position)}",
+            "wait until capture has reached it, which `tailrace status FILE` shows: until then, transactions "
+            "committed before it may be missing from the log",
         )

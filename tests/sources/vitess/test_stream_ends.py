@@ -38,7 +38,7 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
     ("status", "reason", "participants"),
     [
         (Status("OK", "it ended the stream"), EndReason.INTERRUPTED, ()),
-        (Status("SILENT", "nothing came for 60 s, not even a heartbeat"), EndReason.INTERRUPTED, ()),
+        (Status("SILENT", "no response for 60 s, not even a heartbeat"), EndReason.INTERRUPTED, ()),
         (Status("INTERNAL", JOURNAL), EndReason.PARTICIPANTS_ABSENT, ("-80", "80-c0")),
         (Status("INTERNAL", "stream terminated by RST_STREAM"), EndReason.INTERRUPTED, ()),
         (Status("UNKNOWN", PURGED), EndReason.PURGED, ()),

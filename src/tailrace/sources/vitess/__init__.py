@@ -2,6 +2,6 @@
 
 import os
 
-# A process that starts Java forks. gRPC reads this when it is imported: it is not to follow into the child,
-# where its threads would come to life and end it before it is Java.
+# A process that starts Java forks. gRPC reads this variable when it is imported: without it, gRPC's threads
+# would be restarted in the child process, and end it before it executes Java.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -18,7 +18,7 @@ from tailrace.sources.vitess.connection.vtgate import Vtgate
 
 
 class VitessCheck:
-    """See `tailrace.sources.contract.SourceCheck`."""
+    """The checks of one Vitess source: see `tailrace.sources.contract.SourceCheck`."""
 
     def __init__(self, source: VitessSource) -> None:
         self._source = source
@@ -41,7 +41,7 @@ class VitessCheck:
                 Kind.SOURCE_MISCONFIGURED,
                 f"source.tasks_max is {self._source.tasks_max}, and the keyspace has {len(self._shards)} "
                 "shards: the other tasks have nothing to read before a reshard makes more",
-                "lower source.tasks_max, or leave it so for later",
+                "lower source.tasks_max, or keep it for a later reshard",
             )
         for shard in self._shards:
             try:

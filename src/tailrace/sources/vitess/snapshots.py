@@ -1,4 +1,4 @@
-"""Snapshots of a keyspace that were asked for: what is kept of them, and how any process asks."""
+"""Requested snapshots of a keyspace: their records in the log's directory, and requests from any process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tailrace.sources.snapshot_requests import Request, ask, waiting
 
 _NAME = f"tasks/{TASK}/keyspace-snapshots.state"
 
-#: So many that are over are remembered.
+#: Number of snapshots of which records are kept.
 _FINISHED_MAX = 50
 
 
 class Outcome(enum.StrEnum):
-    """What became of a snapshot."""
+    """The outcome of a snapshot."""
 
     OPEN = "open"
     DONE = "done"
@@ -30,12 +30,12 @@ class Outcome(enum.StrEnum):
 
 @dataclass(slots=True)
 class AskedSnapshot:
-    """A snapshot that was asked for.
+    """A requested snapshot.
 
     :param tables: as `keyspace.table`; empty: the keys of shards that need a snapshot.
-    :param begun: the states of the shards in the log say that it is under way.
-    :param since: the log's end when it was begun.
-    :param whole: all rows of the tables are read, those of every shard.
+    :param begun: it has started; its progress is in the states of the shards in the log.
+    :param since: the log's end when it started.
+    :param whole: all rows of the tables are read, in every shard.
     """
 
     id: str
@@ -54,7 +54,7 @@ class AskedSnapshot:
         return tuple(name.partition(".")[2] for name in self.tables)
 
     def shown(self) -> dict[str, Any]:
-        """Return what `tailrace snapshot --list` prints."""
+        """Return the object that `tailrace snapshot --list` prints."""
         rows = None if self.begun else 0
         return _shown(self.id, self.requested_us, self.tables, str(self.state), rows) | {
             "finished_us": self.finished_us,
@@ -64,7 +64,7 @@ class AskedSnapshot:
 
 @dataclass(slots=True)
 class KeptSnapshots:
-    """What the log's directory keeps of them: those that are over, and one at most that is open, the last."""
+    """The records of snapshots in the log's directory: finished ones, and at most one open one, the last."""
 
     all: list[AskedSnapshot] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class KeptSnapshots:
         )
 
     def write(self, directory: LogDirectory) -> None:
-        """Keep them, durably.
+        """Write the records durably.
 
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
@@ -90,11 +90,11 @@ class KeptSnapshots:
 
     @property
     def open(self) -> AskedSnapshot | None:
-        """The one that is under way."""
+        """The snapshot in progress."""
         return self.all[-1] if self.all and self.all[-1].state is Outcome.OPEN else None
 
     def has(self, request: Request) -> bool:
-        """Tell whether a request was taken before."""
+        """Return whether a request was already taken."""
         return any(each.id == request.id for each in self.all)
 
 
@@ -141,7 +141,7 @@ class VitessSnapshots:
         try:
             kept = KeptSnapshots.read(LogDirectory.open(self._log))
         except TailraceError:
-            return []  # the start says what is wrong with it
+            return []  # the next start reports the error
         last = kept.all[-1] if kept.all else None
         if last is None or last.state is not Outcome.FAILED or last.error is None:
             return []
@@ -155,7 +155,7 @@ class VitessSnapshots:
 
     @property
     def unfinished(self) -> Mapping[str, TableProgress]:
-        return {}  # the states of the shards tell
+        return {}  # the states of the shards have it
 
 
 def _impossible(what: str) -> TailraceError:

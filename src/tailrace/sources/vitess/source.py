@@ -1,6 +1,6 @@
-"""Vitess as a type of source: what `tailrace.sources.contract.Source` asks, answered.
+"""The source type Vitess: an implementation of `tailrace.sources.contract.Source`.
 
-gRPC is imported when something is asked of Vitess: it is in an extra of the package.
+gRPC is imported when Vitess is first used: it belongs to an extra of the package.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class VitessSourceType:
-    """Vitess, by VStream of vtgate."""
+    """The source type Vitess, which reads the VStream of vtgate."""
 
     settings: ClassVar[type[SourceSection]] = VitessSource
 
@@ -40,7 +40,7 @@ class VitessSourceType:
         self._lock = threading.Lock()
         self._ends: dict[
             str, tuple[int, dict[str, str]]
-        ] = {}  # what was seen last, by source, and when first
+        ] = {}  # by source, the transactions that were seen last, and when they were first seen
 
     def capture(
         self,
@@ -60,7 +60,7 @@ class VitessSourceType:
     def end(self, section: VitessSource, stop: threading.Event) -> int:
         """Return the time at which the shards were first seen with the transactions that they have now.
 
-        The log's positions are such times, too. While nothing is committed it stays.
+        The log's positions are such times, too. The time doesn't change while nothing is committed.
         """
         require_grpc()
         from tailrace.sources.vitess.connection.metadata import newest_gtids
@@ -105,11 +105,11 @@ class VitessSourceType:
         return error
 
     def leftover_repair(self, source: SourceFingerprint) -> str:
-        return ""  # vtgate keeps nothing for those who read from it
+        return ""  # vtgate keeps no state for its readers
 
 
 def require_grpc() -> None:
-    """Make sure that gRPC and protobuf are installed.
+    """Check that gRPC and protobuf are installed.
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` if they are not.
     """

@@ -1,1 +1,1 @@
-"""A connection to vtgate, and what it is asked."""
+"""Connections to vtgate, and queries over them."""

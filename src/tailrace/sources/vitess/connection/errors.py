@@ -1,7 +1,7 @@
-"""gRPC's status of a call to vtgate under Tailrace's names.
+"""Maps gRPC's status of a call to vtgate to Tailrace's errors.
 
-A status is a code and the words of vtgate, vttablet or MySQL. The code alone says little: a server that was
-killed, a purged binlog and a wrong table all come as UNKNOWN. So words are looked for first.
+A status has a code and a message of vtgate, vttablet or MySQL. The code alone is not specific: a killed
+server, a purged binlog and a wrong table all have UNKNOWN. So the message is matched first.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from dataclasses import dataclass
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import redact
 
-#: Of vtgate's words so many are shown: they may list every shard.
+#: Limit of the characters of vtgate's message that are shown: it may list every shard.
 WORDS_MAX = 500
 
 
-#: Beside gRPC's codes: the stream sent nothing for too long; the connection to vtgate is gone.
+#: Codes of ours: the stream sent nothing for too long; the connection to vtgate is lost.
 SILENT, DISCONNECTED = "SILENT", "DISCONNECTED"
-#: … and Vitess' own: traffic is switched, or a shard gets another primary.
+#: A code of Vitess: traffic is switched, or a shard gets another primary.
 CLUSTER_EVENT = "CLUSTER_EVENT"
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a call ended: gRPC's name of the code, such as `UNAVAILABLE`, and the words that came with it.
+    """The status with which a call ended: gRPC's name of the code, such as `UNAVAILABLE`, and the message.
 
-    `OK`: the server ended the stream in good order.
+    `OK`: the server ended the stream normally.
     """
 
     code: str
     words: str = ""
 
 
-_AGAIN = "it is tried again"
+_AGAIN = "it is retried"
 _NO_TABLET = f"no tablet of this type serves the shard; check source.tablet_type. {_AGAIN}"
-_REFUSED = (Kind.SOURCE_QUERY_FAILED, "see vtgate's log, correct what it speaks of, then start again")
+_REFUSED = (Kind.SOURCE_QUERY_FAILED, "see vtgate's log, correct the cause, then start again")
 _TLS = "check source.tls_ca, tls_certificate and tls_key, and that vtgate serves TLS"
 
-#: Words, in the order in which they are looked for.
+#: Patterns in messages, in the order in which they are tried, each with its error kind and hint.
 _WORDS: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
     (re.compile(words, re.IGNORECASE), kind, hint)
     for words, kind, hint in (
@@ -48,7 +48,7 @@ _WORDS: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
             "start vtgate and the tablets with a larger --grpc-max-message-size",
         ),
         (r"larger than max", Kind.FRAME_TOO_LARGE, "raise source.message_bytes_max"),
-        # Dropped since it was listed: no setting has a table asked for by its name.
+        # The table was dropped after it was listed: no setting requests a table by its name.
         (r"unknown table|table \S+ is not present|table \S+ doesn't exist", Kind.SOURCE_UNREACHABLE, _AGAIN),
         (
             r"keyspace \S+ (not found|doesn't exist)|unknown (keyspace|database)|VT05003",
@@ -66,11 +66,10 @@ _WORDS: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
 
 _CODES: dict[str, tuple[Kind, str]] = {
     "UNAUTHENTICATED": (Kind.SOURCE_AUTH_FAILED, "check source.user and source.password"),
-    "PERMISSION_DENIED": (Kind.SOURCE_AUTH_FAILED, "check source.user, and what vtgate lets it do"),
-    "UNIMPLEMENTED": (Kind.SOURCE_MISCONFIGURED, "check source.hosts: what answers there is no vtgate"),
+    "PERMISSION_DENIED": (Kind.SOURCE_AUTH_FAILED, "check source.user, and its permissions in vtgate"),
+    "UNIMPLEMENTED": (Kind.SOURCE_MISCONFIGURED, "check source.hosts: the server there is not a vtgate"),
     "NOT_FOUND": (Kind.SOURCE_MISCONFIGURED, "check source.keyspace"),
-    # These may pass: a process that ends, a tablet that is replaced, a connection that breaks. All others are
-    # refusals.
+    # Retried: a process ended, a tablet was replaced, a connection was lost. All other codes are refusals.
     **dict.fromkeys(
         (
             "OK", SILENT, DISCONNECTED, CLUSTER_EVENT, "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED",
@@ -82,9 +81,9 @@ _CODES: dict[str, tuple[Kind, str]] = {
 
 
 def from_status(status: Status, attempted: str, shard: str = "") -> TailraceError:
-    """Return the error that a status amounts to.
+    """Return the error for a status.
 
-    :param attempted: what was being done, such as "stream the shard".
+    :param attempted: the attempted operation, such as "stream the shard".
     """
     found = ((kind, hint) for words, kind, hint in _WORDS if words.search(status.words))
     kind, hint = next(found, None) or _CODES.get(status.code, _REFUSED)

@@ -1,4 +1,4 @@
-"""What vtgate is asked beside streams: shards, tablets, positions, and how a shard writes its binlog."""
+"""Queries to vtgate: shards, tablets, positions, keys, and a shard's binlog settings."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SHARDS = ("show vitess_shards", "list the shards", "@primary")
 _BINLOG = "select @@global.binlog_row_image, @@global.binlog_format, @@global.gtid_mode"
 
 
-#: vtgate gives an error of its topology server to all who ask within a second.
+#: Retries of a listing: vtgate repeats an error of its topology server for a second.
 _LISTING = Backoff(attempts_max=4, first_s=0.3, longest_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Tablet:
-    """A tablet as vtgate sees it: `PRIMARY`, `REPLICA`, …; `SERVING` or not."""
+    """A tablet in vtgate's view: type `PRIMARY`, `REPLICA`, …; state `SERVING` or another one."""
 
     shard: str
     type: str
@@ -55,12 +55,12 @@ def serving_shards(vtgate: Vtgate, source: VitessSource) -> tuple[str, ...]:
 
 
 def ask_shards(vtgate: Vtgate) -> Future[list[Row]]:
-    """As `serving_shards`, but return at once: `shards_in` makes shards of the answer."""
+    """Request the serving shards, and return at once: `shards_in` reads the answer."""
     return vtgate.ask(*_SHARDS)
 
 
 def shards_in(rows: Sequence[Row], source: VitessSource) -> tuple[str, ...]:
-    """Return the shards of the keyspace in an answer. Raises as `serving_shards`."""
+    """Return the shards of the keyspace in an answer. Raises like `serving_shards`."""
     prefix = f"{source.keyspace}/"
     shards = tuple(str(row[0])[len(prefix) :] for row in rows if str(row[0]).startswith(prefix))
     if not shards:
@@ -81,18 +81,18 @@ def tablets(vtgate: Vtgate, source: VitessSource) -> list[Tablet]:
 
 
 def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str) -> Future[list[Row]]:
-    """Ask for the transactions that a shard has executed and those whose binlogs it has purged: one row."""
-    return vtgate.ask(_GTIDS, f"ask the shard {shard} what it has", _target(source, shard))
+    """Query the transactions that a shard has executed, and those whose binlogs it has purged: one row."""
+    return vtgate.ask(_GTIDS, f"ask the shard {shard} for its GTIDs", _target(source, shard))
 
 
 def ask_gtids_of_any(
     vtgate: Vtgate, source: VitessSource, shard: str, tablet_type: str = ""
 ) -> Future[list[Row]]:
-    """As `ask_gtids`, also of a shard that does not serve: what it has purged is not told then.
+    """Like `ask_gtids`, but also for a shard that doesn't serve: its purged transactions are empty then.
 
-    vtgate refuses queries to such a shard, and streams it all the same.
+    vtgate refuses queries to such a shard, but can still stream it.
 
-    :param tablet_type: of the tablet that is asked; empty: the one that is read from.
+    :param tablet_type: the type of the tablet that is asked; empty: the one that is streamed.
     """
     asked = source.model_copy(update={"tablet_type": tablet_type}) if tablet_type else source
     return submit(_gtids_of_any(vtgate, asked, shard))
@@ -100,7 +100,7 @@ def ask_gtids_of_any(
 
 async def _gtids_of_any(vtgate: Vtgate, source: VitessSource, shard: str) -> list[Row]:
     try:
-        return await vtgate.rows(_GTIDS, f"ask the shard {shard} what it has", _target(source, shard))
+        return await vtgate.rows(_GTIDS, f"ask the shard {shard} for its GTIDs", _target(source, shard))
     except TailraceError as error:
         if error.policy is not Policy.RETRY:
             raise
@@ -161,8 +161,8 @@ _INTEGRAL = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
 
 
 def primary_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, dict[str, str]]:
-    """Return the primary key of each table of a shard: its columns in their order, with their types; of one
-    without, none.
+    """Return the primary key of each table of a shard: its columns in order, with their types; no columns for
+    a table without a key.
     """
     found: dict[str, dict[str, str]] = {}
     rows = vtgate.query(_PRIMARY_KEYS, f"ask the shard {shard} for its primary keys", _target(source, shard))
@@ -174,7 +174,7 @@ def primary_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, 
 
 
 def integral_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, str]:
-    """Return the tables of a shard, each with its primary key if that is one column of whole numbers."""
+    """Return the tables of a shard, each with its key's column; empty if the key isn't one integer column."""
     return {
         table: next(iter(key)) if len(key) == 1 and _INTEGRAL.issuperset(key.values()) else ""
         for table, key in primary_keys(vtgate, source, shard).items()
@@ -191,9 +191,7 @@ def views(vtgate: Vtgate, source: VitessSource, shard: str) -> frozenset[str]:
 def ask_key_range(
     vtgate: Vtgate, source: VitessSource, shard: str, table: str, column: str, rows_max: int
 ) -> Future[list[Row]]:
-    """Ask for the least and the largest key of a table of a shard, and how many rows it has, up to
-    `rows_max`.
-    """
+    """Query the least and the largest key of a shard's table, and its number of rows, at most `rows_max`."""
     key, name = quoted(column), quoted(table)
     some = f"select 1 from {name} limit {rows_max}"  # noqa: S608 - quoted
     sql = f"select min({key}), max({key}), (select count(*) from ({some}) as some) from {name}"  # noqa: S608
@@ -201,7 +199,7 @@ def ask_key_range(
 
 
 def release(vtgate: Vtgate) -> int:
-    """Return the major version of Vitess that vtgate has; 0: it does not say."""
+    """Return vtgate's major version; 0: it is not known."""
     rows = vtgate.query("select @@version_comment", "ask vtgate for its version")
     found = re.match(r"Version: v?(\d+)\.", str(rows[0][0] or "")) if rows else None
     return int(found[1]) if found is not None else 0
@@ -210,7 +208,7 @@ def release(vtgate: Vtgate) -> int:
 def ask_last_key(
     vtgate: Vtgate, source: VitessSource, shard: str, table: str, key: Sequence[str]
 ) -> Future[pb.QueryResult]:
-    """Ask for the last primary key of a table of a shard: no row, or one."""
+    """Query the last primary key of a shard's table: no row, or one."""
     columns = ", ".join(map(quoted, key))
     order = ", ".join(f"{quoted(name)} desc" for name in key)
     sql = f"select {columns} from {quoted(table)} order by {order} limit 1"  # noqa: S608 - quoted
@@ -219,7 +217,7 @@ def ask_last_key(
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL has it."""
+    """Return a name as an SQL identifier in backquotes."""
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -1,7 +1,7 @@
-"""A connection to vtgate: by TLS or not, with a user or not, to the first of several that answers.
+"""A connection to vtgate: with or without TLS and a user, to the first of several hosts that answers.
 
-A source has two HTTP/2 connections for each of its tasks, whatever the number of shards: one for what is
-asked, by gRPC's asyncio, and one for streams, each of which is read by a thread.
+A source has two HTTP/2 connections for each of its tasks, whatever the number of shards: one for queries, by
+gRPC's asyncio, and one for streams, each of which is read by a thread.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tailrace.sources.vitess.connection.event_loop import submit
 
 VSTREAM = "/vtgateservice.Vitess/VStream"
 EXECUTE = "/vtgateservice.Vitess/Execute"
-#: What is left to a call's own deadline before its thread gives up waiting for the loop.
+#: Time in seconds that a thread waits for the event loop beyond a call's own deadline.
 _GRACE_S = 5.0
-#: Of several connections, so much longer than the first one a vtgate may take; else another one gets it.
+#: Of several connections, the time in seconds after the first one until a late one goes to another vtgate.
 _LATE_S = 1.0
-_WATCH_AGAIN_S = 0.01
+_WATCH_AGAIN_S = 0.01  # wait before a channel is watched again
 
 T = TypeVar("T")
 
@@ -41,33 +41,33 @@ Row = tuple[str | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Credentials:
-    """What is sent with calls, read when the connection is made."""
+    """The credentials that are sent with calls, read when the connection is created."""
 
     channel: grpc.ChannelCredentials | None
     metadata: tuple[tuple[str, str], ...]
 
 
 class ResponseStream(Protocol):
-    """The responses of a VStream, undecoded, for one thread; raises `grpc.RpcError`, which `status_of` reads,
-    if it does not end in good order.
+    """The responses of a VStream, undecoded, for one thread. Raises `grpc.RpcError`, which `status_of` reads,
+    if the stream does not end normally.
     """
 
     def __iter__(self) -> Iterator[bytes]:
-        """Wait for each response in turn."""
+        """Wait for the next response."""
         ...
 
     def cancel(self) -> bool:
-        """End it. From any thread."""
+        """End the stream. Any thread."""
         ...
 
 
 class Vtgate:
-    """A connection that is open. Made by `connect`; its methods may be called from any thread."""
+    """An open connection, created by `connect`. Its methods may be called from any thread."""
 
     def __init__(
         self, source: VitessSource, address: str, channel: grpc.aio.Channel, user: _Credentials
     ) -> None:
-        """Not for callers: `connect` makes connections."""
+        """Internal: use `connect`."""
         self.address = address
         self._source = source
         self._channel = channel
@@ -76,10 +76,10 @@ class Vtgate:
 
     @classmethod
     def connect(cls, source: VitessSource) -> Vtgate:
-        """Connect to the first vtgate of the hosts that answers.
+        """Connect to the first of the hosts whose vtgate answers.
 
-        :raises TailraceError: `SOURCE_UNREACHABLE` if none does within the time for one each;
-            `SECRET_MISSING`; `CONFIG_INVALID` if a file of TLS can't be read.
+        :raises TailraceError: `SOURCE_UNREACHABLE` if none answers within `source.connect_timeout` seconds
+            each; `SECRET_MISSING`; `CONFIG_INVALID` if a file of TLS can't be read.
         """
         credentials = _credentials(source)
         timeout_s = source.connect_timeout * len(source.hosts)
@@ -87,7 +87,7 @@ class Vtgate:
 
     @classmethod
     def connect_each(cls, source: VitessSource, count: int, first: int = 0) -> tuple[Vtgate, ...]:
-        """Make so many connections, dealt over the vtgates that answer soon. Raises as `connect` does."""
+        """Create `count` connections, distributed over vtgates that answer soon. Raises like `connect`."""
         credentials = _credentials(source)
         timeout_s = source.connect_timeout * len(source.hosts)
         return _wait(_each_connected(source, first, credentials, count), timeout_s + _LATE_S)
@@ -96,44 +96,44 @@ class Vtgate:
         """Return the rows of a statement, values as text.
 
         :param target: such as `shop:-80@replica`, for one shard; empty: the keyspace.
-        :raises TailraceError: as `from_status` has it.
+        :raises TailraceError: see `from_status`.
         """
         return answer_of(self.ask(sql, attempted, target), self._source.connect_timeout + _GRACE_S, attempted)
 
     def ask(self, sql: str, attempted: str, target: str = "") -> Future[list[Row]]:
-        """As `query`, but return at once; the answer, or what it raises, comes later."""
+        """Like `query`, but return at once a future of the rows or the error."""
         return submit(self.rows(sql, attempted, target))
 
     def ask_result(self, sql: str, attempted: str, target: str) -> Future[pb.QueryResult]:
-        """As `ask`, for the answer as the wire has it."""
+        """Like `ask`, but return the undecoded `QueryResult`."""
         return submit(self._execute(sql, attempted, target))
 
     def stream(self, request: pb.VStreamRequest, deadline_s: float | None = None) -> ResponseStream:
         """Open a VStream.
 
-        :param deadline_s: after which it ends with `DEADLINE_EXCEEDED`; None: it stays open.
+        :param deadline_s: seconds after which it ends with `DEADLINE_EXCEEDED`; None: it stays open.
         """
-        # Bytes in, bytes out: decoding is done for many responses at once, elsewhere.
+        # Responses stay bytes: the transcoder decodes many at once.
         method: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._streams.unary_stream(VSTREAM)
         return method(request.SerializeToString(), timeout=deadline_s, metadata=self._metadata)
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection stands, as far as is known."""
+        """Whether the connection is open, as far as gRPC knows."""
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     def close(self) -> None:
-        """End the connection and all that goes over it. Idempotent."""
+        """Close the connection and its streams. Idempotent."""
         with contextlib.suppress(FutureTimeoutError):
             submit(self.end()).result(_GRACE_S)
 
     async def end(self) -> None:
-        """As `close`; on the loop."""
+        """Like `close`, on the event loop."""
         self._streams.close()
         await self._channel.close()
 
     async def rows(self, sql: str, attempted: str, target: str) -> list[Row]:
-        """As `query`; on the loop."""
+        """Like `query`, on the event loop."""
         return [_values(row) for row in (await self._execute(sql, attempted, target)).rows]
 
     async def _execute(self, sql: str, attempted: str, target: str) -> pb.QueryResult:
@@ -152,21 +152,21 @@ class Vtgate:
 
 
 def status_of(error: grpc.RpcError) -> Status:
-    """Return how a call ended."""
+    """Return the status with which a call ended."""
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     return Status(error.code().name, error.details() or "")
 
 
 def answer_of(asked: Future[T], timeout_s: float, attempted: str) -> T:
-    """Return the answer to a question.
+    """Return the answer to a query.
 
-    :raises TailraceError: what the question raises; `SOURCE_UNREACHABLE` if nothing came in time.
+    :raises TailraceError: the query's error; `SOURCE_UNREACHABLE` if there is no answer in time.
     """
     try:
         return asked.result(timeout_s)
     except FutureTimeoutError:
         asked.cancel()
-        # The call's own deadline comes first, unless the loop had no time to see to it.
+        # The call's own deadline is earlier, unless the loop had no time to handle it.
         late = Status("DEADLINE_EXCEEDED", f"no answer within {timeout_s:g} s")
         raise from_status(late, attempted) from None
 
@@ -220,14 +220,14 @@ async def _connected(source: VitessSource, first: int, credentials: _Credentials
     raise TailraceError(
         Kind.SOURCE_UNREACHABLE,
         f"connect to vtgate: no answer from {', '.join(tried)}",
-        "check source.hosts, which are ports of vtgate's gRPC, and whether they want TLS; it is tried again",
+        "check source.hosts, which are ports of vtgate's gRPC, and whether they require TLS; it is retried",
     )
 
 
 async def _ready(channel: grpc.aio.Channel) -> None:
-    """Wait until a connection stands.
+    """Wait until a connection is open.
 
-    gRPC's watch for a change of its state may end in an error without one (grpc/grpc#42393): another begins.
+    gRPC's watch for a change of state may fail without a change (grpc/grpc#42393): it is started again.
     """
     while True:
         with contextlib.suppress(RuntimeError):
@@ -243,7 +243,7 @@ def _channel(source: VitessSource, address: str, credentials: _Credentials) -> g
 
 
 def _stream_channel(source: VitessSource, address: str, credentials: _Credentials) -> grpc.Channel:
-    # Who waits for a response takes it from gRPC itself: no other thread hands it over.
+    # The thread that waits for a response takes it from gRPC itself, without another thread between.
     options = [*_options(source), (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
     if credentials.channel is None:
         return grpc.insecure_channel(address, options)
@@ -257,7 +257,7 @@ def _options(source: VitessSource) -> list[tuple[str, str | int]]:
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
         ("grpc.http2.max_pings_without_data", 0),
-        # Connections of several sources in one process are their own.
+        # Sources in one process don't share connections.
         ("grpc.use_local_subchannel_pool", 1),
     ]
     if source.tls_server_name is not None:
@@ -303,6 +303,6 @@ def _values(row: pb.Row) -> Row:
 
 
 def _code_name(number: int) -> str:
-    # Vitess' codes are gRPC's, and one more that vtgate answers questions with (`vtrpc.Code`).
+    # Vitess' codes are gRPC's, and one more that vtgate uses in answers to queries (`vtrpc.Code`).
     names = {code.value[0]: code.name for code in grpc.StatusCode} | {17: CLUSTER_EVENT}
     return names.get(number, str(number))

@@ -1,1 +1,1 @@
-"""Shards that come and go: positions by shard, journals, and which task reads which shard. Pure."""
+"""Resharding: positions by shard, journals, and the assignment of shards to tasks. Pure."""

@@ -1,4 +1,4 @@
-"""Which task reads which shard. Pure."""
+"""Assignment of shards to tasks. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tailrace.sources.vitess.resharding.key_ranges import by_keys
 
 
 def assigned(shards: Iterable[str], tasks: Sequence[int], before: Mapping[str, int | None]) -> dict[str, int]:
-    """Return a task for each shard. Counts of shards differ by one at most, and as few shards as possible
-    leave the task that they had `before`.
+    """Return a task for each shard. The tasks' numbers of shards differ by at most one, and as few shards as
+    possible leave the task that they had `before`.
 
-    The same arguments give the same result, in whatever order they come.
+    The result doesn't depend on the order of the arguments' elements.
     """
     ordered = by_keys(shards)
     held: dict[int, list[str]] = {task: [] for task in sorted(tasks)}
@@ -19,7 +19,7 @@ def assigned(shards: Iterable[str], tasks: Sequence[int], before: Mapping[str, i
     for shard in ordered:
         held.get(before.get(shard), free).append(shard)  # type: ignore[arg-type]
     least, more = divmod(len(ordered), len(held))
-    # The tasks that hold most may have one more than the others: so nothing moves that need not.
+    # The tasks that hold most may have one more than the others: this moves the fewest shards.
     fullest = sorted(held, key=lambda task: (-len(held[task]), task))
     limits = {task: least + (place < more) for place, task in enumerate(fullest)}
     for task, limit in limits.items():

@@ -1,14 +1,15 @@
-"""Which shards are read, from where, by which task: through reshards, restarts and lost tasks. Pure.
+"""Decides which shards are read, from which positions, by which tasks: through reshards, restarts and lost
+tasks. Pure.
 
-What happens comes in as events, one at a time; the commands that come out are carried out in their order,
-before the next event. What the log keeps is the only memory: a coordinator that is made of it goes on.
+Events come in one at a time; the caller carries out the returned commands in order, before the next event.
+The states in the log are the only memory: a coordinator created from them continues.
 
 - A shard is read by one stream, up to its journal. A journal stands for one switch of traffic.
-- When all participants are at a journal, they retire and its targets start, at its positions: in one
-  transaction of the log, before which stands all that the participants had, after which comes what the
-  targets have. So a key's changes stay in order.
-- What is not known to be whole is never gone on with: a shard whose stream can't be had from its position on
-  needs a snapshot, and its keys' changes come no further until it has one.
+- When all participants are at a journal, they retire and its targets start at its positions, in one
+  transaction of the log: the participants' changes lie before it, the targets' changes after it. So a key's
+  changes stay in order.
+- No change is skipped silently: a shard whose stream can't continue from its position needs a snapshot, and
+  the changes of its keys wait for it.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ from tailrace.sources.vitess.resharding.transitions import (
     ShardMode,
 )
 
-#: How long after the end of its stream a junction is opened, and how long it may take. vtgate finds no tablet
-#: while traffic is being switched, and sleeps for half a minute then: another attempt is faster.
+#: Wait before a junction is opened, after the end of the shard's stream, and the junction's deadline, in
+#: seconds. vtgate sleeps for half a minute if it finds no tablet during a switch; a new attempt is faster.
 JUNCTION_WAIT_S, JUNCTION_DEADLINE_S = 1.0, 5.0
 
 #: Waits before a stream that ended is opened again.
@@ -87,12 +88,12 @@ _BACKOFF = Backoff(first_s=0.2, longest_s=10.0)
 
 
 class Coordinator:
-    """See the module. Not thread-safe.
+    """The coordinator of a keyspace's shards: see the module. Not thread-safe.
 
-    :param states: what the log keeps, by shard; empty: nothing was captured yet.
-    :param tasks: that read shards.
+    :param states: the states in the log, by shard; empty: nothing was captured yet.
+    :param tasks: the tasks that read shards.
     :param copies: whether shards are copied at the first start; else they are read from the newest change on.
-    :param common_key: where a table's copy goes on in a shard that took over from several.
+    :param common_key: the key from which a shard that took over from several continues a table's copy.
     """
 
     def __init__(
@@ -107,23 +108,21 @@ class Coordinator:
         self.tasks = tuple(tasks)
         self.copies = copies
         self.common_key = common_key
-        #: Lost shards whose keys are to be copied again as soon as it can be.
+        #: Lost shards whose keys are to be copied again as soon as possible.
         lost = {name for name, shard in self.shards.items() if shard.state is ShardMode.NEEDS_SNAPSHOT}
         self.requested = {name for name in lost if states[name].begun}
         self._commands: list[Command] = []
         self._kept: dict[str, ShardState] = {}
 
     def start(self) -> tuple[Command, ...]:
-        """Return what is done first. A shard goes on from its state; the list of shards tells what else
-        there is.
-        """
+        """Return the first commands: shards continue from their states, and the shards are listed."""
         self._list()
         self._assign()
         return self._taken()
 
     def step(self, event: Event) -> tuple[Command, ...]:
-        """Return what is to be done after `event`; nothing, if it is of a stream that is over. Whether what
-        came with it goes into the log, `accepts` tells before.
+        """Return the commands after `event`; none if its stream is over. The caller asks `accepts` first
+        whether the rows that came with the event are written to the log.
 
         :raises TailraceError: `PROTOCOL_VIOLATION` if a journal or the list of shards leaves keys out.
         """
@@ -142,13 +141,13 @@ class Coordinator:
         return self._taken()
 
     def accepts(self, shard: str, attempt: int) -> bool:
-        """Tell whether what a stream sends still counts."""
+        """Return whether this attempt is the shard's current stream; messages of earlier ones are refused."""
         found = self.shards.get(shard)
         return found is not None and found.attempt == attempt and found.state in READ
 
     @property
     def is_whole(self) -> bool:
-        """Whether all shards are streamed, and nothing is left to be copied or ahead of its shard."""
+        """Whether all shards are streamed, no copy remains, and no chunk is ahead of its shard."""
         held = [self.shards[name] for name in self._in(ACTIVE)]
         return bool(held) and all(
             shard.state is ShardMode.STREAMING and shard.kept.is_read and not shard.kept.ahead
@@ -161,17 +160,17 @@ class Coordinator:
         return merged(KeyRange.of_shard(name) for name in self._in({ShardMode.NEEDS_SNAPSHOT}))
 
     def is_unlisted(self, shard: str) -> bool:
-        """Tell whether a shard that is streamed does not serve any more."""
+        """Return whether a shard that is streamed no longer serves."""
         found = self.shards[shard]
         return found.state is ShardMode.STREAMING and found.unlisted >= UNLISTED_MAX
 
     @property
     def has_new_shards(self) -> bool:
-        """Whether a shard is streamed that no list of serving shards has had since it was begun."""
+        """Whether a streamed shard has been in no list of serving shards since its reading started."""
         return any(held.unlisted < 0 for held in self.shards.values() if held.state is ShardMode.STREAMING)
 
     def waits_for_snapshot(self, shard: str, listed: Iterable[str]) -> bool:
-        """Tell whether the changes of a shard that serves come no further before lost keys are copied again.
+        """Return whether the changes of a serving shard wait until lost keys are copied again.
 
         :param listed: the shards that serve.
         """
@@ -202,8 +201,8 @@ class Coordinator:
             case Probed():
                 self._probed(event)
             case ProbeFailed() if self.shards[event.shard].state is not ShardMode.JUNCTION:
-                # It has been silent for long: a person is told at once.
-                self._interrupt(event.shard, event.trouble, told=True)
+                # It has been silent for long: report it to the user at once.
+                self._interrupt(event.shard, event.trouble, reported=True)
 
     def _reached(self, event: PositionReached) -> None:
         shard = self.shards[event.shard]
@@ -212,14 +211,14 @@ class Coordinator:
             kept = replace(kept, copy=kept.copy.after(event.last_keys))
         if kept.ahead:
             kept = replace(kept, ahead=ahead_of(kept.ahead, kept.gtid))
-        self._gone_on(event.shard, kept)
+        self._continue(event.shard, kept)
 
-    def _gone_on(self, name: str, kept: ShardState) -> None:
+    def _continue(self, name: str, kept: ShardState) -> None:
         shard = self.shards[name]
         if not shard.kept.is_read:
             self._move(name, ShardEvent.BEGINNING, kept=kept, **UNTROUBLED)
             return
-        # The way of every transaction: no step is remembered.
+        # Every transaction takes this path: the step is not added to `steps`.
         shard.found(TRANSITIONS, ShardEvent.POSITION)
         self.shards[name] = replace(shard, kept=kept, failures=0, refusals=0, behind=0, trouble="")
         self._kept[name] = kept
@@ -235,7 +234,7 @@ class Coordinator:
         kept = self.shards[event.shard].kept
         after = kept.with_chunk(event.chunk, event.gtid, event.key, is_done=event.is_done)
         if after != kept:
-            self._gone_on(event.shard, after)
+            self._continue(event.shard, after)
 
     def _at_journal(self, event: JournalReached) -> None:
         if event.shard not in event.journal.participants:
@@ -261,7 +260,7 @@ class Coordinator:
                 changes["kept"] = shard.kept.by_one_stream(self.common_key)
             self._move(event.shard, ENDED[event.reason], **changes)
         elif shard.state is ShardMode.JUNCTION:
-            # It may be another participant's: this shard alone tells.
+            # The refusal may concern another participant: a stream of this shard alone shows it.
             self._move(event.shard, ShardEvent.LOST, **changes | {"refusals": 0})
         elif shard.refusals + 1 < refusal[0]:
             self._move(event.shard, ShardEvent.INTERRUPTED, **changes)
@@ -277,7 +276,7 @@ class Coordinator:
         if shard.state is ShardMode.JUNCTION:
             return  # it has a deadline
         if not shard.kept.is_read:
-            self._interrupt(event.shard, "nothing came of its stream")
+            self._interrupt(event.shard, "nothing was received from its stream")
             return
         ours, executed = GtidSet.parse(shard.kept.gtid), GtidSet.parse(event.executed)
         if not ours.contains(GtidSet.parse(event.purged)):
@@ -297,16 +296,16 @@ class Coordinator:
         elif not ours.contains(executed):
             self._interrupt(event.shard, STILL)
         elif not event.serves and self.is_unlisted(event.shard):
-            # A journal is written before others serve its keys: it would be among what the server has.
+            # A journal is written before others serve its keys: the server's transactions would include it.
             self._lose(event.shard, NO_JOURNAL)
         else:
             self.shards[event.shard] = replace(shard, behind=0, failures=0, refusals=0, trouble="")
 
-    def _interrupt(self, name: str, trouble: str, *, told: bool = False, **changes: object) -> None:
+    def _interrupt(self, name: str, trouble: str, *, reported: bool = False, **changes: object) -> None:
         shard = self.shards[name]
         if shard.task is not None:
             self._commands.append(CancelStream(name, shard.task, shard.attempt))
-        failures = max(shard.failures + 1, FAILURES_TOLD if told else 0)
+        failures = max(shard.failures + 1, FAILURES_TOLD if reported else 0)
         changes = {"failures": failures, "behind": 0, "refusals": 0, **changes}
         self._move(name, ShardEvent.INTERRUPTED, trouble=trouble, **changes)
 
@@ -321,7 +320,7 @@ class Coordinator:
             raise TailraceError(
                 Kind.PROTOCOL_VIOLATION,
                 f"follow a reshard of {', '.join(journal.participants)}: its journal gives their keys to "
-                f"{', '.join(targets) or 'nobody'}, which do not have the same ones",
+                f"{', '.join(targets) or 'no shard'}, whose key ranges differ",
                 "report it, with the journal: it is in the tablets' table _vt.resharding_journal",
                 {"journal": str(journal.id)},
             )
@@ -337,14 +336,14 @@ class Coordinator:
         self._assign()
 
     def _lose_the_stranded(self) -> None:
-        """Lose shards that wait at journals for each other. One of them was copied again, and begun behind
-        the journal that the others are at: it will not come to it any more.
+        """Lose shards that wait at journals for each other: one of them was copied again, and started behind
+        the others' journal, which it will never reach.
         """
         waiting = self._in({ShardMode.AT_JOURNAL})
         if len(waiting) < 2:
             return
         ours = self._in(ACTIVE)
-        # A participant that is not there yet will come of those that have its keys now.
+        # A participant that has not reached it yet descends from the shards that have its keys now.
         waits_for = {
             name: {
                 held
@@ -358,15 +357,15 @@ class Coordinator:
         }
         for name in waiting:
             if name in _reached_from(name, waits_for):
-                self._lose(name, "it waits at a reshard that another participant was copied behind")
+                self._lose(name, "it waits at a reshard, but another participant was copied behind it")
 
     def is_at(self, name: str, journal: Journal) -> bool:
-        """Tell whether a shard waits at the journal."""
+        """Return whether a shard waits at the journal."""
         shard = self.shards.get(name)
         return shard is not None and shard.state is ShardMode.AT_JOURNAL and shard.kept.journal == journal
 
     def _retire(self, name: str, event: ShardEvent, children: tuple[str, ...]) -> None:
-        # Of a retired shard, only what became of it is kept: there may be many.
+        # There may be many retired shards: only position, epoch, parents and children are kept.
         before = self.shards[name].kept
         kept = ShardState(before.gtid, before.epoch, before.parents, children=children)
         self.requested.discard(name)
@@ -383,7 +382,7 @@ class Coordinator:
         is_at_journal: bool = False,
     ) -> None:
         known = self.shards.get(name)
-        # Above its parents, and above its own time before it was retired.
+        # Higher than the parents' epochs, and than its own epoch before it was retired.
         epoch = max((*epochs, *(() if known is None else (known.kept.epoch,))), default=-1) + 1
         begun = Begun.CONFIRMED if is_at_journal else Begun.POSITION if copy is None else Begun.COPY
         kept = ShardState(gtid, epoch, parents, copy, begun=begun)
@@ -399,7 +398,7 @@ class Coordinator:
             raise TailraceError(
                 Kind.PROTOCOL_VIOLATION,
                 f"list the keyspace's shards: none serves {', '.join(map(str, gaps))}",
-                "it is tried again; if it stays so, look at vtctldclient GetSrvKeyspaces",
+                "it is retried; if it persists, see vtctldclient GetSrvKeyspaces",
                 {"shards": ", ".join(listed)},
             )
         if not self.shards:
@@ -431,20 +430,20 @@ class Coordinator:
         if shard.state is not ShardMode.UNCONFIRMED and not begun:
             return
         if name not in listed:
-            # One whose begin does not count is begun again as what took over its keys, without being asked.
+            # Nothing of a shard counts before its start is confirmed: its successors start unrequested.
             if begun:
                 self.requested.add(name)
             children = ", ".join(overlapping(name, listed))
             lost = f"it was not read up to the reshard that gave its keys to {children}"
             self._move(name, ShardEvent.NOT_LISTED, kept=replace(shard.kept, lost=lost))
         elif shard.state is ShardMode.UNCONFIRMED or is_read:
-            # It serves at this moment, after it was begun: its next journal lies before us.
+            # It still serves after its reading started: its next journal lies ahead.
             kept = replace(shard.kept, begun=Begun.CONFIRMED if is_read else begun)
             self._move(name, ShardEvent.LISTED, kept=kept)
 
     def _component(self, lost: set[str], listed: tuple[str, ...]) -> tuple[set[str], set[str]]:
-        """Return the shards of ours that have keys of `lost` together with serving shards, and those that
-        wait for one of them at a journal; and the serving shards.
+        """Return our shards that share keys with `lost` through serving shards, or that wait for one of these
+        at a journal; and the serving shards.
         """
         ours = self._in(ACTIVE)
         while True:
@@ -461,11 +460,11 @@ class Coordinator:
             lost = found
 
     def _copy_component(self, lost: set[str], targets: set[str]) -> bool:
-        """Have `targets` copied in place of `lost`; return whether it can be done already."""
+        """Start copying `targets` in place of `lost`; return false if it isn't possible yet."""
         if any(self.shards[name].state not in STANDING for name in lost):
-            return False  # it goes on to its journal by itself, or is found to be lost
+            return False  # it still reaches its journal, or is found to be lost
         before = {name: self.shards[name].kept for name in lost}
-        # At the newest position only if nothing counts of what was begun there.
+        # Start at the newest position only if all started there and nothing of them counts.
         copies = any(kept.copy is not None or kept.begun is not Begun.POSITION for kept in before.values())
         gtid = TO_COPY if copies else CURRENT
         copy = CopyState(is_again=any(kept.is_read for kept in before.values())) if copies else None
@@ -487,7 +486,7 @@ class Coordinator:
     # ------------------------------------------------------------------ tasks
 
     def _assign(self) -> None:
-        """Give each shard that is read, or may be again, a task; reopen the streams that change theirs."""
+        """Assign a task to each shard that is or may be read; reopen the streams whose task changes."""
         wanted = self._in(READ | {ShardMode.UNCONFIRMED})
         tasks = assigned(wanted, self.tasks, {name: self.shards[name].task for name in wanted})
         for name in wanted:
@@ -503,7 +502,7 @@ class Coordinator:
     def _open(self, name: str, wait_s: float = 0.0) -> None:
         shard = replace(self.shards[name], attempt=self.shards[name].attempt + 1)
         if (copy := shard.kept.copy) is not None and not copy.is_begun:
-            # The copy begins, whatever position it had: it may be behind a journal then.
+            # The copy starts at a new position, whatever it had before: that may be behind a journal.
             begun = replace(shard.kept, gtid=TO_COPY, begun=Begun.COPY, copy=replace(copy, chunks=()))
             shard = replace(shard, kept=begun)
         self.shards[name] = shard
@@ -527,7 +526,7 @@ class Coordinator:
         )
 
     def _position(self, name: str) -> str:
-        # Of a shard that is lost, the server may not have it any more.
+        # The server may no longer have the position of a lost shard.
         shard = self.shards.get(name)
         if shard is None or shard.state is ShardMode.NEEDS_SNAPSHOT or not shard.kept.is_read:
             return CURRENT
@@ -551,12 +550,12 @@ class Coordinator:
                     if before.task is not None:
                         self._commands.append(CancelStream(name, before.task, before.attempt))
                 case ShardCommand.LIST:
-                    # What was begun does not count before it is known to serve: at once. A shard that
-                    # vtgate does not know may be on its way.
+                    # Nothing of a started shard counts until the list confirms that it serves: list at once.
+                    # A shard unknown to vtgate may appear soon: wait.
                     self._list(0.0 if event is ShardEvent.BEGINNING else JUNCTION_WAIT_S)
                 case ShardCommand.OPEN:
                     if event is ShardEvent.STARTED:
-                        # By `_assign`, once all shards that start now are known.
+                        # `_assign` opens it, once all shards that start now are known.
                         self.shards[name] = replace(shard, task=None, attempt=shard.attempt + 1)
                     else:
                         self._open(name, replace(_BACKOFF, attempts=max(0, shard.failures - 1)).wait_s)
@@ -570,7 +569,7 @@ class Coordinator:
     def _taken(self) -> tuple[Command, ...]:
         commands, kept = self._commands, self._kept
         self._commands, self._kept = [], {}
-        # First what the log keeps: a stream that is opened now sends nothing before that.
+        # States are written first: streams opened by these commands send nothing before that.
         return (Keep(kept), *commands) if kept else tuple(commands)
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator of shards is told, and what it has done. Pure."""
+"""The events and commands of the coordinator of shards. Pure."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from tailrace.sources.vitess.resharding.shard_state import CopyChunk, Journal, S
 
 
 class EndReason(enum.StrEnum):
-    """Why a stream ended, as far as it matters for what is done next."""
+    """The reason why a stream ended, as far as the next step depends on it."""
 
-    INTERRUPTED = "interrupted"  # the connection, vtgate or a tablet went; the server closed it; a deadline
+    INTERRUPTED = "interrupted"  # connection, vtgate or tablet failed; the server closed it; a deadline
     PARTICIPANTS_ABSENT = "participants absent"  # it is at a journal of several shards
     SHARD_UNKNOWN = "shard unknown"  # vtgate has no such shard
-    PURGED = "purged"  # the server has no longer what follows the position
-    UNDESCRIBED = "undescribed"  # it has, of a table whose columns it does not know any more
-    UNNAMED = "unnamed"  # it has sent a table whose columns it does not know any more
+    PURGED = "purged"  # the server no longer has the changes after the position
+    UNDESCRIBED = "undescribed"  # they concern a table whose columns the server no longer knows
+    UNNAMED = "unnamed"  # the server sent a table whose columns it no longer knows
     AMBIGUOUS = "ambiguous"  # which changes the log already has is not known
     BEHIND = "behind"  # the tablet lacks transactions that were read
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsListed:
-    """The shards that serve: the answer to the last `ListShards`, asked for after it was given."""
+    """The shards that serve: the answer to the last `ListShards`, requested after that command."""
 
     shards: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsServing:
-    """The shards that serve, asked for now and then."""
+    """The shards that serve, requested periodically."""
 
     shards: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEvent:
-    """What comes of one attempt to read a shard: once that is over it is refused, however late it comes."""
+    """An event of one attempt to read a shard; once the attempt is over, its late events are refused."""
 
     shard: str
     attempt: int
@@ -46,9 +46,9 @@ class AttemptEvent:
 
 @dataclass(frozen=True, slots=True)
 class PositionReached(AttemptEvent):
-    """Everything of a shard up to `gtid` is here, whole transactions.
+    """Everything of a shard up to `gtid` has arrived, in complete transactions.
 
-    :param last_keys: of a copy, what the VGTID names: table → primary key. None: the event is none of a copy.
+    :param last_keys: during a copy, the VGTID's table → primary key. None: the event isn't part of a copy.
     """
 
     gtid: str
@@ -62,16 +62,16 @@ class CopyCompleted(AttemptEvent):
 
 @dataclass(frozen=True, slots=True)
 class CopyPlanned(AttemptEvent):
-    """A shard that is copied has these chunks: all that were begun, and those of tables that were not."""
+    """The chunks of a shard's copy are planned: all that were begun, and those of tables that were not."""
 
     chunks: tuple[CopyChunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkReached(AttemptEvent):
-    """Of a chunk of a copy, everything up to `gtid` is here, of the rows up to `key`.
+    """For a chunk's rows up to `key`, everything up to `gtid` has arrived.
 
-    :param chunk: its place among the chunks.
+    :param chunk: the chunk's index.
     :param key: empty: no row was copied since the stream was opened.
     """
 
@@ -83,9 +83,9 @@ class ChunkReached(AttemptEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChunksGathered(AttemptEvent):
-    """One stream goes on in place of those of a copy's chunks.
+    """One stream replaces the streams of a copy's chunks.
 
-    :param is_whole: all are done, and no table is missing among them. Else the shard is in a reshard.
+    :param is_whole: all chunks are done, and they cover all tables. Else the shard is in a reshard.
     """
 
     is_whole: bool = False
@@ -93,9 +93,9 @@ class ChunksGathered(AttemptEvent):
 
 @dataclass(frozen=True, slots=True)
 class JournalReached(AttemptEvent):
-    """A journal of a reshard (migration type SHARDS) and its VGTID came; nothing after it counts.
+    """A journal of a reshard (migration type SHARDS) and its VGTID arrived; nothing after it counts.
 
-    :param gtid: of the VGTID that follows the journal.
+    :param gtid: the position in the VGTID that follows the journal.
     """
 
     journal: Journal
@@ -104,10 +104,10 @@ class JournalReached(AttemptEvent):
 
 @dataclass(frozen=True, slots=True)
 class ShardStreamEnded(AttemptEvent):
-    """A stream is over, or was silent past its deadline.
+    """A stream ended, or was silent past its deadline.
 
-    :param participants: that the server named, of `PARTICIPANTS_ABSENT`.
-    :param trouble: what the server said, for people.
+    :param participants: for `PARTICIPANTS_ABSENT`, the participants that the server named.
+    :param trouble: the server's message, for logs and errors.
     """
 
     reason: EndReason
@@ -117,12 +117,12 @@ class ShardStreamEnded(AttemptEvent):
 
 @dataclass(frozen=True, slots=True)
 class Probed(AttemptEvent):
-    """What a shard's server has: `@@global.gtid_executed` and `@@global.gtid_purged`.
+    """The transactions of a shard's server: `@@global.gtid_executed` and `@@global.gtid_purged`.
 
-    Of a shard that may be behind, or does not serve any more, its primary's; with nothing purged, unless that
-    is who is read from.
+    For a shard that may be behind, or no longer serves, they are its primary's; `purged` is then empty,
+    unless the primary is the server that is read.
 
-    :param serves: false: it did not any more, before it was asked.
+    :param serves: false: it no longer served before the server was asked.
     """
 
     executed: str
@@ -132,9 +132,9 @@ class Probed(AttemptEvent):
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed(AttemptEvent):
-    """A silent shard was asked what it has, and gave no answer.
+    """The server of a silent shard was asked for its transactions, and didn't answer.
 
-    :param trouble: what was said instead, for people.
+    :param trouble: the error's message, for logs and errors.
     """
 
     trouble: str
@@ -147,12 +147,11 @@ class SnapshotRequested:
 
 @dataclass(frozen=True, slots=True)
 class TablesRequested:
-    """Tables are to be copied again, beside the stream, in shards that are streamed.
+    """Tables are to be copied again during streaming, in shards that are streamed.
 
-    :param keys: by shard, what its stream is opened with: of each table the primary key behind which it is
-        copied. A table that is to be read whole has one that lies before all of its rows, any other one that
-        lies behind them.
-    :param tables: those that are to be read whole.
+    :param keys: by shard, the keys with which its stream is opened: for each table the primary key behind
+        which it is copied. For a table to be copied again it lies before all rows, for any other behind all.
+    :param tables: the tables to be copied again.
     """
 
     keys: Mapping[str, Mapping[str, str]]
@@ -164,7 +163,7 @@ Event = ShardsListed | ShardsServing | AttemptEvent | SnapshotRequested | Tables
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write the states of these shards into the log, with what came with the event, as one transaction."""
+    """Write the states of these shards to the log, with the rows of the event, as one transaction."""
 
     states: Mapping[str, ShardState]
 
@@ -173,10 +172,10 @@ class Keep:
 class OpenStream:
     """Open a stream in a task, for the events of `shard` alone.
 
-    :param positions: by shard, its own first; several: a junction.
-    :param keys: of its copy: table → primary key. Only for its own.
-    :param wait_s: before the stream is opened.
-    :param deadline_s: seconds after which a stream that has not ended by itself is over; None: it stays open.
+    :param positions: by shard, that of `shard` first; several: a junction.
+    :param keys: for the copy of `shard`: table → primary key.
+    :param wait_s: seconds to wait before the stream is opened.
+    :param deadline_s: seconds after which the stream is ended; None: it stays open.
     """
 
     shard: str
@@ -190,7 +189,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class CancelStream:
-    """End a stream. What it sends until then is refused."""
+    """End a stream. What it still sends is refused."""
 
     shard: str
     task: int
@@ -199,8 +198,8 @@ class CancelStream:
 
 @dataclass(frozen=True, slots=True)
 class ListShards:
-    """Ask for the serving shards, after `wait_s`; `ShardsListed` answers. Asked again if it fails, and not
-    any more when a later one is given.
+    """Request the serving shards, after `wait_s` seconds; `ShardsListed` answers. A failed request is
+    retried; a later command replaces an earlier one.
     """
 
     wait_s: float = 0.0

@@ -2,7 +2,7 @@
 
     MySQL56/6a60d315-8e10-11eb-b894-04ed332e05c2:1-77:80,629442b7-8e10-11eb-a0bb-04ed332e05c2:1-76
 
-Ids of a server are numbered; a set has intervals of numbers for each server that wrote. From MySQL 8.3 on a
+Each server numbers its transactions; a set has intervals of numbers for each server. From MySQL 8.3 on a
 server may number several series, each with a tag behind the server's UUID.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from tailrace.errors import Kind, TailraceError
 
-#: What Vitess writes before a set of this kind.
+#: Prefix of a set of MySQL's GTIDs in Vitess' positions.
 FLAVOR = "MySQL56/"
 
-#: Positions that name no transaction: everything is to be copied; from the newest transaction on.
+#: Positions that name no transaction: copy everything; start at the newest transaction.
 TO_COPY, CURRENT = "", "current"
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -29,16 +29,16 @@ Intervals = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class GtidSet:
-    """Intervals of numbers, both ends inclusive, ascending and apart; by server, or `server:tag`."""
+    """A set of GTIDs: by server or `server:tag`, ascending disjoint intervals, both ends inclusive."""
 
     intervals: Mapping[str, Intervals]
 
     @classmethod
     def parse(cls, text: str) -> GtidSet:
-        """Return the set of a position, or of MySQL's own variables, which have no flavor before them.
+        """Return the set in a position, or in a value of MySQL's variables, which has no flavor prefix.
 
         :raises TailraceError: `SOURCE_MISCONFIGURED` for positions of another kind (file and offset,
-            MariaDB), `PROTOCOL_VIOLATION` for text that is no set.
+            MariaDB), `PROTOCOL_VIOLATION` for text that is not a set.
         """
         flavor, slash, rest = text.partition("/")
         if slash and flavor != FLAVOR[:-1]:
@@ -62,14 +62,14 @@ class GtidSet:
         )
 
     def contains(self, other: GtidSet) -> bool:
-        """Tell whether every id of `other` is in this set."""
+        """Return whether every id of `other` is in this set."""
         return all(
             all(_holds(self.intervals.get(server, ()), first, last) for first, last in found)
             for server, found in other.intervals.items()
         )
 
     def intersection(self, other: GtidSet) -> GtidSet:
-        """Return the ids that are in both: the position from which neither lacks anything."""
+        """Return the ids that are in both sets: a position that both have reached."""
         common = {
             server: _common(found, other.intervals.get(server, ()))
             for server, found in self.intervals.items()
@@ -78,7 +78,7 @@ class GtidSet:
 
 
 def is_read(position: str) -> bool:
-    """Tell whether a position is one that was read: it names transactions."""
+    """Return whether a position names transactions: it was read from a stream."""
     return position not in (TO_COPY, CURRENT)
 
 
@@ -127,6 +127,6 @@ def _common(one: Intervals, other: Intervals) -> Intervals:
 def _unreadable(part: str) -> TailraceError:
     return TailraceError(
         Kind.PROTOCOL_VIOLATION,
-        f"read a set of GTIDs: {part[:100]!r} is none",
+        f"read a set of GTIDs: {part[:100]!r} is not a set of GTIDs",
         "report it, with the version of Vitess",
     )

@@ -1,7 +1,7 @@
-"""Key ranges: which part of a keyspace a shard has, by its name. Pure.
+"""Key ranges: the part of a keyspace that a shard has, parsed from its name. Pure.
 
-A shard `40-80` has the rows whose keyspace id is from 0x40, inclusive, to 0x80, exclusive; a side that is
-left out has no limit. A shard whose name has no dash, `0` for instance, has everything.
+A shard `40-80` has the rows whose keyspace id is from 0x40, inclusive, to 0x80, exclusive; an omitted side
+has no limit. A shard whose name has no dash, `0` for instance, has all rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BOUNDED = re.compile(r"(?P<start>(?:[0-9a-f]{2})*)-(?P<end>(?:[0-9a-f]{2})*)", 
 class KeyRange:
     """Keyspace ids from `start`, inclusive, to `end`, exclusive; `end` None: to the last one.
 
-    Trailing zero bytes say nothing and are left out, so that equal ranges are equal objects.
+    Trailing zero bytes have no meaning and are removed, so that equal ranges are equal objects.
     """
 
     start: bytes = b""
@@ -31,7 +31,7 @@ class KeyRange:
     def of_shard(cls, shard: str) -> KeyRange:
         """Return the key range of a shard.
 
-        :raises TailraceError: `PROTOCOL_VIOLATION` if the name is no range of keys.
+        :raises TailraceError: `PROTOCOL_VIOLATION` if the name is not a range of keys.
         """
         if "-" not in shard:
             return cls()
@@ -48,12 +48,12 @@ class KeyRange:
         return f"{self.start.hex()}-{'' if self.end is None else self.end.hex()}"
 
     def overlaps(self, other: KeyRange) -> bool:
-        """Tell whether a keyspace id is in both."""
+        """Return whether a keyspace id is in both ranges."""
         return _below(self.start, other.end) and _below(other.start, self.end)
 
 
 def merged(ranges: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
-    """Return what the ranges have together, as few ranges as possible, in order."""
+    """Return the union of the ranges: as few ranges as possible, in order."""
     found: list[KeyRange] = []
     for following in sorted(ranges, key=lambda key_range: key_range.start):
         last = found[-1] if found else None
@@ -66,7 +66,7 @@ def merged(ranges: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
 
 
 def uncovered(wanted: KeyRange, ranges: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
-    """Return the parts of `wanted` that none of `ranges` has, in order."""
+    """Return the parts of `wanted` that none of `ranges` covers, in order."""
     gaps: list[KeyRange] = []
     at = wanted.start
     for held in merged(key_range for key_range in ranges if key_range.overlaps(wanted)):
@@ -79,13 +79,13 @@ def uncovered(wanted: KeyRange, ranges: Iterable[KeyRange]) -> tuple[KeyRange, .
 
 
 def overlapping(shard: str, shards: Iterable[str]) -> tuple[str, ...]:
-    """Return those of `shards` that have keys of `shard`, in order of their keys."""
+    """Return those of `shards` that overlap `shard`, in order of their keys."""
     wanted = KeyRange.of_shard(shard)
     return tuple(other for other in by_keys(shards) if KeyRange.of_shard(other).overlaps(wanted))
 
 
 def by_keys(shards: Iterable[str]) -> list[str]:
-    """Return shards in order of their keys."""
+    """Return the shards in order of their keys."""
     return sorted(shards, key=lambda shard: (KeyRange.of_shard(shard).start, shard))
 
 

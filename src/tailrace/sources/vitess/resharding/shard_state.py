@@ -1,19 +1,19 @@
-"""What the log keeps of a shard: one JSON object, written whenever it changes, and read after a restart.
+"""The state of a shard in the log: one JSON object, written whenever it changes and read after a restart.
 Pure.
 
     {"v": 1, "gtid": "MySQL56/…"}                        a shard that is streamed: some 100 bytes
-    "epoch", "from"                                      of a shard that came of a reshard
-    "copy": {"keys": {table: …}, "done": [table, …]}     while the shard is copied by its one stream
-    "copy": {"chunks": [{…}, …]}                          while it is copied by several, a chunk each
-    "ahead": [{…}, …]                                    chunks of which the log has more than up to "gtid"
+    "epoch", "from"                                      of a shard that a reshard created: epoch, parents
+    "copy": {"keys": {table: …}, "done": [table, …]}     while one stream copies the shard
+    "copy": {"chunks": [{…}, …]}                          while several streams copy it, one chunk each
+    "ahead": [{…}, …]                                    chunks that the log has beyond "gtid"
     "journal": {…}                                       the shard is at its journal
-    "to"                                                 the shard is retired: what came of it
-    "lost"                                               it can't be gone on with: why
-    "begun"                                              not yet seen to serve since it was begun
+    "to"                                                 the shard is retired: the shards that took over
+    "lost"                                               why its stream can't continue
+    "begun"                                              its start is not yet confirmed: see `Begun`
 
 A state is written inside the transaction that leads to it, so that the state of all shards is known at every
-boundary of the log, and only that of the shards that changed is written. No task is named in it. With chunks
-it has version 2.
+boundary of the log; only the states that changed are written. A state doesn't name a task. A state with
+chunks has version 2.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ VERSION = 2
 
 
 class Begun(enum.StrEnum):
-    """How a shard was begun of which it is not known yet whether it served then."""
+    """How the reading of a shard started, until it is confirmed that the shard was serving then."""
 
-    CONFIRMED = ""  # it did, or it was begun at a journal
+    CONFIRMED = ""  # it was serving, or the reading started at a journal
     COPY = "copy"
-    POSITION = "position"  # at the newest one
+    POSITION = "position"  # the newest one
 
 
 @dataclass(frozen=True, slots=True)
 class CopyChunk:
     """A table, or a range of its primary key, that is copied by a stream of its own.
 
-    :param column: the primary key, if it is one of whole numbers: a copy that is cut short is divided there.
-    :param low: the range's first key; None: all that are less than `high`.
-    :param high: the first key behind it; None: all from `low` on.
-    :param gtid: the log has all of the chunk up to there, of the rows up to `key`; empty: nothing yet.
-    :param key: the primary key up to which it is copied; empty: no row was.
-    :param is_done: all of its rows were copied.
+    :param column: the key's column, if the key is one integer column: an interrupted copy is divided there.
+    :param low: the range's first key; None: no lower limit.
+    :param high: the range's end, exclusive; None: no upper limit.
+    :param gtid: for the rows up to `key`, the log has everything up to this position; empty: nothing yet.
+    :param key: the primary key up to which the chunk is copied; empty: no row is copied.
+    :param is_done: all of its rows are copied.
     """
 
     table: str
@@ -59,16 +59,16 @@ class CopyChunk:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the log has anything of it."""
+        """Whether the log has anything of the chunk."""
         return bool(self.gtid)
 
     @property
     def is_range(self) -> bool:
-        """Whether it is not the whole table."""
+        """Whether the chunk is a part of its table."""
         return self.low is not None or self.high is not None
 
     def contains(self, value: int) -> bool:
-        """Tell whether a key lies in the range."""
+        """Return whether a key lies in the range."""
         return (self.low is None or self.low <= value) and (self.high is None or value < self.high)
 
     def as_json(self) -> dict[str, Any]:
@@ -78,12 +78,12 @@ class CopyChunk:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> CopyChunk:
-        given = {"table": "", **content}  # a shard without tables has one chunk, of none
+        given = {"table": "", **content}  # a shard without tables has one chunk, without a table
         return cls(is_done=given.pop("done", False), **given)
 
 
 def common_position(chunks: Iterable[CopyChunk]) -> str:
-    """Return the position up to which the log has all that was begun; `TO_COPY`: nothing was."""
+    """Return the position up to which the log has all chunks that have begun; `TO_COPY`: none has."""
     gtids = {chunk.gtid for chunk in chunks if chunk.is_begun}
     if len(gtids) < 2:
         return next(iter(gtids), TO_COPY)
@@ -94,26 +94,26 @@ def common_position(chunks: Iterable[CopyChunk]) -> str:
 
 
 def ahead_of(chunks: Iterable[CopyChunk], gtid: str) -> tuple[CopyChunk, ...]:
-    """Return the chunks of which the log has more than up to `gtid`."""
+    """Return the chunks that the log has beyond `gtid`."""
     position = GtidSet.parse(gtid)
     return tuple(chunk for chunk in chunks if not position.contains(GtidSet.parse(chunk.gtid)))
 
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """How far the copy of a shard's tables is.
+    """The progress of the copy of a shard's tables.
 
     A stream's VGTIDs name only the tables that are being copied. From them alone, a position between two
     tables looks like the end of the copy, and one inside a table like a copy that has yet to read the
     tables before. So the last primary key of finished tables is kept, too, and sent again: the server then
-    finds nothing more to read of them.
+    finds no more of their rows to read.
 
-    :param keys: table → the primary key up to which it is copied, as text that the wire's side made and
-        reads.
+    :param keys: table → the primary key up to which it is copied, as text that the protocol's side writes
+        and reads.
     :param done: tables that are finished.
-    :param is_again: the shard had been captured before and was lost: what is not read now is not there any
-        more.
-    :param chunks: of a copy by several streams, which has no `keys` and nothing `done` itself.
+    :param is_again: the shard had been captured before and was lost: rows that this copy doesn't read no
+        longer exist.
+    :param chunks: of a copy by several streams; `keys` and `done` are empty then.
     """
 
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -123,20 +123,20 @@ class CopyState:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the log has rows of it. Else it begins again: a position alone is none to go on from."""
+        """Whether the log has rows of the copy. If not, it starts again: a position alone can't resume it."""
         return bool(self.keys) or any(chunk.is_begun for chunk in self.chunks)
 
     @property
     def copied(self) -> frozenset[str]:
-        """The tables that are copied whole."""
+        """The tables that are completely copied."""
         missing = {chunk.table for chunk in self.chunks if not chunk.is_done}
         return self.done | {chunk.table for chunk in self.chunks if chunk.table not in missing}
 
     def by_one_stream(self, common: CommonKey) -> CopyState:
-        """Return what one stream has left to copy, from the chunks' common position on.
+        """Return the copy that one stream continues from the chunks' common position.
 
-        A table of which the log has rows is named with a key, so that its changes are sent: with the one up
-        to which it is copied without a gap, or one before all rows.
+        A table of which the log has rows is named with a key, so that its changes are sent: the key up to
+        which it is copied without a gap, or a key before all rows.
         """
         keys: dict[str, str] = {}
         for table in {chunk.table for chunk in self.chunks}:
@@ -153,9 +153,7 @@ class CopyState:
         return CopyState(keys, frozenset(keys) & self.copied, self.is_again)
 
     def after(self, last_keys: Mapping[str, str]) -> CopyState:
-        """Return the state after a VGTID that names `last_keys`: tables that it does not name any more are
-        finished.
-        """
+        """Return the state after a VGTID with `last_keys`: tables that it no longer names are finished."""
         return replace(
             self, keys={**self.keys, **last_keys}, done=frozenset(self.keys.keys() - last_keys.keys())
         )
@@ -166,11 +164,11 @@ class CopyState:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What a switch of traffic wrote on each source shard. Its `id` alone is not unique: a second switch in
-    the same direction may have it again.
+    """The journal that a switch of traffic writes on each source shard. Its `id` alone is not unique: a
+    second switch in the same direction may have the same one.
 
     :param participants: the source shards, sorted.
-    :param targets: the shards that serve from now on, each with the position from which on it does; sorted.
+    :param targets: the shards that serve after it, each with the position from which it serves; sorted.
     """
 
     id: int
@@ -179,7 +177,7 @@ class Journal:
 
     @classmethod
     def of(cls, number: int, participants: Iterable[str], targets: Mapping[str, str]) -> Journal:
-        """Return the journal with its parts in order."""
+        """Return the journal with participants and targets sorted."""
         return cls(number, tuple(sorted(participants)), tuple(sorted(targets.items())))
 
     def as_json(self) -> dict[str, Any]:
@@ -188,15 +186,15 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """See the module.
+    """The state of a shard in the log: see the module.
 
     :param gtid: everything up to here is in the log; `TO_COPY`, `CURRENT`: nothing is yet.
-    :param epoch: rises with each reshard and each new copy: positions order transactions of one epoch.
-    :param parents: the shards whose keys it took over; empty: it was there at the start.
-    :param children: the shards that took over; it is retired.
-    :param lost: why its stream can't be gone on with.
+    :param epoch: increases with each reshard and each new copy: positions order transactions of one epoch.
+    :param parents: the shards whose keys it took over; empty: it existed at the start.
+    :param children: the shards that took over its keys; not empty: it is retired.
+    :param lost: why its stream can't continue.
     :param begun: not empty: its journal may lie before `gtid`.
-    :param ahead: chunks that were copied: of each, the log has what comes up to its own position already.
+    :param ahead: copied chunks; the log already has each one's changes up to the chunk's own position.
     """
 
     gtid: str = TO_COPY
@@ -211,14 +209,14 @@ class ShardState:
 
     @property
     def is_read(self) -> bool:
-        """Whether anything of the shard was read."""
+        """Whether the position names transactions: something of the shard was read."""
         return is_read(self.gtid)
 
     @property
     def request(self) -> tuple[str, Mapping[str, str]]:
-        """The position and the primary keys from which on a stream is asked for.
+        """The position and the primary keys with which a stream is opened.
 
-        A copy of which no key is known begins again: with a position alone, the server would take it for
+        A copy without a known key starts again: given a position alone, the server would consider the copy
         done.
         """
         if self.copy is None:
@@ -226,9 +224,9 @@ class ShardState:
         return (self.gtid, self.copy.keys) if self.copy.keys else (TO_COPY, {})
 
     def with_chunk(self, number: int, gtid: str, key: str, *, is_done: bool) -> ShardState:
-        """Return the state after a chunk of the copy went on; the same, if the log has nothing of it.
+        """Return the state after a chunk of the copy has progressed; unchanged if the log has nothing of it.
 
-        Its snapshot was opened then, and may be opened again, at another position.
+        In that case only its snapshot was opened, which may be opened again at another position.
         """
         if self.copy is None or number >= len(self.copy.chunks):
             return self
@@ -241,10 +239,10 @@ class ShardState:
         return replace(self, gtid=position, copy=replace(self.copy, chunks=chunks))
 
     def by_one_stream(self, common: CommonKey, *, is_whole: bool = False) -> ShardState:
-        """Return the state from which one stream goes on with a copy in chunks.
+        """Return the state from which one stream continues a copy in chunks.
 
-        It sends again what chunks have had already. Once the copy is whole, that is taken out; before, they
-        may have had it from behind a journal, and it stays.
+        The stream sends changes again that chunks already had. Once the copy is complete, these are filtered
+        out; before, chunks may have read them from behind a journal, and they are kept.
         """
         if self.copy is None or not self.copy.chunks:
             return self
@@ -253,8 +251,8 @@ class ShardState:
         return replace(self, copy=self.copy.by_one_stream(common))
 
     def as_json(self) -> dict[str, Any]:
-        """Return what is written into the log."""
-        # Version 1 has no chunks, and would send again what they had.
+        """Return the object that is written to the log."""
+        # A reader of version 1 doesn't know chunks, and would send their changes again.
         has_chunks = bool(self.ahead) or (self.copy is not None and bool(self.copy.chunks))
         found: dict[str, Any] = {"v": VERSION if has_chunks else 1, "gtid": self.gtid}
         if self.epoch:
@@ -281,20 +279,21 @@ class ShardState:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> ShardState:
-        """Return what `as_json` wrote.
+        """Return the state that `as_json` wrote.
 
         :raises TailraceError: `LOG_FORMAT_UNKNOWN` if a later version wrote it.
         """
         if content.get("v") not in range(1, VERSION + 1):
             raise TailraceError(
                 Kind.LOG_FORMAT_UNKNOWN,
-                f"read a shard's state from the log: it is of version {content.get('v')}, {VERSION} is known",
+                f"read a shard's state from the log: it has version {content.get('v')}, the newest supported "
+                f"one is {VERSION}",
                 "run the version of Tailrace that wrote the log, or a later one",
             )
         copy, journal = content.get("copy"), content.get("journal")
         chunks = () if copy is None else tuple(map(CopyChunk.from_json, copy.get("chunks", ())))
         return cls(
-            # While it is copied in chunks, a frame may have the position of one.
+            # During a copy in chunks, a frame may have the position of one chunk.
             gtid=common_position(chunks) if chunks else content["gtid"],
             epoch=content.get("epoch", 0),
             parents=tuple(content.get("from", ())),
@@ -311,21 +310,21 @@ class ShardState:
         )
 
 
-#: Given the keys that parents have for one table, None where it was not begun: the one behind which a shard
-#: that takes over copies it; None: as if nothing had been read.
+#: Given the parents' keys of one table (None: its copy has not begun), returns the key behind which a shard
+#: that takes over copies it; None: from the table's start.
 CommonKey = Callable[[Sequence[str | None]], str | None]
 
 
 def same_key(keys: Sequence[str | None]) -> str | None:
-    """Return the key of all parents, if it is one: nothing is known of the order of others."""
+    """Return the parents' key if all have the same one, else None: the order of different keys is unknown."""
     return keys[0] if len(set(keys)) == 1 else None
 
 
 def inherited_copy(parents: Iterable[ShardState], common: CommonKey = same_key) -> CopyState | None:
-    """Return what is left to copy of a shard that takes over keys of `parents`; None: nothing.
+    """Return the copy that remains for a shard that takes over keys of `parents`; None: nothing remains.
 
-    Parents that are copied whole do not count: the rows of one table and one parent are in the child in the
-    same order. A table that has no common key is copied from its start: its rows come again.
+    Parents that are completely copied do not count: the rows of one table and one parent are in the child in
+    the same order. A table without a common key is copied from its start: its rows are sent again.
     """
     copies = [parent.copy for parent in parents if parent.copy is not None]
     if not copies:

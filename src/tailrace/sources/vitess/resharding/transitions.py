@@ -1,10 +1,10 @@
-"""A shard's modes as a table: what happens to its stream, and what is done then. Pure.
+"""The state machine of a shard: modes, events, and the commands that follow, as a table. Pure.
 
     (start) ─▶ COPYING ─▶ STREAMING ─▶ AT_JOURNAL ─▶ RETIRED ─▶ (start), when traffic is switched back
                   ╰───────────┴─▶ JUNCTION ──╯
                   ╰───────────┴─▶ UNCONFIRMED ─▶ NEEDS_SNAPSHOT ─▶ COPYING, STREAMING or RETIRED
 
-The page on resharding shows the table as a diagram; it is drawn from here.
+The diagram on the documentation's page about resharding is generated from this table.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from tailrace.state_machine import StateMachine
 
 
 class ShardMode(enum.StrEnum):
-    """What is done about a shard."""
+    """The mode of a shard."""
 
     COPYING = "copying"
     STREAMING = "streaming"
-    # Its journal is the next thing in its stream, and was lost on the way: one stream with all participants
-    # brings it.
+    # Its journal is next in its stream, but vtgate didn't send it: one stream with all participants gets it.
     JUNCTION = "junction"
-    # Whether it serves is not known: it has just been begun, or vtgate does not know it any more. The list of
-    # shards tells.
+    # It is not known whether it serves: its reading has just started, or vtgate no longer knows it. The list
+    # of shards decides.
     UNCONFIRMED = "unconfirmed"
     AT_JOURNAL = "at_journal"  # waits until all participants are there
     RETIRED = "retired"
-    NEEDS_SNAPSHOT = "needs_snapshot"  # its stream can't be gone on with: its keys are to be copied again
+    NEEDS_SNAPSHOT = "needs_snapshot"  # its stream can't continue: its keys are to be copied again
 
 
 class ShardEvent(enum.StrEnum):
-    """What happens to a shard."""
+    """An event in the life of a shard."""
 
     BEGINNING = "first position reached"
     POSITION = "position reached"
@@ -45,7 +44,7 @@ class ShardEvent(enum.StrEnum):
     PARTICIPANTS_ABSENT = "ended, not all participants in the stream"
     INTERRUPTED = "ended, or silent"
     UNKNOWN = "ended, shard unknown"
-    LOST = "can't be gone on with"
+    LOST = "stream can't continue"
     LISTED = "serves"
     NOT_LISTED = "others have its keys"
     SNAPSHOT_BEGUN = "snapshot of its keys begun"
@@ -54,11 +53,11 @@ class ShardEvent(enum.StrEnum):
 
 
 class ShardCommand(enum.StrEnum):
-    """What is done for the shard, in the order given."""
+    """A step that is taken for the shard, in the order given."""
 
-    KEEP = "keep"  # write its state into the log, with what led to it
+    KEEP = "keep"  # write its state to the log, with the rows that led to it
     OPEN = "open"  # a stream from its position
-    OPEN_JUNCTION = "open junction"  # the same with all participants in it, after a moment, with a deadline
+    OPEN_JUNCTION = "open junction"  # a stream with all participants, after a short wait, with a deadline
     CANCEL = "cancel"  # its stream
     LIST = "list"  # ask for the serving shards
 
@@ -75,13 +74,13 @@ def _while_read(mode: ShardMode, opened: ShardCommand) -> dict[tuple[ShardMode, 
         (mode, _E.INTERRUPTED): (mode, (opened,)),
         (mode, _E.UNKNOWN): (_M.UNCONFIRMED, (_C.LIST,)),
         (mode, _E.LOST): (_M.NEEDS_SNAPSHOT, (_C.CANCEL, _C.KEEP)),
-        # It had ceased to serve when it was begun.
+        # It was no longer serving when its reading started.
         (mode, _E.NOT_LISTED): (_M.NEEDS_SNAPSHOT, (_C.CANCEL, _C.KEEP)),
     }
 
 
-#: A move that is not here is not allowed. COPYING stands for COPYING or STREAMING where a stream is begun:
-#: the shard's state says which of the two.
+#: A transition that is not listed is illegal. Where a shard starts, COPYING stands for COPYING or STREAMING:
+#: the shard's state decides which of the two.
 TRANSITIONS: dict[tuple[ShardMode, ShardEvent], Move] = {
     **_while_read(_M.COPYING, _C.OPEN),
     (_M.COPYING, _E.COPIED): (_M.STREAMING, (_C.KEEP,)),
@@ -89,7 +88,7 @@ TRANSITIONS: dict[tuple[ShardMode, ShardEvent], Move] = {
     **_while_read(_M.STREAMING, _C.OPEN),
     (_M.STREAMING, _E.COPIED): (_M.STREAMING, ()),
     (_M.STREAMING, _E.REQUESTED): (_M.COPYING, (_C.CANCEL, _C.KEEP, _C.OPEN)),
-    # No change of it counts before it is known that its next journal lies before us.
+    # No change of it counts before it is known that its next journal lies ahead.
     (_M.STREAMING, _E.BEGINNING): (_M.UNCONFIRMED, (_C.CANCEL, _C.KEEP, _C.LIST)),
     (_M.COPYING, _E.BEGINNING): (_M.COPYING, (_C.KEEP, _C.LIST)),
     (_M.JUNCTION, _E.BEGINNING): (_M.JUNCTION, (_C.KEEP, _C.LIST)),
@@ -98,25 +97,25 @@ TRANSITIONS: dict[tuple[ShardMode, ShardEvent], Move] = {
     (_M.JUNCTION, _E.LOST): (
         _M.COPYING,
         (_C.OPEN,),
-    ),  # perhaps another participant's: this shard alone tells
+    ),  # another participant's stream may be the cause: a stream of this shard alone shows it
     (_M.COPYING, _E.LISTED): (_M.COPYING, (_C.KEEP,)),
     (_M.JUNCTION, _E.LISTED): (_M.JUNCTION, (_C.KEEP,)),
     (_M.STREAMING, _E.LISTED): (_M.STREAMING, (_C.KEEP,)),
     (_M.UNCONFIRMED, _E.LISTED): (_M.COPYING, (_C.KEEP, _C.OPEN)),
     (_M.UNCONFIRMED, _E.NOT_LISTED): (_M.NEEDS_SNAPSHOT, (_C.KEEP,)),
-    # Another participant was copied again, and begun behind the journal.
+    # Another participant was copied again, and started behind the journal.
     (_M.AT_JOURNAL, _E.LOST): (_M.NEEDS_SNAPSHOT, (_C.KEEP,)),
     (_M.AT_JOURNAL, _E.ALL_AT_JOURNAL): (_M.RETIRED, (_C.KEEP,)),
-    # It waits for a participant that is lost: the shard that takes both over is copied whole.
+    # It waits for a participant that is lost: the shard that takes over from both is completely copied.
     (_M.AT_JOURNAL, _E.SNAPSHOT_BEGUN): (_M.RETIRED, (_C.KEEP,)),
     (_M.NEEDS_SNAPSHOT, _E.SNAPSHOT_BEGUN): (_M.RETIRED, (_C.KEEP,)),
-    # As a shard that serves still, or again.
+    # It still serves, or serves again.
     (_M.NEEDS_SNAPSHOT, _E.STARTED): (_M.COPYING, (_C.KEEP, _C.OPEN)),
     (_M.AT_JOURNAL, _E.STARTED): (_M.COPYING, (_C.KEEP, _C.OPEN)),
     (_M.RETIRED, _E.STARTED): (_M.COPYING, (_C.KEEP, _C.OPEN)),
 }
 
-#: What the end of a stream is to a shard that is gone on with.
+#: The event of a shard whose stream ended and will be opened again, by the reason of the end.
 ENDED = {
     EndReason.INTERRUPTED: _E.INTERRUPTED,
     EndReason.PARTICIPANTS_ABSENT: _E.PARTICIPANTS_ABSENT,
@@ -124,27 +123,28 @@ ENDED = {
     EndReason.BEHIND: _E.INTERRUPTED,
 }
 
-#: Modes in which the keys of the shard are ours to bring, through this shard.
+#: Modes in which this shard is the one that delivers the changes of its keys.
 ACTIVE = frozenset(ShardMode) - {_M.RETIRED}
 #: Modes in which a stream is open, or about to be.
 READ = frozenset({_M.COPYING, _M.STREAMING, _M.JUNCTION})
-#: Modes of shards that come no further by themselves.
+#: Modes of shards that don't progress by themselves.
 STANDING = frozenset({_M.NEEDS_SNAPSHOT, _M.AT_JOURNAL})
 
 
 @dataclass(frozen=True, slots=True)
 class Shard(StateMachine[ShardMode, ShardEvent]):
-    """A shard: its mode, what the log keeps of it, and its stream.
+    """A shard: its mode, its state in the log, and its stream.
 
-    :param kept: what the log keeps. `mode` follows from it after a restart.
-    :param attempt: counts its streams; what comes of an earlier one is refused.
-    :param task: that reads it; None: it has not been given one.
-    :param failures: ends of its stream in a row.
-    :param refusals: of these, since when the server says without a break that it can't give what follows.
-    :param behind: so often in a row its server lacked transactions that were read.
-    :param unlisted: so many lists of serving shards in a row lack it, or more; -1: none has had it since.
-    :param participants: of its journal, which a junction has to bring.
-    :param trouble: why its stream ended last, until it goes on.
+    :param kept: the state in the log. The mode follows from it after a restart.
+    :param attempt: number of its current stream; messages of earlier ones are refused.
+    :param task: the task that reads it; None: no task is assigned.
+    :param failures: number of consecutive ends of its stream.
+    :param refusals: number of consecutive ends in which the server couldn't send what follows the position.
+    :param behind: number of consecutive times that its server lacked transactions that were read.
+    :param unlisted: number of consecutive lists of serving shards without it, up to `UNLISTED_MAX`; -1: it
+        has been in none since its reading started.
+    :param participants: the participants of its journal, which a junction has to include.
+    :param trouble: why its stream ended last; empty once it continues.
     """
 
     state: ShardMode = ShardMode.RETIRED
@@ -160,13 +160,13 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
 
     @classmethod
     def restored(cls, kept: ShardState) -> Shard:
-        """Return the shard as a restart finds it."""
+        """Return the shard of a state that a restart read from the log."""
         return cls(mode_of(kept), kept=kept, unlisted=0)
 
     def step(self, event: ShardEvent, **changes: object) -> tuple[Shard, tuple[ShardCommand, ...]]:
-        """Return the shard after `event`, and what is to be done; `changes` are fields that the event brings.
+        """Return the shard after `event`, and the commands; `changes` are fields that the event sets.
 
-        :raises IllegalTransition: for a move that the table does not have; always a bug.
+        :raises IllegalTransition: for a transition that the table does not have; always a bug.
         """
         mode, commands = self.found(TRANSITIONS, event)
         moved = self.moved(event, mode, **changes)
@@ -175,14 +175,14 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
         return moved, commands
 
 
-#: Fields of a shard that goes on, and was in no trouble since.
+#: Fields of a shard whose stream continues without a failure.
 UNTROUBLED: dict[str, object] = {
     "participants": (), "failures": 0, "refusals": 0, "behind": 0, "trouble": ""
 }  # fmt: skip
 
 
 def mode_of(kept: ShardState) -> ShardMode:
-    """Return the mode of a shard of which no stream is open yet."""
+    """Return the mode of a shard that has no open stream yet."""
     if kept.children:
         return ShardMode.RETIRED
     if kept.lost:

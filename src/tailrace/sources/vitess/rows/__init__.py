@@ -1,1 +1,1 @@
-"""VStream's responses to the frames of the change log: rows in PostgreSQL's text of PostgreSQL's types."""
+"""Transcodes VStream's responses to frames of the change log: rows in the text of PostgreSQL's types."""

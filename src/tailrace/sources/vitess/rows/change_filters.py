@@ -1,8 +1,8 @@
-"""Changes taken out of a stream's responses that the log has already.
+"""Filters changes out of a stream's responses that the log already has.
 
-A copy by several streams needs it. Each of its chunks is at a position of its own in the end, and the one
-stream that goes on begins at the least of them: what it sends again of a chunk is taken out. A row can move
-from one chunk into another: then half of its update is left.
+A copy by several streams needs this. At its end each chunk has a position of its own, and the one stream that
+continues starts at the least of them: the changes of chunks that it sends again are filtered out. A row can
+move from one chunk to another: then only the delete or the insert of its update is kept.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 
-#: From this size on, a transaction is not held until its position is known.
+#: Size in bytes from which a transaction is not held until its position is known.
 HELD_BYTES_MAX = 32 << 20
 
 
 class AmbiguousError(Exception):
-    """Which changes the log already has does not follow from positions, or from what came of a row."""
+    """Neither the positions nor the row show which changes the log already has."""
 
 
 class RepeatedChangeFilter:
-    """Takes out of a shard's stream what the log has of some chunks already.
+    """A filter for a shard's stream that removes the changes of chunks that the log already has.
 
-    A shard's positions follow each other: a transaction is part of a chunk's position if the position after
-    it is.
+    Each position of a shard contains the one before: a chunk's position includes a transaction if it contains
+    the position after the transaction.
 
     :param chunks: each with the position up to which the log has it.
-    :raises AmbiguousError: if positions do not follow each other.
+    :raises AmbiguousError: if one of two positions doesn't contain the other.
     """
 
     def __init__(self, keyspace: str, shard: str, chunks: Iterable[CopyChunk]) -> None:
         self._keyspace, self._shard = keyspace, shard
         ahead = [(GtidSet.parse(chunk.gtid), chunk) for chunk in chunks]
-        self._ahead = sorted(ahead, key=lambda each: _size(each[0]))  # the nearest position first
+        self._ahead = sorted(ahead, key=lambda each: _size(each[0]))  # the least position first
         for (before, _), (after, _) in zip(self._ahead, self._ahead[1:], strict=False):
             if not after.contains(before):
                 raise AmbiguousError
         self._keys = _KeyColumns(keyspace, (chunk for _, chunk in self._ahead))
         self._held: list[pb.VEvent] = []
         self._held_bytes = 0
-        self._has_rows = False  # among what is held, of tables of the chunks
-        self._is_settled = False  # the transaction that is held is taken out of all chunks that are ahead
+        self._has_rows = False  # whether held events have rows of the chunks' tables
+        self._is_settled = False  # the held transaction was filtered by all chunks ahead, position unknown
 
     @property
     def is_over(self) -> bool:
-        """Whether responses are whole from now on."""
+        """Whether nothing is filtered any more."""
         return not self._ahead and not self._held
 
     def left_of(self, responses: Sequence[bytes]) -> list[bytes]:
-        """Return what is left of responses, and of those before whose position comes now.
+        """Return the remaining events of the responses, and of held ones whose position is now known.
 
-        :raises AmbiguousError: if a position comes between two chunks' positions.
+        :raises AmbiguousError: if a position lies between two chunks' positions.
         """
         left: list[pb.VEvent] = []
         for data in responses:
@@ -78,22 +78,22 @@ class RepeatedChangeFilter:
             self._reach(position)
             self._release(left)
             self._is_settled = False
-            # Nothing that comes is part of a position that is reached, however large it is.
+            # No later transaction is part of a position that is reached, however large it is.
             while self._ahead and position.contains(self._ahead[0][0]):
                 del self._ahead[0]
 
     def _reach(self, position: GtidSet) -> None:
-        """Let chunks go that are not ahead of a transaction, whose position is known now."""
+        """Remove the chunks that are not ahead of the transaction whose position is now known."""
         while self._ahead and not self._ahead[0][0].contains(position):
             if self._is_settled or not position.contains(self._ahead[0][0]):
                 raise AmbiguousError
             del self._ahead[0]
 
     def _release(self, left: list[pb.VEvent]) -> None:
-        left.extend(event for event in self._held if not self._is_had(event))
+        left.extend(event for event in self._held if not self._is_repeated(event))
         self._held, self._held_bytes, self._has_rows = [], 0, False
 
-    def _is_had(self, event: pb.VEvent) -> bool:
+    def _is_repeated(self, event: pb.VEvent) -> bool:
         if event.type != pb.ROW:
             return False
         table = self._table(event)
@@ -111,7 +111,7 @@ class RepeatedChangeFilter:
 
 
 class _KeyColumns:
-    """Where in a row the key of a chunk's range stands: descriptions of tables tell."""
+    """The index of the key's column in rows of chunked tables, from the tables' descriptions."""
 
     def __init__(self, keyspace: str, chunks: Iterable[CopyChunk]) -> None:
         self._keyspace = keyspace
@@ -119,7 +119,7 @@ class _KeyColumns:
         self._places: dict[str, int] = {}
 
     def note(self, event: pb.VEvent) -> None:
-        """Take a description of a table."""
+        """Note the columns of a table if the event describes one."""
         if event.type != pb.FIELD:
             return
         table = event.field_event.table_name.removeprefix(f"{self._keyspace}.")
@@ -128,9 +128,9 @@ class _KeyColumns:
             self._places[table] = names.index(column) if column in names else -1
 
     def is_in(self, chunk: CopyChunk, row: pb.Row) -> bool:
-        """Tell whether a row of its table lies in a chunk.
+        """Return whether a row of the chunk's table lies in the chunk.
 
-        :raises AmbiguousError: if its key is none any more that is a whole number.
+        :raises AmbiguousError: if its key is no longer an integer.
         """
         return not chunk.is_range or chunk.contains(self._value(chunk, row))
 
@@ -146,9 +146,9 @@ class _KeyColumns:
 
 
 def _leave(event: pb.VEvent, is_left: Callable[[pb.Row], bool]) -> bool:
-    """Take images of rows out of an event; return whether a change is left.
+    """Remove row images from an event; return whether a change remains.
 
-    :raises AmbiguousError: if a part of a change would be left that needs the rest of it.
+    :raises AmbiguousError: if the remaining part of a change needs the removed one.
     """
     changes = event.row_event.row_changes
     for number in reversed(range(len(changes))):
@@ -158,7 +158,7 @@ def _leave(event: pb.VEvent, is_left: Callable[[pb.Row], bool]) -> bool:
         if not before and not after:
             del changes[number]
         elif not before and change.HasField("before"):
-            # A row comes in from elsewhere: what it had there and kept is not in the change.
+            # The row moves in from another chunk: its unchanged values are not in the change.
             if change.HasField("data_columns") or change.HasField("json_partial_values"):
                 raise AmbiguousError
             change.ClearField("before")

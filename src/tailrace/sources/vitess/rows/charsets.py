@@ -1,6 +1,6 @@
-"""MySQL's character sets: by the number of a collation, what the bytes of a text are in Unicode.
+"""MySQL's character sets: by the number of a collation, the tables that convert a text to Unicode.
 
-VStream sends texts as the column stores them, whatever the connection's character set is.
+VStream sends texts in the column's character set, whatever the connection's is.
 
 Source: MySQL manual, "Supported Character Sets and Collations"; information_schema.collations.
 """
@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 Points = npt.NDArray[np.int32]
 
-#: In a table of code points: the byte, or pair of bytes, is no character.
+#: In a table of code points: the byte, or pair of bytes, is not a character.
 NO_CHARACTER = -1
-#: … of a first byte: the character has a second byte.
+#: In a table of code points, for a first byte: the character has a second byte.
 TWO_BYTES = -2
 
-#: Character sets whose bytes are UTF-8 as they are; `binary` is of values that have no character set.
+#: Character sets whose bytes are valid UTF-8; `binary` is that of values without a character set.
 UTF8 = frozenset({"utf8mb4", "utf8mb3", "ascii", "binary"})
 
-# The numbers of collations by character set; first those of sets that have many.
+# The numbers of collations by character set; first the ranges, inclusive, of sets that have many.
 _RANGES = (
     ("utf8mb3", 192, 215),
     ("utf8mb4", 224, 247),
@@ -65,7 +65,7 @@ _NUMBERS = {
     "sjis": (13, 88),
     "cp932": (95, 96),
 }
-# What Python calls them. MySQL's latin1 is Windows' with the bytes that that leaves out.
+# Python's names of the codecs. MySQL's latin1 is Windows-1252 plus the bytes that it leaves undefined.
 _CODECS = {
     "latin1": "cp1252",
     "latin2": "iso8859_2",
@@ -81,7 +81,7 @@ _CODECS = {
     "euckr": "cp949",
     "sjis": "shift_jis",
 }
-#: Where MySQL has another character than Python's codec, or only MySQL has one.
+#: Characters that MySQL maps differently from Python's codec, or that only MySQL has.
 _DIFFERENT = {
     "cp866": {b"\xfc": 0x207F, b"\xfd": 0xB2},
     "koi8u": {b"\x95": 0x2022},
@@ -98,7 +98,7 @@ _WIDE = frozenset({"big5", "gbk", "gb2312", "euckr", "sjis", "cp932"})
 
 @functools.cache
 def charset_of(collation: int) -> str | None:
-    """Return the character set of a collation's number; None if it is not one that can be read."""
+    """Return the character set of a collation's number; None if it is not supported."""
     for name, numbers in _NUMBERS.items():
         if collation in numbers:
             return name
@@ -107,8 +107,8 @@ def charset_of(collation: int) -> str | None:
 
 @functools.cache
 def points(charset: str) -> Points:
-    """Return the code points of a character set: 256, by the first byte; where that may be
-    `TWO_BYTES`, 65536 more follow, by both.
+    """Return the code points of a character set: 256, by the first byte; if some of them are `TWO_BYTES`,
+    65536 more follow, by both bytes.
     """
     codec = _CODECS.get(charset, charset)
     first = np.array([_point(bytes([byte]), codec) for byte in range(256)], np.int32)

@@ -1,8 +1,8 @@
-"""What rows from before a column was added have in it: MySQL's default, which no event tells.
+"""The value of an added column in older rows: MySQL's default, which no event contains.
 
-The column may have another default by the time that it is asked for, or none: migrations add a column with
-one, and drop that at once. Where InnoDB added the column without writing rows (`ALGORITHM=INSTANT`), it
-remembers what older rows have.
+By the time of the query the column may have another default, or none: migrations add a column with a default,
+and drop it at once. If InnoDB added the column without writing rows (`ALGORITHM=INSTANT`), it stores the
+value of older rows.
 
 Source: MySQL manual, "The INFORMATION_SCHEMA COLUMNS Table", "The INFORMATION_SCHEMA INNODB_COLUMNS Table",
 "Data Type Default Values".
@@ -24,7 +24,7 @@ from tailrace.sources.vitess.rows.values import GROWTH, room_of, write_alone
 
 @dataclass(frozen=True, slots=True)
 class ColumnDefault:
-    """What rows from before a column have in it: `text`, None for NULL; or nobody knows."""
+    """The value of a column in rows older than the column: `text`, None for NULL; or it is not known."""
 
     text: str | None = None
     is_known: bool = True
@@ -34,13 +34,13 @@ UNKNOWN = ColumnDefault(is_known=False)
 
 _NO_POINTS = np.zeros(0, np.int32)
 
-#: What MySQL says of a column: `column_default` and `extra`; `has_default` and `default_value` of InnoDB, if
-#: it may be asked.
+#: A column in information_schema: `column_default` and `extra`; with the privilege PROCESS, also
+#: `has_default` and `default_value` of InnoDB.
 DefaultRow = tuple[str | None, ...]
-#: Given a shard, a table and a column: what MySQL says of it; None: it has no such column any more.
+#: Given a shard, a table and a column, returns its row; None: the column no longer exists.
 DefaultOf = Callable[[str, str, str], DefaultRow | None]
 
-#: Given SQL, what is attempted, and a shard as a target: the rows.
+#: Given SQL, a description for errors, and a shard as a target, returns the rows.
 Query = Callable[[str, str, str], list[tuple[str | None, ...]]]
 
 
@@ -62,11 +62,11 @@ def asked_by(
     tablet_type: str,
     serving: Callable[[str], Sequence[str]] = lambda shard: (shard,),
 ) -> DefaultOf:
-    """Return what asks the shard itself: others may not have the column yet. Nor may another replica: the
-    primary has it first.
+    """Return a function that asks the shard itself: other shards, and the replica that is asked first, may
+    not have the column yet; the primary has.
 
-    One that is read up to its journal after traffic was switched does not answer: one that took over has its
-    columns.
+    A shard that is read up to its journal after a switch of traffic doesn't answer: a shard that took over is
+    asked, which has the same columns.
 
     :param serving: returns the shards that serve the keys of a shard.
     """
@@ -77,7 +77,7 @@ def asked_by(
             target = f"{keyspace}:{shard}@{of}"
             try:
                 found = query(f"{_WITH_STORED} {where}", attempted, target)
-            except TailraceError:  # perhaps for want of the privilege PROCESS
+            except TailraceError:  # perhaps because the user lacks the privilege PROCESS
                 found = query(f"{_COLUMNS} {where}", attempted, target)
             if found:
                 return found
@@ -103,32 +103,32 @@ def _quoted(name: str) -> str:
 
 
 def default_of_added(plan: ColumnPlan, row: DefaultRow | None) -> ColumnDefault:
-    """Return what rows from before a column have, of what information_schema says of it."""
+    """Return the column's value in older rows, derived from its row in information_schema."""
     if row is None:
         return UNKNOWN
     default, extra, *stored = row
     extra = (extra or "").lower()
     if "generated" in extra or "auto_increment" in extra:
-        return UNKNOWN  # an expression, CURRENT_TIMESTAMP among them, or a number of each row's own
+        return UNKNOWN  # an expression, such as CURRENT_TIMESTAMP, or a different number in each row
     if stored[:1] == ["1"]:
         value = stored[1]
         if (known := _stored(plan, value)) is not None:
             return known
         is_zero = plan.not_null and set((value or "").removeprefix("8")) <= {"0"}
         if default is None and not is_zero:
-            return UNKNOWN  # it had one
+            return UNKNOWN  # it had a default
     if default is not None:
         text = _written(plan, default)
         return UNKNOWN if text is None else ColumnDefault(text)
     if not plan.not_null:
         return ColumnDefault(None)
-    # MySQL gives a column that may not be NULL and has no default its type's zero.
+    # A column that is NOT NULL and has no default gets its type's zero.
     is_bare = plan.flags & NO_DEFAULT and plan.implicit is not None
     return ColumnDefault(plan.implicit) if is_bare else UNKNOWN
 
 
 def _stored(plan: ColumnPlan, value: str | None) -> ColumnDefault | None:
-    """Return what InnoDB has for older rows, of its bytes in hex; None if its type is not read here."""
+    """Return InnoDB's value for older rows, given its bytes in hex; None if the type is not supported."""
     if value is None:
         return ColumnDefault(None)
     if _INTEGER.match(plan.declared):
@@ -144,14 +144,14 @@ def _written(plan: ColumnPlan, default: str) -> str | None:
     value = default.encode()
     code = plan.code
     if code == layout.UTC:
-        return None  # in the time zone of the session that asks
+        return None  # it is in the time zone of the querying session
     if code == layout.BITS:
         number = default.removeprefix("b'").removesuffix("'")
         return number.zfill(plan.parameter) if set(number) <= {"0", "1"} else None
     if code in (layout.HEX, layout.PADDED_HEX):
         value = bytes.fromhex(default[2:]) if default.startswith("0x") else value
     elif code not in (layout.NUMBER, layout.FLOAT4, layout.FLOAT8):
-        return default  # in Unicode already
+        return default  # already in Unicode
     source = np.frombuffer(value, np.uint8)
     out = np.empty(GROWTH * len(value) + room_of(code, plan.parameter), np.uint8)
     end = write_alone(source, code, plan.parameter, _NO_POINTS, out)

@@ -1,8 +1,8 @@
-"""Primary keys behind which a table is copied, as the wire has them: made, compared, as text for the log.
+"""Primary keys behind which a table is copied: creates and compares them, and converts them to text.
 
-A table that a stream names with a key is copied from the row behind it on, and all of its changes are sent
-meanwhile. Of one that is named without, changes are left out until its copy begins. So a table of which the
-log has rows is always named with a key; one before all of its rows, if all are to be read.
+If a stream names a table with a key, it copies the rows behind the key, and sends all changes of the table
+meanwhile. Without a key, it sends no changes until the table's copy begins. So a table of which the log has
+rows is always named with a key: one before all rows, if all are to be read.
 
 Source: `uvstreamer.go` and `rowstreamer.go` of Vitess; `query.proto` for the numbers of types.
 """
@@ -18,26 +18,26 @@ from tailrace.sources.vitess.connection import vstream_pb2 as pb
 _INTEGRAL, _UNSIGNED, _QUOTED, _TEXT, _BINARY = 256, 512, 2048, 4096, 8192
 _INT64, _DECIMAL = 265, 18
 _LEAST_DECIMAL = "-1" + "0" * 65
-#: Values of types that MySQL compares with no other text, by number: timestamp, date, time, datetime.
+#: Values for types that MySQL compares only with valid texts, by number: timestamp, date, time, datetime.
 _MOMENTS = {2061: "2000-01-01", 2062: "2000-01-01", 2063: "00:00:00", 2064: "2000-01-01"}
 
 
 def key_text(table: str, key: pb.QueryResult) -> str:
-    """Return the text of a key: its columns, and one row of them."""
+    """Return a key, its columns and one row, as text."""
     return base64.b64encode(pb.TableLastPk(table_name=table, last_pk=key).SerializeToString()).decode()
 
 
 def key_before(table: str, column: str, value: int) -> str:
-    """Return the text of the key behind which rows from `value` on lie, of one column of whole numbers."""
+    """Return, as text, the key of one integer column behind which the rows from `value` on lie."""
     text = str(value - 1).encode()
     row = pb.Row(lengths=[len(text)], values=text)
     return key_text(table, pb.QueryResult(fields=[pb.Field(name=column, type=_INT64)], rows=[row]))
 
 
 def before_all(fields: Sequence[pb.Field]) -> pb.QueryResult | None:
-    """Return a key that lies before every row's; None if the type of the first column has no such value.
+    """Return a key that lies before every row; None if the first column's type has no such value.
 
-    Of a text it is the empty one: a row whose key is empty itself is not behind it.
+    For a text column it is the empty text: a row whose key is empty itself is not behind it.
     """
     first = fields[0].type
     if first & _INTEGRAL:
@@ -48,14 +48,12 @@ def before_all(fields: Sequence[pb.Field]) -> pb.QueryResult | None:
         least = ""
     else:
         return None
-    # Columns behind the first one only count in rows that are equal in it: there are none.
+    # Further columns matter only for rows that are equal in the first one: there are none.
     return _key(fields, [least, *map(_some_value, fields[1:])])
 
 
 def some_key(fields: Sequence[pb.Field]) -> pb.QueryResult:
-    """Return a key for a table without rows: those that come have changes up to it, and are copied behind
-    it.
-    """
+    """Return a key for a table without rows: of new rows, changes are sent up to it, copies behind it."""
     return _key(fields, list(map(_some_value, fields)))
 
 
@@ -71,8 +69,8 @@ def _key(fields: Sequence[pb.Field], values: Sequence[str]) -> pb.QueryResult:
 def common_key(keys: Sequence[str | None]) -> str | None:
     """Return the key behind which a table is copied in a shard that took over from several.
 
-    :param keys: what those had for the table; None: it was not begun there.
-    :returns: None if the copy is to begin as if nothing had been read.
+    :param keys: the keys of those shards for the table; None: its copy had not begun.
+    :returns: None if the table is to be copied from its start.
     """
     found = [key for key in keys if key is not None]
     if not found:
@@ -87,16 +85,16 @@ def common_key(keys: Sequence[str | None]) -> str | None:
 
 
 def whole_number(key: str) -> int:
-    """Return the value of a key of one column of whole numbers.
+    """Return the value of a key of one integer column.
 
-    :raises TailraceError: `PROTOCOL_VIOLATION` if it is another one.
+    :raises TailraceError: `PROTOCOL_VIOLATION` if it is not such a key.
     """
     numbers = _numbers(key)
     if numbers is None or len(numbers) != 1:
         table = _parsed(key).table_name
         raise TailraceError(
             Kind.PROTOCOL_VIOLATION,
-            f"go on with the copy of the table {table}: its last key is not one whole number",
+            f"continue the copy of the table {table}: its last key is not one whole number",
             "report it, with the table's definition",
             {"table": table},
         )
@@ -108,7 +106,7 @@ def _parsed(key: str) -> pb.TableLastPk:
 
 
 def _numbers(key: str) -> tuple[int, ...] | None:
-    """Return a key's values; None if they are not all whole numbers, whose order is MySQL's."""
+    """Return a key's values, which sort as in MySQL; None if they are not all integers."""
     given = _parsed(key).last_pk
     if not given.rows or not all(field.type & _INTEGRAL for field in given.fields):
         return None

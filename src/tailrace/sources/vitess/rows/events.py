@@ -1,6 +1,6 @@
-"""The compiled scan of VStream's responses for their events, and protobuf's wire format as kernels read it.
+"""Compiled readers of protobuf's wire format, and of the events in VStream's responses.
 
-Responses that are laid end to end are one response: all that they hold is repeated. Every index is checked
+Concatenated responses are one valid response, because all of its fields are repeated. Every index is checked
 against the buffer's end, because numba checks none.
 
 Source: "Encoding" in the documentation of Protocol Buffers; `binlogdata.proto` of Vitess for the numbers.
@@ -24,17 +24,17 @@ from tailrace.protocol.memory import address_of, u8_at
 ) = range(23)  # fmt: skip
 EVENT_TYPES = 23
 
-# Fields of an event as `read_event` finds it. The body is the message, or text, that its type has.
+# Fields of an event that `read_event` returns. The body is the message, or text, of the event's type.
 TYPE, TIME_S, BODY_AT, BODY_END, IS_OWN, AFTER = range(6)
 EVENT_FIELDS = 6
 
-# Kinds of values on the wire.
+# Protobuf's wire types.
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
 TRIPLE: Any = nb.types.UniTuple(nb.int64, 3)  # type: ignore[no-untyped-call]
 
-# Numbers of fields: of a response, of an event.
+# Field numbers: of a response, of an event.
 _EVENTS = 1
 _TYPE, _TIMESTAMP, _STATEMENT, _FIRST_BODY, _LAST_BODY = 1, 2, 4, 5, 8
 _LAST_PK, _KEYSPACE, _SHARD = 21, 22, 23
@@ -42,7 +42,7 @@ _LAST_PK, _KEYSPACE, _SHARD = 21, 22, 23
 
 @nb.njit(inline="always")
 def varint(b, p, end):  # type: ignore[no-untyped-def]
-    """Return a number and the place after it, or -1 if it has no end."""
+    """Return a number and the offset after it, or -1 if the number is cut off."""
     value = np.int64(0)
     if p < end:
         byte = u8_at(b, p)
@@ -61,10 +61,10 @@ def varint(b, p, end):  # type: ignore[no-untyped-def]
 
 @compiled(TRIPLE(nb.int64, nb.int64, nb.int64))
 def field(b, p, end):  # type: ignore[no-untyped-def]
-    """Return the tag of the field at `p`, its value, and the place after it, or -1.
+    """Return the tag of the field at `p`, its value, and the offset after it, or -1.
 
-    The value of what has a length is that length, and the place is that of its first byte: the caller goes
-    on behind it, which is not beyond `end`.
+    For a field with a length, the value is the length, and the offset is that of the content's first byte:
+    the caller skips the content, which is not beyond `end`.
     """
     bad = np.int64(0), np.int64(0), np.int64(-1)
     tag, p = varint(b, p, end)
@@ -95,10 +95,10 @@ def same(b, p, length, name, size):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]))
 def read_event(b, p, end, keyspace, keyspace_size, shard, shard_size, event):  # type: ignore[no-untyped-def]
-    """Read the event of the response at `p` into `event`; returns the place after it, or -1.
+    """Read the event of the response at `p` into `event`; return the offset after it, or -1.
 
     :param keyspace: address of the stream's own keyspace, and its size; likewise `shard`.
-        `event[IS_OWN]` is 0 where the event says that it is of another shard.
+        `event[IS_OWN]` is 0 if the event names another shard.
     """
     for k in range(EVENT_FIELDS):
         event[k] = 0
@@ -136,7 +136,7 @@ def read_event(b, p, end, keyspace, keyspace_size, shard, shard_size, event):  #
 @compiled(nb.int64(FROZEN_BYTES, nb.int64[::1]))
 def change_or_end(buffer, event):  # type: ignore[no-untyped-def]
     """Return the type of the first event that is a change of a row, or the end of a copy; `UNKNOWN` if there
-    is none, or the responses make no sense. Rows of a copy have no time.
+    is none, or the responses are malformed. Rows of a copy have no time.
 
     `event` has room for `EVENT_FIELDS`.
     """
@@ -154,8 +154,8 @@ def change_or_end(buffer, event):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, FROZEN_BYTES, FROZEN_BYTES, nb.int64[::1], nb.int64[::1]))
 def last_boundary(buffer, keyspace, shard, is_open, event):  # type: ignore[no-untyped-def]
-    """Return the place after the last event behind which no transaction of the shard is open; 0 if there is
-    none; -1 if the responses make no sense.
+    """Return the offset after the last event behind which no transaction of the shard is open; 0 if there is
+    none; -1 if the responses are malformed.
 
     `is_open` has one number, carried from call to call; `event` has room for `EVENT_FIELDS`.
     """

@@ -1,4 +1,4 @@
-"""Why rows of Vitess can't be taken, and what to do about it."""
+"""The errors for rows of Vitess that can't be transcoded, with their hints."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tailrace.sources.vitess.rows import layout
 from tailrace.sources.vitess.rows.types import Refused, Unnamed
 
 _REPORT = "nothing of it was stored; if it happens again, please report it with Vitess' version"
-# A stream comes to these changes again at each start, and also where a table is to be read again.
+# A stream reads these changes again at each start, and also when a table is to be read again.
 _NEW_LOG = (
-    "on the shard's MySQL servers. What they have written until then can't be read: begin a new log with a "
+    "on the shard's MySQL servers. Changes that they wrote before can't be read: begin a new log with a "
     "new snapshot, by setting log.path (and the sinks' paths) to new directories"
 )
 _FULL = f"SET PERSIST binlog_row_image = FULL {_NEW_LOG}"
@@ -23,19 +23,19 @@ _FAILURES = {
     ),
     layout.UNKNOWN_EVENT: (
         Kind.PROTOCOL_VIOLATION,
-        "an event is of a kind that this version does not know",
+        "an event has a type that this version does not know",
         "use a newer version of Tailrace",
     ),
     layout.STATEMENTS: (
         Kind.SOURCE_MISCONFIGURED,
-        "a change came as a statement or was taken back, not as rows",
+        "a change was sent as a statement, not as rows, or was rolled back",
         f"SET PERSIST binlog_format = ROW {_NEW_LOG}",
     ),
-    layout.NO_TRANSACTION: (Kind.PROTOCOL_VIOLATION, "a row stands outside a transaction", _REPORT),
+    layout.NO_TRANSACTION: (Kind.PROTOCOL_VIOLATION, "a row is outside a transaction", _REPORT),
     layout.BEGUN_AGAIN: (
         Kind.SOURCE_UNREACHABLE,
         "a transaction begins inside another one, whose rest vtgate did not get",
-        "it is tried again, from before it",
+        "it is retried, from before that transaction",
     ),
     layout.NO_TABLE: (Kind.SCHEMA_MISSING, "no FIELD event describes the table of a row", _REPORT),
     layout.OTHER_COLUMNS: (
@@ -50,14 +50,14 @@ _FAILURES = {
     ),
     layout.LACKS_VALUES: (
         Kind.SOURCE_MISCONFIGURED,
-        "an inserted row came without some of its values, so binlog_row_image is MINIMAL",
+        "an inserted row lacks some of its values, so binlog_row_image is MINIMAL",
         _FULL,
     ),
-    layout.LACKS_KEY: (Kind.SOURCE_MISCONFIGURED, "a row came without its primary key", _FULL),
-    layout.ODD_POSITION: (Kind.PROTOCOL_VIOLATION, "a position has letters that no GTID has", _REPORT),
+    layout.LACKS_KEY: (Kind.SOURCE_MISCONFIGURED, "a row lacks its primary key", _FULL),
+    layout.ODD_POSITION: (Kind.PROTOCOL_VIOLATION, "a position has characters that no GTID has", _REPORT),
     layout.NEEDS_JSON: (
         Kind.SOURCE_MISCONFIGURED,
-        "a JSON document came as a change of what stood there before, which did not come",
+        "a JSON document was sent as a change of the previous one, which was not sent",
         f"SET PERSIST binlog_row_value_options = '' {_NEW_LOG}",
     ),
 }
@@ -66,7 +66,7 @@ _FAILURES = {
 def failure(
     code: int, keyspace: str, shard: str, table: str = "", column: str = "", *, kind: int = -1
 ) -> TailraceError:
-    """Return the error for what stopped the kernel."""
+    """Return the error for the code with which the kernel stopped."""
     error, found, hint = _FAILURES[code]
     context: dict[str, object] = {"shard": f"{keyspace}/{shard}"}
     if table and code not in _OF_NO_TABLE:
@@ -88,7 +88,7 @@ _OF_A_COLUMN = frozenset({layout.LACKS_VALUES, layout.LACKS_KEY, layout.NEEDS_JS
 
 
 def refused(reason: Refused, keyspace: str, shard: str, table: str, column: str) -> TailraceError:
-    """Return the error for a column that can't be taken."""
+    """Return the error for a column that can't be transcoded."""
     found, hint = reason.args
     return TailraceError(
         Kind.SCHEMA_CHANGED if isinstance(reason, Unnamed) else Kind.DECODE_FAILED,

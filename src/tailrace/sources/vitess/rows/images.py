@@ -1,7 +1,7 @@
-"""Compiled readers of a row's images, and writers of the row as pgoutput and COPY have it.
+"""Compiled readers of row images, and writers of rows as pgoutput's tuples and COPY's lines.
 
-Every place on the wire is checked against its end, because numba checks none. That there is room for
-what is written, the caller has made sure.
+Every offset in the input is checked against its end, because numba checks none. The caller ensures that the
+output has room.
 
 Source: `binlogdata.proto` and `query.proto` of Vitess; PostgreSQL manual, "Logical Replication Message
 Formats" and "COPY", text format.
@@ -64,14 +64,14 @@ _LETTER_T, _LETTER_N, _LETTER_R, _CAPITAL_N = map(ord, "tnrN")
 
 @nb.njit(inline="always")
 def _bit(b, at, end, number):  # type: ignore[no-untyped-def]
-    # A bit of a bit map's bytes; 0 behind their end.
+    # Returns a bit of a bit map; 0 behind its end.
     place = at + (number >> 3)
     return (u8_at(b, place) >> (number & 7)) & 1 if place < end else np.int64(0)
 
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1], nb.int64))
 def _find_values(b, p, end, first, count, sources, begin_field):  # type: ignore[no-untyped-def]
-    # Where the values of a Row lie; returns how many bytes they have, or -1 (broken), -2 (other columns).
+    # Finds the values of a Row; returns their size in bytes, or -1 (broken), -2 (other columns).
     lengths = np.int64(0)
     lengths_end = np.int64(0)
     values = np.int64(0)
@@ -89,7 +89,7 @@ def _find_values(b, p, end, first, count, sources, begin_field):  # type: ignore
                 values_end = p + value
             p += value
         elif tag >> 3 == 1:
-            return np.int64(-1)  # not packed: no server writes that
+            return np.int64(-1)  # not packed: no server writes this
     total = values_end - values
     for c in range(first, first + count):
         if lengths >= lengths_end:
@@ -109,7 +109,7 @@ def _find_values(b, p, end, first, count, sources, begin_field):  # type: ignore
 
 @nb.njit(inline="always")
 def _cell(b, patch, source, begin_field, points, out, to):  # type: ignore[no-untyped-def]
-    # One column of a tuple. A place below 0 is one in the texts that were made for this row.
+    # Writes one column of a tuple. A negative offset is one in the texts that were made for this row.
     size = source[begin_field + 1]
     if size == NULL_SIZE:
         put_u8(out, to, pg.NULL)
@@ -136,8 +136,8 @@ def _cell(b, patch, source, begin_field, points, out, to):  # type: ignore[no-un
     )
 )  # fmt: skip
 def _write_tuple(b, patch, texts, table, sources, targets, begin_field, only_key, keeps, points, out, to):  # type: ignore[no-untyped-def]
-    # `keeps`: a column that this shard does not have stays as it is. Else it has what a row from before has;
-    # a constant is the same in all rows.
+    # `keeps`: a column that this shard lacks is unchanged. Else it has the value of rows older than the
+    # column; a constant is the same in all rows.
     count = table[TARGETS]
     to = put(out, to, count, 2)
     for k in range(table[FIRST_TARGET], table[FIRST_TARGET] + count):
@@ -177,7 +177,7 @@ def _key_changed(b, table, sources, targets):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64))
 def _escape_of(letter):  # type: ignore[no-untyped-def]
-    # What stands behind a backslash for a letter of COPY's; -1: the letter stands for itself.
+    # Returns the character that follows the backslash in COPY's escape; -1: it is not escaped.
     if letter == _TAB:
         return np.int64(_LETTER_T)
     if letter == _NEWLINE:
@@ -189,7 +189,7 @@ def _escape_of(letter):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64))
 def _escaped(out, begin, end):  # type: ignore[no-untyped-def]
-    # Escapes a text where it stands; returns its new end.
+    # Escapes a text in place; returns its new end.
     more = 0
     for i in range(begin, end):
         letter = u8_at(out, i)
@@ -215,7 +215,7 @@ def _escaped(out, begin, end):  # type: ignore[no-untyped-def]
     )
 )
 def write_line(b, texts, table, sources, targets, points, out, to):  # type: ignore[no-untyped-def]
-    """Write a row as a line of COPY's text format; returns the place after it."""
+    """Write a row as a line of COPY's text format; return the offset after it."""
     for k in range(table[FIRST_TARGET], table[FIRST_TARGET] + table[TARGETS]):
         source = targets[k, SOURCE_OF]
         c = table[FIRST_SOURCE] + source
@@ -247,10 +247,10 @@ def write_line(b, texts, table, sources, targets, points, out, to):  # type: ign
     )
 )  # fmt: skip
 def _mark_partial(b, table, sources, data, data_end, json, json_end, has_old, is_patched, state):  # type: ignore[no-untyped-def]
-    """Say of each value of an image whether it was sent; returns what stops, or `DONE`.
+    """Mark each value of an image as sent or not; return the code that stops the loop, or `DONE`.
 
-    A bit map tells which columns an image holds (`binlog_row_image`), another which JSON documents are
-    changes of what stood there before (`binlog_row_value_options`): an empty one is no change.
+    One bit map has the columns that an image contains (`binlog_row_image`), another the JSON documents that
+    are changes of the previous document (`binlog_row_value_options`): an empty one is unchanged.
     """
     documents = 0
     stops = np.int64(DONE)
@@ -281,13 +281,13 @@ def _mark_partial(b, table, sources, data, data_end, json, json_end, has_old, is
     return stops
 
 
-# Where the parts of a RowChange begin and end; the first of a pair is -1 where there is none.
+# Begin and end of each part of a RowChange, in pairs; the begin is -1 if the part is absent.
 BEFORE_AT, AFTER_AT, _DATA, _JSON = range(0, 8, 2)
 
 
 @compiled(nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64[::1]))
 def read_change(b, p, end, parts):  # type: ignore[no-untyped-def]
-    """Find where the parts of a RowChange lie; return whether it is one."""
+    """Find the parts of a RowChange; return whether the message is valid."""
     for k in range(8):
         parts[k] = -1
     while p < end:
@@ -303,7 +303,7 @@ def read_change(b, p, end, parts):  # type: ignore[no-untyped-def]
         elif number == 3 or number == 4:
             q = p
             parts[2 * number - 2] = p
-            parts[2 * number - 1] = p  # without bits
+            parts[2 * number - 1] = p  # empty
             while q < p + value:
                 inner, size, q = field(b, q, p + value)
                 if q < 0:
@@ -324,7 +324,7 @@ def read_change(b, p, end, parts):  # type: ignore[no-untyped-def]
     )
 )  # fmt: skip
 def write_change(b, patch, texts, table, sources, targets, parts, points, out, state):  # type: ignore[no-untyped-def]
-    """Write the frame of a transaction's row."""
+    """Write the frame of a row's change in a transaction."""
     has_old = parts[BEFORE_AT] >= 0
     has_new = parts[AFTER_AT] >= 0
     to = state[TO]
@@ -357,7 +357,7 @@ def _lacking_key(table, sources, targets, size_field, state):  # type: ignore[no
 
 @compiled(nb.int64(nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1], nb.int64[::1], nb.int64[::1]))
 def find_images(b, table, sources, targets, parts, state):  # type: ignore[no-untyped-def]
-    """Find where the values of a change's images lie; return what stops, or `DONE`."""
+    """Find the values of a change's images; return the code that stops the loop, or `DONE`."""
     first, count = table[FIRST_SOURCE], table[SOURCES]
     has_old = parts[BEFORE_AT] >= 0
     found = np.int64(0)

@@ -1,13 +1,13 @@
 """The compiled loop from VStream's events to frames of the log.
 
-It goes on until it needs more than numbers: a table is described, or a JSON document is sent as a change.
-Then it returns, with what stopped it in `state[STOPPED]`, and is called again. Rows of binary logs become
-Insert, Update and Delete of pgoutput, those of a copy become rows of a snapshot. Room is made sure of before
-a frame is begun, so none is ever cut.
+The loop runs until it needs Python code: a table is described, or a JSON document is sent as a change. Then
+it returns, with the reason in `state[STOPPED]`, and is called again. Rows of binary logs become Insert,
+Update and Delete of pgoutput, rows of a copy become rows of a snapshot. There is room for a frame before it
+is begun, so no frame is ever cut.
 
-Every place on the wire is checked against its end, because numba checks none.
+Every offset in the input is checked against its end, because numba checks none.
 
-Source: `binlogdata.proto` and `query.proto` of Vitess; `tailrace.protocol.frames` for what is written.
+Source: `binlogdata.proto` and `query.proto` of Vitess; `tailrace.protocol.frames` for the written frames.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ from tailrace.sources.vitess.rows.transactions import (
 )
 from tailrace.sources.vitess.rows.values import GROWTH
 
-#: Rows of a copy that one frame holds, at most so many bytes and one row more.
+#: Size in bytes from which a frame of a copy's rows is ended.
 _ROWS_FRAME_BYTES = 1 << 20
 
-#: What frames take around a row.
+#: Greatest size in bytes of the frames around a row, without the row.
 _ROW_HEAD = 160
 
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def name_hash(buffer, at, end):  # type: ignore[no-untyped-def]
-    """Return a number from 0 for the name of a table between two places."""
+    """Return a hash of the table name between two offsets, 0 or more."""
     b = address_of(buffer)
     found = np.int64(0xCBF29CE4)
     for k in range(at, end):
@@ -105,7 +105,7 @@ def name_hash(buffer, at, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, FROZEN_BYTES, nb.int64[:, ::1], nb.int64[::1]))
 def _table_of(buffer, at, end, names, tables, slots):  # type: ignore[no-untyped-def]
-    # `slots` is a hash table with open addressing and room to spare; -1: the table is not described.
+    # `slots` is a hash table with open addressing and free slots. Returns -1 if the table is not described.
     mask = len(slots) - 1
     slot = name_hash(buffer, at, end) & mask
     while slots[slot] >= 0:
@@ -117,7 +117,7 @@ def _table_of(buffer, at, end, names, tables, slots):  # type: ignore[no-untyped
     return np.int64(-1)
 
 
-# What is found of a RowEvent before its changes.
+# Fields of a RowEvent's head.
 _NAME_AT, _NAME_END, _IS_FOREIGN, _IS_INTERNAL = range(4)
 
 
@@ -145,7 +145,7 @@ def _read_head(b, p, end, keyspace, keyspace_size, shard, shard_size, head):  # 
     return True
 
 
-# The frame of a copy's rows that is begun: where, or -1; its table and rows. And the table of the last event.
+# The begun frame of a copy's rows: its offset, or -1; its table; its rows. Then the last event's table.
 _FRAME_AT, _FRAME_TABLE, _FRAME_ROWS, _LAST_TABLE = range(4)
 
 
@@ -160,7 +160,7 @@ def _end_rows(out, frame, state):  # type: ignore[no-untyped-def]
 
 @compiled(nb.void(nb.int64, nb.int64, nb.int64, nb.int64[::1], nb.int64[::1]))
 def _begin_line(out, table, relation, frame, state):  # type: ignore[no-untyped-def]
-    # Begins what has to be begun before a row of a copy: the snapshot, and a frame of rows of its table.
+    # Begins the snapshot, and a frame of the table's rows, if a row of a copy needs it.
     if state[OPEN] != SNAPSHOT:
         state[OPEN] = SNAPSHOT
         state[TIME_US] = state[SNAPSHOT_TIME_US]
@@ -179,8 +179,8 @@ def _begin_line(out, table, relation, frame, state):  # type: ignore[no-untyped-
 def _find_table(  # type: ignore[no-untyped-def]
     buffer, at, end, names, keyspace, keyspace_size, shard, shard_size, tables, slots, head, last
 ):  # fmt: skip
-    # The table of the RowEvent between two places, and DONE; or -1, and why. An event that is not for the log
-    # has none and is DONE. `last` is the table of the event before, most often the same.
+    # Returns the table of the RowEvent between two offsets, and DONE; or -1, and why it failed. An event that
+    # is not for the log returns -1 and DONE. `last` is the previous event's table, most often the same.
     b = address_of(buffer)
     if not _read_head(b, at, end, keyspace, keyspace_size, shard, shard_size, head):
         return np.int64(-1), BROKEN
@@ -206,7 +206,7 @@ def _write_row_event(  # type: ignore[no-untyped-def]
     b, at, stop, is_copy, patch, patch_size, texts, tables, sources, targets, points, out, room, parts, frame,
     state,
 ):  # fmt: skip
-    # The changes of the RowEvent between two places, from `state[CHANGE_AT]` on. Returns whether it is done.
+    # Writes the RowEvent's changes up to `stop`, from `state[CHANGE_AT]` on. Returns whether it is done.
     table = tables[state[TABLE]]
     first = max(at, state[CHANGE_AT])
     while first < stop:
@@ -248,7 +248,7 @@ def _write_row_event(  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _check_event(event, room, state_size, facts, state):  # type: ignore[no-untyped-def]
-    # Whether an event that is none of rows can be written: DONE, or why not.
+    # Returns DONE if an event without rows can be written, or why not.
     kind = event[ev.TYPE]
     if kind == ev.FIELD:
         return DESCRIBES
@@ -257,7 +257,7 @@ def _check_event(event, room, state_size, facts, state):  # type: ignore[no-unty
     if ev.INSERT <= kind <= ev.DELETE or (kind == ev.ROLLBACK and state[OPEN] >= TRANSACTION):
         return STATEMENTS
     if kind == ev.BEGIN and state[OPEN] == TRANSACTION:
-        return BEGUN_AGAIN  # a part of its rows would be there twice
+        return BEGUN_AGAIN  # a part of the transaction's rows would be in the log twice
     if state[FACTS] >= len(facts):
         return NEEDS_FACTS
     need = state_room(event[ev.BODY_END] - event[ev.BODY_AT], state_size)
@@ -271,7 +271,7 @@ def _check_event(event, room, state_size, facts, state):  # type: ignore[no-unty
 def _write_event(  # type: ignore[no-untyped-def]
     buffer, event, keyspace, keyspace_size, shard, shard_size, before_state, out, state
 ):  # fmt: skip
-    # An event that `_check_event` has let through. Returns DONE, or why it can't be written.
+    # Writes an event that `_check_event` has accepted. Returns DONE, or why it can't be written.
     kind = event[ev.TYPE]
     if kind == ev.BEGIN:
         if state[OPEN] == CLOSED:
@@ -318,10 +318,10 @@ def transcode(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Write the frames of the events from `state[AT]` on to `target`, from `state[TO]` on.
 
-    :param before_state: what a shard's state begins with, up to its position's text.
-    :param patched: texts that take the place of values of the change at `state[CHANGE_AT]`, whose rows in
-        `sources` point to them, if `state[PATCHED]` is 1.
-    :param facts: gets what other events say, a row of `FACT_FIELDS` each.
+    :param before_state: a shard's state up to its position's text.
+    :param patched: if `state[PATCHED]` is 1, texts that replace values of the change at `state[CHANGE_AT]`;
+        its columns in `sources` have their offsets.
+    :param facts: receives the events without rows, `FACT_FIELDS` numbers each.
     :param scratch: room for `SCRATCH_FIELDS` numbers. Its first are the event that stopped the loop.
     """
     b, out, patch = address_of(buffer), address_of(target), address_of(patched)
@@ -375,5 +375,5 @@ def transcode(  # type: ignore[no-untyped-def]
     _end_rows(out, frame, state)
 
 
-#: Numbers that `transcode` needs for itself.
+#: Size of `transcode`'s scratch array.
 SCRATCH_FIELDS = 24

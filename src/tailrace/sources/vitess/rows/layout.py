@@ -1,4 +1,4 @@
-"""What the loop from events to frames keeps in arrays of numbers, and what stops it."""
+"""The layout of the kernel's arrays of numbers, and the codes with which the kernel stops."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 ) = range(19)  # fmt: skip
 STATE_FIELDS = 19
 
-# What is open: nothing; a transaction of which no frame is written; one with frames; a snapshot.
+# Values of OPEN: nothing is open; a transaction without frames yet; one with frames; a snapshot.
 CLOSED, BEGUN, TRANSACTION, SNAPSHOT = range(4)
 
-# What stops the loop. From `FAILED` on it is an error.
+# Values of STOPPED: why the kernel stopped. From `FAILED` on it is an error.
 DONE, DESCRIBES, NEEDS_ROOM, NEEDS_JSON, NEEDS_FACTS = range(5)
 FAILED = 10
 (
@@ -20,31 +20,31 @@ FAILED = 10
     LACKS_KEY, ODD_POSITION, BEGUN_AGAIN,
 ) = range(FAILED, FAILED + 11)  # fmt: skip
 
-# Fields of a table: its relation in the log, 0: left out; where its columns begin among those of all.
+# Fields of a table: its relation in the log, 0: left out; the index of its first column among all columns.
 RELATION, SOURCES, FIRST_SOURCE, TARGETS, FIRST_TARGET, IS_FULL, ROOM, NAME_AT, NAME_END = range(9)
 TABLE_FIELDS = 9
 
-# Fields of a column as the shard sends it. An inserted row may lack a value that is NULL then.
+# Fields of a column as the shard sends it. MAY_LACK: an inserted row may lack the value, which is then NULL.
 CODE, PARAMETER, IS_JSON, MAY_LACK, BEGIN, SIZE, OLD_BEGIN, OLD_SIZE = range(8)
 SOURCE_FIELDS = 8
 
-# What a column has that `IS_JSON` is of: no document, a document, in this row the change of one.
+# Values of IS_JSON: the column has no documents; it has documents; in this row, the change of a document.
 NO_DOCUMENT, A_DOCUMENT, A_CHANGE = range(3)
 
-# Fields of a column as the log has it: which of the shard's it is, -1: none of them, `CONSTANT`: it is ours;
-# whether it is of the key; where the text lies that a row of a shard without the column will have in it.
+# Fields of a column as the log has it: the index of the shard's column, -1: the shard lacks it, `CONSTANT`:
+# an added column; whether it is in the key; the text's offset and size in rows of a shard without the column.
 SOURCE_OF, IN_KEY, MISSING_AT, MISSING_SIZE = range(4)
 TARGET_FIELDS = 4
 CONSTANT = -2
 
-# Fields of a fact: the event's type, its time, its body, and where it stands among the frames.
+# Fields of a fact: the event's type, its time, its body, and its offset in the frames.
 FACT_TYPE, FACT_TIME_S, FACT_BODY_AT, FACT_BODY_END, FACT_OUT_AT = range(5)
 FACT_FIELDS = 5
 
-#: Sizes of a value that is NULL, and of one that was not sent.
+#: The size of a value that is NULL, and of one that was not sent.
 NULL_SIZE, NOT_SENT = -1, -2
 
-# What is done to a value: see `values.write_value`.
+# Conversions of a value: see `values.write_value`.
 (
     PLAIN, NUMBER, FLOAT4, FLOAT8, UTC, HEX, PADDED_HEX, BITS, SINGLE_BYTES, DOUBLE_BYTES, UTF16, UTF16LE,
     UTF32,

@@ -1,8 +1,8 @@
-r"""JSON documents that come as a change of what stood there before.
+r"""JSON documents that are sent as a change of the previous document.
 
-MySQL writes such with `binlog_row_value_options = PARTIAL_JSON`, and Vitess makes a nested SQL expression of
-them: `JSON_INSERT(JSON_REMOVE(%s, _utf8mb4'$.a'), _utf8mb4'$.b', 7)`, where `%s` stands for the document
-before. It is read strictly: what is not understood whole is not applied.
+MySQL writes such changes with `binlog_row_value_options = PARTIAL_JSON`, and Vitess converts them to a nested
+SQL expression: `JSON_INSERT(JSON_REMOVE(%s, _utf8mb4'$.a'), _utf8mb4'$.b', 7)`, where `%s` stands for the
+previous document. Parsing is strict: an expression that isn't completely understood is not applied.
 
 Source: `ParseBinaryJSONDiff` and `MarshalSQLTo` of Vitess; MySQL manual, "Partial Updates of JSON Values".
 """
@@ -36,16 +36,16 @@ class _NotUnderstood(Exception):  # noqa: N818 - it never leaves this module
 
 
 class _Digits(str):
-    """A number, as it is written."""
+    """A number, kept as its text."""
 
     __slots__ = ()
 
 
 def changed_document(text: bytes, before: bytes | None) -> bytes | None:
-    """Return the document that an image of a row means; None if that can't be told.
+    """Return the document that an expression yields; None if it can't be evaluated.
 
-    :param text: the image's value: an expression, or `null`.
-    :param before: the document before; None if it was not sent.
+    :param text: the value in the row image: an expression, or `null`.
+    :param before: the previous document; None if it was not sent.
     """
     try:
         reader = _Expression(text.decode(), before)
@@ -57,7 +57,7 @@ def changed_document(text: bytes, before: bytes | None) -> bytes | None:
 
 
 class _Expression:
-    """Reads an expression from left to right."""
+    """A parser that evaluates an expression from left to right."""
 
     def __init__(self, text: str, before: bytes | None) -> None:
         self._text = text
@@ -65,7 +65,7 @@ class _Expression:
         self._before = before
 
     def document(self, depth: int = 0) -> Any:
-        """Return the document that the expression at the present place makes."""
+        """Return the document that the expression at the current offset yields."""
         if depth > _DEPTH_MAX:
             raise _NotUnderstood
         call = self._match(_CALL)
@@ -89,7 +89,7 @@ class _Expression:
         return _applied(call.group(1), made, _legs(path.group(1)), value)
 
     def end(self) -> None:
-        """Check that nothing is left."""
+        """Check that the whole text was read."""
         if self._at != len(self._text):
             raise _NotUnderstood
 

@@ -1,4 +1,4 @@
-"""How the tables of a shard's stream lie in those of the log: the arrays of numbers that the kernel reads."""
+"""The mapping of a shard's tables to those of the log, as the arrays of numbers that the kernel reads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tailrace.sources.vitess.rows.charsets import Points
 from tailrace.sources.vitess.rows.types import ColumnPlan
 from tailrace.sources.vitess.rows.values import room_of
 
-#: So many tables and columns have room before arrays grow.
+#: Number of tables and columns for which the arrays have room before they grow.
 _ROOM = 16
 
 
 @dataclass(slots=True)
 class _Described:
-    """A table as the shard's stream names it, and its shape in the log; None: it is left out."""
+    """A table that the shard's stream described, and its shape in the log; None: it is left out."""
 
     number: int
     table: str
@@ -31,7 +31,7 @@ class _Described:
 class ShardShapes:
     """The tables that a shard's stream has described.
 
-    :param constants: texts that columns of ours have in every row, by their names.
+    :param constants: by name, the texts that added columns have in every row.
     """
 
     def __init__(self, constants: Mapping[str, str] | None = None) -> None:
@@ -49,24 +49,24 @@ class ShardShapes:
         self.texts: Bytes = np.zeros(0, np.uint8)
 
     def leave_out(self, name: bytes) -> None:
-        """Pass over the rows that are named so."""
+        """Skip the rows of the table with this name."""
         self._put(name, "", (), None)
 
     def put(self, name: bytes, columns: tuple[ColumnPlan, ...], shape: TableShape) -> None:
-        """Take the rows that are named so, of these columns, into a table of the log."""
+        """Map the rows of the table with this name, which have these columns, to a table of the log."""
         self._put(name, shape.table, columns, shape)
 
     def take(self, shape_of: Callable[[str], TableShape]) -> None:
-        """Take the shapes that tables have in the log now, where they had others.
+        """Use the tables' current shapes in the log.
 
-        :param shape_of: given a table's name.
+        :param shape_of: given a table's name, returns its shape in the log.
         """
         for name, found in self._described.items():
             if found.shape is not None and (shape := shape_of(found.table)) != found.shape:
                 self._put(name, found.table, found.columns, shape)
 
     def where(self, table: int, column: int) -> tuple[str, str]:
-        """Return the names of a table and its column by the kernel's numbers; empty where there is none."""
+        """Return the names of a table and its column by the kernel's numbers; empty if there is none."""
         if not 0 <= table < len(self._by_number):
             return "", ""
         found = self._by_number[table]
@@ -96,7 +96,7 @@ class ShardShapes:
         self.texts = np.frombuffer(bytes(self._texts), np.uint8)
 
     def _put_columns(self, row: Numbers, columns: tuple[ColumnPlan, ...], shape: TableShape) -> None:
-        # Places that the table had before are not used again: tables change their shape rarely.
+        # The table's earlier rows in the arrays are not reused: tables rarely change their shape.
         first, target = self._source_count, self._target_count
         self._source_count += len(columns)
         self._target_count += len(shape.columns)
@@ -139,7 +139,7 @@ class ShardShapes:
         return begin, len(self._texts)
 
     def _index(self) -> None:
-        # The kernel's hash table of names, with half of its places free.
+        # The kernel's hash table of names; at least half of its slots are free.
         texts = np.frombuffer(bytes(self._texts), np.uint8)
         count = len(self._by_number)
         added = range(count - 1, count)

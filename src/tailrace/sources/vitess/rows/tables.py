@@ -1,11 +1,11 @@
-"""The tables of a keyspace as the log has them: one for all shards, whatever shape each of those has.
+"""The tables of a keyspace in the log: one shape for all shards, whatever shape each shard has.
 
 DDL reaches shards one after the other, so a table has several shapes for a while. The log has one at a time,
-with each column that some shard has: a mirror could not follow a table that changes to and fro with each row.
-A column that a shard lacks is left as it is by that shard's updates. It goes when no live shard has it any
-more; of types that differ, the wider one stands. Columns are matched by name, so a renamed one is another.
+with every column that any shard has: a mirror could not follow a table that alternates with each row. A
+shard's updates leave a column unchanged that the shard lacks. The column is removed when no live shard has
+it; if types differ, the wider one is used. Columns are matched by name: a renamed column is a new one.
 
-One thread uses it: that which appends to the log.
+For one thread: the one that appends to the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace.sources.vitess.rows.types import ColumnPlan
 
 @dataclass(slots=True)
 class _Table:
-    """A table of the log, and the shapes that shards have told since this process began."""
+    """A table of the log, and the shapes that shards have described since this process started."""
 
     shape: TableShape
     shards: dict[str, tuple[ColumnPlan, ...]] = field(default_factory=dict)
@@ -35,9 +35,9 @@ class LogTables:
     """All tables of one log.
 
     :param in_force: the frames that are in force at the log's end, by their keys.
-    :param default_of: asked for each column that is added to a table; without it nobody knows what rows from
-        before have, and a mirror stops there.
-    :param shard_column: a column of ours that each table has, for the shard; empty: none.
+    :param default_of: called for each column that is added to a table; without it the value in older rows is
+        unknown, and a mirror stops there.
+    :param shard_column: a column that is added to each table, with the shard's name; empty: none.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LogTables:
         self._live: frozenset[str] = frozenset()
         self._tables: dict[tuple[str, str], _Table] = {}
         self._relations = 0
-        #: Counts the changes of shapes: who has made something of one looks whether it is still so.
+        #: Number of changes of shapes: users of shapes compare it to notice that theirs are outdated.
         self.generation = 0
         self._load(in_force)
 
@@ -63,7 +63,7 @@ class LogTables:
                 self._relations = max(self._relations, facts.relation)
 
     def keep_shards(self, shards: Collection[str]) -> None:
-        """Take these as the shards that are live: what only others had goes with the next description."""
+        """Set the live shards: the next description drops the columns that only other shards had."""
         self._live = frozenset(shards)
 
     def shape(self, keyspace: str, table: str) -> TableShape:
@@ -74,9 +74,9 @@ class LogTables:
         return self._tables[keyspace, table].shape
 
     def read_again(self, keyspace: str, table: str, log_offset: int) -> TableShape | None:
-        """Note that all rows of a table stand in the log from `log_offset` on.
+        """Note that the log has all rows of a table from `log_offset` on.
 
-        Returns its shape, to be written; None if it was never described: it has no rows.
+        Returns the shape to write; None if the table was never described: it has no rows.
         """
         known = self._tables.get((keyspace, table))
         if known is None:
@@ -96,9 +96,9 @@ class LogTables:
         columns: tuple[ColumnPlan, ...],
         left_out: Collection[str] = (),
     ) -> TableShape | None:
-        """Take a shard's description of a table; return the shape to be written to the log, if it changed.
+        """Process a shard's description of a table; return the shape to write to the log, if it changed.
 
-        :param left_out: columns that the shard has besides, and the log is not to have.
+        :param left_out: further columns of the shard, which are not written to the log.
         :raises TailraceError: `DECODE_FAILED` if two columns have one name; `SCHEMA_CHANGED` if the names are
             not those that the columns had.
         """
@@ -129,7 +129,7 @@ class LogTables:
             if gone != shard:
                 del known.shards[gone]
         shape = self._merged(known, columns, shard, is_altered=is_altered)
-        # What was left out before, and is not now, has values in older rows that nobody sent.
+        # Columns that were left out before, and are not now, have values in older rows that were not sent.
         kept_out = {*known.shape.left_out, *left_out} - {column.name for column in shape.columns}
         shape = dataclasses.replace(shape, left_out=tuple(sorted(kept_out)))
         if len(shape.columns) > COLUMNS_MAX:
@@ -148,11 +148,11 @@ class LogTables:
     def _refuse_misnamed(
         self, before: TableShape, shard: str, names: Collection[str], left_out: Collection[str]
     ) -> None:
-        """Refuse names that a table's columns have got since.
+        """Refuse column names that a table got after these changes.
 
-        Vitess names the columns of older rows as those that the table has now, from left to right. If one was
-        added in between, the last ones seem to be gone: they are older than one that seems to be there, and
-        the table has them. Every shard is altered in the same order.
+        Vitess names the columns of older rows by the table's current columns, from left to right. If a column
+        was added in between, the last ones seem to be missing, although they are older than one that is
+        present, and the table still has them. Every shard is altered in the same order.
         """
         numbers = {column.name: column.number for column in before.columns}
         latest = max((numbers.get(name, before.numbered + 1) for name in names), default=0)
@@ -173,7 +173,7 @@ class LogTables:
         self, known: _Table, latest: tuple[ColumnPlan, ...], shard: str, *, is_altered: bool
     ) -> TableShape:
         before = known.shape
-        # What the log has stands for the shards that have not spoken yet.
+        # The shape in the log stands for the shards that have not described the table yet.
         is_waiting = not self._live or bool(self._live - known.shards.keys())
         plans = {column.name: column for shape in known.shards.values() for column in shape}
         own = self.shard_column
@@ -194,7 +194,7 @@ class LogTables:
             columns.append(ColumnShape(own, "text", numbered))
         key = _key_of(latest)
         if before.columns and not is_altered and not self._agree(known, key, is_waiting=is_waiting):
-            key = before.key  # a shard that speaks for the first time may be behind
+            key = before.key  # a shard that describes the table for the first time may be behind
         return dataclasses.replace(
             before,
             columns=tuple(columns),
@@ -252,7 +252,7 @@ _MORE_DIGITS = frozenset({"timestamp", "timestamptz", "varchar", "bit"})
 
 
 def _wider(one: _Type, other: _Type) -> _Type:
-    """Return a type that holds the values of both; of types that have none, `other`."""
+    """Return a type that holds the values of both types; `other` if there is none."""
     if one[:2] == other[:2]:
         return other
     if one[0] == other[0] and one[0] in _MORE_DIGITS:

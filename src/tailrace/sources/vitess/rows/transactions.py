@@ -1,6 +1,6 @@
-"""Compiled writers of what stands around rows in the log: transactions, snapshots, a shard's position.
+"""Compiled writers of the frames around rows: transactions, snapshots, a shard's position.
 
-Source: `tailrace.protocol.frames` for what is written; `binlogdata.proto` of Vitess for what is read.
+Source: `tailrace.protocol.frames` for the written frames; `binlogdata.proto` of Vitess for the input.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tailrace.sources.vitess.rows.layout import (
     TRANSACTIONS,
 )  # fmt: skip
 
-#: What stands around a shard's position in its state.
+#: Size in bytes, at most, of a shard's state frame without the position and the text before it.
 _STATE_HEAD = 256
 
 _QUOTE, _BACKSLASH = map(ord, '"\\')
@@ -39,7 +39,7 @@ _CLOSING = np.frombuffer(b'"}}', np.uint8)
 
 @nb.njit(inline="always")
 def put(out, to, value, size):  # type: ignore[no-untyped-def]
-    """Write a number of `size` bytes, the most significant first; return the place after it."""
+    """Write a number of `size` bytes, the most significant first; return the offset after it."""
     for k in range(size):
         put_u8(out, to + k, (value >> (8 * (size - 1 - k))) & 255)
     return to + size
@@ -54,7 +54,7 @@ def _put_all(out, to, text):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def begin_frame(out, to, kind):  # type: ignore[no-untyped-def]
-    """Begin a frame, whose length is put by `end_frame`; return the place after its kind."""
+    """Begin a frame, whose length `end_frame` writes; return the offset after its kind."""
     put_u8(out, to, frames.COPY_DATA)
     put_u8(out, to + 5, kind)
     return to + 6
@@ -62,7 +62,7 @@ def begin_frame(out, to, kind):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def begin_message(out, to, position):  # type: ignore[no-untyped-def]
-    """Begin the frame of a message of pgoutput; return the place of the message."""
+    """Begin the frame of a message of pgoutput; return the message's offset."""
     to = begin_frame(out, to, frames.XLOG)
     to = put(out, to, position, 8)
     to = put(out, to, position, 8)
@@ -71,14 +71,14 @@ def begin_message(out, to, position):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def end_frame(out, begin, to):  # type: ignore[no-untyped-def]
-    """Put the length of the frame that begins at `begin`; return its end."""
+    """Write the length of the frame that begins at `begin`; return its end."""
     put(out, begin + 1, to - begin - 1, 4)
     return to
 
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def write_control(out, to, subtype, lsn, time_us):  # type: ignore[no-untyped-def]
-    """Write a control frame whose content is `{}`; return the place after it."""
+    """Write a control frame whose content is `{}`; return the offset after it."""
     begin = to
     to = begin_frame(out, to, frames.CONTROL)
     put_u8(out, to, subtype)
@@ -89,7 +89,7 @@ def write_control(out, to, subtype, lsn, time_us):  # type: ignore[no-untyped-de
 
 @compiled(nb.void(nb.int64, nb.int64[::1], nb.int64))
 def open_transaction(out, state, time_us):  # type: ignore[no-untyped-def]
-    """Write the Begin of a transaction; its time may be put right by `close`."""
+    """Write the Begin of a transaction; `close` may correct its time."""
     to = state[TO]
     state[BEGIN_AT] = to
     state[TIME_US] = time_us
@@ -104,16 +104,16 @@ def open_transaction(out, state, time_us):  # type: ignore[no-untyped-def]
 
 @compiled(nb.void(nb.int64, nb.int64[::1], nb.int64))
 def close(out, state, time_us):  # type: ignore[no-untyped-def]
-    """End what is open, with a frame if its rows have frames.
+    """End the open transaction or snapshot, with a frame if its rows have frames.
 
-    :param time_us: of the commit; 0: not told.
+    :param time_us: the commit's time, microseconds since 1970; 0: not known.
     """
     to = state[TO]
     if state[OPEN] == SNAPSHOT:
         state[TO] = write_control(out, to, frames.SNAPSHOT_ENDS, state[POSITION] + 1, state[TIME_US])
     elif state[OPEN] == TRANSACTION:
         if time_us != 0:
-            # What began it told when it began.
+            # The time so far is that of the event that began it.
             state[TIME_US] = time_us
             if state[BEGIN_AT] >= 0:
                 at = state[BEGIN_AT] + frames.XLOG_PAYLOAD_AT + pg.BEGIN_TIME_AT
@@ -128,7 +128,7 @@ def close(out, state, time_us):  # type: ignore[no-untyped-def]
     if state[OPEN] >= TRANSACTION:
         state[POSITION] += 1
         state[TRANSACTIONS] += 1
-        state[GTID_AT] = -1  # it stands in the log
+        state[GTID_AT] = -1  # the position is in the log
     state[OPEN] = CLOSED
 
 
@@ -138,11 +138,11 @@ def close(out, state, time_us):  # type: ignore[no-untyped-def]
     )
 )  # fmt: skip
 def write_shard_state(buffer, at, end, before, out, to):  # type: ignore[no-untyped-def]
-    """Write the frame that says how far the shard is: of the ShardGtid between `at` and `end`.
+    """Write the frame of the shard's state, with the position of the ShardGtid between `at` and `end`.
 
     :param before: the content up to the position's text.
-    :returns: the place after it; the same place if the position holds what JSON can't; -1 if it is no
-        message. There must be room for `state_room` bytes.
+    :returns: the offset after it; `to` if the position has characters that JSON would escape; -1 if it is
+        not a valid message. There must be room for `state_room` bytes.
     """
     b = address_of(buffer)
     begin = to
@@ -171,15 +171,15 @@ def write_shard_state(buffer, at, end, before, out, to):  # type: ignore[no-unty
 
 @compiled(nb.int64(nb.int64, nb.int64))
 def state_room(size, before):  # type: ignore[no-untyped-def]
-    """Return the bytes that a shard's state takes at most, of a ShardGtid of `size` bytes."""
+    """Return the greatest size of a shard's state frame, for a ShardGtid of `size` bytes."""
     return _STATE_HEAD + before + size
 
 
 @compiled(nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]))
 def find_own(b, p, end, keyspace, keyspace_size, shard, shard_size, state):  # type: ignore[no-untyped-def]
-    """Find the ShardGtid of the stream's own shard in a VGTID, which names all shards of its stream.
+    """Find the ShardGtid of the stream's own shard in a VGTID, which has all shards of the stream.
 
-    Its place is put into the state. Returns whether it is a VGTID.
+    Writes its offsets to the state. Returns whether the message is valid.
     """
     while p < end:
         tag, size, p = field(b, p, end)

@@ -1,8 +1,8 @@
-"""One shard's stream to frames of the log: the way into this package.
+"""Transcodes the stream of one shard to frames of the log: the entry to this package.
 
-Transactions come out whole: responses are kept as they came until the commit is there, unless the caller
-wants what there is. The transcoder of a shard is used by one thread, that which appends to the log: shapes of
-tables are common to all shards, in the order of the log.
+The frames have complete transactions: responses are kept until the commit arrives, unless the caller requests
+a part. A shard's transcoder is used by one thread, the one that appends to the log: shapes of tables are
+shared by all shards, in the order of the log.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tailrace.sources.vitess.rows.shapes import ShardShapes
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.types import ColumnPlan, Refused, is_in_key, passed_over, plan_of
 
-#: Given a keyspace, a table and its columns: those that are left out.
+#: Given a keyspace, a table and its columns, returns those that are left out.
 LeftOut = Callable[[str, str, ColumnRoles], frozenset[str]]
 
-#: Of a response's bytes; frames of usual rows are that much longer. More is made where it is needed.
+#: Size of the output buffer as a multiple of the responses' size; enough for usual rows, else it grows.
 _GROWTH = 3
 
 _NO_BYTES = np.zeros(0, np.uint8)
@@ -38,21 +38,21 @@ _FACTS_MIN = 64
 
 
 class StreamEvent(NamedTuple):
-    """What an event says that is neither a row nor a description of a table.
+    """An event that is neither a row nor a description of a table.
 
-    `kind`: see `events`. `at` is where it stands among the frames: those before are of what came before it;
-    of a commit, the place behind its frame. `body` is the message, or text, that events of its kind have: a
-    `VGtid`, a `Journal`, a statement of DDL.
+    `kind`: see `events`. `at` is the event's offset in the frames: earlier events made the frames before it;
+    for a commit, the end of its frame. `body` is the message, or text, of the event's type: a `VGtid`, a
+    `Journal`, a statement of DDL.
     """
 
     kind: int
     at: int
-    time_s: int  # since 1970; 0: not told
+    time_s: int  # since 1970; 0: not known
     body: bytes
 
 
 class StreamEvents(Sequence[StreamEvent]):
-    """The events of some responses, made when they are asked for."""
+    """The events of some responses, created on access."""
 
     def __init__(self, facts: Numbers, data: bytes) -> None:
         self._facts = facts
@@ -68,7 +68,7 @@ class StreamEvents(Sequence[StreamEvent]):
         return map(self._event, self._facts.tolist())
 
     def of(self, *kinds: int) -> list[StreamEvent]:
-        """Return the events of some kinds."""
+        """Return the events of the given kinds."""
         types = self._facts[:, layout.FACT_TYPE]
         wanted = types == kinds[0]
         for kind in kinds[1:]:
@@ -82,9 +82,9 @@ class StreamEvents(Sequence[StreamEvent]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transcoded:
-    """What became of some responses.
+    """The result of transcoding some responses.
 
-    `frames` end with a whole transaction, unless `is_open`. `position` is that of the next transaction.
+    `frames` end with a complete transaction, unless `is_open`. `position` is that of the next transaction.
     """
 
     frames: Bytes
@@ -94,14 +94,14 @@ class Transcoded:
     is_open: bool
 
     def end_of(self, vgtid: StreamEvent) -> int:
-        """Return where the transaction of a VGTID ends among the frames."""
+        """Return the offset in the frames at which the transaction of a VGTID ends."""
         commits = (event.at for event in self.events.of(events.COMMIT) if event.at >= vgtid.at)
         return next(commits, len(self.frames))
 
 
 @dataclass(slots=True)
 class _Work:
-    """What the kernel writes to, of one call."""
+    """The input and the output buffers of one call."""
 
     data: bytes
     buffer: Bytes
@@ -116,13 +116,13 @@ class _Work:
 
 
 class Transcoder:
-    """The rows of one shard.
+    """The transcoder of one shard's stream.
 
-    :param tables: those of the log, common to its shards.
-    :param state: what the shard's state in the log holds beside its position.
-    :param captures: given a table's name without its keyspace, whether its rows are taken.
-    :param left_out: given keyspace, table and its columns, those whose values do not go into the log.
-    :param is_view: of what a copy describes: tablets copy views, too.
+    :param tables: the tables of the log, shared by all shards.
+    :param state: the shard's state in the log without its position.
+    :param captures: given a table's name without its keyspace, returns whether its rows are captured.
+    :param left_out: given keyspace, table and its columns, returns those that are not written to the log.
+    :param is_view: given a table's name, returns whether it is a view: tablets copy views, too.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Transcoder:
         self._names = tuple(np.frombuffer(name.encode(), np.uint8) for name in (keyspace, shard))
         self._watermark_us = 0
         self.set_state(state or {})
-        self._kept: list[bytes] = []  # what came and is not in frames yet
+        self._kept: list[bytes] = []  # responses that are not transcoded yet
         self._kept_bytes = 0
         self._is_open = np.zeros(1, np.int64)
         shard_column = self._tables.shard_column
@@ -153,7 +153,7 @@ class Transcoder:
         self._unwritten: bytes | None = None
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Let the shard's state in the log hold this from now on, beside `gtid`."""
+        """Set the shard's state, without `gtid`, that is written with each transaction from now on."""
         watermark = {"watermark": self._watermark_us} if self._watermark_us else {}
         more = json.dumps({**state, **watermark}, separators=(",", ":"))[1:-1]
         name = json.dumps(f"{self._keyspace}/{self._shard}")
@@ -162,9 +162,9 @@ class Transcoder:
         self._before_state = np.frombuffer(text.encode(), np.uint8)
 
     def set_watermark(self, time_us: int) -> None:
-        """Let the transactions that come say that all shards' transactions before this time are in the log.
+        """Set the watermark that is written with each transaction from now on.
 
-        :param time_us: microseconds since 1970; 0: not known.
+        :param time_us: the log has all shards' transactions before it. Microseconds since 1970; 0: unknown.
         """
         if time_us != self._watermark_us:
             self._watermark_us = time_us
@@ -172,7 +172,7 @@ class Transcoder:
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of responses whose transaction has not ended yet."""
+        """Number of bytes of responses whose transaction has not ended yet."""
         return self._kept_bytes
 
     def transcode(
@@ -180,18 +180,18 @@ class Transcoder:
     ) -> Transcoded:
         """Return the frames of responses, and of those that were kept before.
 
-        :param position: of the next transaction; of the one that is open, where the frames before were cut.
+        :param position: the next transaction's; if the last frames were cut, that of the open transaction.
         :param cut: frames may end inside a transaction: nothing is kept, and nothing of another shard may be
-            appended before the rest has come. Its time is that of its beginning.
-        :param time_us: what rows of a copy have as their time, microseconds since 1970.
+            appended before the rest arrives. The transaction's time is that of its begin.
+        :param time_us: the time of a copy's rows, microseconds since 1970.
         :raises TailraceError: `PROTOCOL_VIOLATION`, `SOURCE_MISCONFIGURED`, `DECODE_FAILED`. Nothing of these
-            responses may be appended then, and the transcoder is of no further use before `reset`.
+            responses may be appended then, and the transcoder must not be used again.
         """
         data = self._whole(responses, cut=cut)
         if not data:
             return Transcoded(_NO_BYTES, position, 0, StreamEvents(np.zeros((0, 6), np.int64), b""), False)
         if self._tables.generation != self._generation:
-            # Another shard has told another shape of a table.
+            # Another shard has changed the shape of a table.
             self._shapes.take(lambda table: self._tables.shape(self._keyspace, table))
             self._generation = self._tables.generation
         state = self._state
@@ -221,11 +221,11 @@ class Transcoder:
 
     @property
     def has_unwritten_position(self) -> bool:
-        """Whether the shard went on, with nothing that concerns its tables, since its last frames."""
+        """Whether the shard's position advanced without rows of captured tables since its last frames."""
         return self._unwritten is not None
 
     def _whole(self, responses: Sequence[bytes], *, cut: bool) -> bytes:
-        """Return what can be transcoded now: up to where no transaction is open."""
+        """Return the bytes that can be transcoded now: up to where no transaction is open."""
         came = b"".join(responses)
         if not came and not (cut and self._kept):
             return b""
@@ -271,7 +271,7 @@ class Transcoder:
                 )
 
     def _describe(self, work: _Work) -> None:
-        """Take a FIELD event; write the table's description if that changed."""
+        """Process a FIELD event; write the table's description if it changed."""
         event = self._scratch
         try:
             found = pb.FieldEvent.FromString(work.data[event[events.BODY_AT] : event[events.BODY_END]])
@@ -280,7 +280,7 @@ class Transcoder:
         self._state[layout.AT] = event[events.AFTER]
         if (found.keyspace or self._keyspace, found.shard or self._shard) != (self._keyspace, self._shard):
             return
-        # vtgate writes the keyspace in front, unless it was told not to.
+        # vtgate prefixes the keyspace, unless the request excludes it.
         table, name = found.table_name.removeprefix(f"{self._keyspace}."), found.table_name.encode()
         is_taken = not found.is_internal_table and not is_internal(table) and self._captures(table)
         if not is_taken or (event[events.TIME_S] == 0 and self._is_view(table)):
@@ -322,7 +322,7 @@ class Transcoder:
         self._state[layout.TO] = to + len(described)
 
     def _make_documents(self, work: _Work) -> None:
-        """Make the documents of a row that are sent as changes of what stood there before."""
+        """Make the documents of a row that are sent as changes of the previous documents."""
         state, shapes = self._state, self._shapes
         table = shapes.tables[state[layout.TABLE]]
         first = int(table[layout.FIRST_SOURCE])
@@ -346,8 +346,8 @@ class Transcoder:
         state[layout.PATCHED] = 1
 
 
-# Tables that Vitess makes for itself, of online DDL and of its garbage collection. A tablet leaves them out
-# while it streams, and does not while it copies. Source: Vitess' manual, "Table lifecycle" and "Online DDL".
+# Tables that Vitess creates for online DDL and garbage collection. A tablet leaves them out of its stream,
+# but not of a copy. Source: Vitess' manual, "Table lifecycle" and "Online DDL".
 _HEX = "[0-9a-fA-F]"
 _UUID = f"{_HEX}{{8}}_{_HEX}{{4}}_{_HEX}{{4}}_{_HEX}{{4}}_{_HEX}{{12}}"
 _INTERNAL = re.compile(

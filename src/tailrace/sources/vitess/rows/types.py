@@ -1,7 +1,7 @@
-"""The table from MySQL's types to PostgreSQL's, and how each value's text is made.
+"""The mapping of MySQL's types to PostgreSQL's, and the conversion of each type's values.
 
-`Field.column_type` decides where there is one: a column of texts whose collation ends in `_bin` comes as a
-binary type. A type that is not listed is refused by name.
+`Field.column_type` decides if it is set: a text column whose collation ends in `_bin` is sent with a binary
+type. A type that is not listed is refused by name.
 
 Source: `query.proto` of Vitess for the numbers of types; MySQL manual, "Data Types".
 """
@@ -30,34 +30,34 @@ from tailrace.sources.vitess.rows.layout import (
     UTF32,
 )
 
-# Among a field's flags.
+# Bits of a field's flags.
 _NOT_NULL, _PRIMARY_KEY, NO_DEFAULT = 1, 2, 4096
 
-#: Of no modifier.
+#: The value for a type without a modifier.
 NO_MODIFIER = -1
 
-# What `varchar` and `numeric` add to their modifiers.
+# The number that PostgreSQL adds to the modifiers of `varchar` and `numeric`.
 _MODIFIER_HEADER = 4
 
 _FRACTION_DIGITS_MAX = 6
 
 
 class Refused(Exception):  # noqa: N818 - the caller knows the table
-    """A column can't be taken; `args` are what was found, and what to do."""
+    """A column can't be transcoded; `args` are the reason and the hint."""
 
 
 class Unnamed(Refused):
-    """The server does not know the column any more."""
+    """The server no longer knows the column's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """A column of a shard's table: its type in PostgreSQL, and what is done to its values.
+    """A column of a shard's table: its type in PostgreSQL, and the conversion of its values.
 
-    `parameter`: of `PADDED_HEX` the bytes of a value, of `BITS` its bits. `charset` is set where a table of
-    code points is needed. `may_lack`: inserted rows come without the value if it is NULL and
-    `binlog_row_image` is NOBLOB. `implicit`: what rows from before the column have if it may not be NULL and
-    has no default; None: that is not known.
+    `parameter`: for `PADDED_HEX` the number of bytes, for `BITS` that of bits. `charset` is set if a table of
+    code points is needed. `may_lack`: inserted rows lack the value if it is NULL and `binlog_row_image` is
+    NOBLOB. `implicit`: the value in rows older than the column if it is NOT NULL without a default; None: it
+    is not known.
     """
 
     name: str
@@ -75,7 +75,7 @@ class ColumnPlan:
     implicit: str | None = None
 
 
-#: MySQL's names of types by the number that VStream gives them, where `column_type` is not told.
+#: MySQL's names of types by their numbers in VStream, for fields without `column_type`.
 _NAMES = {
     257: "tinyint", 770: "tinyint unsigned", 259: "smallint", 772: "smallint unsigned",
     261: "mediumint", 774: "mediumint unsigned", 263: "int", 776: "int unsigned",
@@ -85,7 +85,7 @@ _NAMES = {
     2075: "set", 2077: "geometry", 2078: "json", 2083: "vector",
 }  # fmt: skip
 
-#: Types that have no default but NULL, and that binary logs may leave out.
+#: Types whose only default is NULL, and whose values binary logs may omit.
 _LARGE = re.compile(
     r"(tiny|medium|long)?(text|blob)|json|geom|(multi)?(point|linestring|polygon)|vector", re.IGNORECASE
 )
@@ -101,10 +101,10 @@ _Make = Callable[[pb.Field, str, bool, str], ColumnPlan]
 
 
 def plan_of(field: pb.Field, *, has_labels: bool) -> ColumnPlan:
-    """Return how a column is taken.
+    """Return the plan of a column.
 
-    :param has_labels: values of ENUM and SET are labels.
-    :raises Refused: if it can't be; `Unnamed`.
+    :param has_labels: whether values of ENUM and SET are labels.
+    :raises Refused: if the column can't be transcoded; `Unnamed`.
     """
     if field.name.startswith("@") and field.name[1:].isdigit():
         raise Unnamed(
@@ -118,7 +118,7 @@ def plan_of(field: pb.Field, *, has_labels: bool) -> ColumnPlan:
     base = found.group(1) if found else ""
     if not found or base not in _MAKERS:
         raise Refused(
-            f"its type {declared or field.type!r} is not one that is known",
+            f"its type {declared or field.type!r} is not supported",
             _LEAVE_OUT + ", or use a newer version of Tailrace",
         )
     if base in ("enum", "set") and not has_labels:
@@ -130,8 +130,8 @@ def plan_of(field: pb.Field, *, has_labels: bool) -> ColumnPlan:
 
 
 def passed_over(field: pb.Field) -> ColumnPlan:
-    """Return a column whose values are passed over, whatever its type: without a name, so that it is none of
-    the log's. Documents stay documents, which changes number.
+    """Return the plan of a column whose values are skipped, whatever its type: it has no name, so that it
+    matches no column of the log. `is_json` is kept, because the bit map of partial JSON counts documents.
     """
     declared = field.column_type or _NAMES.get(field.type, "")
     is_json = declared.lower() == "json"
@@ -139,7 +139,7 @@ def passed_over(field: pb.Field) -> ColumnPlan:
 
 
 def is_in_key(field: pb.Field) -> bool:
-    """Return whether a column is of its table's primary key."""
+    """Return whether a column belongs to its table's primary key."""
     return bool(field.flags & _PRIMARY_KEY)
 
 
@@ -166,7 +166,7 @@ def _column(
 
 
 def _always(type_: str, code: int, implicit: str, *, is_json: bool = False) -> _Make:
-    """Return the maker for a type of MySQL of which all columns are alike."""
+    """Return the maker for a type of MySQL that has no variants."""
     return lambda field, _base, _unsigned, _arguments: _column(
         field, type_, code, is_json=is_json, implicit=implicit
     )
@@ -192,7 +192,7 @@ def _decimal(field: pb.Field, _base: str, unsigned: bool, arguments: str) -> Col
     try:
         digits = [int(part) for part in arguments.split(",")]
     except ValueError:
-        # Without its declaration: the length counts a sign and a point.
+        # Without a declaration: the length includes the sign and the point.
         digits = [max(1, field.column_length - (field.decimals > 0) - (not unsigned)), field.decimals]
     precision, scale = digits[0], digits[1] if len(digits) > 1 else 0
     _require(0 < precision <= _DIGITS_MAX and 0 <= scale <= precision, field)
@@ -244,8 +244,8 @@ def _characters(field: pb.Field, type_: str, modifier: int) -> ColumnPlan:
 
 
 def _label(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
-    # Streams have labels in UTF-8. A copy has them as they are stored: those that are ASCII are the same, but
-    # where a letter has several bytes.
+    # Streams have labels in UTF-8. A copy has them in the column's character set: ASCII labels are the same,
+    # except in character sets with several bytes for each letter.
     charset = charsets.charset_of(field.charset)
     if charset in _UNITS or (charset not in charsets.UTF8 and not field.column_type.isascii()):
         raise Refused(

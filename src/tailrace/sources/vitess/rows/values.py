@@ -1,8 +1,8 @@
-"""Compiled writers of PostgreSQL's texts from the texts and bytes that MySQL sends.
+"""Compiled writers of values: from the texts and bytes that MySQL sends to PostgreSQL's texts.
 
-Both sides are given by their addresses. The caller has made sure that there is room: `room_of` bytes. A value
-that is not what its type promises is written as it came: readers then give it as a text of its own, and its
-neighbours as usual.
+Input and output are given by their addresses. The caller ensures that there is room for `room_of` bytes. A
+value that doesn't have the format of its type is written as it came: readers then return this value as text,
+and the others as usual.
 
 Source: PostgreSQL manual, "Numeric Types" (output of floating-point numbers), "bytea Hex Format",
 "Bit Strings"; the Unicode Standard, chapter 3.
@@ -19,22 +19,22 @@ from tailrace.protocol.memory import address_of, move_bytes, put_u8, u8_at, u16_
 from tailrace.sources.vitess.rows import layout
 from tailrace.sources.vitess.rows.charsets import NO_CHARACTER, TWO_BYTES
 
-#: A text is longer than what it is made of by at most a factor and so many bytes, and what its type adds.
+#: Greatest growth of a value as text: a factor, and a number of bytes in addition; see `room_of`.
 GROWTH, GROWTH_FIXED = 3, 64
 
-#: More digits than a floating-point number is ever written with.
+#: Limit of a floating-point number's digits: more than MySQL or PostgreSQL ever write.
 _DIGITS_MAX = 40
 
 _MINUS, _PLUS, _POINT, _ZERO, _NINE, _E, _LOWER_E = map(ord, "-+.09Ee")
 _BACKSLASH, _X = map(ord, "\\x")
 
-# Exponents from which on PostgreSQL writes a number with one: of float4 and float8, and of both below.
+# Exponents from which PostgreSQL uses scientific notation: for float4, for float8; and below it, for both.
 _EXPONENT_FLOAT4, _EXPONENT_FLOAT8, _EXPONENT_MIN = 6, 15, -4
 
 
 @nb.njit(inline="always")
 def _copied(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    # Short ones byte by byte: a call costs more.
+    # Short values byte by byte: a call costs more.
     if length <= 16:
         for k in range(length):
             put_u8(out, to + k, u8_at(b, p + k))
@@ -45,7 +45,7 @@ def _copied(b, p, length, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_number(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    # `000042` as 42, `.50` as 0.50, `-.00` as 0.00: binary logs and ZEROFILL have such.
+    # Writes `000042` as 42, `.50` as 0.50, `-.00` as 0.00: binary logs and ZEROFILL contain such numbers.
     end = p + length
     first = p
     is_negative = length > 0 and u8_at(b, p) == _MINUS
@@ -74,8 +74,8 @@ def _write_number(b, p, length, out, to):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _read_float(b, p, end, digits_at):  # type: ignore[no-untyped-def]
-    # Puts the digits from the first that is not 0 to the last that is not at `digits_at`. Returns how many,
-    # and the exponent of the first; -1 and 0 if the text is no number of so few digits.
+    # Writes the digits, without leading and trailing zeros, to `digits_at`. Returns their number and the
+    # first one's exponent; -1 and 0 if the text is not a number, or has more than `_DIGITS_MAX` digits.
     count = 0
     exponent = -1
     is_behind = False
@@ -137,7 +137,7 @@ def _write_scientific(digits_at, count, exponent, out, to):  # type: ignore[no-u
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_float(b, p, length, highest, out, to):  # type: ignore[no-untyped-def]
-    # `1.5E+00` as 1.5, `1E+20` as 1e+20. The digits are put behind the text first.
+    # Writes `1.5E+00` as 1.5, `1E+20` as 1e+20. The digits are first written behind the text.
     begin = to
     is_negative = length > 0 and u8_at(b, p) == _MINUS
     if is_negative:
@@ -181,7 +181,7 @@ def _digit(value):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_hex(b, p, length, size, out, to):  # type: ignore[no-untyped-def]
-    # As bytea's text; zeros fill it up to `size` bytes, which binary logs leave out.
+    # Writes bytea's text, padded to `size` bytes with the trailing zeros that binary logs omit.
     put_u8(out, to, _BACKSLASH)
     put_u8(out, to + 1, _X)
     to += 2
@@ -198,7 +198,7 @@ def _write_hex(b, p, length, size, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_bits(b, p, length, bits, out, to):  # type: ignore[no-untyped-def]
-    # The last `bits` bits of a number whose most significant byte comes first.
+    # Writes the last `bits` bits of a number whose most significant byte comes first.
     for k in range(bits - 1, -1, -1):
         at = length - 1 - (k >> 3)
         is_set = at >= 0 and (u8_at(b, p + at) >> (k & 7)) & 1 == 1
@@ -209,7 +209,7 @@ def _write_bits(b, p, length, bits, out, to):  # type: ignore[no-untyped-def]
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64))
 def _put_point(point, out, to):  # type: ignore[no-untyped-def]
-    # One code point in UTF-8.
+    # Writes one code point in UTF-8.
     if point < 0x80:
         put_u8(out, to, point)
         return to + 1
@@ -255,7 +255,7 @@ def _write_by_table(b, p, length, points, table, out, to):  # type: ignore[no-un
 
 @compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_units(b, p, length, code, out, to):  # type: ignore[no-untyped-def]
-    # UTF-16 in either order of bytes, and UTF-32.
+    # Converts UTF-16 in either byte order, and UTF-32.
     begin = to
     width = 4 if code == layout.UTF32 else 2
     if length % width != 0:
@@ -286,10 +286,10 @@ def _write_units(b, p, length, code, out, to):  # type: ignore[no-untyped-def]
     )
 )  # fmt: skip
 def write_value(b, p, length, code, parameter, points, out, to):  # type: ignore[no-untyped-def]
-    """Write a value of `length` bytes at `p` as PostgreSQL's text; returns the place after it.
+    """Write a value of `length` bytes at `p` as PostgreSQL's text; return the offset after it.
 
-    `code` and `parameter` are those of `types.ColumnPlan`; of a text with a table, the parameter is the place
-    of that among `points`.
+    `code` and `parameter` are those of `types.ColumnPlan`; for a text that is converted by a table of code
+    points, the parameter is the table's index in `points`.
     """
     if code == layout.PLAIN:
         return _copied(b, p, length, out, to)
@@ -319,7 +319,7 @@ def write_value(b, p, length, code, parameter, points, out, to):  # type: ignore
     )
 )  # fmt: skip
 def write_alone(value, code, parameter, points, out):  # type: ignore[no-untyped-def]
-    """Write one value to the start of `out`, as `write_value` does; returns how many bytes it takes."""
+    """Write one value to the start of `out`, as `write_value` does; return its size in bytes."""
     return write_value(
         address_of(value),
         np.int64(0),
@@ -333,6 +333,6 @@ def write_alone(value, code, parameter, points, out):  # type: ignore[no-untyped
 
 
 def room_of(code: int, parameter: int) -> int:
-    """Return the bytes that a text takes at most, beside `GROWTH` for each byte of its value."""
+    """Return the greatest size of a value's text, in addition to `GROWTH` for each byte of the value."""
     more = 2 * parameter if code == layout.PADDED_HEX else parameter if code == layout.BITS else 0
     return GROWTH_FIXED + _DIGITS_MAX + more

@@ -1,1 +1,1 @@
-"""The streams of shards, into the log."""
+"""Capture: reads the streams of shards and appends them to the log."""

@@ -1,8 +1,8 @@
-"""Snapshots that were asked for, taken one after another by the streams themselves.
+"""Requested snapshots, which the streams themselves take one after another.
 
-A stream that is opened with its position and with primary keys goes on from there, and copies what lies
-behind the keys: so a table is read again while its changes go on, and nothing else is held up. Shards that
-need a snapshot are copied whole.
+A stream that is opened with its position and with primary keys continues from the position, and copies the
+rows behind the keys: a table is read again while its changes and all others are streamed. Shards that need a
+snapshot are completely copied.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tailrace.sources.vitess.snapshots import AskedSnapshot, KeptSnapshots, Outc
 
 log = structlog.get_logger(__name__)
 
-#: How often is looked for requests, and for the end of a snapshot.
+#: Interval of the check for requests and for the end of a snapshot, in seconds.
 INTERVAL_S = 0.5
-#: Shards are asked for so many keys at a time.
+#: Limit of unanswered queries for keys at a time.
 _ASKED_MAX = 32
 
 
 class AskedSnapshots:
-    """For the thread that appends; `is_idle` from any.
+    """The requested snapshots of a log. For the thread that appends; `is_idle` from any.
 
-    :param step: has the coordinator take an event, and carries out its commands.
+    :param step: passes an event to the coordinator, and carries out its commands.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class AskedSnapshots:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing that was asked for is under way or waits."""
+        """Whether no requested snapshot is in progress or waits."""
         return self._kept.open is None and not request_files(self._directory)
 
     def turn(self, now_s: float) -> None:
-        """Take the next request, or go on with the one that is under way.
+        """Take the next request, or continue the snapshot in progress.
 
-        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; what ended the log's writer.
+        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; the error that ended the log's writer.
         """
         if now_s - self._looked_s < INTERVAL_S:
             return
@@ -83,25 +83,25 @@ class AskedSnapshots:
             take_requests(self._directory, self._take)
         if (asked := self._kept.open) is not None:
             try:
-                self._go_on(asked)
+                self._continue(asked)
             except TailraceError as error:
                 if error.policy is not Policy.RETRY:
                     raise
-                log.warning("a snapshot waits", snapshot=asked.id, error=error.message)
+                log.warning("a snapshot failed; it is retried", snapshot=asked.id, error=error.message)
             except _RefusedError as refused:
                 self._end(asked, refused.error)
 
     def _take(self, request: Request) -> bool:
         if self._kept.has(request):
-            return True  # the process was killed before the file was removed
+            return True  # the process was killed before it removed the file
         if self._kept.open is not None:
             return False
         self._kept.all.append(AskedSnapshot(request.id, request.requested_us, request.tables))
         self._kept.write(self._directory)
-        log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
+        log.info("snapshot requested", snapshot=request.id, tables=list(request.tables))
         return True
 
-    def _go_on(self, asked: AskedSnapshot) -> None:
+    def _continue(self, asked: AskedSnapshot) -> None:
         lost = self._coordinator.needs_snapshot
         if not asked.tables:
             if not asked.begun:
@@ -111,9 +111,9 @@ class AskedSnapshots:
         elif lost:
             raise _RefusedError(
                 Kind.SNAPSHOT_FAILED,
-                f"take a snapshot of {', '.join(asked.tables)}: the keys {', '.join(map(str, lost))} of the "
-                "keyspace can't be gone on with",
-                "tailrace snapshot FILE --lost; then ask again",
+                f"take a snapshot of {', '.join(asked.tables)}: the stream of the keyspace's keys "
+                f"{', '.join(map(str, lost))} can't continue",
+                "tailrace snapshot FILE --lost; then request the snapshot again",
             )
         elif not asked.begun:
             if self._coordinator.is_whole:
@@ -123,7 +123,7 @@ class AskedSnapshots:
             self._end(asked)
 
     def _begin(self, asked: AskedSnapshot, keys: Mapping[str, Mapping[str, str]]) -> None:
-        """Have the tables read. Killed before it is noted, it begins once more."""
+        """Start reading the tables. After a crash before `_note_begun`, the snapshot starts again."""
         asked.since = self._appender.tail.offset
         self._step(TablesRequested(keys, frozenset(asked.names)))
         self._appender.sync()
@@ -136,7 +136,7 @@ class AskedSnapshots:
 
     def _end(self, asked: AskedSnapshot, error: TailraceError | None = None) -> None:
         if error is None and asked.whole:
-            # A mirror takes out what was neither read nor changed since.
+            # A mirror removes the rows that were neither read nor changed since.
             found = RowFrames()
             for name in asked.names or self._tables.names(self._source.keyspace):
                 shape = self._tables.read_again(self._source.keyspace, name, asked.since)
@@ -149,12 +149,12 @@ class AskedSnapshots:
         asked.error = error_json(error)
         asked.finished_us = time.time_ns() // 1000
         self._kept.write(self._directory)
-        log.info("a snapshot that was asked for is over", snapshot=asked.id, state=str(asked.state))
+        log.info("snapshot finished", snapshot=asked.id, state=str(asked.state))
 
-    # ------------------------------------------------------------------ the keys that streams are opened with
+    # ------------------------------------------------------------------ keys with which streams are opened
 
     def _keys(self, wanted: frozenset[str]) -> Iterator[tuple[str, dict[str, str]]]:
-        """Yield for each shard the keys behind which its tables are copied."""
+        """Yield, for each shard, the keys behind which its tables are copied."""
         for shard, known in self._coordinator.shards.items():
             if known.kept.children:
                 continue
@@ -168,14 +168,14 @@ class AskedSnapshots:
                 raise _RefusedError(
                     Kind.TABLE_MISSING,
                     f"take a snapshot of {names}: the shard {shard} has no such table that is captured",
-                    "name tables as keyspace.table, and see to it that source.tables means them",
+                    "name tables as keyspace.table, and check that source.tables includes them",
                 )
             if keyless := sorted(table for table, key in tables.items() if not key):
                 raise _RefusedError(
                     Kind.SINK_KEY_MISSING,
                     f"take a snapshot: {', '.join(keyless)} has no primary key, without which its rows would "
-                    "come again",
-                    "give it a primary key, or leave it out by source.tables_exclude",
+                    "be sent again",
+                    "give it a primary key, or exclude it with source.tables_exclude",
                 )
             yield shard, dict(self._keys_of(shard, tables, wanted))
 
@@ -191,19 +191,19 @@ class AskedSnapshots:
             found = answer_of(answer, 2 * self._source.connect_timeout, attempted)
             if table in wanted:
                 key = before_all(found.fields)
-            else:  # of a table that is empty now, what comes meanwhile is sent, too
+            else:  # for a table that is empty now, any key: rows that are inserted meanwhile are sent, too
                 key = found if found.rows else some_key(found.fields)
             if key is None:
                 raise _RefusedError(
                     Kind.SNAPSHOT_FAILED,
-                    f"take a snapshot: the primary key of {table} is of a type that has no least value",
-                    "begin a new log to read it anew",
+                    f"take a snapshot: the primary key of {table} has a type without a least value",
+                    "begin a new log to read it again",
                 )
             yield table, key_text(table, key)
 
 
 class _RefusedError(Exception):
-    """A request can't be carried out: it fails alone."""
+    """A request can't be carried out: it fails, the stream continues."""
 
     def __init__(self, kind: Kind, message: str, hint: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What somebody waits for: that the log has what the shards had when it was asked for."""
+"""Waiting for an end: the positions of the shards at the time of a request, which the log has to reach."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tailrace.sources.vitess.resharding.transitions import ShardMode
 
 log = structlog.get_logger(__name__)
 
-#: So long after a question that a shard did not answer, all are asked again.
+#: Wait until all shards are asked again after one did not answer, in seconds.
 ASK_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedEnd:
-    """A position that the log is to have once each of these shards is so far."""
+    """A position that the log gets once it has the transactions in `ends`, those of each shard when asked."""
 
     position: int
     ends: Mapping[str, GtidSet]
 
     def missing(self, coordinator: Coordinator) -> list[str]:
-        """Return the shards that are not so far."""
+        """Return the shards whose ends the log has not reached."""
         return [shard for shard, end in self.ends.items() if not _has(coordinator, shard, end)]
 
     def refuse_if_lost(self, coordinator: Coordinator, missing: Iterable[str]) -> None:
-        """Fail if what is missing does not come before a person has it copied again.
+        """Fail if all missing changes wait until the user has lost keys copied again.
 
         :raises TailraceError: `SHARDS_LOST`, with the shards and the command.
         """
@@ -50,18 +50,18 @@ class AwaitedEnd:
         ranges = ", ".join(map(str, coordinator.needs_snapshot))
         raise TailraceError(
             Kind.SHARDS_LOST,
-            f"catch up with the keyspace: changes of the keys {ranges} come no further, all others are in "
-            f"the log: {named}",
-            "tailrace snapshot FILE --lost, then start the pipeline again: it copies these keys anew. In a "
-            "mirror, rows that are gone meanwhile stay until tailrace snapshot FILE --table has read their "
+            f"catch up with the keyspace: changes of the keys {ranges} are no longer captured, all others "
+            f"are in the log: {named}",
+            "tailrace snapshot FILE --lost, then start the pipeline again: it copies these keys again. In a "
+            "mirror, rows deleted meanwhile stay until tailrace snapshot FILE --table has read their "
             "table, unless all keys were lost",
             {"shards": ", ".join(lost), "key_ranges": ranges},
         )
 
 
 class EndQuestion:
-    """Asks the shards what they have, once for all who wait, and again as long as one gives no answer: no
-    other shard waits for it. `want` from any thread, `turn` for one.
+    """A request to the shards for their ends, one for all waiting callers, repeated until all have answered.
+    Streaming continues meanwhile. Call `want` from any thread, `turn` from one.
     """
 
     def __init__(self, source: VitessSource, vtgate: Vtgate) -> None:
@@ -72,14 +72,14 @@ class EndQuestion:
         self._again_at_s = float("-inf")
 
     def want(self, position: int) -> None:
-        """Have an end awaited under this position: what the shards have from now on."""
+        """Request the ends that the shards have from now on, under this position."""
         with self._lock:
             self._wanted = max(self._wanted, position)
 
     def turn(self, now_s: float) -> AwaitedEnd | None:
-        """Return an end that is known now; ask if somebody waits. None: there is none now.
+        """Return an end if all shards have answered, else None; ask the shards if an end is wanted.
 
-        :raises TailraceError: what does not pass; where vtgate does not say which shards serve.
+        :raises TailraceError: for errors that can't be retried, or if vtgate can't list the serving shards.
         """
         if self._asked is None:
             if now_s >= self._again_at_s and (position := self._take()):
@@ -98,7 +98,7 @@ class EndQuestion:
         except TailraceError as error:
             if error.policy is not Policy.RETRY:
                 raise
-            log.warning("which end is waited for is not known; the shards are asked again", error=str(error))
+            log.warning("asking the shards for their positions failed; it is retried", error=str(error))
             self.want(position)
             self._again_at_s = now_s + ASK_AGAIN_S
             return None
@@ -115,7 +115,7 @@ def _has(coordinator: Coordinator, shard: str, end: GtidSet) -> bool:
     if found is None or not found.kept.is_read or found.kept.copy is not None:
         return False
     if found.kept.begun:
-        return False  # should the shard be gone at the next start, nothing of it would count
+        return False  # if the shard no longer exists at the next start, nothing of it counts
     if found.behind or found.state is ShardMode.NEEDS_SNAPSHOT:
         return False
     return GtidSet.parse(found.kept.gtid).contains(end)

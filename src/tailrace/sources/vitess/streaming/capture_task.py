@@ -1,9 +1,9 @@
-"""A capture task: all shards of one keyspace into one task of the change log.
+"""The capture task of a keyspace: captures all of its shards into one task of the change log.
 
-`VitessCapture.run` connects, streams, and connects again after anything that may pass. A thread for each
-shard receives; the thread that calls `run` appends, in turn with those of the source's further tasks; the
-appender's makes durable. vtgate wants no acknowledgement: what is durable in the log is where the next start
-goes on.
+`VitessCapture.run` connects, streams, and reconnects after any error that can be retried. Each shard has a
+thread that receives; the thread that calls `run` appends, in turn with the threads of the source's other
+tasks; the appender's thread makes durable. vtgate needs no acknowledgement: the next start continues after
+what is durable in the log.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tailrace.sources.vitess.streaming.keyspace_stream import KeyspaceStream
 
 
 class VitessCapture:
-    """Captures one keyspace into one log. `run` once; the rest from any thread.
+    """The capture of one keyspace into one log. Call `run` once; the rest from any thread.
 
-    :param path: of the log, which need not be there.
-    :param name: of the pipeline, for messages.
-    :param listener: of the log's writer.
+    :param path: the log's directory; it is created if it doesn't exist.
+    :param name: the pipeline's name, for messages.
+    :param listener: the listener of the log's writer.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class VitessCapture:
     def run(self) -> None:
         """Capture until `stop`.
 
-        :raises TailraceError: what a person must deal with, or what did not pass within
-            `source.reconnect_s_max`.
+        :raises TailraceError: if the user must act, or an error persisted for `source.reconnect_s_max`
+            seconds.
         """
         try:
             self._connections.run(self._run_connection)
@@ -84,14 +84,14 @@ class VitessCapture:
                 self._appender.close()
 
     def stop(self) -> None:
-        """Ask `run` to return: it makes durable what was received."""
+        """Ask `run` to return, after it has made durable what was received."""
         self._stopping.set()
 
     def caught_up(self, position: int) -> bool:
-        """Return whether everything that the shards had committed when `position` was first asked for is
-        durable in the log.
+        """Return whether everything that the shards had committed when `position` was first passed is durable
+        in the log.
 
-        If nobody knows yet, the shards are asked; call again.
+        If this is not known yet, a request to the shards is sent: call again.
         """
         with self._lock:
             is_new = position > self._wanted
@@ -105,12 +105,12 @@ class VitessCapture:
         return stream.has_reached(position, appender.durable.offset)
 
     def progress(self) -> CaptureProgress:
-        """Return how far the task is."""
+        """Return the task's progress."""
         appender, stream = self._appender, self._stream
         tail = Tail(0, 0, 0) if appender is None else appender.tail
         durable = Tail(0, 0, 0) if appender is None else appender.durable
         waiting = appender is not None and appender.waiting_for_disk and self._phase != "stopped"
-        # Vitess numbers nothing that could be compared with the log's positions: what was received counts.
+        # Vitess has no number to compare with the log's positions: the end is estimated by received bytes.
         source_end = tail.position + (stream.waiting_bytes if stream else 0)
         return CaptureProgress(
             phase="waiting_for_disk" if waiting else self._phase,
@@ -156,7 +156,7 @@ class VitessCapture:
             vtgates = Vtgate.connect_each(self._source, self._source.tasks_max, self._hosts_tried)
             for vtgate in vtgates:
                 stack.enter_context(closing(vtgate))
-            # The next connection begins with another one.
+            # The next connection starts with another host.
             self._hosts_tried = self._source.hosts.index(vtgates[0].address) + 1
             stream = KeyspaceStream(self._source, vtgates, appender, self._stopping, self._directory)
             with self._lock:
@@ -175,14 +175,14 @@ def shard_warnings(coordinator: Coordinator) -> Iterator[SourceWarning]:
         if shard.state is ShardMode.NEEDS_SNAPSHOT:
             yield SourceWarning(
                 f"shard_needs_snapshot {name}",
-                f"the shard {name} can't be gone on with: {shard.kept.lost}",
-                "its changes come no further until its keys are copied again: tailrace snapshot FILE --lost",
+                f"the stream of the shard {name} can't continue: {shard.kept.lost}",
+                "its changes are not captured until its keys are copied again: tailrace snapshot FILE --lost",
             )
         elif shard.trouble and shard.failures >= FAILURES_TOLD:
             yield SourceWarning(
                 f"shard_delayed {name}",
-                f"the shard {name} does not go on: {shard.trouble}",
-                "it is tried again",
+                f"the shard {name} is delayed: {shard.trouble}",
+                "it is retried",
             )
         elif shard.state is ShardMode.AT_JOURNAL and (journal := shard.kept.journal) is not None:
             others = [other for other in journal.participants if not coordinator.is_at(other, journal)]

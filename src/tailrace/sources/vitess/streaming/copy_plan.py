@@ -1,4 +1,4 @@
-"""What is copied of a shard, in chunks that streams of their own can copy: tables, and ranges of keys."""
+"""Plans the copy of a shard in chunks, one stream each: tables, or ranges of a table's keys."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 from tailrace.sources.vitess.rows.copy_keys import whole_number
 from tailrace.sources.vitess.rows.transcoder import is_internal
 
-#: From this release on, a tablet reads only the rows of a range; before, it reads the table for each.
+#: First release of Vitess whose tablets read only the rows of a range; earlier ones read the whole table.
 RANGES_SINCE = 22
-#: A range of a table has at least about so many rows.
+#: Least number of rows in a range, approximately.
 RANGE_ROWS_MIN = 100_000
-#: Where its copy is cut short, a table is divided into so many parts at most, beside those that are planned.
+#: Limit of the parts of a table that interruptions of its copy add to the planned ones.
 PARTS_MAX = 256
-#: Shards are asked for so many tables at a time.
+#: Limit of unanswered queries for tables at a time.
 _ASKED_MAX = 32
 
 
 def planned_chunks(
     vtgate: Vtgate, source: VitessSource, shard: str, before: Sequence[CopyChunk], streams: int
 ) -> tuple[CopyChunk, ...]:
-    """Return the chunks of a shard's copy, in the order in which they are begun.
+    """Return the chunks of a shard's copy, in the order in which they are started.
 
-    :param before: those that it has. What was copied stays; the rest of a table that is gone is done.
-    :param streams: so many copy the shard at the same time.
+    :param before: the present chunks. Copied parts stay; the rest of a dropped table is done.
+    :param streams: the number of streams that copy the shard at the same time.
     """
     keys = {
         table: key
@@ -45,14 +45,14 @@ def planned_chunks(
 
 
 def has_too_many_parts(source: VitessSource, chunks: Sequence[CopyChunk]) -> bool:
-    """Tell whether a copy was cut short too often to be divided again: each append has its whole state."""
+    """Return whether a copy has too many parts to be divided again: each append has its whole state."""
     parts = Counter(chunk.table for chunk in chunks)
     return max(parts.values(), default=0) > source.snapshot_connections + PARTS_MAX
 
 
 def parts_of(chunk: CopyChunk, *, is_there: bool) -> Iterator[CopyChunk]:
-    """Yield a chunk; one that was cut short in two: what is copied of it, and the rest, which has a position
-    of its own. So its streams bring rows alone, and one stream all changes.
+    """Yield a chunk; an interrupted one in two: the copied part, and the rest, which gets a position of its
+    own. So chunks' streams send only rows, and one stream sends all changes.
     """
     if chunk.is_done or not is_there:
         yield replace(chunk, is_done=True)
@@ -84,10 +84,10 @@ def _split(
 
 
 def ranges(table: str, column: str, first: int, last: int, parts: int) -> tuple[CopyChunk, ...]:
-    """Return a table's keys in ranges of the same width, those below 0 in one: tablets take no negative
-    number as a bound. All keys lie in one range, whatever `first` and `last`.
+    """Return a table's keys in ranges of the same width; keys below 0 are in one, because tablets accept no
+    negative bound. Every key lies in exactly one range, whatever `first` and `last`.
 
-    :param first: the least key that is there, and `last`, the largest one.
+    :param first: the least existing key; `last`: the largest one.
     """
     width = last - first + 1
     if min(parts, width) < 2:

@@ -1,11 +1,11 @@
-"""All shards of a keyspace, dealt to some tasks, into one log.
+"""Captures all shards of a keyspace, divided among tasks, into one log.
 
-`KeyspaceStream._work` is the loop to read: take what came, make frames of it, append them with the state that
-they lead to, let the coordinator of shards say what is done next. A chunk that is appended is one block of
-the log, which is there whole or not at all after a crash; so are its rows and its shard's position.
+`KeyspaceStream._work` is the main loop: take the received responses, transcode them to frames, append these
+with the states that they lead to, and carry out the coordinator's commands. One append is one block of the
+log, which after a crash exists completely or not at all; so do its rows and its shard's position.
 
-Each task has a connection and a thread, and takes turns with the others at the log and at all that goes with
-it: tables, states, the coordinator. So whatever tasks shards are on, there is one order.
+Each task has a connection and a thread. The tasks take turns at the log and at the data that belongs to it:
+tables, states, the coordinator. So there is one order, whichever tasks read the shards.
 """
 
 from __future__ import annotations
@@ -73,27 +73,27 @@ from tailrace.sources.vitess.streaming.stream_requests import chunk_request, str
 
 log = structlog.get_logger(__name__)
 
-#: How long the loop waits for something to come.
+#: Longest wait of the loop for a response, in seconds.
 TAKE_S = 0.2
-#: Least time from append to append: transactions that come meanwhile share one, and its fsync.
+#: Least time between two appends, in seconds: transactions received meanwhile share an append and its fsync.
 APPEND_INTERVAL_S = 0.002
-#: The same while so many responses, or bytes, come at once that there is a backlog.
+#: Numbers of responses, or of bytes, taken at once that mean a backlog, and the append interval then.
 BACKLOG_RESPONSES, BACKLOG_BYTES, BACKLOG_INTERVAL_S = 32, 32 << 10, 0.02
-#: A transaction of which so much came, and not its end, goes into the log before that comes.
+#: Size in bytes from which the received part of a transaction is appended before the transaction ends.
 OPEN_BYTES_MAX = 32 << 20
-#: How old the watermark may be that rows have: it takes a look at each shard.
+#: Greatest age of the watermark in rows, in microseconds: computing it visits each shard.
 WATERMARK_INTERVAL_US = 200_000
-#: A position that no row came with is written so long after it came, if nothing takes it along before.
+#: Longest time until a position that came without rows is written, in seconds; rows take it along before.
 IDLE_STATE_S = 1.0
-#: Seconds between two looks at each shard, for those that are silent or serve no longer.
+#: Interval of the check for shards that are silent or no longer serve, in seconds.
 LOOK_S = 0.25
 
 
 @dataclass(slots=True)
 class _Task:
-    """A worker: it knows no shard's state, and any other can read its shards.
+    """A worker that reads shards. It has no state of a shard: any other task can take over its shards.
 
-    :ivar held: what it took while the log was inside the transaction of another shard.
+    :ivar held: responses that it took while the log was inside the transaction of another shard.
     """
 
     number: int
@@ -107,9 +107,9 @@ def _now_us() -> int:
 
 
 class KeyspaceStream:
-    """See the module. `run` once; `health`, `want` and `has_reached` from any thread.
+    """The capture of one keyspace. Call `run` once; `health`, `want` and `has_reached` from any thread.
 
-    :param vtgates: a connection for each task; the first is asked what vtgate is asked beside streams.
+    :param vtgates: a connection for each task; the first one is also used for queries.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class KeyspaceStream:
         self._appender = appender
         self._stopping = stopping
         kept = metadata_frames.shard_states(appender.schema_in_force)
-        prefix = self._prefix = f"{source.keyspace}/"  # of a shard's name in the log
+        prefix = self._prefix = f"{source.keyspace}/"  # precedes a shard's name in the log
         states = {name.removeprefix(prefix): ShardState.from_json(state) for name, state in kept.items()}
         self.coordinator = Coordinator(
             states, range(len(vtgates)), copies=source.snapshot == "initial", common_key=common_key
@@ -134,7 +134,7 @@ class KeyspaceStream:
             _Task(number, each, ShardStreams(each, source.receive_timeout_s, BYTES_MAX // len(vtgates)))
             for number, each in enumerate(vtgates)
         ]
-        self._turns = FairSemaphore(1)  # at all that is below, and at the log
+        self._turns = FairSemaphore(1)  # guards the attributes below, and the log
         self._over = threading.Event()
         self._failure: BaseException | None = None
         ask = asked_by(vtgate.query, source.keyspace, source.tablet_type, self._serving_keys_of)
@@ -145,7 +145,7 @@ class KeyspaceStream:
         self._copies = ShardCopies(
             source, vtgate, self.coordinator, self._step, self._start_chunk, self._stop_chunk, self._start,
         )  # fmt: skip
-        # By stream: a shard's has its name.
+        # By the stream's name: the one stream of a shard has the shard's name.
         self._transcoders: dict[str, Transcoder] = {}
         self._filters: dict[str, RepeatedChangeFilter] = {}
         self._serving = ServingShards(source, vtgate)
@@ -154,19 +154,19 @@ class KeyspaceStream:
         self.shards: dict[str, ShardProgress] = {}
         self._silent = SilentShards(source, vtgate, self.coordinator, self.shards, self._step, _now_us)
         self._written = dict(states)
-        self._idle: dict[str, ShardState] = {}  # states that no row came with, not written yet
+        self._idle: dict[str, ShardState] = {}  # states that came without rows and are not written yet
         self._idle_since_s = 0.0
         self._list_at_s: float | None = None
         self._targets: list[AwaitedEnd] = []
-        self._reached = Tail(0, 0, 0)  # by `offset`, the log has what was asked for up to `position`
+        self._reached = Tail(0, 0, 0)  # at `offset`, the log has all that was wanted up to `position`
         self._ends = EndQuestion(source, vtgate)
         self._watermark = self._watermark_at_us = 0
         self._looked_s = 0.0
 
     def run(self) -> None:
-        """Stream until stopping is asked for.
+        """Stream until a stop is requested.
 
-        :raises TailraceError: if the connection is lost, or a person must act.
+        :raises TailraceError: if the connection is lost, or the user must act.
         """
         threads = [
             threading.Thread(
@@ -191,14 +191,14 @@ class KeyspaceStream:
                 task.streams.close()
 
     def _end_of(self, threads: Iterable[threading.Thread]) -> None:
-        """Wait until no task is at the log any more."""
+        """Stop the tasks' threads, and wait until none uses the log any more."""
         self._over.set()
         for thread in threads:
             if thread.ident is not None:
                 thread.join(SYNC_DEADLINE_S)
 
     def _work(self, task: _Task) -> None:
-        """Bring what comes of a task's shards into the log, until all tasks end. On its thread."""
+        """Append what a task receives to the log, until all tasks end. Runs on the task's thread."""
         try:
             while not self._stopping.is_set() and not self._over.is_set():
                 began_s = time.monotonic()
@@ -225,32 +225,32 @@ class KeyspaceStream:
             elif task is self._tasks[0]:
                 self._look_after(time.monotonic())
         except BaseException:
-            self._over.set()  # tables may be ahead of the log: nobody has another turn
+            self._over.set()  # tables may be ahead of the log: no task gets another turn
             raise
 
     def want(self, position: int) -> None:
-        """Have the log's position reach `position` as soon as all is in it that the shards have now."""
+        """Move the log's position to `position` once the log has everything that the shards have now."""
         self._ends.want(position)
 
     def has_reached(self, position: int, durable: int) -> bool:
-        """Return whether the log has what `want` asked for, up to the log offset `durable`.
+        """Return whether the log up to the log offset `durable` has what `want` requested for `position`.
 
-        Positions would not do: they are times, and what was written before may have later ones.
+        Comparing positions is not enough: they are times, and earlier frames may have later ones.
         """
         reached = self._reached
         return position <= reached.position and reached.offset <= durable
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that were received and are not in the log."""
+        """Number of bytes that were received and are not in the log."""
         return sum(task.streams.waiting_bytes for task in self._tasks)
 
     def health(self) -> SourceHealth:
-        """Return the state of the shards, one by one, and the time up to which all of them are here."""
+        """Return the state of each shard, and the time up to which all shards are in the log."""
         tasks = {str(task.number): task.vtgate.address for task in self._tasks}
         return health_of(self.coordinator.shards, self.shards, tasks)
 
-    # What comes
+    # Received responses
 
     def _take(self, stream: str, received: ShardResponses) -> None:
         if received.responses and self._accepts(stream, received):
@@ -258,7 +258,7 @@ class KeyspaceStream:
         if received.ended is not None and self._accepts(stream, received):
             shard = self._shard_of(stream)
             if received.ended.code == DISCONNECTED or self._open_stream == stream:
-                # What the log has of an open transaction is taken back, and all streams start again.
+                # The open transaction is discarded from the log, and all streams start again.
                 raise from_status(received.ended, f"stream the shard {shard}", shard)
             self._copies.end(shard)
             if found_no_table(received.ended):
@@ -270,14 +270,14 @@ class KeyspaceStream:
         return stream if copied is None else copied.shard
 
     def _accepts(self, stream: str, received: ShardResponses) -> bool:
-        """Tell whether what came still counts: of a chunk that is done nothing does."""
+        """Return whether the stream is current: not that of a finished chunk or of an earlier attempt."""
         copied = self._copies.streams.get(stream)
         if copied is not None and copied.attempt != received.attempt:
             return False
         return self.coordinator.accepts(self._shard_of(stream), received.attempt)
 
     def _left_of(self, stream: str, received: ShardResponses) -> list[bytes]:
-        """Return what came, without what the log has already or another stream brings."""
+        """Return the responses without the changes that the log already has or another stream delivers."""
         if (copied := self._copies.streams.get(stream)) is not None:
             return copied.left_of(received.responses)
         if (chosen := self._filters.get(stream)) is None:
@@ -287,7 +287,7 @@ class KeyspaceStream:
         except AmbiguousError:
             self._give_up(stream, received.attempt)
         except DecodeError:
-            return received.responses  # the scan names what is wrong with them
+            return received.responses  # the transcoder reports the error in them
         if chosen.is_over:
             del self._filters[stream]
         return found
@@ -298,7 +298,7 @@ class KeyspaceStream:
         self._lose(shard, attempt, EndReason.AMBIGUOUS, TailraceError(Kind.SOURCE_UNREACHABLE, message))
 
     def _transcode(self, stream: str, received: ShardResponses) -> None:
-        """Bring what came of a shard into the log, with the states that it leads to."""
+        """Append the responses of a shard's stream to the log, with the states that they lead to."""
         shard = self._shard_of(stream)
         responses = self._left_of(stream, received)
         transcoder = self._transcoders[stream]
@@ -312,7 +312,7 @@ class KeyspaceStream:
         try:
             made = transcoder.transcode(responses, position, cut=is_open, time_us=now_us)
             if transcoder.kept_bytes > OPEN_BYTES_MAX and not len(made.frames):
-                # Larger than what is kept in memory: it goes into the log as it comes, and nothing else does.
+                # Too large for memory: it is appended as it comes, and nothing else is until its end.
                 self._write_idle()
                 made = transcoder.transcode([], position, cut=True, time_us=now_us)
         except TailraceError as error:
@@ -321,7 +321,7 @@ class KeyspaceStream:
             raise
         self._open_stream, self._open_position = (stream, made.position) if made.is_open else (None, 0)
         if made.is_open:
-            if len(made.frames):  # else it was a heartbeat
+            if len(made.frames):  # else there were only heartbeats
                 self.shards[shard].move(is_further=False)
                 self._appender.append(made.frames)
             return
@@ -348,8 +348,8 @@ class KeyspaceStream:
             self._copies.go_on(copied, is_done=is_done)
 
     def _lose(self, shard: str, attempt: int, reason: EndReason, error: TailraceError) -> NoReturn:
-        """Write down that a shard can't be gone on with. All streams start again: tables may be ahead of the
-        log. What the log has of an open transaction is taken back.
+        """Write to the log that a shard's stream can't continue, and discard an open transaction. All streams
+        start again: tables may be ahead of the log.
         """
         self._appender.discard_open_unit()
         failpoints.hit("vitess.after_discard")
@@ -389,7 +389,7 @@ class KeyspaceStream:
     def _keep_shards(self) -> None:
         shards = dict(self.coordinator.shards)
         live = {name for name, known in shards.items() if not known.kept.children}
-        # While its streams are at several positions, a shard has not said what its tables are.
+        # While a shard's streams are at several positions, its tables are not known yet.
         live |= {f"{name} copied" for name, known in shards.items() if _is_apart(known.kept)}
         self._tables.keep_shards(live)
 
@@ -407,7 +407,7 @@ class KeyspaceStream:
     def _is_view_of(self, shard: str) -> Callable[[str], bool]:
         @functools.cache
         def found() -> frozenset[str]:
-            # One that does not serve answers nothing: what took over has its views.
+            # A shard that doesn't serve answers no query: the shards that took over have the same views.
             others = self._serving_keys_of(shard) or (shard,)
             return views(self._vtgate, self._source, shard if shard in others else others[0])
 
@@ -438,7 +438,7 @@ class KeyspaceStream:
         )
 
     def _keep(self, states: Mapping[str, ShardState]) -> None:
-        """Have states written that no row came with: at once if more than a position changed."""
+        """Write states that came without rows: at once if more than a position changed, else later."""
         if not self._idle:
             self._idle_since_s = time.monotonic()
         self._idle.update(states)
@@ -446,9 +446,9 @@ class KeyspaceStream:
             self._write_idle()
 
     def _write(self, stream: str, made: Bytes, position: int, commands: list[Command]) -> None:
-        """Append frames of whole transactions together with the states that they lead to.
+        """Append frames of complete transactions together with the states that they lead to.
 
-        :param position: of the next transaction.
+        :param position: the next transaction's position.
         """
         shard = self._shard_of(stream)
         states = {name: state for name, state in self._idle.items() if name != shard}
@@ -459,7 +459,7 @@ class KeyspaceStream:
         commands[:] = [command for command in commands if not isinstance(command, Keep)]
         own = states.get(shard)
         if own is not None and not self._is_more(shard, own):
-            # The frames say the position themselves, unless the shard went on without rows of our tables.
+            # The frames contain the position, unless the shard advanced without rows of our tables.
             self._written[shard] = own
             if not self._transcoders[stream].has_unwritten_position:
                 del states[shard]
@@ -480,12 +480,12 @@ class KeyspaceStream:
             made = np.concatenate((made, np.frombuffer(b"".join(texts), np.uint8)))
             for shard, state in states.items():
                 if self._is_more(shard, state):
-                    self._tell(shard, state)
+                    self._set_shard_state(shard, state)
             self._written.update(states)
         self._appender.append(made)
 
-    def _tell(self, shard: str, state: ShardState) -> None:
-        """Have the frames of a shard say its new state."""
+    def _set_shard_state(self, shard: str, state: ShardState) -> None:
+        """Set a shard's new state in the transcoders that write it into the shard's frames."""
         beside = _beside_position(state)
         for name in (shard, *(stream.name for stream in self._copies.of(shard))):
             if name in self._transcoders:
@@ -494,20 +494,20 @@ class KeyspaceStream:
             self._keep_shards()
 
     def _is_more(self, shard: str, state: ShardState) -> bool:
-        """Tell whether more than the position differs from what the log has of the shard."""
+        """Return whether more than the position differs from the shard's state in the log."""
         return replace(state, gtid="") != replace(self._written.get(shard, _NOTHING), gtid="")
 
-    # What is looked after
+    # Periodic work
 
     def _look_at_open(self, stream: str, now_s: float) -> None:
-        """Give an open transaction up of which nothing comes any more: all shards wait for its end."""
+        """Fail if an open transaction gets no more data: all shards wait for its end."""
         shard = self._shard_of(stream)
         if now_s - self.shards[shard].moved_s > self._source.receive_timeout_s:
             raise TailraceError(
                 Kind.SOURCE_UNREACHABLE,
-                f"stream the shard {shard}: nothing came of a transaction that had begun for "
+                f"stream the shard {shard}: no more data of an open transaction was received for "
                 f"{self._source.receive_timeout_s:g} s",
-                "it is tried again, from before it; if it stays so, raise source.receive_timeout_s",
+                "it is retried from before the transaction; if it persists, raise source.receive_timeout_s",
                 {"shard": shard},
             )
 
@@ -517,7 +517,7 @@ class KeyspaceStream:
             self._list_shards()
         if self._idle and now_s - self._idle_since_s > IDLE_STATE_S:
             self._write_idle()
-        if now_s - self._looked_s > LOOK_S:  # a thousand shards take a millisecond
+        if now_s - self._looked_s > LOOK_S:  # takes a millisecond for a thousand shards
             self._looked_s = now_s
             serving = self._serving.turn(now_s, is_any_new=self.coordinator.has_new_shards)
             if serving is not None:
@@ -536,7 +536,7 @@ class KeyspaceStream:
         self._step(ShardsListed(shards))
 
     def _look_for_targets(self, now_s: float) -> None:
-        """Move the log's position to where somebody waits for it, once all shards have what they had then."""
+        """Move the log's position to each wanted one whose shards' ends the log has reached."""
         if (end := self._ends.turn(now_s)) is not None:
             for shard, gtids in end.ends.items():
                 self._silent.doubt_if_behind(shard, gtids)
@@ -569,5 +569,5 @@ def _beside_position(state: ShardState) -> dict[str, Any]:
 
 
 def _is_apart(state: ShardState) -> bool:
-    """Whether the log has parts of the shard up to several positions."""
+    """Return whether the log has parts of the shard up to different positions."""
     return bool(state.ahead) or (state.copy is not None and bool(state.copy.chunks))

@@ -1,4 +1,4 @@
-"""Which shards serve, asked for now and then, without waiting for the answer."""
+"""Lists the serving shards periodically, without waiting for vtgate's answer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 
 log = structlog.get_logger(__name__)
 
-#: So long after one answer the next question is put; and after a failure, or while a shard is so new that no
-#: list had it.
+#: Time from an answer to the next request, in seconds; the shorter one applies after a failure, or while a
+#: shard is read that was in no list yet.
 LIST_INTERVAL_S = 30.0
 SOON_INTERVAL_S = 2.0
-#: After so many failures in a row there is a warning.
+#: Consecutive failures after which a warning is logged.
 FAILURES_TOLD = 3
 
 
 class ServingShards:
-    """Asks a vtgate, for the first time at once. For one thread."""
+    """A periodic request for the serving shards; the first one is sent at once. For one thread."""
 
     def __init__(self, source: VitessSource, vtgate: Vtgate) -> None:
         self._source, self._vtgate = source, vtgate
@@ -31,9 +31,9 @@ class ServingShards:
         self._failures = 0  # in a row
 
     def turn(self, now_s: float, *, is_any_new: bool) -> tuple[str, ...] | None:
-        """Return an answer that has come; ask if it is time to. None: there is none now.
+        """Return the shards if an answer has arrived, else None; send the next request when it is due.
 
-        :param is_any_new: whether a shard is read that no list had yet.
+        :param is_any_new: whether a shard is read that was in no list yet.
         """
         if self._asked is None:
             is_soon = is_any_new or self._failures > 0
@@ -47,9 +47,9 @@ class ServingShards:
             shards = shards_in(answer.result(), self._source)
         except TailraceError as error:
             self._failures += 1
-            # vtgate gives one error of its topology server to all who ask within a second.
+            # vtgate answers all requests within a second with the same error of its topology server.
             if self._failures == FAILURES_TOLD:
-                log.warning("vtgate does not say which shards serve; it is asked again", error=error.message)
+                log.warning("listing the serving shards failed; it is retried", error=error.message)
             return None
         self._failures = 0
         return shards

@@ -1,14 +1,14 @@
-"""Copies of shards by several streams at the same time, a chunk each.
+"""Copies of shards by several streams at the same time, one chunk each.
 
-A chunk's stream brings its rows as they are at one position, and is closed. If it breaks off before, the rest
-of the rows is a chunk of its own, at another position: so all changes come by one stream, whole transactions.
-It begins once all chunks are there, at the position that all have, and what chunks had beyond it is taken out
-of what it sends (`rows.change_filters`).
+A chunk's stream reads the chunk's rows as of one position, and is closed. If it is interrupted, the remaining
+rows become a chunk of their own, at another position: so one stream delivers all changes, in complete
+transactions. It starts once all chunks are copied, at the position that all have reached; changes that chunks
+already had beyond it are filtered out (`rows.change_filters`).
 
-Only where rows can't be told by their key, a stream goes on with a chunk that broke off: it brings what
-changed since in all of the table, and then the rest of the rows.
+If the table's key isn't one integer column, a stream continues the interrupted chunk instead: it sends the
+changes since then in the whole table, and then the remaining rows.
 
-All streams of a shard are one attempt: if one ends, all end, and are opened again.
+All streams of a shard belong to one attempt: if one ends, all are ended and opened again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tailrace.sources.vitess.resharding.transitions import READ
 from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.streaming.copy_plan import has_too_many_parts, planned_chunks
 
-#: A chunk's stream that brought no row for so long is opened again: if its tablet ended before the first row,
-#: vtgate goes on at another one with changes alone, and a shard that nobody writes to has none. Twice as long
-#: each time, so often: a tablet may have to sort the table first.
+#: Time without a row after which a chunk's stream is opened again, in seconds, and limit of its doublings: if
+#: a tablet stops before the first row, vtgate continues at another one with changes only, and an idle shard
+#: has none. It is doubled each time, because a tablet may have to sort the table first.
 ROWLESS_S = 60.0
 ROWLESS_MAX = 10
 
@@ -51,10 +51,10 @@ ROWLESS_MAX = 10
 class ChunkStream:
     """The open stream of a chunk.
 
-    :ivar gtid: the last position that came.
-    :ivar key: the primary key up to which rows came.
-    :ivar is_broken_off: vtgate opened the tablet's stream again by itself, and what is left of the rows is of
-        another position, or does not come at all.
+    :ivar gtid: the last position received.
+    :ivar key: the primary key up to which rows were received.
+    :ivar is_broken_off: vtgate opened the tablet's stream again by itself: the remaining rows are as of
+        another position, or are not sent at all.
     """
 
     name: str
@@ -69,14 +69,14 @@ class ChunkStream:
     opened_s: float = field(default_factory=time.monotonic)
 
     def left_of(self, responses: Sequence[bytes]) -> list[bytes]:
-        """Return the responses of the copy: not what comes behind its end, where all changes come by one
+        """Return the responses up to the end of the chunk's copy: later changes come from the shard's one
         stream.
 
-        :raises TailraceError: if what came before broke off inside a transaction.
+        :raises TailraceError: if the stream was interrupted inside a transaction.
         """
         if self.is_broken_off:
-            message = f"copy {self.chunk.table} of {self.shard}: it broke off inside a transaction"
-            raise TailraceError(Kind.SOURCE_UNREACHABLE, message, "it is tried again")
+            message = f"copy {self.chunk.table} of {self.shard}: interrupted inside a transaction"
+            raise TailraceError(Kind.SOURCE_UNREACHABLE, message, "it is retried")
         event = np.empty(vevents.EVENT_FIELDS, np.int64)
         for number, data in enumerate(responses):
             found = vevents.change_or_end(np.frombuffer(data, np.uint8), event)
@@ -88,19 +88,19 @@ class ChunkStream:
         return list(responses)
 
     def reach(self, gtid: str, key: str) -> None:
-        """Take a position. Without rows before it, another one is that of a stream that copies none."""
+        """Note a position. A second position before any row means that vtgate's new stream copies no rows."""
         if gtid != self.gtid and self.gtid and not self.key:
             self.is_broken_off = True
         self.gtid, self.key = gtid, key or self.key
 
 
 class ShardCopies:
-    """For the thread that has its turn at the log.
+    """The copies of all shards. For the thread that has its turn at the log.
 
-    :param step: has the coordinator take an event, and carries out its commands.
+    :param step: passes an event to the coordinator, and carries out its commands.
     :param start: opens the stream of a chunk.
-    :param stop: ends it.
-    :param copy_whole: has a shard copied by one stream.
+    :param stop: ends the stream of a chunk.
+    :param copy_whole: opens the one stream that copies a shard.
     """
 
     def __init__(
@@ -118,15 +118,15 @@ class ShardCopies:
         self._coordinator = coordinator
         self._step = step
         self._start, self._stop, self._copy_whole = start, stop, copy_whole
-        #: By name, those that are open.
+        #: The open streams, by name.
         self.streams: dict[str, ChunkStream] = {}
-        self._opened: dict[str, OpenStream] = {}  # by shard, what its chunks are copied for
-        self._planned_at_s: dict[str, float] = {}  # when the chunks of a shard are looked at next
+        self._opened: dict[str, OpenStream] = {}  # by shard, the command that its streams carry out
+        self._planned_at_s: dict[str, float] = {}  # by shard, when its chunks are planned next, monotonic
         self._without_tables: set[str] = set()  # shards of which one stream found no table to copy
-        self._rowless: Counter[tuple[str, str]] = Counter()  # by shard and table, how often no row came
+        self._rowless: Counter[tuple[str, str]] = Counter()  # by shard and table: streams without a row
 
     def takes(self, command: OpenStream) -> bool:
-        """Tell whether a shard is copied here, by several streams or the rest of what they had begun."""
+        """Return whether a shard is copied by several streams, or such a copy remains to be finished."""
         copy = self._coordinator.shards[command.shard].kept.copy
         if copy is None or command.deadline_s is not None:
             return False
@@ -134,11 +134,11 @@ class ShardCopies:
         return bool(copy.chunks) or (not copy.keys and is_planned)
 
     def note_without_tables(self, shard: str) -> None:
-        """Have a shard's tables looked at before its next stream: its tablet has none to copy."""
+        """Note that a shard's tablet has no table to copy: they are listed before its next stream."""
         self._without_tables.add(shard)
 
     def open(self, command: OpenStream) -> None:
-        """Have a shard copied."""
+        """Start the copy of a shard."""
         self._opened[command.shard] = command
         self._planned_at_s[command.shard] = time.monotonic() + command.wait_s
 
@@ -154,24 +154,24 @@ class ShardCopies:
         return [stream for stream in self.streams.values() if stream.shard == shard]
 
     def go_on(self, stream: ChunkStream, *, is_done: bool) -> None:
-        """Go on with the next chunk of a shard after one is done; copy anew after one that broke off."""
+        """Open the next chunk's stream if a chunk is done; restart the copy if a stream was interrupted."""
         if stream.name not in self.streams:
             return
         if is_done:
             self._end(stream)
             self._open_next(stream.shard)
         elif stream.is_broken_off:
-            self._begin_again(stream, "vtgate went on with a copy at another position")
+            self._begin_again(stream, "vtgate continued a copy at another position")
 
     def _begin_again(self, stream: ChunkStream, trouble: str) -> None:
-        # As another attempt: what still comes of this one does not count.
+        # As another attempt: late responses of this one don't count.
         self.end(stream.shard)
         self._step(ShardStreamEnded(stream.shard, stream.attempt, EndReason.INTERRUPTED, (), trouble))
 
     def turn(self, now_s: float) -> None:
-        """Plan what is to be copied where it is time; open streams again that bring no row.
+        """Plan the chunks of shards where it is due; open streams again that receive no row.
 
-        :raises TailraceError: what will not pass.
+        :raises TailraceError: for errors that can't be retried.
         """
         for stream in list(self.streams.values()):
             if stream.name not in self.streams or stream.key:
@@ -179,7 +179,7 @@ class ShardCopies:
             table = stream.shard, stream.chunk.table
             if now_s > stream.opened_s + ROWLESS_S * 2 ** min(self._rowless[table], ROWLESS_MAX):
                 self._rowless[table] += 1
-                self._begin_again(stream, f"the copy of {stream.chunk.table} brought no row")
+                self._begin_again(stream, f"the copy of {stream.chunk.table} received no row")
         for shard, at_s in list(self._planned_at_s.items()):
             if now_s < at_s or shard not in self._planned_at_s:
                 continue
@@ -190,13 +190,13 @@ class ShardCopies:
             except TailraceError as error:
                 if error.policy is not Policy.RETRY:
                     raise
-                if not self._go_on_with_one(shard):
+                if not self._continue_with_one(shard):
                     self.end(shard)
                     self._step(ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), error.message))
 
-    def _go_on_with_one(self, shard: str) -> bool:
-        """Have one stream go on with a shard that serves no more: it answers no question, and is streamed
-        all the same, up to its journal. Return whether it is so.
+    def _continue_with_one(self, shard: str) -> bool:
+        """Return whether a shard no longer serves; if so, one stream continues it. It answers no queries, but
+        can still be streamed up to its journal.
         """
         try:
             if shard in serving_shards(self._vtgate, self._source):
@@ -224,19 +224,19 @@ class ShardCopies:
         if chunks != before:
             self._step(CopyPlanned(shard, attempt, chunks))
         if all(chunk.is_done for chunk in chunks):
-            # No table came that is older than the position from which one stream goes on.
+            # No new table is older than the position from which one stream continues.
             self._step(ChunksGathered(shard, attempt, is_whole=True))
         else:
             self._open_next(shard)
 
     def _begin_without_tables(self, shard: str, attempt: int) -> tuple[CopyChunk, ...]:
-        """Go on with a shard that has no table to copy as with one that is copied up to its position. Return
-        what there is to copy after all.
+        """Treat a shard without a table as copied up to its position; return chunks if its primary has a
+        table after all.
         """
         asked = ask_gtids(self._vtgate, self._source, shard)
         attempted = f"ask the shard {shard} for its position"
         executed = answer_of(asked, 2 * self._source.connect_timeout, attempted)[0][0]
-        # Of a table that comes after the position, all changes are sent. A replica may lack one from before.
+        # All changes of a table created after the position are sent. A replica may lack an earlier table.
         primary = self._source.model_copy(update={"tablet_type": "primary"})
         if chunks := planned_chunks(self._vtgate, primary, shard, (), self._share()):
             return chunks
@@ -273,7 +273,7 @@ class ShardCopies:
         return () if copy is None else copy.chunks
 
     def _share(self) -> int:
-        """Return how many streams each shard that is copied may have."""
+        """Return the number of streams that each copied shard may have."""
         shards = self._coordinator.shards.values()
         copied = sum(1 for each in shards if each.state in READ and each.kept.copy is not None)
         return self._source.snapshot_connections // max(1, copied)

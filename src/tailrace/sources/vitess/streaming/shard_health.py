@@ -1,4 +1,4 @@
-"""What a task of Vitess knows of its shards beside their state, and what it tells of them."""
+"""The progress of shards that isn't part of their state, and the health report that is made from it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tailrace.sources.vitess.resharding.transitions import READ, Shard, ShardMod
 
 @dataclass(slots=True)
 class ShardProgress:
-    """What is known of one shard beside its state.
+    """The progress of one shard, in addition to its state.
 
-    :ivar moved_s: when its stream last brought something of its own.
-    :ivar probed_s: when it was last asked what it has, and `asked_us`, by the clock.
-    :ivar whole_until_us: everything that was committed before is here.
-    :ivar stalls: so often in a row its stream was opened again because it stood still.
+    :ivar moved_s: when its stream last delivered a row or position of the shard, monotonic.
+    :ivar probed_s: when its server was last asked for its transactions, monotonic; `asked_us`: wall clock.
+    :ivar whole_until_us: everything that was committed before this time is in the log.
+    :ivar stalls: consecutive times that its stream was opened again because it didn't progress.
     """
 
     moved_s: float = field(default_factory=time.monotonic)
@@ -29,9 +29,9 @@ class ShardProgress:
     stalls: int = 0
 
     def move(self, *, is_further: bool) -> None:
-        """Note that its stream brought something of its own.
+        """Note that the stream delivered a row or position of the shard.
 
-        :param is_further: a row or a transaction; not just the position at which a copy begins once more.
+        :param is_further: whether it was a row or a transaction, not just the position of a restarted copy.
         """
         self.moved_s = time.monotonic()
         if is_further:
@@ -41,9 +41,9 @@ class ShardProgress:
 def health_of(
     shards: Mapping[str, Shard], progress: Mapping[str, ShardProgress], tasks: Mapping[str, str]
 ) -> SourceHealth:
-    """Return the state of the shards, one by one, and the watermark. Any thread.
+    """Return the state of each shard, and the watermark. Any thread.
 
-    :param tasks: the address of each task's vtgate.
+    :param tasks: the address of vtgate, by task.
     """
     known = dict(shards)
     lost = any(shard.state is ShardMode.NEEDS_SNAPSHOT for shard in known.values())
@@ -55,7 +55,7 @@ def health_of(
 
 
 def watermark_us(shards: Mapping[str, Shard], progress: Mapping[str, ShardProgress]) -> int:
-    """Return the time up to which all shards are in the log; 0: not known. Any thread."""
+    """Return the time up to which all shards are in the log, microseconds; 0: not known. Any thread."""
     known = dict(shards)
     if any(shard.state in {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL} for shard in known.values()):
         return 0

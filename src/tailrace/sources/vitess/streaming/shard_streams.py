@@ -1,11 +1,11 @@
-"""The streams of a task's shards: each received by a thread of its own, all taken by the task's thread.
+"""The streams of a task's shards: one receiving thread for each, and the task's thread takes the responses.
 
-A thread that waits for one stream takes a response from gRPC at half the CPU of gRPC's asyncio, which hands
-it from thread to thread. Measured with the stream of 40 000 transactions of one row: 15 µs a response
+A thread that waits for one stream receives a response with half the CPU of gRPC's asyncio, which passes it
+from thread to thread. Measured with the stream of 40 000 transactions of one row: 15 µs a response
 against 33.
 
-What was received and not taken yet is bounded, for each shard and in all: a stream that is ahead is not read
-on, and vtgate then waits, too.
+The responses that are received but not taken are limited, for each shard and in total: a stream at the limit
+is not read, so that vtgate waits, too.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tailrace.sources.vitess.connection.errors import DISCONNECTED, SILENT, Stat
 from tailrace.sources.vitess.connection.vtgate import ResponseStream, Vtgate, status_of
 from tailrace.waits import join_all
 
-#: Received and not taken yet: bytes and responses of one shard, and bytes of all shards of all tasks.
+#: Limits of what is received and not taken: bytes and responses of a shard, bytes of all tasks' shards.
 SHARD_BYTES_MAX = 8 << 20
 SHARD_RESPONSES_MAX = 4096
 BYTES_MAX = 64 << 20
 
-#: How often it is looked for streams that are silent.
+#: Interval of the check for silent streams, in seconds.
 _SILENCE_CHECK_S = 0.2
-#: A stream that waits for room looks so often whether there is some: as a rule it is told.
+#: Longest wait of a full stream before it checks for room again, in seconds; normally it is notified.
 _ROOM_S = 5.0
 _STOP_S = 10.0
 
 
 @dataclass(slots=True)
 class ShardResponses:
-    """What came of one attempt to read a shard since it was last taken. `ended`: nothing comes after it."""
+    """The responses received in one attempt to read a shard since the last `take`; `ended`: its end."""
 
     attempt: int
     responses: list[bytes] = field(default_factory=list)
@@ -46,7 +46,7 @@ class ShardResponses:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more is to be received before it was taken."""
+        """Whether nothing more is received before these responses are taken."""
         return self.size > SHARD_BYTES_MAX or len(self.responses) > SHARD_RESPONSES_MAX
 
 
@@ -54,8 +54,8 @@ class ShardResponses:
 class _ShardStream:
     """An attempt to read a shard.
 
-    :ivar heard_s: when a response came last; infinite while none is waited for.
-    :ivar is_silent: it was ended because nothing came.
+    :ivar heard_s: time of the last response, monotonic; infinite while the thread doesn't receive.
+    :ivar is_silent: it was ended because no response came.
     """
 
     shard: str
@@ -69,17 +69,17 @@ class _ShardStream:
     is_silent: bool = False
 
     def end(self) -> None:
-        """Have its thread end soon."""
+        """Make the stream's thread end soon."""
         self.over.set()
         if self.call is not None:
             self.call.cancel()
 
 
 class ShardStreams:
-    """The open streams of one task, over one connection. `take` is for one thread, the rest for any.
+    """The open streams of one task, over one connection. Call `take` from one thread, the rest from any.
 
-    :param silence_s: after so long without any response, heartbeats among them, a stream is over.
-    :param bytes_max: received and not taken yet, of all its shards.
+    :param silence_s: seconds without any response, heartbeats included, after which a stream is ended.
+    :param bytes_max: limit of the bytes that are received and not taken, of all its shards.
     """
 
     def __init__(self, vtgate: Vtgate, silence_s: float, bytes_max: int = BYTES_MAX) -> None:
@@ -89,8 +89,8 @@ class ShardStreams:
         lock = threading.Lock()
         self._came, self._room = threading.Condition(lock), threading.Condition(lock)
         self._received: dict[str, ShardResponses] = {}
-        self._size = 0  # of all that was received and not taken
-        self._streams: dict[str, _ShardStream] = {}  # those that count
+        self._size = 0  # bytes received and not taken
+        self._streams: dict[str, _ShardStream] = {}  # the current ones
         self._threads: set[threading.Thread] = set()
         self._checked_s = 0.0
 
@@ -105,9 +105,9 @@ class ShardStreams:
     ) -> None:
         """Open the stream of a shard that has none.
 
-        :param wait_s: before it is opened.
-        :param deadline_s: after which it is over; None: it stays open.
-        :raises TailraceError: `ENVIRONMENT_UNFIT` if the process can't have another thread.
+        :param wait_s: seconds to wait before it is opened.
+        :param deadline_s: seconds after which it is ended; None: it stays open.
+        :raises TailraceError: `ENVIRONMENT_UNFIT` if the process can't start another thread.
         """
         stream = _ShardStream(shard, attempt, request, wait_s, deadline_s)
         thread = threading.Thread(
@@ -119,15 +119,15 @@ class ShardStreams:
             except RuntimeError as error:
                 raise TailraceError(
                     Kind.ENVIRONMENT_UNFIT,
-                    f"start a thread for the shard {shard}, beside {len(self._threads)} others: {error}",
-                    "each shard needs one: raise the limit of processes, of the user or the container",
+                    f"start a thread for the shard {shard}, with {len(self._threads)} running: {error}",
+                    "each shard needs a thread: raise the user's or the container's limit of processes",
                     {"shard": shard},
                 ) from None
             self._streams[shard] = stream
             self._threads.add(thread)
 
     def stop(self, shard: str, attempt: int) -> None:
-        """End the stream of a shard, and forget what came of it and was not taken."""
+        """End the stream of a shard, and discard its responses that were not taken."""
         with self._came:
             stream = self._streams.get(shard)
             if stream is not None and stream.attempt == attempt:
@@ -139,9 +139,9 @@ class ShardStreams:
             stream.end()
 
     def take(self, timeout_s: float, only: str | None = None) -> dict[str, ShardResponses]:
-        """Return what came since the last call, by shard; wait for something at most so long.
+        """Return the responses since the last call, by shard; wait at most `timeout_s` seconds for one.
 
-        :param only: leave what came of other shards where it is.
+        :param only: take only this shard's responses.
         """
         self._end_silent(time.monotonic())
         with self._came:
@@ -158,7 +158,7 @@ class ShardStreams:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that were received and not taken."""
+        """Number of bytes that were received and not taken."""
         return self._size
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class ShardStreams:
                 stream.is_silent = True
                 stream.call.cancel()
 
-    # On the thread of a stream
+    # Called on the thread of a stream
 
     def _receive(self, stream: _ShardStream) -> None:
         ended = Status("CANCELLED")
@@ -198,7 +198,7 @@ class ShardStreams:
         stream.heard_s = time.monotonic()
         call = stream.call = self._vtgate.stream(stream.request, stream.deadline_s)
         try:
-            if not stream.over.is_set():  # else it was ended before it had a call
+            if not stream.over.is_set():  # else it was ended before `call` was set
                 for response in call:
                     if not self._keep(stream, response):
                         return Status("CANCELLED")
@@ -210,13 +210,13 @@ class ShardStreams:
 
     def _failed(self, stream: _ShardStream, status: Status) -> Status:
         if stream.is_silent:
-            return Status(SILENT, f"nothing came for {self._silence_s:g} s, not even a heartbeat")
+            return Status(SILENT, f"no response for {self._silence_s:g} s, not even a heartbeat")
         if stream.deadline_s is not None and status.code == "DEADLINE_EXCEEDED":
             return Status(status.code, f"it did not end within {stream.deadline_s:g} s")
         return status if self._vtgate.is_connected else Status(DISCONNECTED, status.words)
 
     def _keep(self, stream: _ShardStream, response: bytes) -> bool:
-        """Keep what came until it is taken, and wait for room for more; return whether the stream counts."""
+        """Keep a response until it is taken, and wait for room; return whether the stream is current."""
         shard = stream.shard
         with self._came:
             if self._streams.get(shard) is not stream:
@@ -251,5 +251,5 @@ class ShardStreams:
     def _is_full(self, shard: str) -> bool:
         received = self._received.get(shard)
         if received is None:
-            return False  # whatever others have: only this shard may be what is taken now
+            return False  # whatever the other shards have: `take` may wait for this shard only
         return self._size > self._bytes_max or received.is_full

@@ -1,4 +1,4 @@
-"""Shards of which nothing comes are asked what they have: heartbeats prove that vtgate lives, no more."""
+"""Asks the servers of silent shards for their transactions: heartbeats only prove that vtgate is alive."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from tailrace.sources.vitess.streaming.shard_health import ShardProgress
 
 log = structlog.get_logger(__name__)
 
-#: A shard of which only heartbeats came for so long is asked what it has.
+#: Time in seconds with only heartbeats after which a shard's server is asked for its transactions.
 PROBE_S = 20.0
-#: Each time that its stream was opened again for that, it may be silent for twice as long, so often: what
-#: comes first may take longer, a table that is sorted, or a large transaction of vtgate 22, which sends it at
-#: its end.
+#: Limit of the doublings of that wait, one each time the stream is opened again because of it: the first
+#: response may take longer, if a table is sorted, or a large transaction is sent at its end (vtgate 22).
 STALLS_MAX = 10
-#: Of so many shards at a time.
+#: Limit of shards asked at a time.
 PROBES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A question to a shard, what it has, that is not answered yet.
+    """A request for a shard's transactions that is not answered yet.
 
     :param of: the type of the tablet that is asked.
     """
@@ -43,10 +42,10 @@ class _Probe:
 
 
 class SilentShards:
-    """For the thread that has its turn at the log.
+    """The requests to silent shards. For the thread that has its turn at the log.
 
-    :param shards: what is known of each shard beside its state; it is brought up to date.
-    :param step: has the coordinator take an event, and carries out its commands.
+    :param shards: the progress of each shard; it is updated.
+    :param step: passes an event to the coordinator, and carries out its commands.
     :param now_us: the clock, microseconds since 1970.
     """
 
@@ -64,10 +63,10 @@ class SilentShards:
         self._shards = shards
         self._step = step
         self._now_us = now_us
-        self._probes: dict[str, _Probe] = {}  # asked and not answered
+        self._probes: dict[str, _Probe] = {}  # unanswered, by shard
 
     def turn(self, now_s: float) -> None:
-        """Ask shards that are silent what they have, some at a time; take the answers that are there."""
+        """Ask silent shards for their transactions, some at a time; process the answers that have arrived."""
         self._ask(now_s)
         for shard, probe in list(self._probes.items()):
             if probe.answer.done():
@@ -75,8 +74,8 @@ class SilentShards:
                 self._take(shard, probe)
 
     def _ask(self, now_s: float) -> None:
-        # Of one that may be behind the primary is asked, however often its stream was opened meanwhile; of
-        # one that does not serve any more, too: a journal would be there first.
+        # For a shard that may be behind, the primary is asked, however often its stream was opened meanwhile;
+        # for one that no longer serves, too: the primary has a journal first.
         for shard, known in self._shards.items():
             held = self._coordinator.shards[shard]
             since_s, patience_s = known.probed_s, PROBE_S
@@ -95,26 +94,26 @@ class SilentShards:
         try:
             executed, purged = (text or "" for text in probe.answer.result()[0])
         except TailraceError as error:
-            log.warning("a silent shard does not say what it has", shard=shard, error=error.message)
+            log.warning("asking a silent shard for its position failed", shard=shard, error=error.message)
             self._step(ProbeFailed(shard, probe.attempt, error.message))
             return
         if probe.of != self._source.tablet_type:
-            purged = ""  # what another tablet has purged is not missed
+            purged = ""  # what another tablet has purged doesn't matter
         self._step(Probed(shard, probe.attempt, executed, purged, probe.serves))
         if self._coordinator.shards[shard].attempt != probe.attempt:
             self._shards[shard].stalls += 1
-        self._note_whole(shard, executed)
+        self._note_complete(shard, executed)
 
-    def _note_whole(self, shard: str, executed: str) -> None:
-        """Note that a silent shard has nothing that is not here."""
+    def _note_complete(self, shard: str, executed: str) -> None:
+        """Note that the log has everything of a silent shard."""
         ours, known = self._coordinator.shards[shard].kept, self._shards.get(shard)
         if known is not None and ours.is_read and GtidSet.parse(ours.gtid).contains(GtidSet.parse(executed)):
-            # What is committed in the second of the question has that second as its time.
+            # Commits in the second of the request have that second as their time.
             asked_us = known.asked_us // 1_000_000 * 1_000_000
             known.whole_until_us = max(known.whole_until_us, asked_us)
 
     def doubt_if_behind(self, shard: str, executed: GtidSet) -> None:
-        """Have a shard that lacks what was read of it asked at once whether that is for good."""
+        """Ask a shard again at once if it lacks transactions that were read: it may only lag."""
         held = self._coordinator.shards.get(shard)
         if held is None or not self._coordinator.accepts(shard, held.attempt) or not held.kept.is_read:
             return

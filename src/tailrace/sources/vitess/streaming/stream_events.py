@@ -1,4 +1,4 @@
-"""What the coordinator has to know of what came of a stream, and of its end."""
+"""Derives the coordinator's events from the responses of a stream, and from its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PARTICIPANTS_ABSENT = re.compile(
     r"not all journaling participants.*?journal: \[(?P<participants>[^\]]*)", re.DOTALL
 )
 _SHARD = re.compile(r'shard:"([^"]*)"')
-#: Words, and what they say of a stream's end; the first that is found counts.
+#: Patterns in the status message of a stream's end, and the reason that they mean; the first match counts.
 _REASONS = (
     (re.compile(r"shard provided in VGTID, .*, not found", re.DOTALL), EndReason.SHARD_UNKNOWN),
     (re.compile(r"purged required binary logs|\(errno (1236|1789)\)|no longer has"), EndReason.PURGED),
@@ -37,17 +37,17 @@ _REASONS = (
     (re.compile(r"GTIDSet Mismatch", re.IGNORECASE), EndReason.BEHIND),
 )
 
-#: Of the server's words so many go into what is told of a shard.
+#: Limit of the characters of the server's message that are reported.
 _TROUBLE_MAX = 300
 
 
 def events_of(
     shard: str, attempt: int, made: Transcoded, known: ShardProgress, *, is_copied: bool
 ) -> Iterable[tuple[Event, int]]:
-    """Yield the events of a shard's stream, each with its place in the frames: of positions in a row, the
-    last one alone.
+    """Yield the events of a shard's stream, each with its offset in the frames; of consecutive positions,
+    only the last one.
 
-    :param known: is told that the shard goes on.
+    :param known: the shard's progress; it is updated.
     """
     if is_copied or made.events.of(vevents.JOURNAL, vevents.COPY_COMPLETED):
         yield from _each_event(shard, attempt, made, known, is_copied=is_copied)
@@ -86,7 +86,7 @@ def _each_event(
             message = pb.Journal.FromString(event.body)
             journal = _journal(message) if message.migration_type == pb.SHARDS else None
         elif is_copied:
-            # Its last position came with it, or before.
+            # The copy's last position came with this event or before it.
             if reached is not None:
                 yield reached, at
             reached, is_copied = None, False
@@ -104,7 +104,7 @@ def chunk_events_of(stream: ChunkStream, made: Transcoded) -> Iterator[Event]:
         elif event.kind == vevents.JOURNAL:
             is_at_journal = pb.Journal.FromString(event.body).migration_type == pb.SHARDS
             if is_at_journal:
-                break  # the stream that goes on has to come to it
+                break  # the stream that continues has to reach the journal
         elif (position := _own_position(event, stream.shard)) is not None:
             stream.reach(position.gtid, _last_keys(position).get(stream.chunk.table, ""))
     if stream.gtid:
@@ -114,17 +114,17 @@ def chunk_events_of(stream: ChunkStream, made: Transcoded) -> Iterator[Event]:
 
 
 def found_no_table(status: Status) -> bool:
-    """Tell whether a copy ended because its tablet has none of the tables."""
+    """Return whether a copy ended because its tablet has none of the tables."""
     return "stream needs a position or a table to copy" in status.words
 
 
 def stream_ended(shard: str, attempt: int, status: Status) -> ShardStreamEnded:
-    """Return what the end of a shard's stream means for its next one.
+    """Return the event for the end of a shard's stream.
 
-    :raises TailraceError: where no next one would fare better; names the shard.
+    :raises TailraceError: if opening the stream again would not help; names the shard.
     """
     words = status.words
-    # The cause comes last: vtgate and vttablet put before it what they did.
+    # The cause comes last: vtgate and vttablet prefix it with what they attempted.
     trouble = f"{status.code}: {words[-_TROUBLE_MAX:]}"
     if (found := _PARTICIPANTS_ABSENT.search(words)) is not None:
         participants = tuple(_SHARD.findall(found["participants"]))

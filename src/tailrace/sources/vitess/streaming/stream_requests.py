@@ -1,4 +1,4 @@
-"""What vtgate is asked for when a shard's stream is opened."""
+"""Builds the requests to vtgate that open streams of shards."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tailrace.sources.vitess.resharding.gtid_sets import TO_COPY
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 from tailrace.sources.vitess.rows.copy_keys import key_before
 
-#: From this size on, a server that can (24 and later) sends a transaction in pieces, and need not hold it.
+#: Size in bytes from which Vitess 24 and later send a transaction in pieces, without keeping it in memory.
 CHUNK_BYTES = 16 << 20
 
 
 def table_rules(source: VitessSource) -> list[pb.Rule]:
-    """Return which tables the server sends: not fewer than are captured.
+    """Return the rules that select the tables that the server sends: at least those that are captured.
 
-    Its rules have no word for a table that is left out, and a regular expression of ours is for the whole
-    name in Python's language: where there is one, all tables are sent.
+    Its rules can't exclude a table, and a regular expression in our settings is in Python's syntax and
+    matches the full name: if there is one, all tables are sent.
     """
     expressions = [table_expression(pattern, source.keyspace) for pattern in source.tables]
     if None in expressions:
@@ -31,7 +31,7 @@ def table_rules(source: VitessSource) -> list[pb.Rule]:
 
 
 def stream_request(source: VitessSource, opened: OpenStream) -> pb.VStreamRequest:
-    """Return the request for a shard's stream; with other shards in it, where it is a junction."""
+    """Return the request for a shard's stream; for a junction, it includes the other participants."""
     request = _request(source, table_rules(source))
     for shard, gtid in opened.positions.items():
         keys = opened.keys.values() if shard == opened.shard else ()
@@ -40,9 +40,9 @@ def stream_request(source: VitessSource, opened: OpenStream) -> pb.VStreamReques
 
 
 def chunk_request(source: VitessSource, shard: str, chunk: CopyChunk) -> pb.VStreamRequest:
-    """Return the request for the stream that copies a chunk, or goes on with it.
+    """Return the request for the stream that copies a chunk, or continues its copy.
 
-    It goes on from where it is: the server sends what changed since, and then the rows behind the key.
+    To continue, the server sends the changes since the chunk's position, and then the rows behind its key.
     """
     request = _request(source, [pb.Rule(match=chunk.table, filter=_condition(chunk))])
     if chunk.key:
@@ -55,12 +55,12 @@ def chunk_request(source: VitessSource, shard: str, chunk: CopyChunk) -> pb.VStr
 
 
 def _condition(chunk: CopyChunk) -> str:
-    # Tablets refuse a negative number here: there, a key says where rows begin.
+    # Tablets refuse a negative number in a condition: for one, a key defines where the rows start.
     column = quoted(chunk.column)
     bounds = [f"{column} >= {chunk.low}"] if chunk.low is not None and chunk.low >= 0 else []
     if chunk.high is not None:
         bounds.append(f"{column} < {chunk.high}")
-    # All of a table needs no condition.
+    # A complete table needs no condition.
     return f"select * from {quoted(chunk.table)} where {' and '.join(bounds)}" if bounds else ""  # noqa: S608
 
 

@@ -445,7 +445,7 @@ def test_an_answer_that_is_none_of_a_registry_is_not_kept() -> None:
                 with pytest.raises(TailraceError) as caught:
                     use(asked(registry.url, keys="json"), group)
                 assert caught.value.kind is Kind.REGISTRY_UNREACHABLE
-                assert "none of a registry" in caught.value.message
+                assert "does not come from a registry" in caught.value.message
 
 
 def test_no_secret_is_in_the_log_lines_of_the_client(

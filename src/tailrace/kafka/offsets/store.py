@@ -186,7 +186,7 @@ class KafkaOffsetStore:
         except TailraceError as error:
             # A producer that failed can't be used any more: the next write creates another.
             self._close()
-            failure = self._judged(error)
+            failure = self._explained(error)
             if failure.kind is Kind.OFFSETS_PREEMPTED:
                 self._lost = failure
                 raise failure from error
@@ -194,7 +194,7 @@ class KafkaOffsetStore:
                 Kind.OFFSETS_UNWRITABLE, failure.message, failure.hint, failure.context
             ) from error
 
-    def _judged(self, error: TailraceError) -> TailraceError:
+    def _explained(self, error: TailraceError) -> TailraceError:
         """Return the error to raise: a fenced producer may also have had a transaction open for too long."""
         if error.kind is Kind.SINK_PREEMPTED and self._topic is not None:
             try:

@@ -82,7 +82,7 @@ class TaskProducer:
             `SINK_WRITE_FAILED`, `SINK_REFUSED`, `OFFSETS_UNREADABLE`.
         """
         self._offsets.is_there()
-        with self._judging():
+        with self._explaining():
             self._require_ours()
             found = self._writer.open() or {}
             self._require_ours()
@@ -113,7 +113,7 @@ class TaskProducer:
         partitions = None
         if events.keys is not None and "partitioner" not in self._account.options:
             partitions = by_key(events.keys, self._topics.partitions(topic))
-        with self._judging():
+        with self._explaining():
             self._writer.send(topic, events, partitions)
 
     def commit(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float | None = None) -> None:
@@ -130,7 +130,7 @@ class TaskProducer:
         if self._account.atomic:
             own = self._account.member_key(self._number)
             wanted[own] = {"lease": self._lease, "commit": number}
-        with self._judging():
+        with self._explaining():
             self._writer.commit_all(wanted, timeout_s)
         self._commits = number
 
@@ -142,7 +142,7 @@ class TaskProducer:
         require_ours(self._offsets, self._account, self._lease)
 
     @contextlib.contextmanager
-    def _judging(self) -> Iterator[None]:
+    def _explaining(self) -> Iterator[None]:
         """Replace the producer's errors by ones that say whether another engine started, or time ran out."""
         try:
             yield

@@ -300,7 +300,7 @@ class AtomicWriter:
     def _step(self, event: ProducerEvent) -> None:
         self._transaction, _ = self._transaction.step(event)
         if self._transaction.state is ProducerState.PREEMPTED:
-            log.warning("fenced: the producer's epoch is over", **self._whose())
+            log.warning("fenced: the producer's epoch is no longer valid", **self._whose())
 
     def _whose(self) -> dict[str, str]:
         return {"transactional_id": str(self._task.settings["transactional.id"])}

@@ -96,7 +96,7 @@ class KafkaSink:
         :raises TailraceError: `SINK_FOREIGN` if the offset is another log's; `SINK_PREEMPTED`,
             `SINK_REFUSED`, `SINK_MISCONFIGURED`, `OFFSETS_UNREADABLE`, `SINK_WRITE_FAILED`.
         """
-        self._let_go()
+        self._release()
         config = self._config
         account = account_of(config, pipeline)
         offsets = account.offsets()
@@ -146,14 +146,14 @@ class KafkaSink:
 
     def close(self) -> None:
         """As `contract.Sink.close`; if a transformation or converter fails to close, that is only logged."""
-        self._let_go()
+        self._release()
         for close in (self._chain.close, self._converter.close):
             try:
                 close()
             except Exception as error:  # noqa: BLE001 - closing continues
                 says.warning("closing a step of a sink failed", sink=self.name, error=type(error).__name__)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         found, self._open = self._open, None
         if found is not None:
             found.close()
@@ -271,7 +271,7 @@ class _Open:
         """Send a heartbeat, if one is due, and the current head, with the task's own producer."""
         if self.standing.head is None or self._writer is None or not self._records.is_beat_due:
             return
-        with self._telling_apart(self._writer):
+        with self._explaining(self._writer):
             self._records.beat(self._writer)
             self._writer.commit(self.standing.head.as_offset())
 
@@ -290,7 +290,7 @@ class _Open:
         started = time.perf_counter()
         self._commit_s, sent = 0.0, Sent()
         reader = self._reader = self._reader or LogReader.open(log, span.task)
-        with self._telling_apart(self._writer):
+        with self._explaining(self._writer):
             if self._form.config.transaction_boundary == "transaction":
                 self._by_transaction.write(self._writer, reader, have, span.end, sent, self._commit)
             else:
@@ -343,7 +343,7 @@ class _Open:
         return _fresh() if self.standing.head is None else self.standing.head.lease
 
     @contextlib.contextmanager
-    def _telling_apart(self, writer: Writer) -> Iterator[None]:
+    def _explaining(self, writer: Writer) -> Iterator[None]:
         """Replace the producer's errors by ones that say if another engine took over, or time ran out."""
         try:
             yield
@@ -379,7 +379,7 @@ class _Open:
         if isinstance(step, WriteHead):
             assert self._writer is not None  # by the order of the steps
             self._ours.add(step.head.lease)
-            with self._telling_apart(self._writer):
+            with self._explaining(self._writer):
                 self._writer.commit(step.head.as_offset())
             self._ours = {step.head.lease}
             failpoints.hit("kafka.after_head")

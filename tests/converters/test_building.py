@@ -45,7 +45,7 @@ def test_a_converter_gets_its_options_and_those_it_does_not_take_are_refused() -
         ("upper", {"width": "s3cret"}),
     ]
     for name, options in cases:
-        with pytest.raises(TailraceError, match=f"make the converter '{name}'") as caught:
+        with pytest.raises(TailraceError, match=f"create the converter '{name}'") as caught:
             build(name, options)
         assert caught.value.kind is Kind.CONFIG_INVALID
         assert "s3cret" not in str(caught.value)

@@ -291,7 +291,7 @@ def test_over_tls_it_is_let_in_by_token_password_or_certificate_and_told_why_not
         with pytest.raises(TailraceError) as caught:
             asked(registry.url.replace("https:", "http:")).check()
         assert caught.value.kind is Kind.REGISTRY_UNREACHABLE
-        assert "rightly http or https" in caught.value.hint
+        assert "whether http or https in registry_url is correct" in caught.value.hint
 
     basic = {"registry_username": "cdc", "registry_password": "${env:PASSWORD}"}
     keystore, authorities = authority.keystore, authority.certificate
@@ -445,7 +445,7 @@ def test_an_answer_that_is_none_of_a_registry_is_not_kept() -> None:
                 with pytest.raises(TailraceError) as caught:
                     use(asked(registry.url, keys="json"), group)
                 assert caught.value.kind is Kind.REGISTRY_UNREACHABLE
-                assert "none of a registry" in caught.value.message
+                assert "does not come from a registry" in caught.value.message
 
 
 def test_no_secret_is_in_the_log_lines_of_the_client(

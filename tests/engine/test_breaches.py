@@ -30,8 +30,8 @@ class Returning:
 
 
 BREACHES: dict[str, tuple[Any, str]] = {
-    "nothing": (lambda _: None, "it returned NoneType, and no Converted"),
-    "a list": (lambda n: ["x"] * n, "it returned list, and no Converted"),
+    "nothing": (lambda _: None, "it returned NoneType instead of Converted"),
+    "a list": (lambda n: ["x"] * n, "it returned list instead of Converted"),
     "too few": (lambda n: Converted(None, ["x"] * (n - 1)), "it returned 9 events for 10 records"),
     "too many": (lambda n: Converted(None, ["x"] * (n + 1)), "it returned 11 events for 10 records"),
     "too few keys": (lambda n: Converted(["k"], ["x"] * n), "10 values and 1 keys"),
@@ -39,9 +39,9 @@ BREACHES: dict[str, tuple[Any, str]] = {
         lambda n: Converted(None, ["x"] * n, pa.array([{"a": "b"}])),
         "10 values and 1 headers",
     ),
-    "rows of none": (lambda n: Converted(None, ["x"], rows=np.array([n])), "are none of the group's"),
-    "rows that fall": (lambda _: Converted(None, ["x", "y"], rows=np.array([3, 2])), "its rows fall"),
-    "rows that are none": (lambda _: Converted(None, ["x"], rows=[0]), "no array of integers"),  # type: ignore[arg-type]
+    "rows of none": (lambda n: Converted(None, ["x"], rows=np.array([n])), "are not rows of the group"),
+    "rows that fall": (lambda _: Converted(None, ["x", "y"], rows=np.array([3, 2])), "its rows descend"),
+    "rows that are none": (lambda _: Converted(None, ["x"], rows=[0]), "not an array of integers"),  # type: ignore[arg-type]
     "no length": (lambda _: Converted(None, iter("x")), "have no length"),
 }
 

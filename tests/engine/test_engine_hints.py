@@ -217,7 +217,7 @@ def test_the_address_of_a_registry_without_tls_is_corrected() -> None:
     with FakeRegistry() as registry:
         url = registry.url
         engine, _ = converted(avro(registry) | {"registry_url": url.replace("http:", "https:")})
-        assert "http:// where there is no TLS" in refused(Kind.REGISTRY_REFUSED, engine).hint
+        assert "http:// without TLS" in refused(Kind.REGISTRY_REFUSED, engine).hint
         engine, got = converted(avro(registry))
         engine.run()
         assert numbers_in(registry, got) == NUMBERS

@@ -44,6 +44,6 @@ def test_transformations_are_closed_once_after_the_last_change(
             write(sink, log, end)
         sink.close()
     assert [each.closed for each in noted] == [1, 1]
-    told = [line for line in logs if line["event"] == "what is closed with a sink failed"]
+    told = [line for line in logs if line["event"] == "closing a step of a sink failed"]
     assert [line["error"] for line in told] == ([] if error is None else ["ValueError"])
     assert "canary" not in str(logs)

@@ -159,7 +159,7 @@ def test_whether_it_was_taken_over_is_looked_up_again_where_the_cluster_does_not
     def unanswered(topic: OffsetsTopic, *args: Any) -> Any:
         asked.append(args)
         if len(asked) == 2:  # the first one is asked at the start
-            raise TailraceError(Kind.SINK_WRITE_FAILED, "ask where offsets begin and end: no answer")
+            raise TailraceError(Kind.SINK_WRITE_FAILED, "look up the first and last offsets: no answer")
         return settled(topic, *args)
 
     monkeypatch.setattr(OffsetsTopic, "settled", unanswered)

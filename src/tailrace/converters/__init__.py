@@ -1,6 +1,6 @@
-"""Converters: records as they go out, in JSON, Avro, CloudEvents, Arrow or Python's own objects.
+"""Converters: the format of the records that are sent: JSON, Avro, CloudEvents, Arrow or Python objects.
 
-The public names are imported when they are first used: who writes a contract needs no kernels.
+The public names are imported on first use: an implementation of the contract needs no kernels.
 """
 
 from __future__ import annotations

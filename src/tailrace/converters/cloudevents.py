@@ -42,11 +42,11 @@ from tailrace.records.group import Group
 
 
 class CloudEventsConverter:
-    """Writes CloudEvents.
+    """A converter to CloudEvents.
 
-    :param now_ns: gives the time since 1970 in nanoseconds, for what has no time of its own.
+    :param now_ns: returns the time since 1970 in nanoseconds, for changes without a time of their own.
     :param options: of `config.converters.CloudEventsOptions`.
-    :raises TailraceError: `CONFIG_INVALID` if there is no such option.
+    :raises TailraceError: `CONFIG_INVALID` for unknown or wrong options.
     """
 
     def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
@@ -56,8 +56,8 @@ class CloudEventsConverter:
     def convert(self, group: Group) -> Converted:
         """Return keys and whole events as JSON.
 
-        Records that tell no source at all (heartbeats, boundaries of transactions) are no events, and
-        are JSON alone.
+        Records without a source (heartbeats, boundaries of transactions) are not CloudEvents: they are plain
+        JSON.
         :raises TailraceError: `CONFIG_INVALID` if the source is not PostgreSQL.
         """
         options = self._options
@@ -68,7 +68,7 @@ class CloudEventsConverter:
         if table.source is not None:
             raise _no_postgres(group)
         filled = is_filled(options.rows_in_part, with_schema=options.schemas_enable)
-        now_ns = functools.cache(self._now_ns)  # one time for all that a group has none for
+        now_ns = functools.cache(self._now_ns)  # the same time for all changes of the group
         event = self._event(table, group, facts)
         values = write_values(table, planned, event, filled=filled, now_ns=now_ns)
         return Converted(planned.keys, values, key_headers(planned, group), planned.rows)
@@ -79,7 +79,7 @@ class CloudEventsConverter:
         return EventKeys(planned.keys, planned.rows)
 
     def close(self) -> None:
-        """Let go of nothing: there is nothing held."""
+        """Do nothing: the converter holds no resources."""
 
     def _planned(self, group: Group) -> tuple[ChangeTable, Planned]:
         if group.is_change:
@@ -142,7 +142,7 @@ def _member(of: Part, name: str) -> Part:
 
 
 def _as_text(part: Part) -> Part:
-    # Attributes have no numbers of 64 bits, so these are texts.
+    # Attributes of CloudEvents can't be 64-bit integers, so they are texts.
     if isinstance(part, Unless):
         return Unless(part.row, _as_text(part.value))
     return Slot(AS_TEXT | part.number) if isinstance(part, Slot) else part
@@ -181,7 +181,7 @@ def _message_schema(fields: tuple[Field, ...]) -> str:
 def _no_postgres(group: Group) -> TailraceError:
     return TailraceError(
         Kind.CONFIG_INVALID,
-        "convert records to CloudEvents: their `source` is not what PostgreSQL's is, which ids are made of",
+        "convert records to CloudEvents: their `source` is not PostgreSQL's, from which ids are derived",
         "use the converter json or python for this source",
         {"topic": group.topic},
     )

@@ -1,7 +1,7 @@
 """Schemas of Kafka Connect, as its JSON converter writes them, and as JSON Schema (draft 7).
 
-JSON Schema is as Confluent's converter translates it, but where that one's schema would not fit its own
-data: a decimal, which is base64, is a string.
+JSON Schema is the same as that of Confluent's converter, except where Confluent's schema would not fit its
+own data: a decimal, which is base64, is a string.
 
 Source: Apache Kafka, org.apache.kafka.connect.json.JsonConverter (order of members); Confluent Schema
 Registry, JsonSchemaData (`fromConnectSchema`, the properties `connect.*`).
@@ -20,9 +20,9 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What kind a value is.
+    """A schema of Kafka Connect.
 
-    :param inside: `items`, or `keys` and `values`, or `fields`: documents.
+    :param inside: the documents of `items`, or of `keys` and `values`, or of `fields`.
     :param name: of the semantic type.
     """
 
@@ -38,9 +38,9 @@ class Schema:
         return hash((self.type, self.name, self.version, self.parameters))
 
     def document(self, *, optional: bool = False, field: str | None = None) -> Document:
-        """Return the schema as JSON has it, of a field if it has a name.
+        """Return the schema as a JSON object.
 
-        :param optional: whether the value may be null.
+        :param optional: whether the value may be null; `field`: the field that has this schema, if any.
         """
         found: Document = {"type": self.type, **dict(self.inside), "optional": optional}
         members = {
@@ -56,7 +56,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class EventSchemas:
-    """What a group's values are, and its keys; None: it has none."""
+    """The schemas of a group's values and keys; `key` is None if it has no keys."""
 
     value: Schema
     key: Schema | None
@@ -68,7 +68,7 @@ class EventSchemas:
 
     @functools.cached_property
     def key_text(self) -> str:
-        """The key's, likewise."""
+        """The key's schema as JSON; `null` if there is no key."""
         return "null" if self.key is None else written(self.key.document())
 
 
@@ -88,7 +88,7 @@ def struct(fields: Sequence[Document], name: str | None = None, version: int | N
 
 
 def written(value: object) -> str:
-    """Return JSON as Debezium writes it: without blanks, letters beyond ASCII as they are."""
+    """Return JSON as Debezium writes it: without spaces, and with non-ASCII characters unescaped."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -116,7 +116,7 @@ _SOURCE_OF_ANY = [
     INT64.document(optional=True, field="ts_ns"),
 ]
 
-#: Debezium's `source` of PostgreSQL.
+#: Debezium's `source` for PostgreSQL.
 SOURCE = struct(
     [
         *_SOURCE_OF_ANY,
@@ -132,7 +132,7 @@ SOURCE = struct(
     1,
 )
 
-#: The same of Vitess.
+#: Debezium's `source` for Vitess.
 SOURCE_WITH_SHARD = struct(
     [
         *_SOURCE_OF_ANY,
@@ -149,7 +149,7 @@ _TRANSACTION_OF_ANY = [
 ]
 _TRANSACTION = struct(_TRANSACTION_OF_ANY, "event.block", 1)
 
-#: A transaction's rank among those of its shard's epoch.
+#: The schema of a transaction's rank within its shard's epoch.
 RANK = Schema("bytes", "org.apache.kafka.connect.data.Decimal", 1, parameters=(("scale", "0"),))
 
 _TRANSACTION_WITH_RANK = struct(
@@ -164,7 +164,7 @@ _TRANSACTION_WITH_RANK = struct(
 
 
 def envelope(name: str, row: Schema, source: Schema) -> Schema:
-    """Return the schema of a change; `name` is the table's, with all that stands before it."""
+    """Return the schema of a change; `name` is the table's full name: topic prefix, schema and table."""
     transaction = _TRANSACTION_WITH_RANK if source is SOURCE_WITH_SHARD else _TRANSACTION
     return struct(
         [
@@ -181,7 +181,7 @@ def envelope(name: str, row: Schema, source: Schema) -> Schema:
 
 
 def message(fields: Sequence[Document]) -> Schema:
-    """Return the schema of a logical message; `fields` are its prefix and content."""
+    """Return the schema of a logical message; `fields` are those of its prefix and content."""
     block = struct(fields, "io.debezium.connector.postgresql.Message", 1)
     return struct(
         [
@@ -196,7 +196,7 @@ def message(fields: Sequence[Document]) -> Schema:
     )
 
 
-#: Of a logical message's key.
+#: The schema of a logical message's key.
 MESSAGE_KEY = struct(
     [STRING.document(optional=True, field="prefix")], "io.debezium.connector.postgresql.MessageKey", 1
 )
@@ -223,7 +223,7 @@ def json_schema(schema: Document) -> dict[str, Any]:
 
 
 def _of(schema: Document, index: int | None = None) -> dict[str, Any]:
-    found = {**_shape(schema), **_told(schema)}
+    found = {**_shape(schema), **_properties(schema)}
     if not schema["optional"]:
         return found if index is None else {**found, "connect.index": index}
     either: dict[str, Any] = {"oneOf": [{"type": "null"}, found]}
@@ -245,12 +245,12 @@ def _shape(schema: Document) -> dict[str, Any]:
         return {"type": "object", "connect.type": "map", "additionalProperties": _of(schema["values"])}
     name, connect = _TYPES[kind]
     if connect in ("float32", "float64"):
-        # What JSON has no number for is a text: "NaN", "Infinity", "-Infinity".
+        # Values that are not JSON numbers are strings: "NaN", "Infinity", "-Infinity".
         return {"type": [name, "string"], "connect.type": connect}
     return {"type": name} if connect is None else {"type": name, "connect.type": connect}
 
 
-def _told(schema: Document) -> dict[str, Any]:
+def _properties(schema: Document) -> dict[str, Any]:
     found = {
         "title": schema.get("name"),
         "connect.version": schema.get("version"),

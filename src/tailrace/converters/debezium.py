@@ -1,8 +1,8 @@
-"""The converter `json`: Debezium's events, as its JSON converter writes them.
+"""The converter `json`: Debezium's events, as Kafka Connect's JSON converter writes them.
 
 Values have `before`, `after`, `source`, `transaction`, `op`, `ts_ms`, `ts_us`, `ts_ns`; logical messages
-`op`, `ts_ms`, `source`, `transaction`, `message`. Where the wire's bytes are at hand they are written
-straight from there.
+`op`, `ts_ms`, `source`, `transaction`, `message`. If a group has the wire's bytes, JSON is written directly
+from them.
 
 Source: Debezium 3.6, Envelope, PostgresSourceInfoStructMaker, LogicalDecodingMessageMonitor.
 """
@@ -45,12 +45,12 @@ from tailrace.records.group import Group
 
 
 class JsonConverter:
-    """Writes Debezium's JSON.
+    """A converter to Debezium's JSON.
 
-    :param now_ns: gives the time since 1970 in nanoseconds; read where `event_time` is `processing`, and
-        for messages that belong to no transaction, which have no time of their own.
+    :param now_ns: returns the time since 1970 in nanoseconds; used if `event_time` is `processing`, and for
+        messages without a transaction, which have no time of their own.
     :param options: of `config.converters.JsonOptions`.
-    :raises TailraceError: `CONFIG_INVALID` if there is no such option.
+    :raises TailraceError: `CONFIG_INVALID` for unknown or wrong options.
     """
 
     def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
@@ -75,9 +75,9 @@ class JsonConverter:
         return EventKeys(planned.keys, planned.rows)
 
     def payloads(self, group: Group) -> tuple[Converted, EventSchemas]:
-        """Return events that carry no schema, and the schemas that they have: for who keeps those elsewhere.
+        """Return events without schemas, and their schemas separately, for use with a schema registry.
 
-        Each object has all members that its schema has, in the same order.
+        Each object has all members of its schema, in the same order.
         """
         if not group.is_change:
             found = plain_values(group, self._facts(group).name)
@@ -87,9 +87,9 @@ class JsonConverter:
         return events, self._schemas(table, group, filled=True)
 
     def columns(self, group: Group, *, with_keys: bool) -> tuple[EventColumns, EventSchemas]:
-        """Return events as columns of values, likewise.
+        """Return events as columns of values, and their schemas.
 
-        :param with_keys: whether keys are columns, too; else they are JSON.
+        :param with_keys: whether keys are columns, too; otherwise they are JSON.
         """
         name = self._facts(group).name
         if not group.is_change:
@@ -106,11 +106,11 @@ class JsonConverter:
         return events, self._schemas(table, group, filled=True)
 
     def payload_schemas(self, group: Group) -> EventSchemas:
-        """Return the schemas alone that `payloads` gives for a group of changes, which may be empty."""
+        """Return only the schemas that `payloads` returns for a group of changes, which may be empty."""
         return self._schemas(change_table_of(group), group, filled=True)
 
     def close(self) -> None:
-        """Let go of nothing: there is nothing held."""
+        """Do nothing: the converter holds no resources."""
 
     def _facts(self, group: Group) -> SourceInfo:
         return facts_of(group, self._options.topic_prefix)
@@ -120,7 +120,7 @@ class JsonConverter:
         return is_filled(self._options.rows_in_part, with_schema=self._options.schemas_enable)
 
     def _own_schemas(self, table: ChangeTable, group: Group) -> EventSchemas | None:
-        # Those that events carry; None: they carry none.
+        # The schemas that events include; None: they include none.
         return self._schemas(table, group, filled=self._fills) if self._options.schemas_enable else None
 
     def _schemas(self, table: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
@@ -164,7 +164,7 @@ class JsonConverter:
 
 
 def own_times(event_time: str, now_ns: Callable[[], int]) -> dict[str, Slot | int]:
-    """Return an event's own times, which may be those of the change."""
+    """Return an event's `ts_*` members: the commit's time, or that of processing."""
     if event_time == "commit":
         return {"ts_ms": Slot(MS), "ts_us": Slot(US), "ts_ns": Slot(NS)}
     return {"ts_ms": now_ns() // 1_000_000, "ts_us": now_ns() // 1000, "ts_ns": now_ns()}

@@ -1,10 +1,10 @@
-"""How Debezium gives values: for each type the style in JSON, and the schema that goes with it.
+"""Debezium's representation of values: the style in JSON and the schema of each type.
 
-Styles are those of decoding under Debezium's handling modes, but for floating-point numbers (as
-Java writes them) and bits. Where the source chose no mode, it is Debezium's default.
+Styles are those of decoding under Debezium's handling modes, except for floating-point numbers (written
+as Java writes them) and bits. If the source sets no mode, Debezium's default applies.
 
-Source: Debezium 3.6, PostgresValueConverter (`schemaBuilder`), JdbcValueConverters (`schemaBuilder`, what
-takes the place of NULL in a column that is NOT NULL), UnchangedToastedPlaceholder.
+Source: Debezium 3.6, PostgresValueConverter (`schemaBuilder`), JdbcValueConverters (`schemaBuilder`, values
+in place of NULL in a column that is NOT NULL), UnchangedToastedPlaceholder.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from tailrace.decode.values.forms import form_of, of_items, parameter_of
 from tailrace.model import ValueModes, ValueType
 
 _BYTEA, _BIT, _VARBIT, _REAL, _TIMESTAMPTZ = 17, 1560, 1562, 700, 1184
-#: Of a fraction of seconds, where the type has no precision.
+#: Digits of a fraction of a second, for types without precision.
 _STAMP_DIGITS = 6
 _BITS_MAX = 2_147_483_647
 
-#: Of a field's metadata: what its values' schema is called.
+#: Keys in a field's metadata: name and version of its values' schema.
 _NAME, _VERSION = b"connect.name", b"connect.version"
 
-#: Of an array's items: types whose placeholder is its letters' codes. That of booleans is the codes' bits.
+#: Types of array items whose placeholder is its characters' codes. For booleans it is the codes' bits.
 _NUMBER_TYPES = {"int16": int, "int32": int, "int64": int, "float": float, "double": float}
 
-#: Forms that a kernel can't write as Java does: numbers that are no doubles yet.
+#: Forms that a kernel can't write as Java does: numbers that must first become doubles.
 _ROUNDED = (forms.DOUBLE, forms.AMOUNT_DOUBLE)
 
 
 @dataclass(frozen=True, slots=True)
 class TypeMapping:
-    """How values are given.
+    """The representation of a type's values.
 
     :param style: in JSON.
-    :param zero: the JSON of what takes the place of a value that must be there and was not sent.
-    :param in_parts: the items of a list, the values of a map or the fields of a struct.
+    :param zero: the JSON in place of a value that was not sent, in a column that is NOT NULL.
+    :param in_parts: mappings of the items of a list, the values of a map or the fields of a struct.
     """
 
     style: int
@@ -54,16 +54,16 @@ class TypeMapping:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether its text must become a double before it is written."""
+        """Whether a text must become a double before it is written."""
         return form_of(self.style) in _ROUNDED
 
     @property
     def is_floating(self) -> bool:
-        """Whether its text is a floating-point number's."""
+        """Whether the texts are those of floating-point numbers."""
         return form_of(self.style) == forms.JAVA
 
     def unavailable(self, placeholder: str) -> str:
-        """Return the JSON that stands for a value that was not sent."""
+        """Return the JSON in place of an unchanged value, which was not sent."""
         encoded = base64.b64encode(placeholder.encode()).decode()
         if self.schema.type == "bytes":
             return written(encoded)
@@ -82,7 +82,7 @@ class TypeMapping:
 
 
 def debezium_modes(modes: ValueModes) -> ValueModes:
-    """Return the modes with Debezium's defaults where none was chosen."""
+    """Return the modes, with Debezium's defaults for those not set."""
     return replace(
         modes,
         decimal=modes.decimal or "precise",
@@ -95,7 +95,7 @@ def debezium_modes(modes: ValueModes) -> ValueModes:
 
 @functools.lru_cache(maxsize=4096)
 def type_mapping(value: ValueType, modes: ValueModes) -> TypeMapping:
-    """Return how values of one of PostgreSQL's types are given; all modes are chosen."""
+    """Return the mapping of a PostgreSQL type; all of `modes` must be set."""
     style = value_type(value, modes).json
     found = item_of(value)
     if found is not None:
@@ -204,7 +204,7 @@ _BY_FORM: dict[int, tuple[Schema, str]] = {
     forms.ISO_TIME: (_time("string", "IsoTime"), '"00:00:00Z"'),
     forms.ISO_STAMP: (_time("string", "IsoTimestamp"), '"1970-01-01T00:00:00Z"'),
 }
-#: Those that Kafka Connect has as well, under the same names.
+#: Types that Kafka Connect has as well, under the same names.
 _TIMES = {
     forms.DAYS: ("int32", "Date"),
     forms.TIME_MS: ("int32", "Time"),
@@ -214,11 +214,11 @@ _NAMED = {"ltree": Schema("string", "io.debezium.data.Ltree", 1)}
 _TEXT = TypeMapping(forms.QUOTED, Schema("string"), '""')
 
 
-# What transformations made, and other sources have: Arrow's types.
+# Arrow types, of columns that transformations or other sources made.
 
 
 def like(arrow: pa.DataType) -> ValueType | None:
-    """Return the type of PostgreSQL's that has such values; None for what is made of parts."""
+    """Return the PostgreSQL type of the same values; None for nested and other types."""
     for is_such, oid in _ARROW:
         if is_such(arrow):
             return ValueType(oid, _modifier(arrow))
@@ -226,13 +226,13 @@ def like(arrow: pa.DataType) -> ValueType | None:
 
 
 def named_field(name: str, arrow: pa.DataType, schema: str) -> pa.Field:
-    """Return a field without nulls whose values have a schema of this name, in its first version."""
+    """Return a field without nulls whose values' schema has this name, and version 1."""
     named = {_NAME: schema.encode(), _VERSION: b"1"}
     return pa.field(name, arrow, nullable=False, metadata=named)
 
 
 def field_mapping(field: pa.Field, modes: ValueModes) -> TypeMapping:
-    """Return how values of a field are given, their schema under the name that the field has for it."""
+    """Return the mapping of a field's values, with the schema name of the field's metadata, if any."""
     found, named = arrow_mapping(field.type, modes), schema_name_of(field)
     if named is None:
         return found
@@ -240,7 +240,7 @@ def field_mapping(field: pa.Field, modes: ValueModes) -> TypeMapping:
 
 
 def schema_name_of(field: pa.Field) -> tuple[str, int | None] | None:
-    """Return the name and the version that a field has for its values' schema; None if it has none."""
+    """Return the name and the version of a field's schema from its metadata; None if it has none."""
     named = field.metadata or {}
     if _NAME not in named:
         return None
@@ -256,7 +256,7 @@ def _modifier(arrow: pa.DataType) -> int:
 
 
 def arrow_mapping(arrow: pa.DataType, modes: ValueModes) -> TypeMapping:
-    """Return how values of an Arrow type are given; all modes are chosen."""
+    """Return the mapping of an Arrow type; all of `modes` must be set."""
     if pa.types.is_dictionary(arrow):
         return arrow_mapping(arrow.value_type, modes)
     if pa.types.is_map(arrow):

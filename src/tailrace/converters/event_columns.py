@@ -1,4 +1,4 @@
-"""Debezium's events as columns of Kafka Connect's values: what Avro is written from."""
+"""Debezium's events as columns of Kafka Connect's values, from which Avro is written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _rank_bytes(positions: ShardPositions) -> pa.Array:
     return of_cells(text_cells(shard_texts.ranks(positions)), _RANK).array
 
 
-# What the lists of coded texts are as columns, and what stands in them for rows whose shard is not known.
+# For each list of coded texts, a function that returns it as a column, and the value for unknown shards.
 _CODED: dict[int, tuple[Callable[[ShardPositions], pa.Array], Any]] = {
     shard_texts.SHARD_TEXT: (own_names, ""),
     shard_texts.VGTID_TEXT: (shard_texts.vgtids, shard_texts.NO_VGTID),
@@ -47,13 +47,13 @@ _CODED: dict[int, tuple[Callable[[ShardPositions], pa.Array], Any]] = {
     shard_texts.RANK_TEXT: (_rank_bytes, b"\0"),
 }
 
-# Made once: pyarrow looks for a module that may not be installed whenever it makes a scalar.
+# Cached: whenever pyarrow creates a scalar, it looks for a module that may not be installed.
 _scalar = functools.lru_cache(maxsize=64)(pa.scalar)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventColumns:
-    """A group's events; as `records.events.Converted` has them."""
+    """A group's events as columns; see `records.events.Converted`."""
 
     keys: Value | None
     values: Value
@@ -62,10 +62,10 @@ class EventColumns:
 
 
 def value_columns(table: ChangeTable, planned: Planned, event: dict[str, Part], numbers: Numbers) -> Members:
-    """Return the values of events; none for tombstones.
+    """Return the values of events; tombstones have none.
 
-    :param event: what each event is.
-    :param numbers: the table's, all of which have a time.
+    :param event: the template of each event.
+    :param numbers: the table's numbers, with a time for each change.
     :raises TailraceError: `CONVERSION_FAILED` if a value is not of its type.
     """
     op = planned.plan.op
@@ -75,9 +75,9 @@ def value_columns(table: ChangeTable, planned: Planned, event: dict[str, Part], 
 
 
 class _Columns:
-    """The columns that parts of events' documents are.
+    """Converts parts of the events' template to columns.
 
-    :param numbers: as `value_columns`.
+    :param numbers: as in `value_columns`.
     """
 
     def __init__(self, table: ChangeTable, planned: Planned, numbers: Numbers) -> None:
@@ -95,20 +95,20 @@ class _Columns:
             return Members({each: self.of(each, inner) for each, inner in part.items()}, len(self._plan.op))
         if isinstance(part, Unless):
             value, number = self.of(name, part.value), self._number(part.row)
-            assert isinstance(value, Members), "what depends on a number is an object"
+            assert isinstance(value, Members), "a part that depends on a number is an object"
             return replace(value, there=array_mask(number)) if isinstance(number, pa.Array) else value
         if isinstance(part, Text):
             return self._text(part.parts)
         if isinstance(part, Slot):
             return self._slot(name, part.number)
-        assert not isinstance(part, Json), "no event has constants that are JSON"
+        assert not isinstance(part, Json), "events have no constants in JSON"
         return part
 
     def _slot(self, name: str, slot: int) -> Value:
         table, choice = self._table, self._plan.choice
         if slot == json_kernel.AFTER:
             after = _image(table, table.row.current, name, self._rows, choice[json_kernel.AFTER_CHOICE])
-            return replace(after, there=None) if table.is_message else after  # which is never null
+            return replace(after, there=None) if table.is_message else after  # a message is never null
         if slot == json_kernel.BEFORE:
             there = choice[json_kernel.BEFORE_CHOICE]
             return _image(table, table.row.old, name, self._rows, there) if there.any() else None
@@ -183,7 +183,7 @@ def _odd(column: ColumnValues) -> Mask:
 def _image(
     table: ChangeTable, columns: Sequence[ColumnValues], name: str, rows: Places | None, choice: Any
 ) -> Members:
-    # The rows before or after, with all columns. `choice` is each event's.
+    # The row images before or after the change, with all columns; `choice` is that of each event.
     there = choice != 0
     wanted = table.wanted
     values: dict[str, Value] = {}
@@ -211,7 +211,7 @@ def _image(
 
 
 def _with_constant(array: pa.Array, mask: Mask, text: str, field: Field, path: str) -> pa.Array:
-    # The values, those of `mask` replaced by one that is given as JSON.
+    # The values, with those of `mask` replaced by the value of the JSON `text`.
     rows = np.flatnonzero(mask)
     arrow = None if pa.types.is_null(array.type) else array.type
     try:
@@ -222,7 +222,7 @@ def _with_constant(array: pa.Array, mask: Mask, text: str, field: Field, path: s
 
 
 def _python(value: Any, schema: Document) -> Any:
-    # A value of JSON as Arrow takes it.
+    # A JSON value as a Python object for Arrow.
     kind = schema["type"]
     if value is None:
         return None
@@ -248,9 +248,9 @@ def _letters(op: Any) -> pa.StringArray:
 
 
 def plain_columns(found: PlainValues, *, with_keys: bool) -> tuple[EventColumns, EventSchemas]:
-    """Return records that are no changes as columns, and their schemas.
+    """Return records that are not changes as columns, and their schemas.
 
-    :param with_keys: whether keys are columns, too; else they are JSON.
+    :param with_keys: whether keys are columns, too; otherwise they are JSON.
     :raises TailraceError: `CONVERSION_FAILED` if a value is not of its type.
     """
     keys = None

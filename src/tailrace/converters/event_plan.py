@@ -1,5 +1,5 @@
-"""Which events a group's changes become: one each, a tombstone after a delete, and three for a changed
-key: the delete of the old one, its tombstone, and the row under its new key.
+"""Plans the events of a group's changes: one for each, a tombstone after a delete, and three for a changed
+key: the delete of the old key, its tombstone, and the row with its new key.
 
 Source: Debezium, RelationalChangeRecordEmitter (`emitUpdateAsPrimaryKeyChangeRecord`), EventDispatcher
 (`StreamingChangeRecordReceiver`).
@@ -38,9 +38,10 @@ _NO_NUMBERS = np.empty((1, 0), np.int64)
 class Planned:
     """The events of a group.
 
-    :param plan: documents of the values; those of tombstones are none.
-    :param keys: of the events, JSON; None: there is no key.
-    :param new_keys: for events of a changed key, the other key; else null. None: no key changed.
+    :param plan: documents of the values; tombstones have none.
+    :param keys: keys of the events, as JSON; None: there is no key.
+    :param new_keys: for the delete of an old key and its tombstone, the new key; else null. None: no key
+        changed. `old_keys`: likewise, for the row with the new key, the old key.
     :param takes_old: which events have the key before the change; None: no key changed.
     """
 
@@ -52,7 +53,7 @@ class Planned:
 
     @property
     def rows(self) -> Numbers | None:
-        """The row of the change that each event is of; None: each change is one event."""
+        """The row of each event's change; None: each change is one event."""
         rows = self.plan.rows
         return None if len(rows) == 0 or (rows == np.arange(len(rows))).all() else rows
 
@@ -62,8 +63,8 @@ def plan_events(
 ) -> Planned:
     """Return the events of a group's changes.
 
-    :param key_schema: the JSON of the key's schema, if keys are to carry it.
-    :param with_keys: whether the keys are asked for, and not only those of events of a changed key.
+    :param key_schema: the key's schema as JSON, if keys are to include it.
+    :param with_keys: whether all keys are needed, or only those of events of a changed key.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     count, key = len(table), table.key
@@ -108,7 +109,7 @@ def plan_events(
 
 
 def _without_keys(table: ChangeTable, *, tombstones: bool) -> Plan:
-    # Each change, and after a delete its tombstone.
+    # One event for each change, and a tombstone after a delete.
     of_each = 1 + (table.op == ord(Op.DELETE)) * np.int64(tombstones)
     rows = np.repeat(np.arange(len(table), dtype=np.int64), of_each)
     op = table.op[rows]
@@ -136,11 +137,11 @@ def _keys(key: RowImage, spans: Spans, rows: Numbers, op: Bytes, schema: str | N
 
 
 def _perhaps_changed(table: ChangeTable, key: RowImage) -> Mask:
-    # Updates whose key before is known, as is that after.
+    # Updates whose keys before and after the change are known.
     updated: Mask = (table.op == ord(Op.UPDATE)) & (table.choice[json_kernel.BEFORE_CHOICE] != 0)
     if updated.any():
         current, before = key.kinds()
-        if not before.size:  # rows before without any column say nothing of the key
+        if not before.size:  # rows before the change without any column do not contain the key
             return np.zeros_like(updated)
         updated &= ((before == kernel.TEXT) | (before == kernel.NULL)).all(axis=0)
         updated &= (current != kernel.UNCHANGED).all(axis=0)
@@ -148,7 +149,7 @@ def _perhaps_changed(table: ChangeTable, key: RowImage) -> Mask:
 
 
 def key_headers(planned: Planned, group: Group) -> pa.StructArray | None:
-    """Return the events' headers: their record's, and those of changed keys."""
+    """Return the events' headers: those of their record, and those of changed keys."""
     arrays: dict[str, pa.Array] = {}
     headers, rows = headers_of(group), planned.plan.rows
     if headers is not None and len(rows) != len(headers):
@@ -157,7 +158,7 @@ def key_headers(planned: Planned, group: Group) -> pa.StructArray | None:
         arrays = {field.name: values for field, values in zip(headers.type, headers.flatten(), strict=True)}
     if planned.new_keys is not None:
         for name, keys in ((NEW_KEY, planned.new_keys), (OLD_KEY, planned.old_keys)):
-            # A group may have both: updates that are two records, and those that are events of one.
+            # A group may contain both updates that are two records, and updates that are events of one.
             known = arrays.get(name) if group.is_second is not None else None
             arrays[name] = keys if known is None else pc.coalesce(keys, known)
     if not arrays:
@@ -165,37 +166,37 @@ def key_headers(planned: Planned, group: Group) -> pa.StructArray | None:
     return pa.StructArray.from_arrays(list(arrays.values()), list(arrays))
 
 
-# Their documents.
+# The events' documents.
 
-#: What a source is called of which nothing is known.
+#: The source info of a group without one.
 UNKNOWN = SourceInfo("tailrace", "", __version__)
 
 
 def facts_of(group: Group, topic_prefix: str) -> SourceInfo:
-    """Return what the group's source is called, with the prefix of one's choice."""
+    """Return the group's source info, with `topic_prefix` as its name unless that is empty."""
     known = group.origin or UNKNOWN
     return replace(known, name=topic_prefix or known.name)
 
 
 def is_filled(rows_in_part: str | None, *, with_schema: bool) -> bool:
-    """Return whether rows that were sent in part get all of their columns."""
+    """Return whether partial row images are filled, so that they have all columns."""
     return with_schema if rows_in_part is None else rows_in_part == "filled"
 
 
 def beside_schema(payload: Part, schema: str | None) -> Part:
-    """Return a document beside the JSON of its schema; None: it stands alone."""
+    """Return a document with its schema (JSON), as `schema` and `payload`; None: without a schema."""
     return payload if schema is None else {"schema": Json(schema), "payload": payload}
 
 
 def source_of(table: ChangeTable, facts: SourceInfo) -> Part:
-    """Return what an event's `source` is."""
+    """Return the member `source` of an event."""
     if table.source is not None:
         return Slot(json_kernel.CELL - table.source[0])
     return source_members(facts, table.schema, table.table, is_snapshot=table.is_snapshot)
 
 
 def transaction_of(facts: SourceInfo) -> Part:
-    """Return what an event's `transaction` is, where it has one: rows of a snapshot have none."""
+    """Return the member `transaction` of an event; rows of a snapshot have none."""
     orders = {"total_order": Slot(TOTAL_ORDER), "data_collection_order": Slot(TABLE_ORDER)}
     if facts.has_shards:
         return {
@@ -212,7 +213,7 @@ def write_values(
 ) -> pa.Array:
     """Return a document for each event; null for tombstones.
 
-    :param filled: whether rows that were sent in part get all columns.
+    :param filled: whether partial row images get all columns.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     fields, cells = table.row.fields, table.row.cells
@@ -229,8 +230,7 @@ def write_values(
 
 
 def with_times(table: ChangeTable, now_ns: Callable[[], int]) -> Numbers:
-    """Return the table's numbers, the clock's time for changes that have none."""
-    # Debezium, too, takes the clock's time where a change has none.
+    """Return the table's numbers, with the clock's time for changes without one, as Debezium does it."""
     missing = table.numbers[US] == kernel.NONE
     if not missing.any():
         return table.numbers

@@ -1,4 +1,4 @@
-"""From a converter's name and options to the converter: ours and those of other packages alike."""
+"""Creates converters, Tailrace's and other packages', by name and options, and checks what they return."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _Options = TypeVar("_Options", bound=Section)
 
 
 def build(name: str, options: Mapping[str, Any]) -> Converter:
-    """Return a converter that an installed package announces.
+    """Return a converter that an installed package provides.
 
-    :raises TailraceError: as `extensions.factory`; `CONFIG_INVALID` if it does not take the options.
+    :raises TailraceError: as `extensions.factory`; `CONFIG_INVALID` if it does not accept the options.
     """
     make: Callable[..., Converter] = factory(CONVERTERS, name, ("convert", "close"))
     try:
@@ -35,17 +35,17 @@ def build(name: str, options: Mapping[str, Any]) -> Converter:
     except Exception as error:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"make the converter {name!r}: it raised {type(error).__name__}",
-            "check its options; the cause of this error has its words",
+            f"create the converter {name!r}: it raised {type(error).__name__}",
+            "check its options; the cause of this error has its message",
             {"converter": name},
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Converting:
-    """Calls a converter, and checks what it returns. Pickles if the converter does.
+    """A converter whose results are checked. Can be pickled if the converter can.
 
-    :param to_kafka: whether structs, lists and maps in headers become JSON: those of Kafka are bytes.
+    :param to_kafka: whether structs, lists and maps in headers become JSON: Kafka's headers are bytes.
     """
 
     converter: Converter
@@ -54,8 +54,8 @@ class Converting:
     def __call__(self, group: Group) -> Converted:
         """Return the events of a group.
 
-        :raises TailraceError: what the converter raises; `CONVERSION_FAILED` for what else it raises than
-            `RetriableError` and `StopEngine`, and for what it returns that is not the group's events.
+        :raises TailraceError: as the converter; `CONVERSION_FAILED` for its other exceptions, except
+            `RetriableError` and `StopEngine`, and for a result that breaks the contract.
         """
         try:
             found: Any = self.converter.convert(group)
@@ -74,15 +74,15 @@ class Converting:
         return TailraceError(
             Kind.CONVERSION_FAILED,
             f"convert records: {found}",
-            "tailrace.converters.contract says what a converter returns",
+            "tailrace.converters.contract describes what a converter must return",
             {"converter": type(self.converter).__name__, "topic": group.topic},
         )
 
 
 def _breach(found: Any, records: int) -> str | None:
-    """Return in which way `found` is not what a converter makes of so many records; None if it is."""
+    """Return how a converter's result for this number of records breaks the contract; None: it does not."""
     if not isinstance(found, Converted):
-        return f"it returned {type(found).__name__}, and no Converted"
+        return f"it returned {type(found).__name__} instead of Converted"
     try:
         events = len(found.values)
         lengths = {"keys": found.keys, "headers": found.headers, "rows": found.rows}
@@ -94,28 +94,28 @@ def _breach(found: Any, records: int) -> str | None:
     if found.rows is None:
         if events == records:
             return None
-        return f"it returned {events} events for {records} records, and no rows"
+        return f"it returned {events} events for {records} records, without rows"
     rows: Any = found.rows
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "i":
-        return "its rows are no array of integers"
+        return "its rows are not an array of integers"
     if events and (rows[0] < 0 or rows[-1] >= records or (np.diff(rows) < 0).any()):
-        return "its rows fall, or are none of the group's"
+        return "its rows descend, or are not rows of the group"
     if found.headers is not None and not isinstance(found.headers, pa.StructArray):
-        return "its headers are no struct array"
+        return "its headers are not a struct array"
     return None
 
 
 def checked(model: type[_Options], name: str, options: Mapping[str, Any]) -> _Options:
-    """Return the options of the converter `name`.
+    """Return the validated options of the converter `name`.
 
-    :raises TailraceError: `CONFIG_INVALID`, naming every option that is wrong.
+    :raises TailraceError: `CONFIG_INVALID`, naming every wrong option.
     """
     try:
         return model.model_validate(dict(options))
     except ValidationError as error:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"make the converter {name!r}: {problems_of(error)}",
+            f"create the converter {name!r}: {problems_of(error)}",
             f"its options are {', '.join(model.model_fields) or 'none'}",
             {"converter": name},
         ) from None

@@ -1,4 +1,4 @@
-"""The values of records' headers, as Kafka has them."""
+"""Headers of records, and their values as texts or bytes for Kafka."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def headers_of(group: Group) -> pa.StructArray | None:
 def with_other_keys(
     headers: pa.StructArray | None, keys: pa.Array | None, group: Group, rows: Places | None = None
 ) -> pa.StructArray | None:
-    """Return headers with the key of the other record where two of the group are an update that changed it.
+    """Return headers extended, for an update of the key that is two records, by the other record's key.
 
-    :param keys: of its events, as texts; None: they have none.
-    :param rows: as `Converted` has them.
+    :param keys: of the group's events, as texts; None: they have none.
+    :param rows: as in `Converted`.
     """
     is_pair = group.index[1:] == group.index[:-1]
     if group.is_second is None or keys is None or not is_pair.any():
@@ -44,9 +44,9 @@ def with_other_keys(
 
 
 def with_json(headers: pa.StructArray) -> pa.StructArray:
-    """Return headers of which structs, lists and maps are JSON in bytes, as in a record's value.
+    """Return headers with structs, lists and maps as JSON in bytes, as in a record's value.
 
-    The others stay what they are, and null stays null.
+    Other types are unchanged, and null stays null.
     :raises TailraceError: `DECODE_FAILED` if a text in a struct, list or map is not UTF-8.
     """
     if not any(pa.types.is_nested(field.type) for field in headers.type):
@@ -61,9 +61,9 @@ def _json(values: pa.Array) -> pa.Array:
 
 
 def header_texts(values: pa.Array) -> pa.Array:
-    """Return a header's values as texts or bytes; others become PostgreSQL's texts; null stays null.
+    """Return a header's values as texts or bytes; other types become PostgreSQL's texts; null stays null.
 
-    :param values: none of them nested: see `with_json`.
+    :param values: not of a nested type: see `with_json`.
     """
     kind = values.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)

@@ -1,4 +1,4 @@
-"""The converters `arrow`, `python` and `bytes`: records as Arrow or Python has them, or as they came."""
+"""The converters `arrow`, `python` and `bytes`: records as Arrow arrays, Python objects or given bytes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tailrace.records.record import Record
 
 
 class ArrowConverter:
-    """Gives values as a struct array of the group's columns (`records.group.ENVELOPE`), or of what a
-    transformation made of them.
+    """The converter `arrow`: values are a struct array of the group's columns (`records.group.ENVELOPE`), or
+    the column `value` of a transformation.
 
-    :raises TailraceError: `CONFIG_INVALID` if an option is given: there is none.
+    :raises TailraceError: `CONFIG_INVALID` for any option: it has none.
     """
 
     def __init__(self, **options: Any) -> None:
         checked(NativeOptions, "arrow", options)
 
     def convert(self, group: Group) -> Converted:
-        """Return the group's columns; nothing is copied."""
+        """Return the group's columns, without copying."""
         key = group.column("key")
         if group.is_change:
             columns = group.columns
@@ -38,31 +38,31 @@ class ArrowConverter:
         return Converted(None if pa.types.is_null(key.type) else key, values, headers_of(group))
 
     def close(self) -> None:
-        """Let go of nothing: there is nothing held."""
+        """Do nothing: the converter holds no resources."""
 
 
 class PythonConverter:
-    """Gives keys and values as Python's own objects, made when they are asked for: of a change a dict
+    """The converter `python`: keys and values are Python objects, created on access; a change is a dict
     of `before`, `after`, `source` and `op`.
 
-    :raises TailraceError: `CONFIG_INVALID` if an option is given: there is none.
+    :raises TailraceError: `CONFIG_INVALID` for any option: it has none.
     """
 
     def __init__(self, **options: Any) -> None:
         checked(NativeOptions, "python", options)
 
     def convert(self, group: Group) -> Converted:
-        """Return sequences that make their objects one by one."""
+        """Return sequences that create each object on access."""
         return Converted(_Objects(group, "key"), _Objects(group, "value"), headers_of(group))
 
     def close(self) -> None:
-        """Let go of nothing: there is nothing held."""
+        """Do nothing: the converter holds no resources."""
 
 
 class BytesConverter:
-    """Gives keys and values that are bytes already as they are, for a source that has them so.
+    """The converter `bytes`: keys and values of a source that delivers bytes, unchanged.
 
-    :raises TailraceError: `CONFIG_INVALID` if an option is given: there is none.
+    :raises TailraceError: `CONFIG_INVALID` for any option: it has none.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -71,12 +71,12 @@ class BytesConverter:
     def convert(self, group: Group) -> Converted:
         """Return the columns `key` and `value`.
 
-        :raises TailraceError: `CONVERSION_FAILED` if they are no bytes.
+        :raises TailraceError: `CONVERSION_FAILED` if they are not bytes.
         """
         return Converted(_bytes_of(group, "key"), _bytes_of(group, "value"), headers_of(group))
 
     def close(self) -> None:
-        """Let go of nothing: there is nothing held."""
+        """Do nothing: the converter holds no resources."""
 
 
 def _bytes_of(group: Group, name: str) -> pa.Array:
@@ -89,14 +89,14 @@ def _bytes_of(group: Group, name: str) -> pa.Array:
         kind = str(column.type)
     raise TailraceError(
         Kind.CONVERSION_FAILED,
-        f"convert records of {group.topic}: their {name} is no bytes but {kind}",
-        "take another converter, such as json",
+        f"convert records of {group.topic}: their {name} is {kind}, not bytes",
+        "use another converter, such as json",
         {"topic": group.topic},
     )
 
 
 class _Objects(Sequence[Any]):
-    """A member of each record of a group."""
+    """A sequence of one member (`key`, `value`) of each record of a group."""
 
     def __init__(self, group: Group, member: str) -> None:
         self._group = group

@@ -1,8 +1,8 @@
-"""The schema registry of a converter: ids of schemas, and errors that say what to do.
+"""A client of the schema registry: ids of schemas, and errors with hints.
 
-confluent-kafka's client asks, retries, goes on to the next address, signs in and keeps what it got. What is
-here is its settings, and what it raises as errors of ours: no secret is in them, and no page of a proxy. The
-client's package is loaded with the first registry: that takes a third of a second.
+confluent-kafka's client sends requests, retries, tries the next address, authenticates and caches answers.
+This module makes its settings, and translates its errors: they contain no secret, and no page of a proxy. The
+client's package is imported with the first registry: that takes a third of a second.
 
 Source: Confluent Schema Registry API reference (error codes 40401, 40402, 40403, 409, 42201).
 """
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: So many after the first attempt at each address; the waits are random, up to this and up to twice this.
+#: Retries after the first attempt at each address. Waits are random, up to RETRY_WAIT_MS, then twice that.
 RETRIES_MAX = 2
 RETRY_WAIT_MS = 500
 
 _SUBJECT_MISSING, _VERSION_MISSING, _SCHEMA_MISSING = 40401, 40402, 40403
 _STATUSES_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-#: Of TLS, but no refusal: the connection was cut.
+#: TLS errors that are not refusals: the connection was cut.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
 class Registry:
-    """A schema registry, with connections that stay open until `close` or until nobody has it any more.
+    """A schema registry; its connections stay open until `close`, or until the object is garbage-collected.
 
     :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` for a file, token or proxy that can't be used.
     """
@@ -45,11 +45,11 @@ class Registry:
         self._options = options
         self._registers = isinstance(options, RegistryOptions) and options.auto_register_schemas
         self._client = _client(options)
-        # Nobody closes what was pickled to Spark's executors.
+        # On Spark's executors nothing calls `close` of the unpickled converter.
         self.close = weakref.finalize(self, self._client.close)
 
     def id_of(self, subject: str, text: str, kind: str) -> int:
-        """Return the id of a schema under a subject; it is registered first where the options say so.
+        """Return the id of a schema under a subject, and register it first if the options say so.
 
         :param text: of the schema.
         :param kind: `AVRO` or `JSON`.
@@ -64,7 +64,7 @@ class Registry:
         return self._ask(int, lambda client: client.lookup_schema(subject, schema).schema_id, subject)
 
     def check(self, subject: str, text: str, kind: str) -> None:
-        """Ask whether `id_of` would return an id, as far as that can be asked; nothing is registered.
+        """Check, as far as possible without registering, that `id_of` would return an id.
 
         :raises TailraceError: as `id_of`.
         """
@@ -86,17 +86,18 @@ class Registry:
                 subject,
             )
         except TailraceError as error:
-            # There is no version yet, or this registry does not know the question.
+            # There is no version yet, or this registry does not support the request.
             if error.context.get("code") not in (_SUBJECT_MISSING, _VERSION_MISSING, 404, 405):
                 raise
         else:
             if not is_compatible:
-                raise _incompatible("the registry says why when it is to be registered", subject, 409)
+                raise _incompatible("the registry reports the reason at registration", subject, 409)
 
     def schema_of(self, schema_id: int) -> tuple[str, str]:
-        """Return the text and the kind (`AVRO`, `JSON`) of the schema of an id.
+        """Return the text and the kind (`AVRO`, `JSON`) of the schema with an id.
 
-        :raises TailraceError: `SCHEMA_REFUSED` if there is none; `REGISTRY_REFUSED`, `REGISTRY_UNREACHABLE`.
+        :raises TailraceError: `SCHEMA_REFUSED` if it does not exist; `REGISTRY_REFUSED`,
+            `REGISTRY_UNREACHABLE`.
         """
         text, kind = self._ask(
             tuple,
@@ -109,19 +110,18 @@ class Registry:
         return str(text), str(kind)
 
     def require_reachable(self) -> None:
-        """Ask something that concerns no subject.
+        """Check that the registry answers a request that concerns no subject.
 
-        :raises TailraceError: `REGISTRY_REFUSED`, `REGISTRY_UNREACHABLE`; `SCHEMA_REFUSED` if this is no
-            registry.
+        :raises TailraceError: `REGISTRY_REFUSED`, `REGISTRY_UNREACHABLE`; `SCHEMA_REFUSED` if not a registry.
         """
         self._ask(list, lambda client: client.get_schema_types(), "")
 
     def forget(self) -> None:
-        """Forget all ids."""
+        """Clear the cache of ids."""
         self._client.clear_caches()  # type: ignore[no-untyped-call]
 
     def _ask(self, kind: type[T], question: Callable[[SchemaRegistryClient], object], subject: str) -> T:
-        """Return an answer, which is of this kind.
+        """Return the answer to a request, which must have the type `kind`.
 
         :raises TailraceError: with the registry's `code` in its context if it refuses.
         """
@@ -140,8 +140,8 @@ class Registry:
         except (ValueError, KeyError, TypeError, AttributeError):
             answer = None
         if not isinstance(answer, kind):
-            self.forget()  # the client keeps even ids that are no numbers
-            raise _unreachable("an answer that is none of a registry", where)
+            self.forget()  # the client caches even ids that are not numbers
+            raise _unreachable("an answer that does not come from a registry", where)
         return answer
 
 
@@ -162,7 +162,7 @@ def _client(options: RegistryAddress) -> SchemaRegistryClient:
                 "key": options.registry_key_file}  # fmt: skip
         files = {f"ssl.{name}.location": resolved(file) for name, file in ways.items() if file}
     if "ssl.certificate.location" in files:
-        settings["ssl.key.password"] = ""  # without one OpenSSL would ask for it at the terminal
+        settings["ssl.key.password"] = ""  # otherwise OpenSSL would ask for it at the terminal
     if roots := _system_roots():
         settings["ssl.ca.location"] = roots
     try:
@@ -175,7 +175,7 @@ def _client(options: RegistryAddress) -> SchemaRegistryClient:
             {"file": ", ".join(files.values()) or os.environ.get("SSL_CERT_FILE", roots)},
         ) from None
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
-        # Not its words: there may be a password in a proxy's address.
+        # Without the error's message: a proxy's address may contain a password.
         raise _not_usable(
             f"the proxy that the environment names ({type(error).__name__})",
             "see HTTPS_PROXY, HTTP_PROXY and ALL_PROXY (http:// and https:// can be used), or set NO_PROXY",
@@ -183,7 +183,7 @@ def _client(options: RegistryAddress) -> SchemaRegistryClient:
 
 
 def _credentials(options: RegistryAddress) -> dict[str, str]:
-    # What a registry answers may repeat secrets, also as they are sent.
+    # A registry's answers may repeat secrets, also in their encoded form.
     if not options.registry_token:
         user, password = resolved(options.registry_username), resolved(options.registry_password)
         remember(password)
@@ -193,10 +193,10 @@ def _credentials(options: RegistryAddress) -> dict[str, str]:
     remember(token)
     if not (token.isascii() and token.isprintable() and token == token.strip()):
         raise _not_usable(
-            "registry_token holds what no header can (a line's end, spaces around it or no ASCII): it",
-            "see that the variable or file has the value and nothing else",
+            "registry_token contains what no header can (a line break, spaces around it, or non-ASCII): it",
+            "make sure that the variable or file contains the token and nothing else",
         )
-    # The client wants the name of a cluster in Confluent's cloud, if only an empty one.
+    # The client requires the name of a cluster in Confluent's cloud, which may be empty.
     return {
         "bearer.auth.credentials.source": "STATIC_TOKEN",
         "bearer.auth.token": token,
@@ -206,22 +206,22 @@ def _credentials(options: RegistryAddress) -> dict[str, str]:
 
 def _system_roots() -> str:
     if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
-        return ""  # the client goes by these
+        return ""  # the client uses these
     paths = ssl.get_default_verify_paths()
     return paths.cafile or paths.capath or ""
 
 
 def _refused(error: SchemaRegistryError, subject: str, where: dict[str, str]) -> TailraceError:
     status = error.http_status_code
-    code: Any = error.error_code  # None where the answer has none, whatever the client says of it
-    # -1: the client found nothing of a registry in the answer, and would show all of it.
+    code: Any = error.error_code  # None if the answer has none, despite the client's type
+    # -1: the answer is not a registry's, and the client's message would contain all of it.
     words = "" if code == -1 else redact(str(error.error_message or ""))[:2000]
     said = f"it answered {status} {words}".rstrip()
     code = code if isinstance(code, int) and code > 0 else status
     if status in _STATUSES_RETRIED:
         return _unreachable(said, where)
     if status in (401, 403):
-        hint = "check registry_username and registry_password, or registry_token, and what they may do"
+        hint = "check registry_username and registry_password, or registry_token, and their permissions"
         return TailraceError(Kind.REGISTRY_REFUSED, f"ask the schema registry: {said}", hint, where)
     if status == 409:
         return _incompatible(words, subject, code)
@@ -232,17 +232,17 @@ def _refused(error: SchemaRegistryError, subject: str, where: dict[str, str]) ->
         )
     if status == 422:
         hint = "please report it with the table's definition, or exclude the table"
-        return _schema_refused(f"the schema is not valid to the registry: {words}", hint, subject, code)
-    hint = "see whether registry_url is that of a schema registry, and what its own log says"
+        return _schema_refused(f"the registry calls the schema invalid: {words}", hint, subject, code)
+    hint = "see whether registry_url is that of a schema registry, and look into the registry's log"
     return _schema_refused(said, hint, subject, code)
 
 
 def _incompatible(words: str, subject: str, code: int) -> TailraceError:
     return _schema_refused(
         f"the schema is not compatible: {words}",
-        f'let the change through (`PUT /config/{subject}` with {{"compatibility": "NONE"}}, or what readers '
-        "can bear, and back afterwards), or undo it in the table, or write to other topics: topic_prefix, "
-        "routes or another subject strategy. Nothing with this schema was written",
+        f'let the change through (`PUT /config/{subject}` with {{"compatibility": "NONE"}}, or a level that '
+        "readers accept, and back afterwards), or undo it in the table, or write to other topics: "
+        "topic_prefix, routes or another subject strategy. Nothing with this schema was written",
         subject,
         code,
     )
@@ -266,8 +266,8 @@ def _unreachable(last: str, where: dict[str, str]) -> TailraceError:
     return TailraceError(
         Kind.REGISTRY_UNREACHABLE,
         f"ask the schema registry: no answer after all attempts, the last: {last}",
-        "see whether it runs and can be reached from here, and whether registry_url is rightly http or "
-        "https; changes wait in the log meanwhile",
+        "see whether it runs and can be reached from here, and whether http or https in registry_url is "
+        "correct; changes wait in the log meanwhile",
         where,
     )
 
@@ -281,8 +281,8 @@ def _failed(error: Exception, where: dict[str, str]) -> TailraceError:
                 Kind.REGISTRY_REFUSED,
                 "ask the schema registry: TLS failed, or its certificate can't be verified: "
                 f"{getattr(root, 'verify_message', root.reason)}",
-                "see that registry_ca_file has the roots of who signed it, that registry_url has the name "
-                "that it is for (and http:// where there is no TLS), and whether the registry wants a "
+                "see that registry_ca_file has its issuer's root certificates, that registry_url has the "
+                "host name in it (and http:// without TLS), and whether the registry requires a client "
                 "certificate: registry_certificate_file, registry_key_file",
                 where,
             )

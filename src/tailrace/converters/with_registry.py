@@ -1,8 +1,8 @@
-"""The converters `avro` and `json_schema`: Debezium's events, their schemas in a registry.
+"""The converters `avro` and `json_schema`: Debezium's events, with their schemas in a registry.
 
-Keys and values are what the converter `json` writes, in the order of their schemas; each goes out
-behind a zero and the four bytes of its schema's id (Confluent's wire format). A schema is asked for
-once, when it first comes; after that a group costs no request.
+Keys and values have the content that the converter `json` writes, in the order of their schemas; each is
+preceded by a zero byte and the four bytes of its schema's id (Confluent's wire format). An id is requested
+when its schema first occurs; after that a group needs no request.
 
 Source: Confluent Schema Registry, "Wire format" and "Subject name strategy".
 """
@@ -31,21 +31,21 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
 from tailrace.records.group import Group, Places
 
-#: Schemas of topics that a converter remembers; then it forgets all, which costs requests alone.
+#: Limit of a converter's cache of topics' schemas; when full, it is cleared, which only costs requests.
 _KNOWN_MAX = 4096
 
-#: Writes keys or values behind an id.
+#: A function that writes keys or values, each preceded by a schema id.
 Write = Callable[[Any, int], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What is different between the forms.
+    """The differences between the two converters.
 
-    :param kind: the registry's word for it.
-    :param describe: of a schema its text in the registry, the name that it has there (empty: none), and
-        what writes values of it.
-    :param is_columns: whether values are written from columns; else from JSON.
+    :param kind: the registry's name of the format.
+    :param describe: returns, for a schema, its text in the registry, its name there (empty: none), and the
+        function that writes its values.
+    :param is_columns: whether values are written from columns; otherwise from JSON.
     """
 
     kind: str
@@ -54,10 +54,10 @@ class _Form:
 
 
 class _RegistryConverter:
-    """Events with their schemas' ids.
+    """A converter to events with their schemas' ids.
 
-    :param given: the options as they were given.
-    :param now_ns: as of `JsonConverter`.
+    :param given: the options before validation, for pickling.
+    :param now_ns: as in `JsonConverter`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class _RegistryConverter:
         return functools.partial(type(self), **self._given), ()
 
     def convert(self, group: Group) -> Converted:
-        """Return keys and values in their form, each behind its schema's id.
+        """Return keys and values in the converter's format, each preceded by its schema's id.
 
         :raises TailraceError: `CONVERSION_FAILED` if a value does not fit its schema; `SCHEMA_REFUSED`,
             `REGISTRY_UNREACHABLE`, `REGISTRY_REFUSED`, `SECRET_MISSING`.
@@ -108,7 +108,7 @@ class _RegistryConverter:
         at = topic, is_key, text
         if (known := self._known.get(at)) is not None:
             return known
-        with self._lock:  # the registry is asked once, however many threads wait for the same
+        with self._lock:  # one request to the registry, however many threads wait for the same id
             if (known := self._known.get(at)) is not None:
                 return known
             described, name, write = self._form.describe(schema)
@@ -123,12 +123,12 @@ class _RegistryConverter:
             return writer
 
     def check(self) -> None:
-        """As `contract.ChecksAhead.check`: the registry is asked."""
+        """As `contract.ChecksAhead.check`: sends a request to the registry."""
         with self._lock:
             self._opened().require_reachable()
 
     def check_shape(self, group: Group) -> None:
-        """As `contract.ChecksAhead.check_shape`: nothing is registered."""
+        """As `contract.ChecksAhead.check_shape`, without registering a schema."""
         schemas = self._json.payload_schemas(group)
         key = schemas.key if self._options.keys == "same" else None
         for schema, is_key in ((schemas.value, False), (key, True)):
@@ -140,8 +140,8 @@ class _RegistryConverter:
                 self._opened().check(subject, described, self._form.kind)
 
     def close(self) -> None:
-        """Let go of connections to the registry."""
-        # Without the lock: who holds it may wait for the registry.
+        """Close the connections to the registry."""
+        # Without the lock: the thread that holds it may be waiting for the registry.
         registry, self._registry = self._registry, None
         if registry is not None:
             registry.close()
@@ -157,11 +157,11 @@ class _RegistryConverter:
 
 
 class AvroConverter(_RegistryConverter):
-    """Writes Avro, its schemas in a registry.
+    """A converter to Avro, with schemas in a registry.
 
-    :param now_ns: gives the time since 1970 in nanoseconds, for what has no time of its own.
+    :param now_ns: returns the time since 1970 in nanoseconds, for changes without a time of their own.
     :param options: of `config.converters.AvroOptions`.
-    :raises TailraceError: `CONFIG_INVALID` if there is no such option.
+    :raises TailraceError: `CONFIG_INVALID` for unknown or wrong options.
     """
 
     def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
@@ -173,11 +173,11 @@ class AvroConverter(_RegistryConverter):
 
 
 class JsonSchemaConverter(_RegistryConverter):
-    """Writes JSON, its schemas in a registry.
+    """A converter to JSON, with JSON Schemas in a registry.
 
-    :param now_ns: as of `AvroConverter`.
+    :param now_ns: as in `AvroConverter`.
     :param options: of `config.converters.JsonSchemaOptions`.
-    :raises TailraceError: `CONFIG_INVALID` if there is no such option.
+    :raises TailraceError: `CONFIG_INVALID` for unknown or wrong options.
     """
 
     def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
@@ -190,14 +190,14 @@ def subject_of(strategy: str, topic: str, name: str, *, is_key: bool) -> str:
 
     :param strategy: `topic`, `record` or `topic_record`.
     :param name: of the schema; empty: it has none.
-    :raises TailraceError: `CONVERSION_FAILED` if it takes a name, and there is none.
+    :raises TailraceError: `CONVERSION_FAILED` if the strategy needs a name, and there is none.
     """
     if strategy == "topic":
         return f"{topic}-{'key' if is_key else 'value'}"
     if not name:
         raise TailraceError(
             Kind.CONVERSION_FAILED,
-            f"name a subject: the {'key' if is_key else 'value'} is no record, whose name it would be",
+            f"name a subject: the {'key' if is_key else 'value'} is not a record, whose name would be used",
             f"choose {'key' if is_key else 'value'}_subject: topic for such records",
             {"topic": topic},
         )
@@ -214,7 +214,7 @@ def _as_avro(schema: Schema, *, adjustment: str, logical_types: bool) -> tuple[s
 
 
 def headed(texts: pa.Array, schema_id: int) -> pa.LargeBinaryArray:
-    """Return documents as they are, each behind its schema's id; null stays null."""
+    """Return documents, each preceded by its schema's id; null stays null."""
     header = pa.scalar(bytes([0]) + schema_id.to_bytes(4, "big"), pa.large_binary())
     nothing = pa.scalar(b"", pa.large_binary())
     return pc.binary_join_element_wise(header, texts.cast(pa.large_binary()), nothing)
@@ -229,7 +229,7 @@ def _written_by(write: Write, schema_id: int, values: Any) -> pa.Array:
 
 
 def _placed(error: TailraceError, rows: Places | None, topic: str) -> TailraceError:
-    # An event's number becomes that of the record which it came from.
+    # The index of an event becomes that of its record.
     context = {**error.context, "topic": topic}
     if isinstance(context.get("row"), int) and rows is not None:
         context["row"] = int(rows[context["row"]])

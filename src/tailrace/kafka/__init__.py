@@ -1,1 +1,1 @@
-"""Kafka: records and the offset that they lead to, in one transaction."""
+"""Kafka: writes records and the source offset after them in one transaction."""

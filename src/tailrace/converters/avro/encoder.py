@@ -1,7 +1,7 @@
-"""Columns in Avro's binary form: one compiled pass over the rows writes each value from where Arrow has it.
+"""Encodes columns in Avro's binary form: one compiled pass over the rows writes values from Arrow's buffers.
 
-A record has no frame in Avro, so the members of one that is never null are columns of the record around it.
-Records that may be null, and the items of lists and maps, are encoded first and copied.
+A record has no frame in Avro, so the members of a record that is never null are columns of the enclosing
+record. Records that may be null, and the items of lists and maps, are encoded first and then copied.
 
 Source: Avro 1.12 specification, "Binary Encoding". Wire format of Confluent's serializers: a zero, then the
 schema's id.
@@ -29,20 +29,20 @@ from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 #: A magic byte and four of the schema's id.
 HEADER_BYTES = 5
 
-# How the kernel writes a column. `BLOCKS` are lists and maps: how many items, their bytes, and a zero.
+# Kinds of columns of the kernel. `BLOCKS` are lists and maps: the number of items, their bytes, and a zero.
 CONSTANT, LONG, FLOAT, DOUBLE, BOOLEAN, BYTES, RAW, BLOCKS = range(8)
 _KINDS = {
     "int8": LONG, "int16": LONG, "int32": LONG, "int64": LONG, "float": FLOAT, "double": DOUBLE,
     "boolean": BOOLEAN, "string": BYTES, "bytes": BYTES,
 }  # fmt: skip
 
-# Where null stands among the two branches of a column's union, if it is one.
+# The position of null in the two branches of a column's union, if it is one.
 NO_UNION, NULL_FIRST, NULL_LAST = range(3)
 
-# Of the kernel's description of a column: the rows of its arrays that are the column's.
+# Fields of the kernel's description of a column; the last three are rows in the kernel's arrays.
 _KIND, _UNION, _THERE, _NUMBER, _SPAN = range(5)
 
-#: A number takes at most so many bytes, and so does what stands around bytes: length, union, last zero.
+#: Largest number of bytes of a number, and of the parts around bytes: length, union, last zero.
 _NUMBER_BYTES_MAX, _FRAME_BYTES_MAX = 11, 12
 
 _STRING: Document = {"type": "string", "optional": False}
@@ -50,9 +50,9 @@ _STRING: Document = {"type": "string", "optional": False}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Records, member by member.
+    """Records, as one column for each member.
 
-    :param there: which records there are; None: all.
+    :param there: which records are not null; None: all.
     """
 
     values: Mapping[str, Value]
@@ -63,13 +63,13 @@ class Members:
         return self.count
 
 
-#: What is encoded: an array (numpy's: of whole numbers); one number or text (or None) in all rows; records.
+#: Values to encode: an array (NumPy's: of integers); one number or text (or None) for all rows; records.
 Value: TypeAlias = "pa.Array | Rows | int | str | Members | None"
 
 
 @nb.njit(inline="always")
 def _write_long(value, out, to):  # type: ignore[no-untyped-def]
-    # A whole number: zigzag, then seven bits a byte.
+    # An integer: zigzag, then seven bits in each byte.
     rest = (np.uint64(value) << np.uint64(1)) ^ np.uint64(value >> 63)
     while rest >= np.uint64(128):
         out[to] = np.uint8(rest & np.uint64(127)) | np.uint8(128)
@@ -87,11 +87,11 @@ def _write_long(value, out, to):  # type: ignore[no-untyped-def]
     )
 )  # fmt: skip
 def write_records(count, rows, header, columns, there, numbers, start, length, b, out, ends):  # type: ignore[no-untyped-def]
-    """Write `count` records, each behind `header`, and nothing for those that `rows` says are none.
+    """Write `count` records, each preceded by `header`, and nothing for those not in `rows`.
 
-    `columns` describes each column: what it is, and which rows of `there`, `numbers` and of the spans
-    `start` and `length` of `b` are its own; a constant's is a span's first. `out` has room for all, `ends`
-    gets the place after each. Returns the bytes written.
+    `columns` describes each column: its kind, its union, and its rows in `there`, in `numbers` and in the
+    spans `start` and `length` of `b`; a constant is its span's first entry. `out` has room for all records,
+    `ends` receives the place after each. Returns the number of bytes written.
     """
     to = np.int64(0)
     for r in range(count):
@@ -136,11 +136,11 @@ def write_records(count, rows, header, columns, there, numbers, start, length, b
 
 
 def encoded(value: pa.Array | Members, schema: Document, schema_id: int) -> pa.LargeBinaryArray:
-    """Return values in Avro's binary form behind their schema's id; null stays null.
+    """Return values in Avro's binary form, each preceded by its schema's id; null stays null.
 
     :param value: an array or records.
-    :param schema: as `connect_schemas.Schema.document` has it, of a value that is not null itself.
-    :raises TailraceError: `CONVERSION_FAILED` if a value is not what the schema says; with its `row` and the
+    :param schema: as `connect_schemas.Schema.document` returns it, of a value that is not null itself.
+    :raises TailraceError: `CONVERSION_FAILED` if a value does not match the schema; with its `row` and the
         path of the member.
     """
     found = _there(value)
@@ -153,7 +153,7 @@ def encoded(value: pa.Array | Members, schema: Document, schema_id: int) -> pa.L
 
 
 def _there(value: pa.Array | Rows | Members) -> Mask | None:
-    # None: all are there.
+    # Which values are not null; None: all.
     if isinstance(value, Members):
         return value.there
     return array_mask(value) if isinstance(value, pa.Array) and value.null_count else None
@@ -162,16 +162,16 @@ def _there(value: pa.Array | Rows | Members) -> Mask | None:
 def _written(
     value: Value, schema: Document, path: str, rows: Mask, header: Bytes | None = None
 ) -> tuple[Bytes, Rows]:
-    # The values' bytes, and where each ends; of those alone that `rows` has.
+    # The values' bytes, and where each ends; only of the rows in `rows`.
     table = _Table(rows)
     table.add(value, schema, path)
     return table.written(header)
 
 
 class _Table:
-    """Columns of the kernel.
+    """The columns that the kernel writes.
 
-    :param rows: which rows are written; what is in others does not matter.
+    :param rows: which rows are written; the values of others are ignored.
     """
 
     def __init__(self, rows: Mask) -> None:
@@ -186,7 +186,7 @@ class _Table:
         self._constant = b""
 
     def add(self, value: Value, schema: Document, path: str) -> None:
-        """Add columns for a value and, where it may be null, the union that it is."""
+        """Add the columns of a value and, if it may be null, of its union."""
         union = NO_UNION
         if schema["optional"]:
             union = NULL_FIRST if schema.get("default") is None else NULL_LAST
@@ -279,7 +279,7 @@ class _Table:
             self._columns.append((CONSTANT, NO_UNION, 0, 0, span))
 
     def written(self, header: Bytes | None = None) -> tuple[Bytes, Rows]:
-        """Return the rows' bytes, and where each ends."""
+        """Return the rows' bytes, and the end of each row in them."""
         self._end_constant()
         count = len(self._rows)
         header = np.empty(0, np.uint8) if header is None else header
@@ -308,7 +308,7 @@ def _offsets(counts: Rows) -> Rows:
 
 
 def _items(array: pa.Array, schema: Document, path: str) -> tuple[Rows, Bytes, Rows]:
-    # How many items each list or map has, the bytes of all items, and where each ends.
+    # The number of items of each list or map, the bytes of all items, and where each item ends.
     counts = lengths_of(array)
     try:
         if is_listed(array.type):
@@ -324,7 +324,7 @@ def _items(array: pa.Array, schema: Document, path: str) -> tuple[Rows, Bytes, R
 
 
 def _numbers(array: pa.Array | Rows, kind: int, path: str) -> Rows:
-    # Whole numbers, or the bits of others.
+    # Integers, or the bits of floating-point numbers.
     if isinstance(array, np.ndarray):
         return array
     if kind in (FLOAT, DOUBLE):
@@ -340,19 +340,19 @@ def _numbers(array: pa.Array | Rows, kind: int, path: str) -> Rows:
 
 
 def _filled(array: pa.Array) -> npt.NDArray[Any]:
-    # 0 (or False) in the place of null.
+    # The values, with 0 (or False) in place of null.
     found = array.fill_null(array.type.to_pandas_dtype()(0)) if array.null_count else array
     values: npt.NDArray[Any] = found.to_numpy(zero_copy_only=False)
     return values
 
 
 def misfit(path: str, row: int) -> TailraceError:
-    """Return what says that a value is not of its schema's type."""
+    """Return the error of a value that is not of its schema's type."""
     return TailraceError(
         Kind.CONVERSION_FAILED,
         f"write a record in Avro: its {path or 'value'} is not of the schema's type",
-        "NaN in a numeric, infinite dates and the like have no number: choose texts for the type in the "
-        "source (decimal_handling_mode: string, time_precision_mode: isostring), or exclude the column; "
+        "NaN in a numeric, infinite dates and similar values are not numbers: choose texts for the type in "
+        "the source (decimal_handling_mode: string, time_precision_mode: isostring), or exclude the column; "
         "for arrays of booleans that later updates do not change, REPLICA IDENTITY FULL is enough",
         {"member": path, "row": row},
     )

@@ -1,7 +1,7 @@
-"""Schemas of Kafka Connect as Avro's, the way Confluent's Avro converter translates them.
+"""Translates schemas of Kafka Connect to Avro, as Confluent's Avro converter does.
 
 Source: Confluent Schema Registry, AvroData (`fromConnectSchema`, the properties `connect.*`); Debezium,
-SchemaNameAdjuster (names that Avro can't hold); Avro 1.12 specification, "Logical Types".
+SchemaNameAdjuster (names that Avro does not allow); Avro 1.12 specification, "Logical Types".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.converters.connect_schemas import Document
 from tailrace.errors import Kind, TailraceError
 
-#: Of a decimal of unknown precision.
+#: Precision of a decimal whose precision is unknown.
 _PRECISION = 64
 _NAMESPACE, _NAMELESS = "io.confluent.connect.avro", "ConnectDefault"
 
@@ -28,7 +28,7 @@ _CONNECT = {
     "org.apache.kafka.connect.data.Time": "time-millis",
     "org.apache.kafka.connect.data.Timestamp": "timestamp-millis",
 }
-#: What Debezium's types are for readers that know Avro's alone. A timestamp without a time zone is local.
+#: Avro's logical types of Debezium's types. A timestamp without a time zone is local.
 _DEBEZIUM = {
     "io.debezium.time.Date": "date",
     "io.debezium.time.Time": "time-millis",
@@ -39,25 +39,25 @@ _DEBEZIUM = {
     "io.debezium.data.Uuid": "uuid",
 }
 
-#: Returns a name as Avro can have it, one without dots.
+#: A function that returns a valid name in Avro for a name without dots.
 Adjustment = Callable[[str], str]
 
-#: Beginnings of the names of Debezium's own structs, and the ending: their members are no columns.
+#: Prefixes of the names of Debezium's own structs, and a suffix: their members are not columns of a table.
 _OWN, _OWN_END = ("io.debezium.", "event."), ".Envelope"
 
 
 def avro_schema(schema: Document, adjust: Adjustment, *, logical_types: bool) -> Any:
     """Return the Avro schema of a value that is not null itself.
 
-    :param adjust: what is done to names.
+    :param adjust: adjusts names.
     :param logical_types: whether Debezium's types get Avro's logical types, too.
-    :raises TailraceError: `CONVERSION_FAILED` if two members would have one name, or a name is none.
+    :raises TailraceError: `CONVERSION_FAILED` if two members would have the same name, or a name is invalid.
     """
     return _Translation(adjust, logical_types).of({**schema, "optional": False})
 
 
 class _Translation:
-    """One schema's; a record is written where it comes first, and named wherever it comes again."""
+    """A translation of one schema; a record is defined where it first occurs, and then named."""
 
     def __init__(self, adjust: Adjustment, logical_types: bool) -> None:
         self._adjust = adjust
@@ -75,10 +75,10 @@ class _Translation:
         if kind == "struct":
             return self._record(schema)
         if kind == "array":
-            return {"type": "array", "items": self.of(schema["items"]), **_told(schema)}
+            return {"type": "array", "items": self.of(schema["items"]), **_properties(schema)}
         if kind == "map":
-            return {"type": "map", "values": self.of(schema["values"]), **_told(schema)}
-        extra = {**self._logic(schema), **_told(schema)}
+            return {"type": "map", "values": self.of(schema["values"]), **_properties(schema)}
+        extra = {**self._logic(schema), **_properties(schema)}
         if kind in ("int8", "int16"):
             extra["connect.type"] = kind
         return {"type": _TYPES[kind], **extra} if extra else _TYPES[kind]
@@ -109,7 +109,7 @@ class _Translation:
         names = [field["name"] for field in fields]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise _invalid(f"two columns would be the field {twice!r}", full)
-        noted = _told({**schema, "name": given and full})
+        noted = _properties({**schema, "name": given and full})
         return {"type": "record", "name": last, "namespace": within, "fields": fields, **noted}
 
     def _field(self, field: Document, adjust: Adjustment) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class _Translation:
         return found
 
     def _nameless(self, schema: Document) -> str:
-        # Avro wants a name for each record: from the second on, a number is part of it.
+        # Avro requires a name for each record: from the second one on, it includes a number.
         same = _bare(schema)
         known = [full for full in self._known if full.startswith(f"{_NAMESPACE}.{_NAMELESS}")]
         place = next((n for n, full in enumerate(known) if self._known[full] == same), len(known))
@@ -128,7 +128,7 @@ class _Translation:
 
 
 def _bare(schema: Document) -> Document:
-    # The schema, whatever member it is of.
+    # The schema, without what depends on the member that has it.
     return {name: value for name, value in schema.items() if name not in ("field", "optional")}
 
 
@@ -136,8 +136,8 @@ def _is_own(name: str) -> bool:
     return name.startswith(_OWN) or name.endswith(_OWN_END)
 
 
-def _told(schema: Document) -> dict[str, Any]:
-    # What Avro has no word for, for readers that are Kafka Connect's.
+def _properties(schema: Document) -> dict[str, Any]:
+    # Properties that Avro does not have, for readers in Kafka Connect.
     found = {
         "connect.doc": schema.get("doc"),
         "connect.version": schema.get("version"),
@@ -154,12 +154,12 @@ _WRONG, _WRONG_OR_UNDERSCORE = re.compile(r"[^A-Za-z0-9_]"), re.compile(r"[^A-Za
 
 def _unchanged(name: str) -> str:
     if not _PART.fullmatch(name):
-        raise _invalid(f"{name!r} is no name in Avro", name)
+        raise _invalid(f"{name!r} is not a valid name in Avro", name)
     return name
 
 
 def _underscores(name: str) -> str:
-    # A digit at the beginning stays, behind the underscore, so that 1a and 2a remain two names.
+    # A leading digit is kept after the underscore, so that 1a and 2a remain two names.
     first = "_" if "0" <= name[:1] <= "9" else ""
     return first + _WRONG.sub(lambda found: "_" * len(_java_letters(found[0])), name) or "_"
 
@@ -176,12 +176,12 @@ def _codes(found: re.Match[str]) -> str:
 
 
 def _java_letters(letter: str) -> list[str]:
-    # The codes of a letter as Debezium sees it: one beyond 16 bits is two of Java's.
+    # The UTF-16 codes of a character, as in Java: two for a character beyond 16 bits.
     code = letter.encode("utf-16-be").hex()
     return [code[at : at + 4] for at in range(0, len(code), 4)]
 
 
-#: By Debezium's name for it, what is done to a name without dots.
+#: Adjustments of names by Debezium's names for them.
 ADJUSTMENTS: dict[str, Adjustment] = {"none": _unchanged, "avro": _underscores, "avro_unicode": _unicode}
 
 

@@ -1,1 +1,1 @@
-"""Changes cell by cell, from the wire or from columns, for the writers of JSON."""
+"""Changes as cells and columns, from the wire or from a group's columns, for the writers of JSON and Avro."""

@@ -1,6 +1,6 @@
-"""The changes of a group as converters see them, whether they come from the wire or were transformed.
+"""The changes of a group in the form that converters use, whether they come from the wire or from columns.
 
-JSON is written from cells, Avro from values. A group that was made columns and not changed gives the same
+JSON is written from cells, Avro from values. A group that became columns but was not modified yields the same
 bytes as its wire form.
 """
 
@@ -27,7 +27,7 @@ from tailrace.model import OWN_FORMS, Op, Relation, ValueModes
 from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.records.orders import order_in_table
 
-# Rows of a table's numbers, each of a change, beside those of `decode.json.debezium`.
+# Rows of `ChangeTable.numbers`, in addition to those of `decode.json.debezium`.
 TOTAL_ORDER, TABLE_ORDER = 7, 8
 
 
@@ -37,10 +37,10 @@ class ChangeTable:
 
     :param choice: of the row before and after: 0 none, 1 all columns, 2 those of `wanted`'s second row.
     :param key: the key's columns in their order; None: there is no key.
-    :param source: a column of JSON that stands for `source`, where the source is not PostgreSQL: its
-        place in `row`, whose columns before that are the table's.
-    :param shards: of the changes' transactions, where the source has shards.
-    :param is_plain: whether these are no changes: `row` has one column, their values.
+    :param source: if the source is not PostgreSQL, the place in `row` of the column `source` (JSON), and its
+        schema; the columns before that place are the table's.
+    :param shards: of the changes' transactions, for sources with shards.
+    :param is_plain: whether these are not changes: `row` has one column, the records' values.
     """
 
     op: Bytes
@@ -76,7 +76,7 @@ class ChangeTable:
 
 
 def of_wire(tuples: Tuples) -> ChangeTable:
-    """Return the table of changes.
+    """Return the change table of changes from the wire.
 
     :raises TailraceError: `DECODE_FAILED`.
     """
@@ -105,7 +105,7 @@ def of_wire(tuples: Tuples) -> ChangeTable:
 
 
 def fields_of(relation: Relation) -> list[Field]:
-    """Return a table's columns as they go out."""
+    """Return a table's columns with the mappings of their types."""
     modes = debezium_modes(relation.modes)
     return [
         Field(column.name, type_mapping(known_type(column), modes), column.not_null)
@@ -114,13 +114,13 @@ def fields_of(relation: Relation) -> list[Field]:
 
 
 def key_names(relation: Relation) -> tuple[str, ...]:
-    """Return the columns of a table's key in the key's own order, as far as it is known."""
+    """Return the columns of a table's key in the primary key's order, if that is known."""
     key = relation.key
     return relation.primary_key if set(relation.primary_key) == set(key) else key
 
 
 def numbers_of(us: Numbers, commit_lsn: Numbers, lsn: Numbers, xid: Numbers, ordinal: Numbers) -> Numbers:
-    """Return the rows of a table's numbers; `kernel.NONE` where there is none."""
+    """Return `ChangeTable.numbers`; `kernel.NONE` for a missing number."""
     order = order_in_table(commit_lsn, xid)
     return np.stack([*times_of(us), commit_lsn, lsn, xid, ordinal, ordinal + 1, order])
 
@@ -128,7 +128,7 @@ def numbers_of(us: Numbers, commit_lsn: Numbers, lsn: Numbers, xid: Numbers, ord
 def row_schema(name: str, fields: Sequence[Field], *, all_there: bool, key: frozenset[str]) -> Schema:
     """Return the schema of a table's rows.
 
-    :param all_there: whether each row has all columns; else only those of the key are required.
+    :param all_there: whether each row has all columns; otherwise only those of the key are required.
     """
     return struct(
         [

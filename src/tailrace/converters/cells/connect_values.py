@@ -1,8 +1,8 @@
-"""Columns as Kafka Connect has their values: what JSON and Avro are written from.
+"""Converts columns to Kafka Connect's values, from which JSON and Avro are written.
 
-A column of PostgreSQL's texts is read by the form that its mapping names; one that a transformation made,
-or another source, by its Arrow type. A value that its type does not hold (`infinity` as a day's number) is
-odd: JSON has its text, and Avro can't have it.
+A column of PostgreSQL's texts is read in the form of its mapping; one that a transformation or another
+source made, according to its Arrow type. A value that its type can't represent (`infinity` as a number of
+days) is odd: JSON contains its text, and Avro refuses it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tailrace.decode.values import forms
 from tailrace.decode.values.stamps import microseconds, stamp_texts
 from tailrace.decode.values.texts import hex_texts
 
-#: Arrow's types of Kafka Connect's.
+#: Arrow types of Kafka Connect's types.
 _ARROW = {
     "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(), "float": pa.float32(),
     "double": pa.float64(), "boolean": pa.bool_(), "string": pa.string(), "bytes": pa.binary(),
@@ -79,13 +79,13 @@ def _taken(cells: Cells, rows: Rows) -> Cells:
 
 
 def _text_style(how: TypeMapping) -> int:
-    """Return the style of PostgreSQL's texts in a column; a text's if its type is none of PostgreSQL's."""
+    """Return the style of PostgreSQL's texts in a column; a text's if it has no PostgreSQL type."""
     return forms.QUOTED if how.style == forms.RAW else how.style
 
 
 @functools.lru_cache(maxsize=4096)
 def _column_type(how: TypeMapping) -> ColumnType:
-    # How cells become values.
+    # The conversion of cells to values.
     style, form = how.style, forms.form_of(how.style)
     if form == forms.RAW:
         return ColumnType(pa.null(), _all_odd, style)
@@ -117,7 +117,7 @@ def _column_type(how: TypeMapping) -> ColumnType:
     rendered = columns.texts(forms.PAIRS if form == forms.PAIRS_QUOTED else style)
 
     def read(cells: Cells) -> Typed:
-        # A text that has another form is a text as well.
+        # A text that does not have the form is kept as it is.
         typed = rendered.read(cells)
         if not len(rows := typed.special_rows):
             return typed
@@ -127,7 +127,7 @@ def _column_type(how: TypeMapping) -> ColumnType:
 
 
 def _all_odd(cells: Cells) -> Typed:
-    # Of a type that no text of PostgreSQL's is read in.
+    # For types that can't be read from PostgreSQL's texts.
     return Typed(pa.nulls(len(cells)), np.flatnonzero(cells.kind == TEXT))
 
 
@@ -145,9 +145,9 @@ def _read_raw(cells: Cells) -> Typed:
 
 
 def of_array(array: pa.Array, how: TypeMapping, *, is_rendered: bool = False) -> Values:
-    """Return a column's values by its Arrow type.
+    """Return a column's values, according to its Arrow type.
 
-    :param is_rendered: texts are in their form already, and not PostgreSQL's own.
+    :param is_rendered: whether texts already have their final form, instead of PostgreSQL's own.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     arrow, form = array.type, forms.form_of(how.style)
@@ -185,8 +185,8 @@ def of_array(array: pa.Array, how: TypeMapping, *, is_rendered: bool = False) ->
 
 
 def _stamps(array: pa.Array, form: int) -> Values:
-    # Dates and timestamps in a form of numbers. An infinity is the outermost number of its type; what
-    # becomes of it, `forms.read_number` says.
+    # Dates and timestamps in a numeric form. An infinity is the highest or lowest number of its type;
+    # `forms.read_number` defines its value in each form.
     if form == forms.DAYS:
         days = array.cast(pa.date32()).cast(pa.int32())
         bounds = pa.array([-(2**31), 2**31 - 1], pa.int32())
@@ -216,7 +216,7 @@ def _with_odd(numbers: pa.Array, odd: Rows, array: pa.Array) -> Values:
 
 @compiled(nb.void(nb.uint64[:, ::1], nb.int32[::1], nb.uint8[::1]))
 def _write_unscaled(words, ends, out):  # type: ignore[no-untyped-def]
-    # Numbers of 128 bits, the low word first, as two's complement, big-endian, in as few bytes as hold them.
+    # Writes 128-bit numbers (low word first) as big-endian two's complement, in as few bytes as possible.
     to = np.int64(0)
     ends[0] = 0
     for r in range(len(words)):
@@ -246,7 +246,7 @@ def _unscaled(array: pa.Array) -> pa.Array:
 
 
 def _decimal_texts(array: pa.Array) -> pa.Array:
-    # Plain numbers: Arrow's own texts have an exponent where the number is small.
+    # Without exponents, which Arrow's own texts have for small numbers.
     scale = array.type.scale
     whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(array), array.buffers(), offset=array.offset)
     texts = whole.cast(pa.string())
@@ -258,7 +258,7 @@ def _decimal_texts(array: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(pc.binary_join_element_wise(sign, before, ""), after, ".")
 
 
-# Values that are made of parts; one is odd if a part is.
+# Nested values; a value is odd if a part of it is.
 
 
 def _list(array: pa.Array, how: TypeMapping, is_rendered: bool) -> Values:
@@ -293,7 +293,7 @@ def _struct(array: pa.StructArray, how: TypeMapping, is_rendered: bool) -> Value
 
 
 def of_parts(array: pa.StructArray, parts: Sequence[Values]) -> Values:
-    """Return structs of these fields, as many and as named as those of `array`, and null where that is."""
+    """Return structs of these values, with the field names of `array`, and null where it is null."""
     if not parts:
         return Values(array)
     names = [field.name for field in array.type]

@@ -1,5 +1,5 @@
-"""Groups that were transformed, or that other sources made, as change tables: by their Arrow types, where
-columns are still a table's as the table's are given.
+"""Change tables of groups that transformations or other sources made, according to their Arrow types;
+unmodified columns of a table are converted according to the table's types.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tailrace.model import OWN_FORMS, Column, Op, Relation, ValueModes
 from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.records.group import Group
 
-#: What an Arrow text is that is PostgreSQL's own, by the form that JSON gives it.
+#: Forms in JSON of the types whose Arrow texts are PostgreSQL's own.
 _OWN_TEXTS = frozenset({forms.QUOTED, forms.UNSCALED, forms.VARIABLE_SCALE})
 
 _ONE = np.ones((2, 1), np.bool_)
@@ -57,7 +57,7 @@ def of_columns(group: Group) -> ChangeTable:
     choice, wanted = _choices(group, relation, names, before, after)
     _mark_unchanged(group.column("unchanged"), names, current)
     if relation is not None and not any(column.in_identity for column in relation.columns):
-        for column in old:  # NULLs of rows in part are values that were not sent
+        for column in old:  # NULLs in partial row images are values that were not sent
             column.kind[(choice[0] == 2) & (column.kind == kernel.NULL)] = kernel.ABSENT
     rows = dict(zip(names, zip(current, old, strict=True), strict=True)) if old else {}
     key = _key(group, relation, noted, modes, rows)
@@ -79,7 +79,7 @@ def of_columns(group: Group) -> ChangeTable:
 
 
 def _column(values: Values, there: Mask) -> ColumnValues:
-    # `there`: which rows there are.
+    # `there`: which rows exist.
     has_value = array_mask(values.array)
     if values.odd is not None:
         has_value = has_value.copy()
@@ -109,7 +109,7 @@ def _child_type(name: str, *structs: pa.Array) -> pa.DataType:
 
 
 def _table_column(relation: Relation | None, name: str, arrow: pa.DataType) -> Column | None:
-    # The table's column that the values are still of: same name, same type as decoding gives it.
+    # The table's column with this name, if the values still have the type to which decoding converts it.
     if relation is None:
         return None
     for column in relation.columns:
@@ -119,9 +119,9 @@ def _table_column(relation: Relation | None, name: str, arrow: pa.DataType) -> C
 
 
 def field_of(relation: Relation | None, name: str, arrow: pa.DataType, modes: ValueModes) -> Field:
-    """Return how a column goes out: as the table's, if it is still that, else by its Arrow type.
+    """Return a column's mapping: that of the table's column, if it is unmodified, else of its Arrow type.
 
-    :param modes: all chosen.
+    :param modes: all must be set.
     """
     column = _table_column(relation, name, arrow)
     if column is None:
@@ -132,7 +132,7 @@ def field_of(relation: Relation | None, name: str, arrow: pa.DataType, modes: Va
 def field_values(
     relation: Relation | None, field: Field, rows: pa.Array, noted: HeldTexts, prefix: str
 ) -> ColumnValues:
-    """Return a field of rows; values that it does not hold are in `noted` under the prefix + its name."""
+    """Return a field of rows; values that its type can't represent are in `noted`, by prefix + its name."""
     count = len(rows)
     if not pa.types.is_struct(rows.type) or rows.type.get_field_index(field.name) < 0:
         return _nothing(count)
@@ -145,7 +145,7 @@ def field_values(
 
 
 def _with_special(values: Values, rows: Rows, texts: pa.Array, how: TypeMapping) -> Values:
-    # The values, those of some rows read from PostgreSQL's texts.
+    # The values, with those of `rows` replaced by values read from PostgreSQL's texts.
     found = of_cells(text_cells(texts), how)
     array = replaced(values.array, rows, found.array)
     kept = np.isin(values.odd_rows, rows, invert=True)
@@ -161,7 +161,7 @@ def _with_special(values: Values, rows: Rows, texts: pa.Array, how: TypeMapping)
 
 
 def _is_rendered(relation: Relation | None, field: Field, arrow: pa.DataType) -> bool:
-    """Return whether texts of a table's column have the form that its modes ask for, and are not
+    """Return whether texts of a table's column have the form that its modes prescribe, other than
     PostgreSQL's own.
     """
     column = _table_column(relation, field.name, arrow)
@@ -207,7 +207,7 @@ def _key(
     modes: ValueModes,
     rows: Mapping[str, tuple[ColumnValues, ColumnValues]],
 ) -> RowImage | None:
-    # `rows`: the row's columns after and before the change, by name; empty if there is none before.
+    # `rows`: the row's columns after and before the change, by name; empty if there is no row before.
     key, count = group.column("key"), len(group)
     if relation is None and _is_message(group):
         after = group.column("after")
@@ -235,8 +235,8 @@ def _key(
 def _before(
     row: tuple[ColumnValues, ColumnValues] | None, key: ColumnValues, has_after: Mask
 ) -> ColumnValues | None:
-    # A key's column before. Where the key's is not the row's now, since only one of them was transformed, the
-    # row before does not say what the key was.
+    # A key's column before the change. If the key's column differs from the row's after the change, because
+    # only one of them was transformed, the row before does not contain the former key.
     if row is None:
         return None
     rows = pa.array(has_after)
@@ -255,13 +255,13 @@ def _letters(op: pa.Array) -> Bytes:
         raise TailraceError(
             Kind.DECODE_FAILED,
             "converted changes: `op` must be one letter each",
-            "keep the column `op` in transformations, or make records that are no changes (column `value`)",
+            "keep the column `op` in transformations, or make records that are not changes (column `value`)",
         )
     return buffer[offsets[:-1]]
 
 
 def plain_change_table_of(group: Group) -> tuple[ChangeTable, Mask]:
-    """Return records that are no changes, without their keys, and which have a value.
+    """Return records that are not changes, without their keys, and which of them have a value.
 
     :raises TailraceError: `DECODE_FAILED`.
     """
@@ -340,7 +340,7 @@ def _named_table(group: Group, relation: Relation | None) -> tuple[str, str]:
 
 
 def change_table_of(group: Group) -> ChangeTable:
-    """Return the table of a group of changes.
+    """Return the change table of a group of changes.
 
     :raises TailraceError: `DECODE_FAILED`.
     """

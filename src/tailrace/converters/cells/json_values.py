@@ -1,5 +1,5 @@
-"""Columns of Kafka Connect's values as JSON, by their Arrow types alone: bytes as base64, floating-point
-numbers as Java writes them.
+"""Writes columns of Kafka Connect's values as JSON, according to their Arrow types: bytes as base64,
+floating-point numbers as Java writes them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NO_ROWS = np.empty(0, np.int64)
 class Values:
     """A column of Kafka Connect's values.
 
-    :param odd_rows: rows (rising) of values that the type does not hold, whatever `array` has there.
-    :param odd: what JSON has for them, as long as `odd_rows`.
+    :param odd_rows: rows (ascending) of values that the type can't represent; `array` is undefined there.
+    :param odd: the JSON of these values, as long as `odd_rows`.
     """
 
     array: pa.Array
@@ -49,7 +49,7 @@ def json_of(array: pa.Array) -> pa.LargeStringArray:
     """Return Kafka Connect's values as JSON; null stays null."""
     arrow = array.type
     if isinstance(arrow, pa.JsonType):
-        return array.storage.cast(pa.large_string())  # it is JSON already: the payload of an outbox
+        return array.storage.cast(pa.large_string())  # already JSON: the payload of an outbox
     if pa.types.is_map(arrow):
         return map_texts(array, render(text_cells(array.keys), forms.QUOTED), json_of(array.items))
     if is_listed(arrow):
@@ -68,16 +68,16 @@ def json_of(array: pa.Array) -> pa.LargeStringArray:
     return render(text_cells(array), forms.BASE64 if is_binary else forms.QUOTED)
 
 
-# Values that are made of parts, of the texts of those.
+# Nested values, from the texts of their parts.
 
 
 def list_texts(array: pa.Array, items: pa.Array) -> pa.LargeStringArray:
-    """Return lists as JSON; `items` are the texts of all of their items."""
+    """Return lists as JSON; `items` are the texts of all their items."""
     return _bracketed("[", _joined(lengths_of(array), items.fill_null("null")), "]", array)
 
 
 def map_texts(array: pa.MapArray, keys: pa.Array, items: pa.Array) -> pa.LargeStringArray:
-    """Return maps as JSON; `keys` and `items` are the texts of all of their entries."""
+    """Return maps as JSON; `keys` and `items` are the texts of all their entries."""
     entries = pc.binary_join_element_wise(keys, items.fill_null("null"), _scalar(":"))
     return _bracketed("{", _joined(lengths_of(array), entries), "}", array)
 
@@ -91,7 +91,7 @@ def struct_texts(array: pa.StructArray, texts: Sequence[pa.Array]) -> pa.LargeSt
 
 
 def lengths_of(array: pa.Array) -> Rows:
-    """Return how many items each list has, or entries each map; 0 for null."""
+    """Return each list's number of items, or each map's of entries; 0 for null."""
     if pa.types.is_map(array.type):
         lengths: Rows = np.diff(array.offsets.to_numpy()).astype(np.int64)
     else:
@@ -111,7 +111,7 @@ def _bracketed(opening: str, texts: pa.Array, closing: str, like_array: pa.Array
 
 
 def _null_where(array: pa.Array, texts: pa.Array) -> pa.Array:
-    # The texts, null where the array is.
+    # The texts, null where the array is null.
     if array.null_count == 0:
         return texts
     return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.large_string()))

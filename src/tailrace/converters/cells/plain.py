@@ -1,5 +1,5 @@
-"""Records that are no changes any more (flattened, outbox events): keys and values as JSON by their
-Arrow types, where they are still a table's columns as the table's are given.
+"""Converts records that are no longer changes (flattened, outbox events): keys and values become JSON
+according to their Arrow types, or, for unmodified columns of a table, according to the table's types.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTHING = TypeMapping(forms.QUOTED, STRING, '""')
 class PlainValues:
     """Keys and values of records, one event each; a null value is a tombstone.
 
-    :param keys: None: no record has one.
+    :param keys: None: no record has a key.
     """
 
     keys: Values | None
@@ -37,7 +37,7 @@ class PlainValues:
     schemas: EventSchemas
 
     def json(self) -> Converted:
-        """Return them as JSON.
+        """Return keys and values as JSON.
 
         :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
         """
@@ -62,9 +62,9 @@ def convert_plain(group: Group, prefix: str, *, with_schema: bool) -> Converted:
 def plain_values(group: Group, prefix: str, *, has_schema: bool = True) -> PlainValues:
     """Return keys and values of a group of records, and their schemas.
 
-    A schema's name is that of the field's metadata (`debezium_types.named_field`), or the topic's.
+    A schema's name is that in the field's metadata (`debezium_types.named_field`), or the topic's.
 
-    :param has_schema: whether values have to be what a schema can say.
+    :param has_schema: whether values must be limited to those that a schema can describe.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     name = group.topic if group.topic.startswith(f"{prefix}.") else f"{prefix}.{group.topic}"
@@ -96,14 +96,14 @@ def _described(group: Group, column: str, name: str, has_schema: bool) -> tuple[
 
 
 def _enveloped(texts: pa.Array, schema: str) -> pa.Array:
-    # A value that is null has no envelope either.
+    # A null value has no envelope.
     opening = pa.scalar(f'{{"schema":{schema},"payload":', pa.large_string())
     closing, nothing = (pa.scalar(text, pa.large_string()) for text in ("}", ""))
     return pc.binary_join_element_wise(opening, texts.cast(pa.large_string()), closing, nothing)
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    # What JSON within JSON holds no schema can say: beside a schema it is a text.
+    # A schema can't describe the content of JSON within JSON: with a schema it is a text.
     if isinstance(array.type, pa.JsonType):
         return array.storage
     if not pa.types.is_struct(array.type):

@@ -1,4 +1,4 @@
-"""The rows of changes, column by column: cells of the source, or values of Kafka Connect's."""
+"""Row images of changes, column by column: cells of the source, or values of Kafka Connect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tailrace.protocol.frames import Bytes
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column as it goes out."""
+    """A column of the output: its name, its type's mapping, and whether it is NOT NULL."""
 
     name: str
     how: TypeMapping
@@ -34,7 +34,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnValues:
-    """A column's values, and for each change what kind it has (`kernel.TEXT`: a value)."""
+    """A column's values, and the kind of each change's value (`kernel.TEXT`: there is a value)."""
 
     values: Values
     kind: Bytes
@@ -42,7 +42,7 @@ class ColumnValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowCells:
-    """Columns as cells in a buffer, each with a style; both of as many changes, or none before."""
+    """Columns as cells in a buffer, each with a style; `old` has as many changes as `current`, or none."""
 
     styles: Sequence[int]
     buffer: Bytes
@@ -51,11 +51,11 @@ class RowCells:
 
 
 class RowImage:
-    """Columns before and after each change: cells of the source, or values. Each is made of the other when
-    it is asked for first.
+    """Columns before and after each change, as cells of the source or as values. The other form is computed
+    on first access.
 
-    :param cells: given, or `current` and `old` are (`old` is empty where there is no row before).
-    :param is_single: of a key: its one column is the whole of it, and has no name.
+    :param cells: the cells; None: `current` and `old` are given (`old` is empty if there is no row before).
+    :param is_single: for a key: it consists of a single column without a name.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RowImage:
 
     @functools.cached_property
     def cells(self) -> RowCells:
-        """All cells; those of values are JSON.
+        """The cells; those computed from values contain JSON.
 
         :raises TailraceError: `DECODE_FAILED`.
         """
@@ -104,7 +104,7 @@ class RowImage:
         return self._read(self._cells.old) if self._cells.old.start.shape[1] else ()
 
     def taken(self, places: Sequence[int]) -> RowImage:
-        """Return these columns of what the source sent."""
+        """Return these columns of cells of the source."""
         cells, at = self._cells, np.array(places, np.intp)
         assert cells is not None
 
@@ -122,7 +122,7 @@ class RowImage:
         ]
 
     def kinds(self) -> tuple[Bytes, Bytes]:
-        """Return the kinds of values after and before: arrays of (column, change); no changes if none."""
+        """Return the kinds of values after and before: arrays of (column, change); empty: there are none."""
         if self._cells is not None:
             return self._cells.current.kind, self._cells.old.kind
         nothing = np.empty((len(self.fields), 0), np.uint8)
@@ -131,7 +131,7 @@ class RowImage:
 
 
 def _spans(columns: Sequence[ColumnValues], count: int, parts: list[Bytes]) -> Spans:
-    # Cells of JSON, whose bytes are put behind those of `parts`.
+    # Cells of JSON, whose bytes are appended to `parts`.
     spans = Spans.empty(len(columns), count)
     size = sum(map(len, parts))
     for place, column in enumerate(columns):
@@ -145,18 +145,18 @@ def _spans(columns: Sequence[ColumnValues], count: int, parts: list[Bytes]) -> S
 
 
 def absent_text(field: Field) -> str:
-    """Return the JSON that stands for a value that was not sent, in a row that has all columns."""
+    """Return the JSON in place of a value that was not sent, in a row image with all columns."""
     return field.how.zero if field.not_null else "null"
 
 
 def columns_of(side: RowImage, unavailable: Sequence[str], absent: Sequence[str]) -> ColumnTexts:
-    """Return how a side's columns are written."""
+    """Return the texts and styles with which the columns of row images are written."""
     names = [written(field.name) + ":" for field in side.fields]
     return ColumnTexts(names, side.cells.styles, unavailable, absent)
 
 
 def _rounded(cells: RowCells, fields: Sequence[Field]) -> RowCells:
-    # Numbers that become doubles are read column by column and stand behind the block, and so are
+    # Numbers that become doubles are converted column by column and appended to the buffer, as are
     # floating-point numbers whose digits may have to change.
     current, old = cells.current, cells.old
     places = [
@@ -187,7 +187,7 @@ def _is_long(cells: RowCells, place: int) -> bool:
 
 
 def _put(spans: Spans, place: int, texts: pa.Array, parts: list[Bytes], size: int) -> int:
-    # Lets a column's cells, where they are texts, be these; returns the buffers' size with them.
+    # Replaces a column's cells that are texts; returns the size of the buffers, including the new texts.
     cells = text_cells(texts)
     there = spans.kind[place] == kernel.TEXT
     spans.start[place] = np.where(there, cells.start + np.int64(size), 0)
@@ -198,7 +198,7 @@ def _put(spans: Spans, place: int, texts: pa.Array, parts: list[Bytes], size: in
 
 
 def together(parts: Sequence[Bytes]) -> Bytes:
-    """Return buffers as one.
+    """Return the buffers concatenated.
 
     :raises TailraceError: `DECODE_FAILED` if they are longer than 2 GiB.
     """
@@ -207,7 +207,7 @@ def together(parts: Sequence[Bytes]) -> Bytes:
 
 
 def require_room(size: int) -> None:
-    """Check that places of so many bytes have 31 bits.
+    """Check that places in a buffer of `size` bytes fit into 31 bits.
 
     :raises TailraceError: `DECODE_FAILED` if not.
     """
@@ -215,5 +215,5 @@ def require_room(size: int) -> None:
         raise TailraceError(
             Kind.DECODE_FAILED,
             "converted records: the texts of a group are longer than 2 GiB",
-            "take smaller batches",
+            "use smaller batches",
         )

@@ -1,1 +1,1 @@
-"""Clients of a cluster: settings, questions, rights, topics."""
+"""Clients of a cluster: settings, requests, rights, topics."""

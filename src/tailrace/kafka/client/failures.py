@@ -1,4 +1,4 @@
-"""What the client says went wrong, as events of the transaction and as errors of ours."""
+"""Translates the client's errors to events of a transaction and to `TailraceError`s."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FENCED = frozenset(
 _TIMED_OUT = frozenset(
     {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._MSG_TIMED_OUT}  # noqa: SLF001
 )
-#: Of brokers that do not know yet, or are changing places. The client marks them for transactions alone.
+#: Errors that pass: outdated metadata, a change of leaders. In the client, retriable in transactions only.
 _PASSING = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -37,24 +37,24 @@ _PASSING = frozenset(
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     }
 )
-#: In the context of an error: who found too large what was sent, if not we did.
+#: Key in an error's context, set if the broker, not the sink, found a record or batch too large.
 REFUSED_BY = "refused_by"
 
-#: In the context of an error: the seconds that a batch had, and did not suffice while records were delivered.
+#: Key in an error's context: the time limit, in seconds, of a batch that exceeded it during deliveries.
 LIMIT_S = "limit_s"
-#: Likewise: the longest transaction that was asked for, and is not allowed.
+#: Key in an error's context, set if the cluster does not allow the requested transaction timeout.
 REFUSED_LIMIT = "transaction_timeout"
 
-#: Of topics that can't be made as they are wanted.
+#: Errors of topics that can't be created with the settings wanted.
 _UNFIT = frozenset({KafkaError.INVALID_CONFIG, KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION})
 _KEY_WANTED = (
     "a compacted topic takes only records with a key: name columns that identify the table's rows in "
     "source.message_keys, or change the topic's cleanup.policy (a broker that validates schemas says so, too)"
 )
-#: What only a person can change, and how.
+#: Hints for errors that only the user can correct.
 _MISCONFIGURED = {
     **dict.fromkeys(_UNFIT, "correct `topics` of the sink"),
-    KafkaError.TOPIC_EXCEPTION: "the name is none that Kafka has, or another topic's but for '.' and '_': "
+    KafkaError.TOPIC_EXCEPTION: "the name is not allowed, or another topic's differs only by '.' or '_': "
     "give the records another topic, with `routes`, a transformation or the option that names it",
     KafkaError.INVALID_RECORD: _KEY_WANTED,
     KafkaError._INVALID_DIFFERENT_RECORD: _KEY_WANTED,  # noqa: SLF001
@@ -74,7 +74,7 @@ def error_of(error: object) -> KafkaError:
 
 
 def event_of(error: KafkaError, *, committing: bool = False) -> ProducerEvent:
-    """Return what an error means for a transaction."""
+    """Return the event of a transaction that an error stands for."""
     if error.code() in _FENCED:
         return ProducerEvent.FENCED
     if error.txn_requires_abort():
@@ -85,9 +85,9 @@ def event_of(error: KafkaError, *, committing: bool = False) -> ProducerEvent:
 
 
 def failure_of(error: KafkaError, attempted: str, **context: object) -> TailraceError:
-    """Return the error that ends what was attempted.
+    """Return the client's error as the error of what was attempted.
 
-    Its policy is that of its kind: what only a person can change is not tried again.
+    Its kind determines the policy: errors that only the user can correct are not retried.
     """
     code = error.code()
     found = f"{attempted}: {error.name()}: {error.str()}"
@@ -124,53 +124,53 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
         return TailraceError(
             Kind.SINK_WRITE_FAILED,
             found,
-            "see that so many brokers run, or correct replication_factor in `topics` of the sink",
+            "see that enough brokers run, or correct replication_factor in `topics` of the sink",
             context,
         )
     return TailraceError(Kind.SINK_WRITE_FAILED, found, "see whether the cluster can be reached", context)
 
 
 def unfit_options(found: str, bootstrap: str) -> TailraceError:
-    """Return the error of options that the client does not take."""
+    """Return the error of options that the client does not accept."""
     return TailraceError(
         Kind.SINK_MISCONFIGURED,
-        f"make a client of Kafka: {found}",
+        f"create a Kafka client: {found}",
         "correct `options`; they are those of librdkafka, described in its CONFIGURATION.md",
         {"bootstrap_servers": bootstrap},
     )
 
 
 def preempted(attempted: str, **context: object) -> TailraceError:
-    """Return the error of one whose transactional id somebody else has."""
+    """Return the error of a producer whose transactional id another producer has taken."""
     return TailraceError(
         Kind.SINK_PREEMPTED,
-        f"{attempted}: another producer with this transactional id has begun; this one stops",
+        f"{attempted}: another producer with this transactional id has started; this one stops",
         "the same pipeline runs somewhere else: stop one of them, or give it another name or `group`",
         context,
     )
 
 
 def has_timed_out(error: KafkaError) -> bool:
-    """Return whether an error says that an answer did not come in time."""
+    """Return whether an error is a timeout."""
     return error.code() in _TIMED_OUT
 
 
 def is_unfit(error: KafkaError) -> bool:
-    """Return whether an error says that a topic can't be made as it is wanted."""
+    """Return whether an error says that a topic can't be created with the settings wanted."""
     return error.code() in _UNFIT
 
 
 def may_pass(error: KafkaError) -> bool:
-    """Return whether asking again may help."""
+    """Return whether a retry may help."""
     return error.retriable() or error.code() in _PASSING
 
 
 def persist(
     timeout_s: float, act: Callable[[float], _Found], may_help: Callable[[KafkaError], bool] = may_pass
 ) -> _Found:
-    """Call `act` with the seconds that are left, at least 0.1; and again after an error, while there is time.
+    """Call `act` with the seconds left, at least 0.1, and retry it after an error until the timeout.
 
-    :param may_help: tells whether calling again may help after this error.
+    :param may_help: returns whether a retry may help after this error.
     :raises KafkaException: the last one.
     """
     deadline = time.monotonic() + timeout_s
@@ -185,11 +185,11 @@ def persist(
 
 
 def answered(act: Callable[[], _Found]) -> _Found:
-    """Call the client: every method that may report deliveries, those of transactions among them.
+    """Call a method of the client that may report deliveries, as those of transactions do.
 
-    A fatal error that it meets while it reports deliveries comes out of it as a `SystemError`: with the error
-    as its cause, as the cause of that where several are reported, or lost. An abort raises it again.
-    :raises KafkaException: what it met.
+    If a fatal error occurs while the client reports deliveries, it raises a `SystemError`. The fatal error is
+    the cause, the cause of the cause if there are several reports, or lost. An abort raises it again.
+    :raises KafkaException: the client's error.
     """
     try:
         return act()

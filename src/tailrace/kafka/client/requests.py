@@ -1,12 +1,12 @@
-"""Requests to a cluster, each repeated while there is time, to any broker that answers.
+"""Requests to a cluster, each retried until its deadline, to any broker that answers.
 
-A broker that stands still with its connections open refuses nothing, closes nothing and answers nothing.
-The client would wait for it to the end, and most of its questions go to one broker only: a leader, or the
-controller that it learnt of when it began. So none gets all the time that there is, and the next is
-asked by a new client, which learns who has that broker's place.
+A hung broker with open connections neither refuses nor answers a request, and closes no connection. The
+client would wait for it until the deadline, and most requests go to one broker only: a leader, or the
+controller that the client found at its start. So no attempt gets all of the time, and the next one
+uses a new client, which finds the hung broker's successor.
 
-Whether the cluster lets us in at all is asked first (`require_reachable`): a refusal is an error at once, in
-the cluster's own words, instead of after a time-out.
+First, `require_reachable` checks whether the cluster accepts the credentials: a refusal is an error at once,
+in the cluster's own words, instead of a timeout.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tailrace.kafka.client.failures import error_of, has_timed_out, may_pass, pe
 
 _Found = TypeVar("_Found")
 
-#: The part of the time that one attempt gets, and the least of it: a busy cluster may take seconds.
+#: An attempt gets this fraction (1/n) of the time, and at least the minimum: a busy cluster may take seconds.
 _SHARE = 4
 _LEAST_S = 5.0
 
 
 class AdminClients:
-    """A client for requests; a new one is made after a request that failed. One thread at a time.
+    """An admin client for requests, replaced by a new one after a failed request. One thread at a time.
 
     :param settings: of an admin client.
     """
@@ -47,17 +47,17 @@ class AdminClients:
         self._client: AdminClient | None = None
 
     def ask(self, timeout_s: float, question: Callable[[AdminClient, float], _Found]) -> _Found:
-        """Return the answer, asking again while that may help.
+        """Return the answer to a request, retrying it while that may help.
 
-        :param question: asks a client, within so many seconds; may be asked any number of times.
-        :raises KafkaException: what the last attempt met.
+        :param question: sends the request with a client and a timeout in seconds; may be called repeatedly.
+        :raises KafkaException: the error of the last attempt.
         """
         at_once_s = max(_LEAST_S, timeout_s / _SHARE)
 
         def may_help(error: KafkaError) -> bool:
             if not (has_timed_out(error) or may_pass(error)):
                 return False
-            self._client = None  # what it knows of the cluster may be what is wrong
+            self._client = None  # its metadata of the cluster may be outdated
             return True
 
         return persist(timeout_s, lambda left_s: question(self._made(), min(left_s, at_once_s)), may_help)
@@ -69,20 +69,20 @@ class AdminClients:
 
 
 def answer(asked: Future[_Found], timeout_s: float) -> _Found:
-    """Return what an admin client was answered.
+    """Return the answer to an admin client's request.
 
-    :raises KafkaException: what the cluster refused, or that it did not answer in time.
+    :raises KafkaException: if the cluster refused the request, or did not answer in time.
     """
     try:
         return asked.result(timeout_s)
     except TimeoutError:
-        # Of the future, which may be quicker than the client.
+        # The future's timeout may be over before the client's.
         late = KafkaError(KafkaError._TIMED_OUT, f"no answer within {timeout_s:.0f} s")  # noqa: SLF001
         raise KafkaException(late) from None
 
 
 def topic_creation(topic: NewTopic, *, only_check: bool) -> Callable[[AdminClient, float], None]:
-    """Return the request to make a topic; `only_check`: to say whether that could be done."""
+    """Return the request that creates a topic; `only_check`: that only checks whether it can be created."""
 
     def ask(admin: AdminClient, timeout_s: float) -> None:
         asked = admin.create_topics([topic], validate_only=only_check, request_timeout=timeout_s)
@@ -92,7 +92,7 @@ def topic_creation(topic: NewTopic, *, only_check: bool) -> Callable[[AdminClien
 
 
 def topic_settings(topic: str) -> Callable[[AdminClient, float], Mapping[str, Any]]:
-    """Return the question what a topic's settings are; each is answered with an object with `value`."""
+    """Return the request for a topic's settings, by name; each is an object with `value`."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
 
     def ask(admin: AdminClient, timeout_s: float) -> Mapping[str, Any]:
@@ -103,22 +103,22 @@ def topic_settings(topic: str) -> Callable[[AdminClient, float], Mapping[str, An
 
 _Client = TypeVar("_Client")
 
-#: What the client says, in curl's words, where the place that gives tokens (OIDC) can't be reached. Its own
-#: code for that is the one of refused credentials.
+#: The client's message, which curl words, if the token endpoint (OIDC) can't be reached. Its error code is
+#: the same as for refused credentials.
 _NO_ANSWER = re.compile(
     r"acquire SASL OAUTHBEARER token: (Failed to connect|Could not (connect|resolve)|Connection timed out|"
     r"Operation timed out|Resolving timed out|Recv failure|Send failure|Empty reply)"
 )
 
-#: What an option was given, where the client says that it takes no such value.
+#: The value of an option in the client's message that it is invalid.
 _GIVEN = re.compile(r'(Invalid value )(?:".*" )?(for configuration property "[^"]*")(?:: .*)?', re.DOTALL)
 
-#: The name of a topic and of a group that nobody has.
+#: Name of a topic and of a group that do not exist.
 _NOBODY = "tailrace-is-anybody-there"
-#: For one answer, longer each time: in between it is heard what keeps the cluster from answering.
+#: Wait for one answer, in seconds, growing; between waits the client reports why the cluster does not answer.
 _WAIT_S = 0.25
 _WAIT_S_MAX = 10.0
-#: Another broker may let in whom one has refused.
+#: Time after a refusal in which another broker may accept the credentials, in seconds.
 _SECOND_CHANCE_S = 2.0
 
 _REFUSALS = frozenset(
@@ -127,27 +127,27 @@ _REFUSALS = frozenset(
 
 
 def made(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any]) -> _Client:
-    """Return a client of these settings.
+    """Return a client with these settings.
 
-    :raises TailraceError: `SINK_MISCONFIGURED` for settings that it does not take.
+    :raises TailraceError: `SINK_MISCONFIGURED` for settings that the client does not accept.
     """
     try:
         return kind(dict(settings))
     except KafkaException as error:
         bootstrap = str(settings.get("bootstrap.servers", ""))
-        # What an option was given may be a password under a wrong name.
+        # The option's value may be a password under a wrong name.
         raise unfit_options(_GIVEN.sub(r"\1\2", error_of(error).str()), bootstrap) from None
 
 
 def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:
-    """Wait until a broker answers, whichever; return how many there are.
+    """Wait until any broker answers; return the number of brokers.
 
-    What is asked is how a topic lies that nobody has: the answer is short, and nothing is made by it. A
-    question about the cluster itself goes to the controller alone, which may be the one that stands still.
+    The request asks for the metadata of a topic that does not exist: the answer is short, and no topic is
+    created. A request about the cluster itself would go to the controller alone, which may hang.
 
     :param settings: of an admin client.
-    :raises TailraceError: `SINK_REFUSED` if credentials or certificates are refused, by us or by it;
-        `SINK_MISCONFIGURED`; `SINK_WRITE_FAILED` if it does not answer in time, with why.
+    :raises TailraceError: `SINK_REFUSED` if the client or the cluster refuses credentials or certificates;
+        `SINK_MISCONFIGURED`; `SINK_WRITE_FAILED` if the cluster does not answer in time, with the reason.
     """
     heard: list[KafkaError] = []
     client = made(Consumer, {**settings, "group.id": _NOBODY, "error_cb": heard.append})
@@ -161,7 +161,7 @@ def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:
                 return len(client.list_topics(_NOBODY, min(backoff.wait_s, max(0.1, left_s))).brokers)
             except KafkaException as error:
                 failure = error
-            client.poll(0)  # has error_cb called with what went wrong
+            client.poll(0)  # calls error_cb with errors
             refusal = next(filter(_is_refusal, heard), None)
             if refusal is not None:
                 refused_s = refused_s or time.monotonic()
@@ -189,7 +189,7 @@ def _refused(error: KafkaError, settings: Mapping[str, Any]) -> TailraceError:
     is_tls = error.code() == KafkaError._SSL  # noqa: SLF001
     hint = (
         "see that ssl.ca.location names the authority that signed the brokers' certificates, and that "
-        "bootstrap_servers has the names that these are for"
+        "bootstrap_servers has the host names in these certificates"
         if is_tls
         else "see security.protocol, sasl.mechanism, sasl.username and sasl.password, or "
         "sasl.oauthbearer.*, in `options`"
@@ -208,6 +208,6 @@ def _silent(heard: list[KafkaError], settings: Mapping[str, Any], timeout_s: flo
     return TailraceError(
         Kind.SINK_WRITE_FAILED,
         f"connect to Kafka: no answer within {timeout_s:.0f} s: {words}",
-        "see whether the brokers run and can be reached from here, and that security.protocol is theirs",
+        "see whether the brokers run and can be reached from here, and whether security.protocol is correct",
         {"bootstrap_servers": str(settings["bootstrap.servers"])},
     )

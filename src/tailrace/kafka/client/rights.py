@@ -1,4 +1,4 @@
-"""What a principal must be allowed to do, how to see whether it is, and the command that allows it."""
+"""The operations that a principal must be allowed, the check for them, and the command that allows them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import error_of, failure_of
 from tailrace.kafka.client.requests import AdminClients, answer
 
-#: Of a table's topic; `CREATE` beside it if it is to be made. Each of these includes DESCRIBE.
+#: Operations on a table's topic; also `CREATE` if it is to be created. Each of these implies DESCRIBE.
 TO_WRITE = ("WRITE",)
-#: Of the topic of offsets.
+#: Operations on the offsets topic.
 TO_KEEP_OFFSETS = ("READ", "WRITE", "DESCRIBE_CONFIGS")
 
 _DENIED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
@@ -36,9 +36,9 @@ def is_denial(error: KafkaError) -> bool:
 def denied(
     settings: Mapping[str, Any], attempted: str, resource: str, name: str, operations: Sequence[str]
 ) -> TailraceError:
-    """Return the error that says what is not allowed, with the command that allows it.
+    """Return the error of operations that are not allowed, with the command that allows them.
 
-    :param settings: of the client that was refused; they tell the cluster and, with SASL, the principal.
+    :param settings: of the client that was refused; they name the cluster and, with SASL, the principal.
     :param resource: `topic` or `transactional-id`, as the command spells it.
     """
     principal = settings.get("sasl.username", "")
@@ -57,10 +57,10 @@ def denied(
 def require_rights(
     clients: AdminClients, topic: str, operations: Sequence[str], attempted: str, timeout_s: float
 ) -> int | None:
-    """Check what may be done with a topic; return how many partitions it has; None: no topic.
+    """Check that these operations on a topic are allowed; return its number of partitions, None: no topic.
 
-    Makes none, even where the broker makes topics that are asked for.
-    :raises TailraceError: `SINK_REFUSED`, with all that is missing; `SINK_WRITE_FAILED`.
+    Creates no topic, even if the broker creates topics automatically.
+    :raises TailraceError: `SINK_REFUSED`, with all missing operations; `SINK_WRITE_FAILED`.
     """
 
     def ask(admin: AdminClient, left_s: float) -> Any:
@@ -83,7 +83,7 @@ def require_rights(
     if found is None:
         return None
     allowed = {operation.name for operation in found.authorized_operations or ()}
-    # A cluster that does not tell lets the attempt decide.
+    # Some clusters do not report rights: then the attempt itself shows whether it is allowed.
     missing = [operation for operation in operations if operation not in allowed] if allowed else []
     if missing:
         raise denied(clients.settings, attempted, "topic", topic, missing)

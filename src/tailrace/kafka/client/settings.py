@@ -1,4 +1,4 @@
-"""Settings of the clients: what the guarantees rest on, over what the configuration gives."""
+"""Settings of the clients: those that the guarantees need override the configuration's."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from tailrace.kafka.client.failures import unfit_options
 
 log = structlog.get_logger(__name__)
 
-#: The queue of a producer; what is in it is bounded by `sending` long before.
+#: Limits of a producer's queue; `Sender` allows far less in it.
 _QUEUE_KBYTES = 1 << 20
 _QUEUE_MESSAGES = 2_000_000
 
 
-#: Of records in one batch, before compression. Brokers compare batches with a topic's `max.message.bytes`
-#: (1 048 588, unless it is set) after it, and the benchmarks' changes, as JSON, shrink to less than a
-#: quarter. Each batch is a request: with these a broker took a third to a half less CPU time than with 1 MB.
+#: Size of a batch before compression. Brokers compare the compressed batch with a topic's
+#: `max.message.bytes` (default 1 048 588), and the benchmarks' changes, as JSON, shrink to less than a
+#: quarter. Each batch is a request: with 4 MB a broker took a third to a half less CPU time than with 1 MB.
 BATCH_BYTES = 4_000_000
-#: Of those that fit whether they shrink or not, and librdkafka's own measure.
+#: Size of a batch that fits without compression, and librdkafka's default.
 SAFE_BATCH_BYTES = 1_000_000
-#: Of such batches; small records are many.
+#: Largest number of records in a batch, for small records.
 _BATCH_MESSAGES = 100_000
 
-#: What is said again within so many seconds is counted only: that a broker refuses connections, thirty
-#: times a second.
+#: A message repeated within this time, in seconds, is only counted: for example, that a broker refuses
+#: connections, thirty times a second.
 _REPEATED_S = 30.0
-#: Most that is remembered of what was said.
+#: Largest number of different messages that are remembered.
 _SAID_MAX = 256
-#: In what it says: how long that took, and which client it is.
+#: The parts of a message that vary: a duration, and the client's name.
 _PASSING_PART = re.compile(r"\(after \d+ms|rdkafka#\w+-\d+")
 
 
 class ToLog(logging.Handler):
-    """What librdkafka has to say, as events of our own log; it never shows values of settings.
+    """A handler that writes librdkafka's messages to Tailrace's log; they never contain values of settings.
 
-    :param clock: seconds, rising.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._said: dict[str, tuple[float, int]] = {}  # when it was last logged, how often it came since
+        self._said: dict[str, tuple[float, int]] = {}  # time last logged, repetitions since then
 
     def emit(self, record: logging.LogRecord) -> None:
         says, now = record.getMessage(), self._clock()
@@ -68,24 +68,24 @@ _logger.propagate = False
 _logger.addHandler(ToLog())
 
 
-#: The part of the time for a commit after which an answer is no longer waited for, and the least of it: a
-#: broker that stands still closes nothing, and who has its place must be asked while there is time.
+#: A socket waits for an answer for this fraction (1/n) of a commit's timeout, and for no less than the
+#: minimum: a hung broker closes no connection, and its successor must be asked while there is time.
 _ANSWER_SHARE = 3
 _ANSWER_MS_MIN = 10_000
-#: Least that a transaction is given.
+#: Minimum timeout of a transaction.
 TRANSACTION_MS_MIN = 60_000
-#: Longest that a batch may take which can't be smaller: the longest transaction that brokers allow, unless
-#: their transaction.max.timeout.ms says otherwise.
+#: Timeout of a batch that can't be made smaller: the longest transaction that brokers allow by default
+#: (transaction.max.timeout.ms).
 LONGEST_MS = 900_000
 
-#: By so much it must be shorter than the longest that a transaction may take.
+#: By how much the wait for an answer must be shorter than a transaction's timeout.
 _ANSWER_MARGIN_MS = 100
 
 
 def client(bootstrap: str, options: Mapping[str, str], timeout_ms: int) -> dict[str, Any]:
-    """Return what every client has.
+    """Return the settings that all clients share.
 
-    :param timeout_ms: longest that a commit may take, and a question.
+    :param timeout_ms: timeout of a commit, and of a request.
     """
     answer_ms = max(timeout_ms // _ANSWER_SHARE, _ANSWER_MS_MIN)
     return {"socket.timeout.ms": answer_ms, **options, "bootstrap.servers": bootstrap, "logger": _logger}
@@ -100,21 +100,21 @@ def producer(
 ) -> dict[str, Any]:
     """Return a producer's settings: idempotent, in order, acknowledged by all replicas.
 
-    :param timeout_ms: longest that is waited while nothing is delivered.
+    :param timeout_ms: longest wait without a delivery.
     :param transactional_id: None for a producer without transactions.
-    :param batch_bytes: size of a batch, where `common` gives none.
-    :param limit_ms: least that a transaction is given, where `common` says nothing.
-    :raises TailraceError: `SINK_MISCONFIGURED` for an option that is to be a number and is none.
+    :param batch_bytes: size of a batch, unless `common` sets one.
+    :param limit_ms: minimum timeout of a transaction, unless `common` sets one.
+    :raises TailraceError: `SINK_MISCONFIGURED` for an option that must be a number and is not.
     """
     _require_numbers(common)
     found: dict[str, Any] = {
-        "partitioner": "murmur2_random",  # as Java's clients place keys
+        "partitioner": "murmur2_random",  # as Java's clients
         "linger.ms": "20",
         "compression.type": "lz4",
         "delivery.report.only.error": True,
         "batch.size": batch_bytes,
         "batch.num.messages": _BATCH_MESSAGES,
-        # Who waits gives up earlier if nothing is delivered. What is, but slowly, is no failure.
+        # Without any delivery the sender gives up earlier. Slow delivery is not a failure.
         "message.timeout.ms": max(timeout_ms, LONGEST_MS),
         **common,
         "enable.idempotence": True,
@@ -122,7 +122,7 @@ def producer(
         "queue.buffering.max.messages": _QUEUE_MESSAGES,
         "queue.buffering.max.kbytes": _QUEUE_KBYTES,
     }
-    # The client's measure of a batch, too. What a record may have was looked at before.
+    # The client applies it to batches, too. Records are checked against the configured limit before.
     found["message.max.bytes"] = max(
         int(found["batch.size"]), int(common.get("message.max.bytes", SAFE_BATCH_BYTES))
     )
@@ -137,7 +137,7 @@ def producer(
 
 
 def _require_numbers(common: Mapping[str, Any]) -> None:
-    # Those that others are reckoned from; of the rest the client says it.
+    # Only the settings that others are computed from; the client checks the rest.
     for name in (
         "batch.size",
         "message.max.bytes",
@@ -148,18 +148,18 @@ def _require_numbers(common: Mapping[str, Any]) -> None:
         try:
             int(common.get(name, 0))
         except ValueError:
-            raise unfit_options(f"{name} is no whole number", str(common["bootstrap.servers"])) from None
+            raise unfit_options(f"{name} is not an integer", str(common["bootstrap.servers"])) from None
 
 
 def consumer(common: Mapping[str, Any], isolation: str) -> dict[str, Any]:
     """Return the settings of a consumer that reads a partition from its start, and commits nothing."""
     return {
         **{name: value for name, value in common.items() if not _is_producers(name)},
-        "group.id": "tailrace-offsets-reader",  # the client wants one; nothing is ever committed under it
+        "group.id": "tailrace-offsets-reader",  # the client requires one; nothing is ever committed to it
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
-        # The end of a partition is known by an empty answer: the broker is not to wait for more.
+        # An empty answer marks the end of a partition: the broker should not wait for more records.
         "fetch.wait.max.ms": 5,
         "isolation.level": isolation,
     }

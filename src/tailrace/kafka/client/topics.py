@@ -1,4 +1,4 @@
-"""Topics of tables: their names, that they are there, and what of them records must fit."""
+"""Topics of tables: their names, creation, numbers of partitions and size limits."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NAME_CHARACTERS_MAX = 249
 _ILLEGAL = re.compile(r"[^A-Za-z0-9._-]")
 _POLL_S = 0.05
 _ASK_S = 5.0
-#: How often it is looked whether a topic has got more partitions.
+#: Interval between checks whether a topic's number of partitions has changed, in seconds.
 _LOOK_AGAIN_S = 60.0
 
 
-#: How topics are made without a rule.
+#: Settings of new topics that no rule matches.
 _BY_DEFAULT = TopicRule(tables=("*.*",))
 
 
@@ -37,8 +37,8 @@ class Topics:
     """The topics of one sink.
 
     :param admin: settings of an admin client.
-    :param prefix: begins each name: `<prefix>.<schema>.<table>`.
-    :param counted: how many partitions topics have, where that was asked before.
+    :param prefix: first part of each name: `<prefix>.<schema>.<table>`.
+    :param counted: numbers of partitions that are already known, by topic.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Topics:
         self._clients = AdminClients(admin)
 
     def of_table(self, schema: str, table: str) -> str:
-        """Return the name of a table's topic, which need not be there yet.
+        """Return the name of a table's topic, which need not exist yet.
 
-        What Kafka's names can't hold becomes `_`, as Debezium does it. Tables share a topic where a
+        Characters that Kafka does not allow become `_`, as in Debezium. Tables share a topic only if a
         route says so.
-        :raises TailraceError: `SINK_MISCONFIGURED` if two tables would share one without that, or its
+        :raises TailraceError: `SINK_MISCONFIGURED` if two tables would share a topic without a route, or the
             name is too long.
         """
         owner = f"{schema}.{table}"
@@ -90,10 +90,10 @@ class Topics:
         return legal(f"{self._prefix}.{ending}", ending)
 
     def require(self, name: str, schema: str = "", table: str = "") -> None:
-        """Make sure that a topic may be written and is there, missing ones being made if that is wanted.
+        """Make sure that a topic exists and may be written; create it with `create_topics`.
 
-        :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and not to be made, or
-            can't be made so; `SINK_WRITE_FAILED`.
+        :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and is not to be created,
+            or can't be created with its settings; `SINK_WRITE_FAILED`.
         """
         if name in self._there:
             return
@@ -107,9 +107,9 @@ class Topics:
         self._there.add(name)
 
     def check(self, name: str, schema: str, table: str) -> None:
-        """As `require`, for one that must be there at the end; but nothing is made, only whether it could be.
+        """As `require`, but only check whether a missing topic can be created.
 
-        :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and not to be made;
+        :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and is not to be created;
             `SINK_WRITE_FAILED`.
         """
         self.require_data(name)
@@ -120,7 +120,7 @@ class Topics:
         self._create(name, self._rule(schema, table), only_check=True)
 
     def require_data(self, name: str) -> None:
-        """Check that a topic is not one of offsets.
+        """Check that a topic is not an offsets topic.
 
         :raises TailraceError: `SINK_MISCONFIGURED`.
         """
@@ -134,9 +134,9 @@ class Topics:
             )
 
     def partitions(self, name: str) -> int:
-        """Return how many partitions a topic has; more of them count from the next start, and are logged.
+        """Return a topic's number of partitions; added ones are logged, and used from the next start on.
 
-        :raises TailraceError: `SINK_WRITE_FAILED` if it is not there, `SINK_REFUSED`.
+        :raises TailraceError: `SINK_WRITE_FAILED` if it does not exist, `SINK_REFUSED`.
         """
         if name not in self._partitions:
             self._partitions[name] = self._count(name)
@@ -150,7 +150,7 @@ class Topics:
         return time.monotonic() - looked_s >= _LOOK_AGAIN_S
 
     def _look_again(self, name: str) -> None:
-        """Log that partitions were added. A cluster that does not answer holds up nothing for long."""
+        """Log if partitions were added. If the cluster does not answer, the check is given up soon."""
         self._looked_s[name] = time.monotonic()
         try:
             found = self._clients.ask(_ASK_S, lambda admin, left_s: admin.list_topics(name, left_s))
@@ -169,11 +169,11 @@ class Topics:
 
     @property
     def counted(self) -> dict[str, int]:
-        """How many partitions the topics had that were asked for."""
+        """The numbers of partitions that are known, by topic."""
         return dict(self._partitions)
 
     def largest(self, name: str) -> int | None:
-        """Return the most bytes that a batch of a topic may have; None if we may not know."""
+        """Return a topic's maximum batch size in bytes; None if the principal may not read it."""
         if name not in self._largest:
             self._largest[name] = self._limit(name)
         return self._largest[name]
@@ -182,11 +182,11 @@ class Topics:
         return require_rights(self._clients, name, TO_WRITE, "write to a topic", self._timeout_s) is not None
 
     def _appears(self, name: str) -> bool:
-        """Return whether a topic is there after all: brokers may make those that a producer looks for."""
+        """Return whether a missing topic now exists: brokers may create topics that a producer requests."""
         return self._described(name, "look for a topic", _ASK_S) is not None
 
     def _count(self, name: str) -> int:
-        # One that was made a moment ago may not be known everywhere yet.
+        # A topic just created may not be known to all brokers yet.
         patience_s = self._timeout_s if self._config.create_topics else 0.0
         found = self._described(name, "ask for a topic's partitions", patience_s)
         if found is None:
@@ -195,7 +195,7 @@ class Topics:
         return len(found.partitions)
 
     def _described(self, name: str, attempted: str, patience_s: float) -> Any:
-        """Return what brokers know of a topic; None if they know none within so many seconds."""
+        """Return a topic's metadata; None if brokers do not know it within `patience_s`."""
 
         def look() -> Any:
             known = self._clients.ask(self._timeout_s, lambda admin, left_s: admin.list_topics(name, left_s))
@@ -209,12 +209,12 @@ class Topics:
 
     def _limit(self, name: str) -> int | None:
         try:
-            # One that was made a moment ago may not be known everywhere yet.
+            # A topic just created may not be known to all brokers yet.
             patience_s = self._timeout_s if self._config.create_topics else _ASK_S
             return int(self._clients.ask(patience_s, topic_settings(name))["max.message.bytes"].value)
         except KafkaException as error:
-            # It takes DESCRIBE_CONFIGS, which writing does not: the broker then says what is too large.
-            log.info("size limit of a topic not known", topic=name, why=error_of(error).name())
+            # This needs DESCRIBE_CONFIGS, which writing does not: then the broker refuses large batches.
+            log.info("size limit of a topic is unknown", topic=name, why=error_of(error).name())
             return None
 
     def _rule(self, schema: str, table: str) -> TopicRule:
@@ -229,7 +229,7 @@ class Topics:
             self._clients.ask(self._timeout_s, topic_creation(topic, only_check=only_check))
         except KafkaException as error:
             if is_denial(error_of(error)):
-                # One that was made by another in the meantime need not be made.
+                # Another process may have created it in the meantime.
                 if not self._may_write(name):
                     raise denied(
                         self._clients.settings, "create a topic", "topic", name, ["CREATE"]
@@ -248,9 +248,9 @@ def _missing(name: str) -> TailraceError:
 
 
 def legal(name: str, owner: str) -> str:
-    """Return a name as Kafka can have it: what it can't becomes `_`.
+    """Return a name with `_` for each character that Kafka does not allow.
 
-    :param owner: what it is the topic of, for the error.
+    :param owner: the topic's table, for the error.
     :raises TailraceError: `SINK_MISCONFIGURED` if it is too long.
     """
     found = _ILLEGAL.sub("_", name)

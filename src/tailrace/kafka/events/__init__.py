@@ -1,1 +1,1 @@
-"""Events beside the changes of rows: boundaries of transactions, heartbeats, table schemas, dead letters."""
+"""Events other than row changes: boundaries of transactions, heartbeats, table schemas, dead letters."""

@@ -1,8 +1,8 @@
-"""Where the source's transactions begin and end, and how many events each has, by table.
+"""Counts the events of each of the source's transactions, by table, for the records of their boundaries.
 
-A range of the log holds whole transactions, but its changes come table by table and part by part.
-So events are counted as they are sent, and once the range is through the counts are put together
-transaction by transaction. Pure.
+A range of the log contains whole transactions, but its changes are sent table by table and part by part.
+So events are counted as they are sent, and at the end of the range the counts are merged by transaction.
+Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tailrace.decode.kernel import NONE
 from tailrace.decode.shards import RowShards, ShardPositions, joined, rows_of
 from tailrace.protocol.frames import Numbers
 
-#: Rows of what is noted: of the part of a transaction that one table's changes are.
+#: Rows of an array with one column for each transaction and table.
 _COMMIT_LSN, _XID, _TIME_US, _FIRST_LSN, _TABLE, _EVENTS = range(6)
 
 
@@ -25,9 +25,9 @@ class Ended:
     """Transactions in the order of their commits.
 
     :param first_lsn: of the first change that was sent.
-    :param events: sent events of each, tombstones left out.
-    :param tables: for each a list of structs `data_collection`, `event_count`.
-    :param shards: of sources that have them.
+    :param events: number of events sent, without tombstones.
+    :param tables: for each transaction a list of structs `data_collection`, `event_count`.
+    :param shards: positions of the shards, for sources with shards.
     """
 
     xid: Numbers
@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass(slots=True)
 class Boundaries:
-    """Counts of the transactions of one range."""
+    """Event counts of the transactions of one range."""
 
     _tables: dict[str, int] = field(default_factory=dict)
     _parts: list[Numbers] = field(default_factory=list)
@@ -53,9 +53,9 @@ class Boundaries:
     def note(
         self, table: str, commit_lsn: Numbers, xid: Numbers, time_us: Numbers, lsn: Numbers, events: Numbers
     ) -> None:
-        """Count changes of a table, in log order; `events` are those that each was sent as.
+        """Count changes of a table, in log order; `events` is the number of events of each change.
 
-        What belongs to no transaction is not counted.
+        Changes without a transaction are not counted.
         """
         within = xid != NONE
         if not within.all():
@@ -80,12 +80,12 @@ class Boundaries:
         )
 
     def note_shards(self, positions: ShardPositions, commit_lsn: Numbers) -> None:
-        """Take down where the shards of changes stood, so far as it is known."""
+        """Record the shards' positions at these commits, as far as they are known."""
         places = positions.places(np.unique(commit_lsn))
         self._shards.append(positions.take(places[places >= 0]))
 
     def ended(self) -> Ended:
-        """Return the transactions that were counted, and forget them."""
+        """Return the transactions counted, and reset the counts."""
         names = pa.array(list(self._tables), pa.string())
         parts = np.concatenate([np.empty((6, 0), np.int64), *self._parts], axis=1)
         shards = joined(self._shards) if self._shards else None
@@ -111,7 +111,7 @@ class Boundaries:
 
 
 def _merged(parts: Numbers, *by: int) -> Numbers:
-    # Parts that follow each other and agree in some rows as one: the smallest LSN, the sum of events.
+    # Merges adjacent columns that are equal in the rows `by`: the smallest LSN, the sum of events.
     if not parts.shape[1]:
         return parts
     differs = np.ones(parts.shape[1], np.bool_)

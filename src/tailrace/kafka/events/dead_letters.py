@@ -1,7 +1,7 @@
-"""Records that their topic can't hold: how large they are, and the dead-letter record in the place of each.
+"""Records that are too large for their topic: the sizes of records, and the dead letters for such records.
 
-A dead-letter record says which it was, why and where. It goes to a topic of its own, in the transaction of
-the batch that the record belongs to, so that it is there exactly if the batch is.
+A dead letter identifies the record, and names the reason and the place. It is written to a topic of its own,
+in the transaction of the record's batch, so that it exists exactly if the batch does.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from tailrace.protocol.frames import Numbers
 from tailrace.records.events import Converted
 from tailrace.secrets import Secret, resolved
 
-#: Beside its parts a record takes up to so many bytes, with the batch that it is alone in: what the
-#: client and the broker add before they compare (record format 2: 61 and 21; librdkafka counts 36).
+#: Bytes that a record and its batch take at most in addition to key, value and headers, when client and
+#: broker compare them with a limit (record format 2: 61 and 21; librdkafka counts 36).
 OVERHEAD = 128
 
-#: Of each header: two lengths.
+#: Bytes of each header in addition to name and value: two lengths.
 _HEADER_OVERHEAD = 10
 
-#: Of the text of a whole number.
+#: Bytes of an integer as text, at most.
 _NUMBER_BYTES_MAX = 20
-#: Values of which the bytes are looked at together.
+#: Number of values whose bytes `largest` adds up.
 _RUN = 64
 
-#: Longer keys than this are left out: a letter itself must fit.
+#: Longest key in a dead letter, which must itself fit; longer ones are left out.
 KEY_BYTES_MAX = 64 << 10
 
-#: librdkafka's own limit for a message, where the options give none.
+#: librdkafka's default of `message.max.bytes`.
 _MESSAGE_BYTES_MAX = 1_000_000
 
 _TEXT = pa.large_string()
 
 
 def message_bytes_max(options: Mapping[str, str | Secret]) -> int:
-    """Return the most bytes that a client of these options takes for a record.
+    """Return the largest record, in bytes, that a client with these options accepts.
 
     :raises TailraceError: `SECRET_MISSING`.
     """
@@ -51,7 +51,7 @@ def message_bytes_max(options: Mapping[str, str | Secret]) -> int:
 
 
 def largest(events: Converted) -> int:
-    """Return bytes that no record exceeds, at a glance: those of `_RUN` records that follow each other."""
+    """Return a quick upper bound of the records' sizes: the largest sum of `_RUN` consecutive records."""
     size = OVERHEAD
     for values in (events.keys, events.values):
         size += 0 if values is None else _largest_run(values)
@@ -66,8 +66,8 @@ def _named(headers: pa.StructArray) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _largest_run(values: pa.Array | Sequence[Any]) -> int:
-    # Of arrays the bytes of `_RUN` values. Arrow's functions, and numpy's of more than 500 numbers, let go of
-    # the interpreter and then wait for it: without any check a join took a tenth less (five runs of each).
+    # For arrays, sums of `_RUN` values. Arrow's functions, and numpy's on more than 500 numbers, release the
+    # interpreter's lock and then wait for it: without any check a join took a tenth less (five runs of each).
     if not isinstance(values, pa.Array):
         return int(_lengths(values).max(initial=0))
     if pa.types.is_null(values.type):
@@ -84,7 +84,7 @@ def _largest_run(values: pa.Array | Sequence[Any]) -> int:
 
 
 def sizes(events: Converted) -> Numbers:
-    """Return how many bytes each record takes at most."""
+    """Return an upper bound of each record's size in bytes."""
     found: Numbers = _lengths(events.values) + OVERHEAD
     if events.keys is not None:
         found += _lengths(events.keys)
@@ -111,7 +111,7 @@ def _header_sizes(headers: pa.StructArray) -> Numbers:
 
 
 def too_large(events: Converted, limit: int) -> npt.NDArray[np.bool_] | None:
-    """Return which records take more bytes than a topic allows; None: none of them."""
+    """Return which records are larger than a topic allows; None: none of them."""
     if largest(events) <= limit:
         return None
     found = sizes(events) > limit
@@ -123,27 +123,27 @@ def refusal(
 ) -> TailraceError:
     """Return the error of a record that is too large.
 
-    :param way_out: what else than a higher limit helps.
-    :param place: what is known of where it comes from.
+    :param way_out: what helps other than a higher limit.
+    :param place: the record's table and place in the log, as far as known.
     """
     size = int(sizes(events)[row]) - OVERHEAD
     return TailraceError(
         Kind.SINK_RECORD_TOO_LARGE,
-        f"send a record of {size} bytes: {limit} are the most that a record and what is around it may have",
+        f"send a record of {size} bytes: the limit, with the overhead of the protocol, is {limit}",
         f"raise max.message.bytes of the topic and message.max.bytes in `options`, {way_out}",
         {"topic": topic, **place},
     )
 
 
 def letters(events: Converted, rows: Numbers, changes: TableChanges, topic: str, limit: int) -> Converted:
-    """Return a letter for each event.
+    """Return a dead letter for each event.
 
     Its headers: `tailrace.error` (a `Kind`), `tailrace.topic`, `tailrace.table`, `tailrace.op`,
     `tailrace.log_offset`, `tailrace.commit_lsn`, `tailrace.ordinal`, `tailrace.size` and
     `tailrace.limit` in bytes, `tailrace.key_size`. Its key is the record's; null if that is too long.
     Its value is null.
 
-    :param rows: of `changes`, for each event.
+    :param rows: the row of `changes` of each event.
     """
     table = changes.relation.qualified_name if changes.relation else ""
     keys = _bytes(events.keys, len(events))

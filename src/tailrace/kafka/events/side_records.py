@@ -1,12 +1,12 @@
-"""Records that are no changes of rows: boundaries of transactions, heartbeats, shapes of tables.
+"""Records other than row changes: boundaries of transactions, heartbeats, shapes of tables.
 
-They are groups like others, so that whatever converter the sink has writes them; the names of their
-schemas stand in the fields' metadata (`converters.given`). Debezium has no records of shapes for
-PostgreSQL, whose stream has no DDL: that form is our own, with its words where it has some.
+They are groups like those of changes, so that any converter can write them; the names of their schemas are
+in the fields' metadata. Debezium has no records of shapes for PostgreSQL, whose stream has no DDL: their form
+is Tailrace's own, with Debezium's terms where they exist.
 
-A shape is new with the Relation message that stands in a range, if it differs from what was in force before
-it. So the same range gives the same shapes at every reading, and nothing need be kept:
-messages that a server sends again, and those that are repeated at a segment's head, give none.
+A Relation message in a range yields a shape if it differs from the one in force before it. So each read of a
+range yields the same shapes, and no state needs to be kept: messages that a server sends again, and those
+that are repeated at a segment's head, yield none.
 
 Source: Debezium 3.6, TransactionStructMaker, SchemaFactory (`transactionKeySchema`, `transactionValueSchema`,
 `heartbeatKeySchema`, `heartbeatValueSchema`).
@@ -39,7 +39,7 @@ from tailrace.ranges.changes import settled_facts, with_renames
 from tailrace.ranges.plan import InputSplit
 from tailrace.records.group import Group
 
-#: What has become of a table: known for the first time, or another one.
+#: Types of a change of shape: the table's first known shape, or a later one.
 CREATE, ALTER = "CREATE", "ALTER"
 
 _COMMON = "io.debezium.connector.common"
@@ -123,9 +123,9 @@ _SHAPE_VALUE = named_field(
 
 @dataclass(frozen=True, slots=True)
 class ShapeChange:
-    """A table's new shape, as it is let out.
+    """A table's new shape, after the column policy.
 
-    :param lsn: of the commit of the first transaction that has it, or of the snapshot; 0 where there is none.
+    :param lsn: of the commit of the first transaction with this shape, or of the snapshot; 0: unknown.
     """
 
     what: str
@@ -134,10 +134,10 @@ class ShapeChange:
 
 
 class Heartbeats:
-    """Counts the time between heartbeats.
+    """A timer for heartbeats.
 
-    :param interval_s: 0: there are none.
-    :param clock: seconds, rising.
+    :param interval_s: 0: no heartbeats.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -147,19 +147,19 @@ class Heartbeats:
 
     @property
     def is_due(self) -> bool:
-        """Whether one is to be sent now."""
+        """Whether a heartbeat is due now."""
         return self._interval_s > 0 and self._clock() - self._last_s >= self._interval_s
 
     def sent(self) -> None:
-        """Count from now on."""
+        """Restart the interval."""
         self._last_s = self._clock()
 
 
 def transactions(topic: str, ended: Ended, origin: SourceInfo) -> Group:
     """Return two records for each transaction, BEGIN and END, in the order of commits.
 
-    Ids are `<xid>:<LSN>`: that of the first change for BEGIN, and that of the commit for END. With shards
-    they are VGTIDs.
+    Ids are `<xid>:<LSN>`, with the LSN of the first change for BEGIN, and of the commit for END. For sources
+    with shards they are VGTIDs.
     """
     count = len(ended)
     if origin.has_shards:
@@ -172,7 +172,7 @@ def transactions(topic: str, ended: Ended, origin: SourceInfo) -> Group:
             pa.array(xid).cast(pa.string()), pa.array(lsn).cast(pa.string()), pa.scalar(":")
         )
     ends = np.tile([False, True], count)
-    # Rows of the lists and counts: none for BEGIN.
+    # Rows of `ended` for the lists and counts; null for BEGIN.
     of_end = pa.array(np.repeat(np.arange(count), 2), mask=~ends)
     values = [
         pa.array(["BEGIN", "END"], pa.string()).take(pa.array(np.tile([0, 1], count))),
@@ -185,7 +185,7 @@ def transactions(topic: str, ended: Ended, origin: SourceInfo) -> Group:
 
 
 def heartbeat(topic: str, ms: int, origin: SourceInfo) -> Group:
-    """Return one heartbeat of that time, in milliseconds since 1970."""
+    """Return one heartbeat with the time `ms`, in milliseconds since 1970."""
     return _group(
         topic,
         _HEARTBEAT_KEY,
@@ -257,9 +257,9 @@ def shape_changes(
     modes: ValueModes,
     table_policy: TablePolicy,
 ) -> Iterator[ShapeChange]:
-    """Yield the shapes that are new in `[start, end)`, in log order.
+    """Yield the new shapes in `[start, end)`, in log order.
 
-    :param splits: of a range that holds it.
+    :param splits: of a range that includes it.
     :raises TailraceError: `LOG_RANGE_GONE`, `LOG_CORRUPT`, and `CONFIG_INVALID` as `TablePolicy.shape`.
     """
     blocks = [block for split in splits for block in split.blocks]
@@ -270,7 +270,7 @@ def shape_changes(
     shaped = [block for block in blocks if block.header.has_schema]
     here = [frame for block in shaped for _, frame in schema_frames(reader.read(block))]
     settled = settled_facts(reader, blocks[0].header.log_offset, [*in_force, *here])
-    table_policy = with_renames(table_policy, reader)  # names are kept before such facts are in the log
+    table_policy = with_renames(table_policy, reader)  # renames are stored before such facts are in the log
     catalog = Catalog(in_force, modes, settled)
     commits: dict[int, int] = {}  # by relation: the LSN of its last facts
     for block in blocks:
@@ -288,10 +288,10 @@ def shape_changes(
             if key[0] == "F":
                 commits[oid] = _lsn_at(frame, CONTROL_LSN_AT)
             if key[0] != "R":
-                continue  # types and facts come before the message that they are of
+                continue  # types and facts come before their Relation message
             relation = catalog.relation(oid)
             if before is None or table_policy.relation(before) != table_policy.relation(relation):
-                # The server gives no LSN to its own message.
+                # A Relation message that the server sent has no LSN of its own.
                 lsn = _lsn_at(frame, XLOG_START_AT) or commits.get(oid, 0)
                 yield ShapeChange(ALTER if before else CREATE, table_policy.relation(relation), lsn)
 

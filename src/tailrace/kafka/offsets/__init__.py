@@ -1,1 +1,1 @@
-"""Offsets in a compacted topic."""
+"""Source offsets in a compacted topic."""

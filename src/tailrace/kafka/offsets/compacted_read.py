@@ -1,4 +1,4 @@
-"""Records of an offsets topic, read up to some place: the newest one of each key that is wanted."""
+"""Reads a span of an offsets topic, and returns the newest record of each wanted key."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tailrace.errors import Kind, TailraceError
 log = structlog.get_logger(__name__)
 
 _POLL_S = 0.5
-#: Most messages that are taken from the client at a call.
+#: Largest number of messages taken from the client in one call.
 _TAKEN_MAX = 10_000
 
-#: The header of every offset that is written here. A record of data can have the key of an offset, but
-#: no name of a header comes from data.
+#: The header of every offset record. A data record can have the key of an offset, but header names never
+#: come from data.
 ORIGIN = ("tailrace.offset", b"1")
 
-#: What a reader may meet and go on: it belongs to no group, whatever its settings must say.
+#: Errors that a reader ignores: it uses no consumer group, although its settings must name one.
 _NO_MATTER = frozenset(
     {KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED}  # noqa: SLF001
 )
@@ -39,11 +39,11 @@ _NO_MATTER = frozenset(
 class CompactedRead:
     """The newest record of a key.
 
-    :param value: None: it was taken back.
+    :param value: None: a tombstone.
     :param offset: of the record, in its partition.
-    :param time_us: when it was written, since 1970; None: the topic does not say.
-    :param has_origin: whether it has the header `ORIGIN`. Offsets that were written before there was that
-        header count until there is one with it.
+    :param time_us: when it was written, since 1970; None: the topic has no timestamps.
+    :param has_origin: whether it has the header `ORIGIN`. Offsets of versions without that header are valid
+        until there is one with it.
     """
 
     value: bytes | None
@@ -64,11 +64,11 @@ def newest_of(
     wanted: Callable[[bytes], bool],
     timeout_s: float,
 ) -> ByPartition:
-    """Return the newest record of each wanted key in each of some partitions.
+    """Return the newest record of each wanted key in each partition of `spans`.
 
     :param settings: of a consumer.
-    :param spans: by partition, where its records begin and end; all of it is read. The client is given where
-        to begin: it would wait half a second before it asked for that itself.
+    :param spans: by partition, the record offsets to read. The client needs the first one: it would wait half
+        a second before it asked the broker for it.
     :raises KafkaException: what the cluster refuses.
     :raises TailraceError: `SINK_WRITE_FAILED` if an end was not reached in time.
     """
@@ -95,7 +95,7 @@ def newest_of(
 
 
 def newer(known: CompactedRead | None, found: CompactedRead) -> CompactedRead:
-    """Return which of two records of a key counts: `found` is the later one, `known` may be none."""
+    """Return the valid one of two records of a key; `found` is the later one, `known` may be None."""
     return known if known is not None and known.has_origin and not found.has_origin else found
 
 
@@ -119,14 +119,14 @@ def _take(
     )
     counts = newer(found[partition].get(key), record)
     if counts is not record:
-        log.warning("a record with an offset's key is no offset: ignored", partition=partition, offset=offset)
+        log.warning("ignored a record with an offset's key", partition=partition, offset=offset)
     found[partition][key] = counts
 
 
 def _not_reached(topic: str, partition: int, spans: Mapping[int, range], timeout_s: float) -> TailraceError:
     return TailraceError(
         Kind.SINK_WRITE_FAILED,
-        f"read offsets: place {spans[partition].stop} of partition {partition} was not reached within "
+        f"read offsets: offset {spans[partition].stop} of partition {partition} was not reached within "
         f"{timeout_s:.0f} s",
         "see whether the partition's leader runs and can be reached from here",
         {"topic": topic},

@@ -1,8 +1,7 @@
-"""How a topic of offsets is made, and what of one that exists should be otherwise.
+"""Settings of a new offsets topic, and warnings about those of an existing one.
 
-A start reads what its partition of the topic holds, and a partition holds what compaction has not removed
-yet: the segment that is written, and the ends of transactions for as long as deletes are kept. So both are
-kept small here.
+A start reads all of its partition, which contains what compaction has not removed yet: the active segment,
+and the markers of transactions for as long as deletes are retained. So both are kept small.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Of a topic that is made here; one that exists may have any number.
+#: Number of partitions of a new topic; an existing one may have any number.
 PARTITIONS = 25
-#: On as many brokers, if there are so many.
+#: Replication factor of a new topic, if there are as many brokers.
 REPLICAS = 3
 
 _SEGMENT_BYTES = 4 << 20
-#: A warning names more than so many: by default it is a gigabyte, which holds millions of offsets.
+#: Largest segment size without a warning. Kafka's default is a gigabyte, which holds millions of offsets.
 _SEGMENT_BYTES_MAX = 64 << 20
-#: Far longer than any reading of the topic takes.
+#: Retention of tombstones, in milliseconds: far longer than any reading of the topic takes.
 _DELETES_KEPT_MS = 3_600_000
 
 COMPACTED = {"cleanup.policy": "compact"}
@@ -28,20 +27,20 @@ _SMALL = {"segment.bytes": str(_SEGMENT_BYTES), "delete.retention.ms": str(_DELE
 
 @dataclass(frozen=True, slots=True)
 class TopicWarning:
-    """What is not as it should be, and does not stop anybody."""
+    """A problem with a topic that does not prevent its use."""
 
     message: str
     hint: str
 
 
 def replicas_of(brokers: int) -> int:
-    """Return on how many brokers of so many the topic is to be."""
+    """Return the replication factor for a cluster with this number of brokers."""
     return min(REPLICAS, brokers)
 
 
 def settings_of(replicas: int) -> dict[str, str]:
-    """Return the settings of a topic that is made with so many replicas."""
-    # What one broker alone has acknowledged is lost with it.
+    """Return the settings of a new topic with this number of replicas."""
+    # Records that a single broker has acknowledged are lost with it.
     durable = {"min.insync.replicas": "2"} if replicas >= REPLICAS else {}
     return {**COMPACTED, **_SMALL, **durable}
 
@@ -56,9 +55,9 @@ def command_for(bootstrap: str, topic: str, settings: Mapping[str, str]) -> str:
 def concerns_of(
     topic: str, bootstrap: str, settings: Mapping[str, str], replicas: int, brokers: int
 ) -> list[TopicWarning]:
-    """Return what of an existing topic should be otherwise.
+    """Return warnings about an existing topic.
 
-    :param replicas: the fewest that a partition has.
+    :param replicas: the lowest number that a partition has.
     """
     found = []
     if replicas < replicas_of(brokers):

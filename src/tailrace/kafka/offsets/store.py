@@ -24,23 +24,22 @@ from tailrace.kafka.producer.task_producer import (
 from tailrace.kafka.producer.writer import Writer
 from tailrace.records.batch import Offset, Partition
 
-#: How long the start, and each question, may take.
+#: Timeout of the start, and of each request, in seconds.
 START_S = 30.0
 
 
 class KafkaOffsetStore:
-    """Keeps offsets in a topic (`engine.contracts.OffsetStore`). Any thread, one at a time.
+    """An offset store in a topic (`engine.contracts.OffsetStore`). Any thread, one at a time.
 
-    With transactions the start takes the engine's name as a driver takes a task (`producer.layout`): it
-    fences the engine of that name before, writes a head with a lease of its own, and fences the producers
-    that this engine's tasks had. Who is fenced later finds another lease if another engine has begun, and
-    its own if the cluster has ended a transaction that was open for too long.
+    With transactions the start takes the engine's name over as a driver takes a task (`producer.layout`): it
+    fences the engine of that name before, writes a head with a new lease, and fences the producers of that
+    engine's tasks. An engine that is fenced later finds another lease in the head if another engine has
+    started, and its own if the cluster aborted a transaction that was open for too long.
 
     :param atomic: whether each write is a transaction. Then an engine of the same name that still runs can
-        write no more, and stops with `OFFSETS_PREEMPTED`. Else offsets of several
-        partitions are written one after another, which hurts none of them: between partitions there is
-        no order.
-    :param tasks: most tasks that write with producers of their own (`task_producer`).
+        write no more, and stops with `OFFSETS_PREEMPTED`. Otherwise the offsets of several partitions are
+        written one after another, which is safe: between partitions there is no order.
+    :param tasks: the most tasks that write with producers of their own (`task_producer`).
     """
 
     def __init__(self, storage: OffsetStorage, name: str, *, atomic: bool, tasks: int = 0) -> None:
@@ -53,10 +52,10 @@ class KafkaOffsetStore:
         self._lock = threading.Lock()
         self._topic: OffsetsTopic | None = None
         self._writer: Writer | None = None
-        self._lost: TailraceError | None = None  # once pre-empted, for ever
+        self._lost: TailraceError | None = None  # set when pre-empted, and never reset
 
     def start(self) -> None:
-        """Make sure of the topic; with transactions, fence the engine before, and its tasks.
+        """Make sure that the topic exists; with transactions, fence the engine before, and its tasks.
 
         :raises TailraceError: `SINK_MISCONFIGURED`, `SINK_REFUSED`; `OFFSETS_UNREADABLE`; `SINK_PREEMPTED`.
         """
@@ -69,15 +68,15 @@ class KafkaOffsetStore:
                 self._take(topic, self._writer)
 
     def check(self, timeout_s: float) -> Sequence[TopicWarning]:
-        """Look whether `start` would find what it needs; nothing is made, and nobody fenced.
+        """Check whether `start` would succeed, without creating the topic or fencing a producer.
 
-        :returns: what of the topic should be otherwise.
-        :raises TailraceError: as `start`, but for the right to the transactional id.
+        :returns: warnings about the topic's settings.
+        :raises TailraceError: as `start`; the right to the transactional id is not checked.
         """
         return self._account().offsets(timeout_s).check(create=self._storage.create_topic)
 
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
-        """Return the offset of each partition that has one, by its number. Works without a start, too.
+        """Return the offset of each partition that has one, by its index. Works before `start`, too.
 
         :raises TailraceError: `OFFSETS_UNREADABLE`, `SINK_REFUSED`.
         """
@@ -92,17 +91,17 @@ class KafkaOffsetStore:
         return {number: found[key] for number, key in enumerate(keys) if key in found}
 
     def write(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float) -> None:
-        """Keep offsets; acknowledged by all replicas in sync when this returns.
+        """Store offsets; all in-sync replicas have acknowledged them when this returns.
 
         :raises TailraceError: `OFFSETS_UNWRITABLE`; `OFFSETS_PREEMPTED` if another engine of this name has
-            begun, from then on always.
+            started, and from then on at each call.
         """
         wanted = {self._key(partition): offset for partition, offset in offsets}
         require_json(wanted.values())
         self._keep(wanted, timeout_s)
 
     def take_back(self, partitions: Sequence[Partition], timeout_s: float) -> None:
-        """Have these partitions no offset any more; as `write`.
+        """Delete the offsets of these partitions; as `write`.
 
         :raises TailraceError: as `write`.
         """
@@ -117,7 +116,7 @@ class KafkaOffsetStore:
         return TaskProducer(self._account(), number, self._lease, history, create_topics=create)
 
     def stop(self) -> None:
-        """Let the producer go."""
+        """Close the producer."""
         with self._lock:
             self._close()
 
@@ -132,7 +131,7 @@ class KafkaOffsetStore:
             if self._writer is None:
                 self._writer = self._account().writer(self._topic)
                 if self._atomic:
-                    # Before anybody is fenced, and again: another engine may begin meanwhile.
+                    # Before any producer is fenced, and again: another engine may start in between.
                     self._require_ours(self._topic)
                     self._writer.open()
                     self._require_ours(self._topic)
@@ -174,7 +173,7 @@ class KafkaOffsetStore:
         return partition_key(self._account(), partition)
 
     def _require_ours(self, topic: OffsetsTopic) -> None:
-        """Look whether another engine of this name has begun.
+        """Check that no other engine of this name has started.
 
         :raises TailraceError: `OFFSETS_PREEMPTED`; `SINK_WRITE_FAILED`, `SINK_REFUSED`.
         """
@@ -185,9 +184,9 @@ class KafkaOffsetStore:
         try:
             yield
         except TailraceError as error:
-            # A producer that failed is over: the next write makes another.
+            # A producer that failed can't be used any more: the next write creates another.
             self._close()
-            failure = self._judged(error)
+            failure = self._explained(error)
             if failure.kind is Kind.OFFSETS_PREEMPTED:
                 self._lost = failure
                 raise failure from error
@@ -195,8 +194,8 @@ class KafkaOffsetStore:
                 Kind.OFFSETS_UNWRITABLE, failure.message, failure.hint, failure.context
             ) from error
 
-    def _judged(self, error: TailraceError) -> TailraceError:
-        """Return what an error is: the coordinator ends a transaction that is open for too long, too."""
+    def _explained(self, error: TailraceError) -> TailraceError:
+        """Return the error to raise: a fenced producer may also have had a transaction open for too long."""
         if error.kind is Kind.SINK_PREEMPTED and self._topic is not None:
             try:
                 self._require_ours(self._topic)

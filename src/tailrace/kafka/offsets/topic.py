@@ -1,11 +1,11 @@
-"""Offsets in a compacted topic: which record is a pipeline's, and how the newest one is found.
+"""Offsets in a compacted topic: their keys and values, and reading the newest one of a key.
 
-The key is that of Kafka Connect, a JSON array of who and what: `["<group>-<pipeline>", {"task": "0"}]`.
-Where several producers share the task each has an offset of its own: `{"task": "0", "producer": "1"}`.
-The value is a JSON object, or null once it was reset. All records of one key are in one partition, which
-this module chooses by itself, so that only that one must be read. It is a hash over the topic's count of
-partitions: where somebody has added some, the offset is looked for in all of them, and its next record
-goes to the new place, together with a null at the old one.
+The key is that of Kafka Connect, a JSON array of owner and partition: `["<group>-<name>", {"task": "0"}]`.
+If several producers share the task, each has an offset of its own: `{"task": "0", "producer": "1"}`.
+The value is a JSON object, or null after a reset. All records of a key are in one partition, which this
+module computes from the key and the topic's number of partitions, so that only that partition is read.
+If partitions were added to the topic, all of them are searched for the offset, and its next record goes to
+the new partition, together with a null in the old one.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ log = structlog.get_logger(__name__)
 
 _Found = TypeVar("_Found")
 
-#: Up to where a reader sees.
+#: The client's isolation levels by their names in settings.
 _LEVELS = {
     "read_committed": IsolationLevel.READ_COMMITTED,
     "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
 }
-#: How often it is looked whether somebody's transaction has ended.
+#: Interval between checks whether another producer's transaction has ended, in seconds.
 _LOOK_S = 0.1
 
 
@@ -58,30 +58,30 @@ def source_key(owner: str, partition: Mapping[str, Any]) -> bytes:
 
 
 def task_in(key: bytes, group: str, pipeline: str) -> str | None:
-    """Return the task whose offset is kept under `key`; None: it is not one of this pipeline's."""
+    """Return the task whose offset has the key `key`; None: it is not a task of this pipeline."""
     try:
         found = json.loads(key)
     except ValueError:
         return None
     match found:
         case [owner, {"task": str(task), **others}] if owner == f"{group}-{pipeline}" and not others:
-            # An engine of that name has a head, too, which is no task's.
+            # An engine of that name has a head, too, which does not belong to a pipeline's task.
             return str(task) if task.isdecimal() else None
     return None
 
 
 def value_of(offset: Mapping[str, Any] | None) -> bytes | None:
-    """Return what is written for an offset; None, which takes it back, for none."""
+    """Return the record value of an offset; for None, None: a tombstone that deletes it."""
     return None if offset is None else json.dumps(dict(offset), separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was read of some partitions, so that it need not be read again. May be pickled.
+    """The newest records already read from some partitions, so that none is read again. Can be pickled.
 
-    :param upto: by partition, the place before which everything was read.
+    :param upto: by partition, the record offset before which everything was read.
     :param newest: by partition, the newest records of the owner's keys.
-    :param isolation: as it was read; it is of no use to who reads otherwise.
+    :param isolation: isolation level of the reads; a history can't be used at another level.
     """
 
     upto: Mapping[int, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class History:
     isolation: str = "read_committed"
 
     def with_read(self, spans: Mapping[int, range], found: ByPartition) -> History:
-        """Return it with what these spans hold."""
+        """Return the history extended by the records found in these spans."""
         newest = {number: dict(records) for number, records in self.newest.items()}
         for number, records in found.items():
             known = newest.setdefault(number, {})
@@ -103,13 +103,13 @@ class History:
 
 
 class OffsetsTopic:
-    """The topic, as one owner of offsets sees it.
+    """The offsets topic, for one owner of offsets.
 
-    :param owner: `<group>-<pipeline>`: of records of others nothing is kept.
-    :param consumer: settings of a client that reads it.
-    :param timeout_s: longest that a question may take.
-    :param history: what another has read of it before.
-    :param lenient: whether an offset that can't be trusted is taken for none, for who replaces it.
+    :param owner: `<group>-<pipeline>`; other owners' records are ignored.
+    :param consumer: settings of the consumer that reads the topic.
+    :param timeout_s: timeout of a request.
+    :param history: what another object has already read of the topic.
+    :param lenient: whether an unreadable offset counts as missing, for a caller that replaces it.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class OffsetsTopic:
         lenient: bool = False,
     ) -> None:
         self.name = name
-        #: What was read so far.
+        #: What has been read so far.
         self.history = history or History()
         self._beginning_of_keys = json.dumps([owner])[:-1].encode() + b","
         self._clients = AdminClients(admin)
@@ -135,8 +135,9 @@ class OffsetsTopic:
         self._left_behind: dict[bytes, list[int]] = {}
 
     def require(self, *, create: bool) -> None:
-        """Make sure that the topic is there and is compacted.
+        """Make sure that the topic exists and is compacted.
 
+        :param create: whether a missing topic is created.
         :raises TailraceError: `SINK_MISCONFIGURED` if it is not; `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
         brokers = require_reachable(self._clients.settings, self._timeout_s)
@@ -152,9 +153,9 @@ class OffsetsTopic:
             self._may(TO_KEEP_OFFSETS)
 
     def check(self, *, create: bool) -> Sequence[compaction.TopicWarning]:
-        """As `require`; but what is missing is not made: only whether it could be.
+        """As `require`, but only check whether a missing topic can be created.
 
-        :returns: what of it should be otherwise.
+        :returns: warnings about the topic's settings.
         :raises TailraceError: as `require`.
         """
         brokers = require_reachable(self._clients.settings, self._timeout_s)
@@ -174,7 +175,7 @@ class OffsetsTopic:
         )
 
     def exists(self) -> bool:
-        """Return whether the topic is there.
+        """Return whether the topic exists.
 
         :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
@@ -182,7 +183,7 @@ class OffsetsTopic:
         return self.is_there()
 
     def is_there(self) -> bool:
-        """As `exists`, at one question: who is not let in learns that less well.
+        """As `exists`, with a single request; its errors for refused credentials are less clear.
 
         :raises TailraceError: as `exists`.
         """
@@ -195,7 +196,7 @@ class OffsetsTopic:
         return require_rights(self._clients, self.name, operations, attempted, self._timeout_s)
 
     def denial_of(self, topics: Sequence[str], attempted: str) -> TailraceError | None:
-        """Return which of some topics may not be written, with the command that allows it; None: none."""
+        """Return the error of the first topic that may not be written; None: all may be."""
         for topic in topics:
             try:
                 require_rights(self._clients, topic, TO_WRITE, attempted, self._timeout_s)
@@ -208,7 +209,7 @@ class OffsetsTopic:
         return partition_of(key, self._partitions)
 
     def left_behind(self, key: bytes) -> Sequence[int]:
-        """Return other partitions with an offset under `key`, for a null in each. They are returned once."""
+        """Return the other partitions with an offset of `key`, for a null in each. They are returned once."""
         return self._left_behind.pop(key, ())
 
     def read(self, key: bytes, isolation: str = "read_committed") -> dict[str, Any] | None:
@@ -216,14 +217,14 @@ class OffsetsTopic:
         return self.read_each([key], isolation).get(key)
 
     def settled(self, key: bytes, isolation: str) -> dict[str, Any] | None:
-        """Return the newest value of `key` that counts now; nobody's transaction is waited for.
+        """Return the newest committed value of `key`, without waiting for open transactions.
 
         :raises TailraceError: as `read_each`.
         """
         return self._values([key], lambda numbers: self._read_settled(numbers, isolation)).get(key)
 
     def awaits_an_end(self, key: bytes, isolation: str) -> bool:
-        """Return whether `read` has to wait for the end of a transaction before the newest value of `key`.
+        """Return whether `read` would wait for a transaction to end before it has the newest value of `key`.
 
         :raises TailraceError: as `read_each`.
         """
@@ -232,11 +233,11 @@ class OffsetsTopic:
         return bool(self._undecided([key], self._left(ends, ends)))
 
     def read_each(self, keys: Collection[bytes], isolation: str) -> dict[bytes, dict[str, Any]]:
-        """Return the newest value of each key that has one, read up to the very end.
+        """Return the newest value of each key that has one, read up to the end of the topic.
 
-        A commit in progress is waited for where one of these keys is in it, or behind the beginning of it.
-        Each record is read once, however often this is asked.
-        :raises TailraceError: `OFFSETS_UNREADABLE` if a value is none, or may be an old one;
+        Waits for a transaction in progress if it contains one of these keys, or began before a record of one.
+        Each record is read only once, however often this is called.
+        :raises TailraceError: `OFFSETS_UNREADABLE` if a value is not an offset, or may be outdated;
             `SINK_WRITE_FAILED` if the end was not reached in time.
         """
         return self._values(keys, lambda numbers: self._read_to_end(numbers, keys, isolation))
@@ -244,7 +245,7 @@ class OffsetsTopic:
     def newest(
         self, wanted: Callable[[bytes], bool], isolation: str = "read_committed"
     ) -> dict[bytes, CompactedRead]:
-        """Return the newest record of each wanted key of the owner, whatever partition it is in.
+        """Return the newest record of each wanted key of the owner, in whichever partition.
 
         :raises TailraceError: as `read_each`.
         """
@@ -260,7 +261,7 @@ class OffsetsTopic:
     ) -> dict[bytes, dict[str, Any]]:
         read({self.partition(key) for key in keys})
         if self._lenient or not all(self._is_at_home(key) for key in keys):
-            # There is none, or it is where it was put when there were fewer partitions.
+            # There is no offset, or it is in the partition of a time with fewer partitions.
             read(range(self._partitions))
         found: dict[bytes, dict[str, Any]] = {}
         for key in keys:
@@ -275,7 +276,7 @@ class OffsetsTopic:
         return found is not None and found.value is not None
 
     def _counting(self, key: bytes) -> CompactedRead | None:
-        """Return the record of `key` that counts, of those that were read."""
+        """Return the record of `key` that is valid, among those that were read."""
         home, places = self.partition(key), self.history.places_of(key)
         at_home = next((record for record in places if record.partition == home), None)
         others = [record for record in places if record is not at_home and record.value is not None]
@@ -286,7 +287,7 @@ class OffsetsTopic:
             raise _ambiguous(self.name, [record.partition for record in others])
         counts = max(others, key=lambda record: record.time_us or 0)
         log.warning(
-            "the offsets topic has more partitions than when this offset was written: it moves",
+            "the offsets topic has more partitions than when this offset was written: the offset moves",
             topic=self.name,
             partition=counts.partition,
             to=home,
@@ -302,20 +303,20 @@ class OffsetsTopic:
             return None
 
     def _read_settled(self, numbers: Iterable[int], isolation: str) -> None:
-        """Read on to what is decided now."""
+        """Read up to the first open transaction, or the end (`read_uncommitted`: always to the end)."""
         if self.history.isolation != isolation:
             self.history = History(isolation=isolation)
         spans = self._left(numbers, self._ends(numbers, _LEVELS[isolation]))
         self._take_in(spans, isolation)
 
     def _read_to_end(self, numbers: Iterable[int], keys: Collection[bytes], isolation: str) -> None:
-        """Read on until every record of `keys` that is there now is decided and read."""
+        """Read until every present record of `keys` is read and its transaction has ended."""
         deadline = time.monotonic() + self._timeout_s
         ends = self._ends(numbers, IsolationLevel.READ_UNCOMMITTED)
         self._read_settled(numbers, isolation)
         waiting = self._undecided(keys, self._left(numbers, ends))
         while waiting:
-            # A transaction is open there: ours, of an earlier attempt, or one of another pipeline.
+            # A transaction is open there: that of an earlier attempt, or of another pipeline.
             if time.monotonic() >= deadline:
                 raise _undecided_still(self.name, min(waiting), self._timeout_s)
             time.sleep(_LOOK_S)
@@ -324,7 +325,7 @@ class OffsetsTopic:
             waiting = {number: place for number, place in waiting.items() if upto[number] <= place}
 
     def _undecided(self, keys: Collection[bytes], spans: Mapping[int, range]) -> dict[int, int]:
-        """Return by partition the last record of some keys in `spans`, of whomever and committed or not."""
+        """Return by partition the offset of the last record of `keys` in `spans`, committed or not."""
         spans = {number: span for number, span in spans.items() if span}
         found = self._read(spans, frozenset(keys).__contains__, "read_uncommitted") if spans else {}
         return {
@@ -334,7 +335,7 @@ class OffsetsTopic:
         }
 
     def _left(self, numbers: Iterable[int], ends: Mapping[int, int]) -> dict[int, range]:
-        """Return what of some partitions was not read before their ends."""
+        """Return by partition the span before its end that has not been read."""
         upto = dict(self.history.upto)
         unknown = [number for number in numbers if number not in upto]
         if unknown:
@@ -364,7 +365,7 @@ class OffsetsTopic:
             raise TailraceError(
                 Kind.SINK_WRITE_FAILED,
                 f"read offsets: the topic {self.name!r} has fewer records than it had",
-                "it was deleted and made again, or a broker has lost its end: see who did that",
+                "it was deleted and created again, or a broker lost its last records: find out which",
                 {"topic": self.name},
             )
         return found
@@ -378,10 +379,10 @@ class OffsetsTopic:
             every = admin.list_offsets(where, isolation_level=isolation, request_timeout=timeout_s)
             return {place.partition: int(answer(end, timeout_s).offset) for place, end in every.items()}
 
-        return self._asked(ask, "ask where offsets begin and end")
+        return self._asked(ask, "look up the first and last offsets")
 
     def _replicas(self) -> list[int]:
-        """Return how many replicas each partition has, of those that are known."""
+        """Return the number of replicas of each partition; empty: the brokers do not know the topic."""
 
         def ask(admin: AdminClient, timeout_s: float) -> Any:
             return admin.list_topics(self.name, timeout_s).topics
@@ -392,7 +393,7 @@ class OffsetsTopic:
         return [len(each.replicas) for each in found.partitions.values()]
 
     def _wait_for_partitions(self) -> int:
-        # One that was made a moment ago is not known everywhere yet. Unknown is not empty.
+        # A topic just created is not known to all brokers yet. Unknown does not mean that it is empty.
         replicas = wait_until(self._replicas, self._timeout_s, 0.05)
         if not replicas:
             raise TailraceError(
@@ -407,7 +408,7 @@ class OffsetsTopic:
     def _create(self, brokers: int, *, only_check: bool = False) -> None:
         replicas = compaction.replicas_of(brokers)
         wanted = NewTopic(self.name, compaction.PARTITIONS, replicas, config=compaction.settings_of(replicas))
-        # Some clusters allow no segments so small, or another number of replicas.
+        # Some clusters refuse such small segments, or this number of replicas.
         simple = NewTopic(self.name, compaction.PARTITIONS, -1, config=compaction.COMPACTED)
         try:
             try:
@@ -424,9 +425,9 @@ class OffsetsTopic:
                 raise failure_of(error_of(error), "create the offsets topic", topic=self.name) from error
 
     def _concerns(self, brokers: int) -> list[compaction.TopicWarning]:
-        """Return what should be otherwise on a cluster of so many brokers.
+        """Return warnings about the topic's settings on a cluster with this number of brokers.
 
-        :raises TailraceError: `SINK_MISCONFIGURED` if it is not compacted.
+        :raises TailraceError: `SINK_MISCONFIGURED` if the topic is not compacted.
         """
         found = self._asked(topic_settings(self.name), "look at the offsets topic")
         settings = {name: entry.value for name, entry in found.items() if entry.value is not None}
@@ -443,7 +444,7 @@ class OffsetsTopic:
         return compaction.concerns_of(self.name, bootstrap, settings, replicas, brokers)
 
     def _asked(self, question: Callable[[AdminClient, float], _Found], attempted: str) -> _Found:
-        # A topic that was made a moment ago is not known everywhere yet.
+        # A topic just created is not known to all brokers yet.
         try:
             return self._clients.ask(self._timeout_s, question)
         except KafkaException as error:
@@ -451,9 +452,9 @@ class OffsetsTopic:
 
 
 def parsed(value: bytes | None, topic: str) -> dict[str, Any] | None:
-    """Return the offset that a value says; None for one that was taken back.
+    """Return the offset in a record's value; None for a tombstone.
 
-    :raises TailraceError: `OFFSETS_UNREADABLE` if it is no JSON object.
+    :raises TailraceError: `OFFSETS_UNREADABLE` if it is not a JSON object.
     """
     if value is None:
         return None
@@ -464,7 +465,7 @@ def parsed(value: bytes | None, topic: str) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise TailraceError(
             Kind.OFFSETS_UNREADABLE,
-            "read offsets: what was written under this pipeline's key is no JSON object",
+            "read offsets: the value of this pipeline's key is not a JSON object",
             "another program writes to the topic: give offsets_topic a name of its own",
             {"topic": topic},
         )
@@ -475,8 +476,8 @@ def _ambiguous(topic: str, partitions: Sequence[int]) -> TailraceError:
     return TailraceError(
         Kind.OFFSETS_UNREADABLE,
         f"read offsets: partitions {', '.join(map(str, sorted(partitions)))} each have an offset of this "
-        "pipeline, and which is the newest can't be known",
-        "the topic was given more partitions more than once: `tailrace offsets set FILE --to …` from a place "
+        "pipeline, and the newest can't be determined",
+        "partitions were added to the topic more than once: `tailrace offsets set FILE --to …` from a place "
         "that is known to be written, or `tailrace offsets reset FILE` to write everything again",
         {"topic": topic},
     )
@@ -487,7 +488,7 @@ def _undecided_still(topic: str, partition: int, timeout_s: float) -> TailraceEr
         Kind.SINK_WRITE_FAILED,
         f"read offsets: a transaction in partition {partition} that was begun before this pipeline's offset "
         f"has not ended within {timeout_s:.0f} s",
-        "it ends within the transaction.timeout.ms of who began it, another pipeline perhaps; a topic of its "
-        "own (offsets_topic) keeps a pipeline from waiting for others",
+        "it ends within its producer's transaction.timeout.ms; the producer may belong to another pipeline: "
+        "a pipeline with its own topic (offsets_topic) does not wait for others",
         {"topic": topic},
     )

@@ -1,1 +1,1 @@
-"""Producers: batches of records, transactions, partitions."""
+"""Kafka producers: batches of records, transactions, partitions."""

@@ -1,7 +1,7 @@
-"""Whose offsets are kept in a cluster, the producers that write under that name, and whether they still may.
+"""A task's names in a cluster: its offset keys, its transactional ids, and checks that it still owns them.
 
-The cluster fences a producer when another engine has begun, and when its transaction was open for too long.
-The lease in the task's head is another's in the first case alone.
+The cluster fences a producer when another engine has started, and when its transaction was open for too long.
+Only in the first case does the task's head contain another engine's lease.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tailrace.secrets import Secret
 class Account:
     """A task's account in a cluster: its transactional ids and the keys of its offsets.
 
-    May be pickled: executors get it inside of their tasks, and resolve secrets themselves.
+    Can be pickled: executors receive it with their tasks, and resolve secrets themselves.
 
-    :param options: of librdkafka; secrets are references.
+    :param options: librdkafka settings; secrets are references.
     :param atomic: whether records and offsets are written in transactions.
-    :param isolation: how offsets are read.
-    :param batch_bytes: of producers, where `options` give none.
-    :param limit_ms: least that a transaction is given, where `options` say nothing.
+    :param isolation: isolation level at which offsets are read.
+    :param batch_bytes: the producers' batch size, unless `options` set one.
+    :param limit_ms: minimum transaction timeout, unless `options` set one.
     """
 
     bootstrap: str
@@ -46,7 +46,7 @@ class Account:
 
     @property
     def timeout_s(self) -> float:
-        """Longest that a question, or a commit, may take."""
+        """Timeout of a request, and of a commit."""
         return self.timeout_ms / 1000
 
     @property
@@ -57,22 +57,22 @@ class Account:
     def admin(self) -> dict[str, Any]:
         """Return the settings of an admin client.
 
-        :raises TailraceError: `SECRET_MISSING`, as all that makes a client here.
+        :raises TailraceError: `SECRET_MISSING`, as every method here that creates a client.
         """
         return client.admin(self._common())
 
     @property
     def owner(self) -> str:
-        """Whose the offsets are, in their keys."""
+        """The owner of the offsets, as named in their keys."""
         return f"{self.group}-{self.pipeline}"
 
     def offsets(
         self, timeout_s: float | None = None, *, history: History | None = None, lenient: bool = False
     ) -> OffsetsTopic:
-        """Return the topic of the offsets, not yet looked for.
+        """Return the offsets topic, without checking that it exists.
 
-        :param timeout_s: longest that a question may take, if not as long as a commit.
-        :param history: as `OffsetsTopic` has it, like `lenient`.
+        :param timeout_s: timeout of a request; None: that of a commit.
+        :param history: as in `OffsetsTopic`, like `lenient`.
         """
         common = self._common()
         return OffsetsTopic(
@@ -86,24 +86,24 @@ class Account:
         )
 
     def writer(self, offsets: OffsetsTopic) -> Writer:
-        """Return a new producer of the task itself, not yet opened."""
+        """Return a new writer for the task's own producer, not yet opened."""
         return self._writer(offsets, self.key, f"{self.owner}-{self.task}")
 
     def member(self, offsets: OffsetsTopic, number: int) -> Writer:
-        """Return likewise one of several producers that share the task (`layout`), counted from 0."""
-        # No name has a colon: with another hyphen it would be that of a pipeline `<pipeline>-<task>`.
+        """Return a new writer for one of several producers that share the task (`layout`), counted from 0."""
+        # Names contain no colon; with a hyphen the id could be that of a pipeline `<pipeline>-<task>`.
         transactional_id = f"{self.owner}-{self.task}:{number}"
         return self._writer(offsets, self.member_key(number), transactional_id)
 
     def fence_members(self, offsets: OffsetsTopic, head: Mapping[str, Any] | None) -> None:
-        """Take the ids of those who shared the task, if `head` says that there were some."""
+        """Fence the producers that shared the task, if `head` names any."""
         for number in range(producers_in(head)):
             self.fence_member(offsets, number)
 
     def fence_member(self, offsets: OffsetsTopic, number: int) -> None:
-        """Take the id of one of those who shared the task.
+        """Fence one of the producers that shared the task.
 
-        No offset is read: that waits for all transactions in its partition, other members' too.
+        Reads no offset: that would wait for all transactions in its partition, other members' too.
         """
         member = self.member(offsets, number)
         try:
@@ -112,9 +112,9 @@ class Account:
             member.close()
 
     def end_members(self, offsets: OffsetsTopic) -> None:
-        """End what members had begun before a head, where the head can't be read before that has ended.
+        """End the transactions that members began before a head, if the head can't be read until they end.
 
-        Such a head was written by somebody who ended before fencing the members: those of the head before it.
+        The writer of such a head crashed before it fenced the members, which the head before it names.
         """
         if self.atomic and offsets.awaits_an_end(self.key, self.isolation):
             self.fence_members(offsets, offsets.settled(self.key, self.isolation))
@@ -134,20 +134,20 @@ class Account:
 
 
 def producers_in(head: Mapping[str, Any] | None) -> int:
-    """Return how many producers share a task, as its head says."""
+    """Return how many producers share a task, according to its head."""
     producers = 0 if head is None else head.get("producers", 0)
     return producers if isinstance(producers, int) else 0
 
 
-#: The part of its time after which a batch may have been ended for it: clocks differ.
+#: Fraction of the time limit after which the cluster may have ended a batch for its time: clocks differ.
 _NEARLY = 0.9
 
 
 def is_taken(offsets: OffsetsTopic, account: Account, ours: Collection[str | None]) -> bool:
-    """Return whether another engine has taken a task: whether its head has a lease that is none of `ours`.
+    """Return whether another engine has taken a task over: whether its head's lease is not one of `ours`.
 
-    :param ours: None: there was no head.
-    :raises TailraceError: where that can't be looked up.
+    :param ours: the engine's own leases; None stands for a missing head.
+    :raises TailraceError: if the head can't be read.
     """
     try:
         found = offsets.settled(account.key, account.isolation)
@@ -158,9 +158,9 @@ def is_taken(offsets: OffsetsTopic, account: Account, ours: Collection[str | Non
 
 
 def raise_out_of_time(error: TailraceError, writer: Writer) -> NoReturn:
-    """Raise what a batch met that nobody else has ended: where its time was too short, with what that was.
+    """Raise the error of a batch that no other engine ended; if its time ran out, with the time limit.
 
-    An error of kind `SINK_PREEMPTED` is one that may pass then: the cluster has ended the transaction.
+    `SINK_PREEMPTED` becomes an error that may be retried: the cluster has aborted the transaction.
     :raises TailraceError: always.
     """
     progress, limit_s = writer.progress, writer.limit_s
@@ -176,8 +176,8 @@ def raise_out_of_time(error: TailraceError, writer: Writer) -> NoReturn:
     if not is_over:
         raise TailraceError(
             Kind.SINK_WRITE_FAILED,
-            f"write a batch: the cluster has ended its transaction; {found}; nobody else has taken over",
-            "it is begun again",
+            f"write a batch: the cluster aborted its transaction; {found}; no other engine has taken over",
+            "the batch is written again",
             error.context,
         ) from error
     context = error.context
@@ -185,18 +185,18 @@ def raise_out_of_time(error: TailraceError, writer: Writer) -> NoReturn:
         context[LIMIT_S] = round(limit_s, 3)
     raise TailraceError(
         Kind.SINK_WRITE_FAILED,
-        f"write a batch: {found}, and {limit_s:g} s are the most that it may take",
-        "it is begun again, with less where it holds several transactions of the source; this process may "
-        "have stood still, or the cluster is slow: see its quotas",
+        f"write a batch: {found}, and the time limit is {limit_s:g} s",
+        "the batch is written again, a smaller one if it contains several transactions of the source; this "
+        "process may have been suspended, or the cluster is slow: see its quotas",
         context,
     ) from error
 
 
 def too_long(error: TailraceError, way_out: str, **context: object) -> TailraceError:
-    """Return the error of a transaction of the source that does not fit into the time of one of Kafka's.
+    """Return the error of a source transaction that takes longer than a Kafka transaction may.
 
-    :param error: as `raise_out_of_time` raises it.
-    :param way_out: what else than more time helps.
+    :param error: as raised by `raise_out_of_time`.
+    :param way_out: what helps other than more time.
     """
     return TailraceError(
         Kind.SINK_TRANSACTION_TOO_LONG,

@@ -1,43 +1,43 @@
-"""Several producers that write one task: how the task is taken, shared out and shared out again.
+"""The protocol by which several producers share one task: taking the task over, and changing their number.
 
-Records in the offsets topic say how far the task is:
+Records in the offsets topic say how far the task is written:
 
 - the *head*, the task's own offset: everything before its `log_offset` is written. From there on either the
-  task's own producer writes (`producers` 0), or so many *members* do, each the share of the records that
-  their keys give it (`shares`). `layout` names this way of sharing out, `lease` who took the task last.
-- an offset for each member, committed with its records: how far its share is. It counts only if it is of the
-  layout in force; what was left by another number of producers does not.
+  task's own producer writes (`producers` 0), or `producers` *members* do, each its share of the records,
+  which depends on their keys (`partitioner`). `layout` identifies this division, `lease` the last owner.
+- an offset for each member, committed with its records: how far its share is written. It counts only if it
+  belongs to the current layout, not to an earlier one with another number of producers.
 
-Only the task's own producer writes the head, and who takes a task with transactions writes one with a
-lease of its own before anything else, also where no members are: who is fenced later finds another lease if
-another engine has taken the task, and its own if the cluster has ended a transaction that was open for too
-long. Two procedures do all of it; they are generators of steps,
-the caller carries a step out and sends its result back. Pure: no clock, thread or client.
+Only the task's own producer writes the head. A driver that takes over a task with transactions first writes
+a head with a new lease, even if there are no members: a producer that is fenced later finds another lease if
+another engine has taken the task over, and its own if the cluster aborted a transaction that was open for
+too long. The protocol consists of two generators of steps: the caller
+carries out each step and sends its result back. Pure: no clock, thread or client.
 
-`taking` is for who begins, the driver: (1) it opens the own producer, which fences that of the driver before;
-(2) it writes the head with a new lease; (3) it fences each member's owner, and then reads how far each member
-is: an offset can't be read while a transaction of another member is open before it. Only then it knows where
-to go on; and if all members are equally far, it may begin another layout. `sharing` is for who writes a
-share, an executor: (a) it opens the member's producer; (b) it reads the head, and stops unless the lease is
-still that which it was sent with; (c) it writes from where the member is.
+`taking` is for the driver, at its start: (1) it opens the task's own producer, which fences that of the
+driver before; (2) it writes the head with a new lease; (3) it fences each member's producer, and then reads
+each member's offset: an offset can't be read while a transaction of another member is open before it. Only
+then does it know where to continue; and if all members are at the same offset, it may begin another layout.
+`sharing` is for an executor, which writes one share: (a) it opens the member's producer; (b) it reads the
+head, and stops unless it has the lease that the driver sent; (c) it writes from the member's offset on.
 
-Why nothing comes twice, nothing is left out and the one before can commit nothing more:
+Why no record is written twice, none is left out, and the former owner can commit nothing more:
 
-1. *Within a layout*, the opener of a member's producer goes on where its last commit ended, and only the last
-   one to open it can commit; what is in a share from one offset to another is always the same. So any number
-   of attempts, at once or one after another, of one driver or of several, write a share once. This is the
-   argument for one producer (`transaction`).
+1. *Within a layout*, an executor that opens a member's producer continues where its last commit ended, and
+   only the last one to open it can commit; the records of a share between two offsets are always the same.
+   So any number of attempts, at once or one after another, of one driver or of several, write a share once.
+   This is the argument for one producer (`transaction`).
 2. *After (3)*, no executor of an earlier lease commits. Let F be the fencing of a member in (3), and S that
    by the executor in (a). If S came before F, it is fenced. If S came after F, it came after (2), too, and so
    did (b), which reads the head up to its end: it finds another lease and stops.
-3. *So a new layout begins from rest*: by 2, the offsets that were read in (3) do not move any more, and all
-   are the same; what is before that offset is committed, for every key, before anything after it is sent.
-   Were they not the same, the old layout stays in force until they are.
-4. *A crash between any two steps* leaves the head as it was, or as it was with another lease, or with the new
-   layout at the offset where the old one had come to rest. Each is a state from which `taking` begins.
+3. *So a new layout begins when nothing is being written*: by 2, the offsets that were read in (3) no longer
+   change, and all are equal; for every key, all records before that offset are committed before any record
+   after it is sent. While they are not equal, the old layout remains in force.
+4. *A crash between any two steps* leaves the head as it was, or with another lease, or with the new layout at
+   the offset where all members of the old one ended. `taking` can start from each of these states.
 
-A late S of an earlier lease fences an executor of the new one, once; that one opens its producer again.
-In mode at-least-once nothing is fenced; what each offset says is written is true all the same, so nothing
+A late S of an earlier lease fences an executor of the new one, once; that executor opens its producer again.
+In mode at-least-once nothing is fenced; still, everything before a recorded offset is written, so no record
 is left out.
 """
 
@@ -52,9 +52,9 @@ from tailrace.errors import Kind, TailraceError
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The task's own offset; see above.
+    """The task's own offset; see the module's docstring.
 
-    :param producers: how many members write from `log_offset` on; 0: the task's own producer does.
+    :param producers: number of members that write from `log_offset` on; 0: the task's own producer writes.
     """
 
     log_id: str
@@ -65,21 +65,21 @@ class Head:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Head:
-        """Return what an offset says.
+        """Return the head that an offset record contains.
 
-        :raises TailraceError: `OFFSETS_UNREADABLE` if it is no head.
+        :raises TailraceError: `OFFSETS_UNREADABLE` if it is not a head.
         """
         texts = [value.get(name, "") for name in ("log_id", "layout", "lease")]
         numbers = [value.get("log_offset"), value.get("producers", 0)]
         if not all(isinstance(text, str) for text in texts) or not all(
             isinstance(number, int) and number >= 0 for number in numbers
         ):
-            raise _unreadable("the task's offset is none of a log")
+            raise _unreadable("the task's offset is not an offset of a log")
         (log_id, layout, lease), (log_offset, producers) = texts, numbers
         return cls(log_id, log_offset, producers, layout, lease)
 
     def as_offset(self) -> dict[str, Any]:
-        """Return it as it is written."""
+        """Return the head as it is written to the offsets topic."""
         found: dict[str, Any] = {"log_id": self.log_id, "log_offset": self.log_offset}
         if self.producers:
             found |= {"producers": self.producers, "layout": self.layout}
@@ -88,11 +88,11 @@ class Head:
         return found
 
     def member_offset(self, log_offset: int) -> dict[str, Any]:
-        """Return the offset of a member that has come so far, as it is written."""
+        """Return the offset record of a member whose share is written up to `log_offset`."""
         return {"log_id": self.log_id, "log_offset": log_offset, "layout": self.layout}
 
     def reached(self, member_offset: Mapping[str, Any] | None) -> int:
-        """Return how far the member is whose newest offset this is.
+        """Return the log offset up to which a member has written, given its newest offset record.
 
         :raises TailraceError: `OFFSETS_UNREADABLE`.
         """
@@ -100,51 +100,51 @@ class Head:
             return self.log_offset
         found = member_offset.get("log_offset")
         if not isinstance(found, int):
-            raise _unreadable("a producer's offset is none of a log")
+            raise _unreadable("a producer's offset is not an offset of a log")
         return max(found, self.log_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenOwn:
-    """Open the task's own producer; the result is the head, or None."""
+    """A step: open the task's own producer; the result is the head, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteHead:
-    """Write the head with the own producer."""
+    """A step: write the head with the task's own producer."""
 
     head: Head
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Fence the owner of a member's producer: it commits nothing more, and what it had begun has ended."""
+    """A step: fence a member's producer; its open transaction is aborted, and it commits nothing more."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadMembers:
-    """Read how far so many members are; the result is the offset of each, or None."""
+    """A step: read the members' offsets; the result is each one's offset, or None."""
 
     producers: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadHead:
-    """Read the head up to the end; the result is the head, or None."""
+    """A step: read the newest head, up to the topic's end; the result is the head, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMember:
-    """Open a member's producer; the result is the member's offset, or None."""
+    """A step: open a member's producer; the result is the member's offset, or None."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class WriteShare:
-    """Send the share's records of `[start, end)`, and the offset `end`, as one."""
+    """A step: write the share's records of `[start, end)` and the offset `end` in one transaction."""
 
     number: int
     start: int
@@ -157,47 +157,47 @@ SharingStep: TypeAlias = ReadHead | OpenMember | WriteShare
 
 @dataclass(frozen=True, slots=True)
 class AssignmentState:
-    """How far a task is: its head, and each of its members (or itself). None: there is no head yet."""
+    """A task's head (None: there is none yet), and the log offset that each of its producers has reached."""
 
     head: Head | None = None
     reached: tuple[int, ...] = ()
 
     @property
     def position(self) -> int | None:
-        """Everything before it is written; None: nothing was ever."""
+        """The log offset before which everything is written; None: nothing was ever written."""
         return min(self.reached, default=None)
 
     @property
     def reach(self) -> int | None:
-        """Nothing from here on is written."""
+        """The log offset from which on nothing is written."""
         return max(self.reached, default=None)
 
     @property
     def is_even(self) -> bool:
-        """Whether all members are equally far."""
+        """Whether all members have reached the same offset."""
         return self.position == self.reach
 
     def has(self, producers: int) -> bool:
-        """Return whether so many members write now."""
+        """Return whether the number of members is `producers`."""
         return self.head is not None and self.head.producers == producers
 
     def written_to(self, end: int) -> AssignmentState:
-        """Return it after every member has written what it lacked before `end`."""
+        """Return the state after every member has written its share up to `end`."""
         return replace(self, reached=tuple(max(reached, end) for reached in self.reached))
 
 
 def taking(
     producers: int, fresh: Callable[[], str], *, fenced: bool = False
 ) -> Generator[TakingStep, Any, AssignmentState]:
-    """Take the task from its present producer, and share it out among `producers` if it may be now.
+    """Take the task over from its current producer, and share it among `producers` members if possible.
 
-    While the members of another layout are not equally far, that one stays in force: it must be written
-    on until they are, and the task be taken again.
+    While the members of another layout have not reached the same offset, that layout stays in force: its
+    members must write until they have, and then the task must be taken over again.
 
-    :param producers: 0: the task's own alone.
-    :param fresh: gives a text that was never given before.
-    :param fenced: whether opening a producer fences the one before. Else the own producer has no lease: an
-        engine without transactions that comes late must not write an old head.
+    :param producers: number of members; 0: the task's own producer alone.
+    :param fresh: returns a new unique text.
+    :param fenced: whether opening a producer fences the one before. If not, the own producer has no lease: a
+        late engine without transactions must not write an old head.
     """
     head: Head | None = yield OpenOwn()
     if head is None:
@@ -219,7 +219,7 @@ def taking(
 def beginning(
     log_id: str, start: int, producers: int, fresh: Callable[[], str], *, fenced: bool = False
 ) -> Generator[TakingStep, Any, AssignmentState]:
-    """Begin a layout at `start`: nothing from there on is written, and nobody else writes."""
+    """Begin a layout at `start`, from where on nothing is written, while no other producer writes."""
     head = Head(log_id, start, lease=fresh() if producers or fenced else "")
     if producers:
         head = replace(head, producers=producers, layout=fresh())
@@ -228,13 +228,13 @@ def beginning(
 
 
 def sharing(sent_with: Head, number: int, end: int) -> Generator[SharingStep, Any, int | None]:
-    """Write what the member `number` lacks of its share before `end`; return how far the member is.
+    """Write the rest of the member's share before `end`; return the log offset that the member has reached.
 
-    None: the task was taken by another; nothing was written.
+    None: another driver has taken the task over; nothing was written.
 
-    :param sent_with: the head that the driver had written.
+    :param sent_with: the head that the driver wrote.
     """
-    # Before anything is disturbed; what counts is the second look.
+    # An early check, before another producer is fenced; the second one decides.
     if not _is_same((yield ReadHead()), sent_with):
         return None
     member_offset = yield OpenMember(number)

@@ -1,14 +1,14 @@
-"""Which partition a record goes to, and which of several producers writes it.
+"""Assigns a partition to each record, and one of several producers.
 
-A record's partition follows from its key, as Java's clients do it, or from its transaction. Its producer
-follows from the key alone, by the same hash: all records of a key are one producer's, so that they stay in
-order, and with as many producers as a topic has partitions each of them writes to one. Records without a key
-have the producer of their topic. What is in a producer's share never changes as long as the number of
-producers doesn't: a share that was cut short is gone on with by the one that comes next.
+A record's partition depends on its key, as in Java's clients, or on its transaction. Its producer depends on
+the key alone, by the same hash: one producer writes all records of a key, so that they stay in order, and
+with as many producers as a topic has partitions, each producer writes to one partition. Records without a
+key are assigned by their topic. A producer's share does not change unless the number of producers does:
+the next attempt continues a share where the last one stopped.
 
 Source: Apache Kafka, org.apache.kafka.common.utils.Utils (`murmur2`, `toPositive`), BuiltInPartitioner
-(`partitionForKey`). librdkafka's `murmur2_random` does the same for keys; here it is for what is
-placed otherwise, and for readers that look for one key.
+(`partitionForKey`). librdkafka's `murmur2_random` does the same for keys; it is implemented here for records
+that are not partitioned by key, and for readers that look for one key.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tailrace.records.events import Converted
 
 _FROZEN_INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
 
-#: Left to the client, which goes by the key.
+#: Partition number for librdkafka: it chooses the partition by the key.
 BY_KEY = -1
 
 _SEED, _M = np.uint64(0x9747B28C), np.uint64(0x5BD1E995)
-_LOW = np.uint64(0xFFFFFFFF)  # 32 bits, in numbers that don't overflow into a sign
+_LOW = np.uint64(0xFFFFFFFF)  # 32 bits: with 64-bit numbers no product overflows into a sign
 
 
 @compiled(nb.uint64(FROZEN_BYTES, nb.int64, nb.int64))
@@ -65,27 +65,25 @@ def _place(b, offsets, partitions, out):  # type: ignore[no-untyped-def]
 
 
 def murmur2(data: bytes) -> int:
-    """Return the hash that Java's clients place keys by, as an unsigned number."""
+    """Return the hash that Java's clients partition keys by, as an unsigned number."""
     return int(_murmur2(np.frombuffer(data, np.uint8), 0, len(data)))
 
 
 @functools.lru_cache(1024)
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition where Java's clients put `key`: its hash, without its sign."""
+    """Return the partition to which Java's clients send `key`: its hash without the sign bit, modulo."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def of_keys(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
-    """Return where Java's clients put each of these keys, texts or bytes, of so many places; of a null,
-    anything.
-    """
+    """Return the partition to which Java's clients send each key (text or bytes); a null has any."""
     found = np.empty(len(keys), np.int32)
     _place(*text_buffers(keys), partitions, found)
     return found
 
 
 def by_key(keys: pa.Array | Sequence[Any], partitions: int) -> npt.NDArray[np.int32]:
-    """Return where Java's clients put each of these keys, texts or bytes; a null is left to the client."""
+    """Return the partition to which Java's clients send each key (text or bytes); `BY_KEY` for a null."""
     if not isinstance(keys, pa.Array):
         keys = pa.array([key.encode() if isinstance(key, str) else key for key in keys], pa.large_binary())
     found = of_keys(keys, partitions)
@@ -97,7 +95,7 @@ def by_key(keys: pa.Array | Sequence[Any], partitions: int) -> npt.NDArray[np.in
 def by_transaction(xid: Numbers, partitions: int) -> npt.NDArray[np.int32]:
     """Return the partition of each change: that of its transaction's number, written in decimal.
 
-    What belongs to no transaction (rows of a snapshot, some messages) is left to its key: `BY_KEY`.
+    Changes without a transaction (rows of a snapshot, some messages) are partitioned by key: `BY_KEY`.
     """
     found = of_keys(pa.array(xid).cast(pa.large_string()), partitions)
     found[xid == NONE] = BY_KEY
@@ -106,7 +104,7 @@ def by_transaction(xid: Numbers, partitions: int) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the producer `number` (from 0) of `producers` writes."""
+    """The records that the producer `number` (from 0) of `producers` writes."""
 
     number: int
     producers: int
@@ -114,7 +112,7 @@ class Share:
     def has(self, keys: pa.Array | Sequence[Any] | None, topic: str, count: int) -> npt.NDArray[np.bool_]:
         """Return for each of `count` records of a topic, with these keys, whether it is in the share.
 
-        :param keys: texts or bytes, null where there is none; None: nowhere is one.
+        :param keys: texts or bytes, null for a record without a key; None: no record has a key.
         """
         found: npt.NDArray[np.bool_] = shares_of(keys, topic, count, self.producers) == self.number
         return found

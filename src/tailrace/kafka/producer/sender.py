@@ -1,4 +1,4 @@
-"""Messages into a producer, many at a call, with a bound on what is under way."""
+"""Sends messages to a producer, many in one call, with a limit on messages in flight."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tailrace.kafka.offsets.topic import OffsetsTopic
 from tailrace.kafka.producer.partitioner import BY_KEY
 from tailrace.records.events import Converted
 
-#: Most messages and bytes that are under way.
+#: Limits of messages and bytes in flight.
 MESSAGES_MAX = 200_000
 BYTES_MAX = 64 << 20
-#: Messages handed over at a call: so few that their bytes are in the processor's cache when the client copies
-#: them.
+#: Messages handed to the client in one call: few enough that their bytes are in the processor's cache when
+#: the client copies them.
 CHUNK = 1_000
 
 _POLL_S = 0.05
-#: Between looks at what is delivered, while all of it is waited for.
+#: Interval between checks for deliveries in `flush`, in seconds.
 _LOOK_S = 0.5
-#: What the client takes before headers: the report by its other name, and the time, which is now.
+#: Arguments of `produce` before the headers: the report's other name, and the time (0: now).
 _BEFORE_HEADERS = (repeat(None), repeat(0))
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 
@@ -46,12 +46,13 @@ Partitions = npt.NDArray[np.int32] | None
 
 @dataclass(frozen=True, slots=True)
 class SendProgress:
-    """How far a batch is.
+    """The progress of a batch.
 
-    :param records: handed over, and `bytes` of their values.
-    :param delivered: of these records; a few more may be.
-    :param seconds: since the batch was begun.
-    :param idle_s: since a delivery was last noticed.
+    :param records: records handed over.
+    :param bytes: size of their values.
+    :param delivered: how many of them are delivered, at least.
+    :param seconds: time since the batch was begun.
+    :param idle_s: time since a delivery was last noticed.
     """
 
     records: int
@@ -62,10 +63,10 @@ class SendProgress:
 
 
 class Sender:
-    """Sends, in order, for one producer; keeps the first error that any message met.
+    """A sender of messages, in order, for one producer; keeps the error of the first message that failed.
 
-    :param settings: of the producer; an error about a missing right names them.
-    :param timeout_s: longest to wait for room, or for the end of all, while nothing is delivered.
+    :param settings: the producer's; used in errors about missing rights.
+    :param timeout_s: longest wait without a delivery, for room or in `flush`.
     """
 
     def __init__(self, producer: Producer, settings: Mapping[str, Any], timeout_s: float) -> None:
@@ -73,33 +74,33 @@ class Sender:
         self._settings = settings
         self._timeout_s = timeout_s
         self._sent = 0
-        self._under_way: deque[tuple[int, int]] = deque()  # messages sent until then, bytes of the chunk
+        self._under_way: deque[tuple[int, int]] = deque()  # per chunk: messages sent up to its end, its bytes
         self._under_way_bytes = 0
         self._error: KafkaError | None = None
-        self._refused_in = ""  # the topic of the message that met it
-        self._done = 0  # messages that are delivered, when it was last looked
-        self._moved_s = time.monotonic()  # when it was seen that some were
+        self._refused_in = ""  # topic of the message with that error
+        self._done = 0  # messages delivered, as of the last check
+        self._moved_s = time.monotonic()  # when a delivery was last noticed
         self._bytes = 0
-        #: Topics that something was handed over for.
+        #: Topics that records were handed over for.
         self.topics: dict[str, None] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Have `progress` count a new batch from here on."""
+        """Begin a new batch, for `progress`."""
         self._began_s = self._moved_s = time.monotonic()
         self._before = self._sent, self._bytes, self._done
-        self._offsets = 0  # of what was sent since
+        self._offsets = 0  # messages since then that are offsets
 
     @property
     def progress(self) -> SendProgress:
-        """How far the batch was when what is under way was last waited for."""
+        """The progress of the batch, as of the last check for deliveries."""
         (sent, size, done), now = self._before, time.monotonic()
         records = self._sent - sent - self._offsets
         delivered = min(self._done - done, records)
         return SendProgress(records, self._bytes - size, delivered, now - self._began_s, now - self._moved_s)
 
     def failure(self, attempted: str) -> TailraceError | None:
-        """Return what the first message met that could not be delivered, as an error of `attempted`."""
+        """Return the error of the first message that was not delivered; None: there was none."""
         if self._error is None:
             return None
         if is_denial(self._error):
@@ -109,14 +110,14 @@ class Sender:
     def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
         """Hand events over in order, waiting for room.
 
-        :param partitions: where each goes; None: by its key.
-        :raises TailraceError: what the first of them met that was refused at once (its `row` in the
-            context), or an earlier one later; `SINK_WRITE_FAILED` if there is no room in time.
+        :param partitions: of each event; None: by its key.
+        :raises TailraceError: the error of the first event that the client refuses (with its `row` in the
+            context), or of an earlier one not delivered; `SINK_WRITE_FAILED` if there is no room in time.
         """
         self.topics[topic] = None
         try:
             self._hand_over(topic, events, partitions)
-        except KafkaException as error:  # a fatal one, which the client raises wherever it is called
+        except KafkaException as error:  # a fatal one, which any call of the client may raise
             self.raise_if_failed()
             raise failure_of(error_of(error), "send records", topic=topic) from error
 
@@ -133,9 +134,9 @@ class Sender:
             self.raise_if_failed()
 
     def send_offset(self, topic: OffsetsTopic, key: bytes, value: bytes | None) -> None:
-        """Hand one offset over, and what takes older ones of other partitions back.
+        """Hand one offset over, and tombstones for older ones of its key in other partitions.
 
-        :raises KafkaException: if it is refused at once; what it meets later, `flush` raises.
+        :raises KafkaException: if the client refuses it; later errors are raised by `flush`.
         """
         origin: list[tuple[str, str | bytes | None]] = [ORIGIN]
         places = [(value, topic.partition(key)), *((None, at) for at in topic.left_behind(key))]
@@ -147,7 +148,7 @@ class Sender:
             )
 
     def _produce(self, topic: str, at: int, values: Sequence[Any], others: Sequence[Any]) -> None:
-        # By `produce` for each message, looped over in C: the client's call for many wants dictionaries.
+        # Calls `produce` for each message, looping in C: the client's batch call needs dictionaries.
         size = sum(map(len, filter(None, values)))
         self._wait_for_room(size)
         done, self._moved_s = 0, time.monotonic()
@@ -158,14 +159,14 @@ class Sender:
                 deque(map(self._producer.produce, repeat(topic), left, *rest), maxlen=0)
                 done = len(values)
             except (KafkaException, BufferError) as error:
-                self.raise_if_failed()  # what a message met before is why
+                self.raise_if_failed()  # an earlier message's error is the cause
                 done = len(values) - length_hint(left) - 1
                 if error_of(error).code() != KafkaError._QUEUE_FULL and not isinstance(  # noqa: SLF001
                     error, BufferError
                 ):
                     found = error_of(error)
                     raise failure_of(found, "send a record", topic=topic, row=at + done) from error
-                # The client's own bound: it takes more when some are delivered.
+                # The client's own queue is full: it takes more after deliveries.
                 if self._is_idle():
                     raise _no_room("hand records over", self._timeout_s) from error
                 self._poll(_POLL_S)
@@ -179,13 +180,13 @@ class Sender:
         self._under_way_bytes += size
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is delivered: so long, or for as long as something is.
+        """Wait until all is delivered, for `timeout_s`; None: `self._timeout_s` after each delivery.
 
-        :raises TailraceError: what a message met; `SINK_WRITE_FAILED` after the timeout.
+        :raises TailraceError: as `failure`; `SINK_WRITE_FAILED` after the timeout.
         """
         try:
             left = self._flushed(timeout_s) if timeout_s else self._flush_while_it_moves()
-        except KafkaException as error:  # a fatal one, met by the producer and not by a message
+        except KafkaException as error:  # a fatal one, of the producer and not of a message
             self.raise_if_failed()
             raise failure_of(error_of(error), "deliver records") from error
         self.raise_if_failed()
@@ -193,7 +194,7 @@ class Sender:
             raise _no_room(f"deliver {left} messages", timeout_s or self._timeout_s)
 
     def has_moved(self) -> bool:
-        """Return whether something was delivered since this was last asked."""
+        """Return whether anything was delivered since the last check."""
         before = self._moved_s
         self._note_delivered(len(self._producer))
         return self._moved_s > before
@@ -208,7 +209,7 @@ class Sender:
         self._note_delivered(0)
         return 0
 
-    # Without the client in any frame: the trace of an error would keep it.
+    # Methods without the client in their frames: an error's traceback would keep it alive.
 
     def _flushed(self, timeout_s: float) -> int:
         return answered(lambda: self._producer.flush(timeout_s))
@@ -224,7 +225,7 @@ class Sender:
         return time.monotonic() > self._moved_s + self._timeout_s
 
     def raise_if_failed(self) -> None:
-        """Raise what a message met, with its topic.
+        """Raise the error of the first message that was not delivered.
 
         :raises TailraceError: as `failure`.
         """
@@ -232,17 +233,17 @@ class Sender:
             raise failure
 
     def close(self) -> None:
-        """Give up what is under way, and let go of the producer."""
+        """Discard messages in flight, and release the producer."""
         self._producer.purge()
-        # One that has met a fatal error raises it here once more; the writer knows it.
+        # After a fatal error, the client raises it again here; the writer already has it.
         with contextlib.suppress(KafkaException):
             self._flushed(0)
-        # A client ends when nobody has it, and the trace of an error may have this object for long: for ever
-        # where the client raised a fatal error while that one was handled, of which it loses a reference.
+        # A client ends with its last reference. An error's traceback may keep this object for long, or for
+        # ever: if the client raises a fatal error while that error is handled, it leaks a reference to it.
         del self._producer
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        # What is purged is so after an error, which is raised when the transaction is to be committed.
+        # Messages are purged only after an error, which is raised at the commit.
         if error is not None and self._error is None and error.code() not in _PURGED:
             self._error, self._refused_in = error, message.topic() or ""
 
@@ -267,7 +268,7 @@ class Sender:
 
 
 def _from(other: Sequence[Any] | repeat[Any] | Callable[[int], Iterator[Any]], place: int) -> Iterable[Any]:
-    # What is given beside values, from a place on.
+    # The arguments for the messages from `place` on.
     if callable(other):
         return other(place)
     return other[place:] if isinstance(other, Sequence) else other
@@ -277,12 +278,12 @@ def _no_room(attempted: str, timeout_s: float) -> TailraceError:
     return TailraceError(
         Kind.SINK_WRITE_FAILED,
         f"{attempted}: the cluster took none within {timeout_s:.0f} s",
-        "see whether the cluster can be reached; offset_flush_timeout_ms is how long is waited",
+        "see whether the cluster can be reached; offset_flush_timeout_ms sets this timeout",
     )
 
 
 def _objects(values: pa.Array | Sequence[Any] | None, at: int, count: int) -> Sequence[Any]:
-    """Return a chunk as objects that the client takes: texts, bytes or None."""
+    """Return one chunk of `values` as objects that the client accepts: texts, bytes or None."""
     end = min(at + CHUNK, count)
     if values is None:
         return [None] * (end - at)
@@ -290,7 +291,7 @@ def _objects(values: pa.Array | Sequence[Any] | None, at: int, count: int) -> Se
     if not isinstance(part, pa.Array):
         return part
     if not pa.types.is_binary(part.type):
-        part = part.cast(pa.large_binary())  # the client would encode each text again
+        part = part.cast(pa.large_binary())  # otherwise the client would encode each text again
     return part.to_pylist()  # type: ignore[no-any-return]
 
 
@@ -302,10 +303,10 @@ def _headers(events: Converted) -> pa.StructArray | None:
 
 
 def _on_the_wire(headers: pa.StructArray) -> Callable[[int], Iterator[list[tuple[str, bytes]]]]:
-    """Return what yields the headers of the message at a place, and of those behind it.
+    """Return a function that yields each message's headers, from a given place on.
 
-    One by one: thousands of lists that wait would have the garbage collector look through everything.
-    Most values come again and again, as what is joined from a transaction: one pair for each that differs.
+    One by one: thousands of live lists would make the garbage collector traverse all objects.
+    Most values repeat, such as those of a transaction: equal values share one pair.
     """
     columns = [
         _pairs(field.name, values) for field, values in zip(headers.type, headers.flatten(), strict=True)
@@ -322,15 +323,15 @@ def _on_the_wire(headers: pa.StructArray) -> Callable[[int], Iterator[list[tuple
 
 
 def _pairs(name: str, values: pa.Array) -> list[tuple[str, bytes] | None]:
-    # The header of each message; None: it has none.
+    # The header of each message; None for a message without it.
     kind = values.type
     if (pa.types.is_integer(kind) or pa.types.is_boolean(kind)) and not values.null_count:
-        # Without Arrow's functions, which let go of the interpreter and then wait for it again.
+        # Without Arrow's functions, which release the interpreter's lock and then wait for it.
         numbers = values.to_numpy(zero_copy_only=False).tolist()
         known = {number: (name, str(number).lower().encode()) for number in set(numbers)}
         return list(map(known.__getitem__, numbers))
     if pa.types.is_large_binary(kind) or pa.types.is_binary(kind):
-        texts = values.to_pylist()  # as JSON is: no two are alike
+        texts = values.to_pylist()  # such as JSON: no two are equal
         if not values.null_count:
             return list(zip(repeat(name), texts, strict=False))
         return [None if text is None else (name, text) for text in texts]

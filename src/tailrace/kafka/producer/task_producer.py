@@ -1,15 +1,15 @@
-"""The producer of an engine's task: records, and the source offsets that they lead to.
+"""The producer of an engine's task: writes records and the source offsets after them.
 
 It is a member of the engine's task `offsets` (`layout`), with the transactional id
 `<group>-<engine>-offsets:<n>`. The engine's store fences all members of the engine before it, and writes a
-head with a lease of its own, before anybody reads offsets (`offsets.store`). A member's start is (1) a look
-at the head, before anybody is disturbed; (2) the opening, which fences the attempt before; (3) another look:
-who was opened after a later engine had fenced it finds that engine's lease, and stops. Only then offsets are
-read. A late opening by an engine that was replaced fences the member of the new one once; that one finds its
-own lease in the head, and begins again.
+head with a new lease, before any offset is read (`offsets.store`). A member starts as follows: (1) it checks
+the head, before it fences any producer; (2) it opens its producer, which fences the attempt before; (3) it
+checks the head again: a member that opened after a later engine had fenced it finds that engine's lease, and
+stops. Only then it reads offsets. If a replaced engine opens a member late, it fences the new engine's
+member once; the new engine's member finds its own lease in the head, and starts again.
 
-With each commit goes a record of the member's own, with the lease and the commit's number: of a commit
-without an answer the next attempt finds there whether it came to be.
+Each commit includes a record of the member's own, with the lease and the commit's number: from it the next
+attempt learns whether a commit without an answer took effect.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from tailrace.records.events import Converted
 
 log = structlog.get_logger(__name__)
 
-#: In the place of a task's number: the producers of an engine's offsets.
+#: Name of the task whose members are an engine's producers; other tasks are named by their number.
 OF_ENGINE = "offsets"
 
 
 class TaskProducer:
-    """That of one attempt. Not for several threads at once.
+    """The Kafka producer of one attempt of a task. Not for several threads at once.
 
-    :param account: of the engine.
-    :param lease: of the engine.
-    :param history: what was read of the offsets topic before.
-    :param create_topics: whether topics that are missing are made.
+    :param account: the engine's account.
+    :param lease: the engine's lease.
+    :param history: what has already been read of the offsets topic.
+    :param create_topics: whether missing topics are created.
     """
 
     def __init__(
@@ -67,30 +67,30 @@ class TaskProducer:
 
     @property
     def progress(self) -> SendProgress:
-        """How far the transaction is."""
+        """The progress of the transaction."""
         return self._writer.progress
 
     @property
     def limit_s(self) -> float:
-        """Longest that a transaction may take."""
+        """Longest time that a transaction may take, in seconds."""
         return self._writer.limit_s
 
     def open(self) -> None:
-        """Begin; the attempt before commits nothing more.
+        """Start the producer; the attempt before commits nothing more.
 
-        :raises TailraceError: `OFFSETS_PREEMPTED` if another engine of this name has begun;
+        :raises TailraceError: `OFFSETS_PREEMPTED` if another engine of this name has started;
             `SINK_WRITE_FAILED`, `SINK_REFUSED`, `OFFSETS_UNREADABLE`.
         """
         self._offsets.is_there()
-        with self._judging():
+        with self._explaining():
             self._require_ours()
             found = self._writer.open() or {}
             self._require_ours()
         self._commits = int(found.get("commit", 0))
-        log.info("a task goes on behind its last commit", task=self._number, commit=self._commits)
+        log.info("a task continues after its last commit", task=self._number, commit=self._commits)
 
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
-        """Return the offset of each partition that has one, by its number; after `open`.
+        """Return the offset of each partition that has one, by its index in `partitions`; after `open`.
 
         :raises TailraceError: `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
@@ -102,7 +102,7 @@ class TaskProducer:
         """Send events to a topic, each to the partition of its key.
 
         :raises TailraceError: `SINK_RECORD_TOO_LARGE`, `SINK_MISCONFIGURED`, `SINK_REFUSED`,
-            `SINK_WRITE_FAILED`, `OFFSETS_PREEMPTED`; the transaction is over then.
+            `SINK_WRITE_FAILED`, `OFFSETS_PREEMPTED`; the transaction has then ended.
         """
         topic = legal(topic, topic)
         self._topics.require(topic)
@@ -113,15 +113,16 @@ class TaskProducer:
         partitions = None
         if events.keys is not None and "partitioner" not in self._account.options:
             partitions = by_key(events.keys, self._topics.partitions(topic))
-        with self._judging():
+        with self._explaining():
             self._writer.send(topic, events, partitions)
 
     def commit(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float | None = None) -> None:
-        """Commit what was sent together with these offsets; it may take so long, or as long as any commit.
+        """Commit the records sent, together with these offsets.
 
-        :raises TailraceError: `OFFSETS_PREEMPTED`; `OFFSETS_UNWRITABLE` for what JSON can't hold;
-            `SINK_WRITE_FAILED`, when nothing was committed or when that is not known: the next attempt finds
-            out before it does anything.
+        :param timeout_s: of this commit; None: the account's timeout.
+        :raises TailraceError: `OFFSETS_PREEMPTED`; `OFFSETS_UNWRITABLE` for an offset that JSON can't hold;
+            `SINK_WRITE_FAILED` if nothing was committed, or if the outcome is unknown: the next attempt
+            reads it before it writes.
         """
         wanted: dict[bytes, Offset] = {partition_key(self._account, each): offset for each, offset in offsets}
         require_json(wanted.values())
@@ -129,20 +130,20 @@ class TaskProducer:
         if self._account.atomic:
             own = self._account.member_key(self._number)
             wanted[own] = {"lease": self._lease, "commit": number}
-        with self._judging():
+        with self._explaining():
             self._writer.commit_all(wanted, timeout_s)
         self._commits = number
 
     def close(self) -> None:
-        """Give up what is not committed."""
+        """Discard records that are not committed, and close the producer."""
         self._writer.close()
 
     def _require_ours(self) -> None:
         require_ours(self._offsets, self._account, self._lease)
 
     @contextlib.contextmanager
-    def _judging(self) -> Iterator[None]:
-        """Have what the producer meets say whether another engine has begun, or time ran out."""
+    def _explaining(self) -> Iterator[None]:
+        """Replace the producer's errors by ones that say whether another engine started, or time ran out."""
         try:
             yield
         except TailraceError as error:
@@ -154,19 +155,19 @@ class TaskProducer:
 def partition_key(account: Account, partition: Partition) -> bytes:
     """Return the key of the offset of a source's partition.
 
-    :raises TailraceError: `ENGINE_MISUSED` for one that is the key of a head of ours.
+    :raises TailraceError: `ENGINE_MISUSED` for one whose key would be that of the engine's own records.
     """
     if partition.get("task") == OF_ENGINE and partition.keys() <= {"task", "producer"}:
         raise TailraceError(
             Kind.ENGINE_MISUSED,
             f"keep the offset of partition {dict(partition)} in Kafka: the engine's own is kept there",
-            "have the connector name its partitions otherwise",
+            "use other partition names in the connector",
         )
     return source_key(account.owner, partition)
 
 
 def require_json(offsets: Iterable[Offset]) -> None:
-    """Check, before anything is sent, that offsets can be written: all of them or nothing.
+    """Check before sending that all offsets can be written, so that either all are written or none.
 
     :raises TailraceError: `OFFSETS_UNWRITABLE`.
     """
@@ -175,29 +176,29 @@ def require_json(offsets: Iterable[Offset]) -> None:
     except (TypeError, ValueError) as error:
         raise TailraceError(
             Kind.OFFSETS_UNWRITABLE,
-            f"write offsets: one holds what JSON can't ({type(error).__name__})",
+            f"write offsets: one contains a value that JSON can't represent ({type(error).__name__})",
             "offsets are JSON objects",
         ) from None
 
 
 def require_ours(offsets: OffsetsTopic, account: Account, lease: str) -> None:
-    """Check that no other engine of this name has begun.
+    """Check that no other engine of this name has started.
 
-    :param lease: of this one.
+    :param lease: this engine's lease.
     :raises TailraceError: `OFFSETS_PREEMPTED`; `SINK_WRITE_FAILED`, `SINK_REFUSED`.
     """
     if account.atomic and is_taken(offsets, account, {lease}):
-        # A commit is answered before its end is in every partition: our own head may not be seen yet.
+        # A commit is acknowledged before its marker is in every partition: our head may not be visible yet.
         found = offsets.read(account.key, account.isolation) or {}
         if found.get("lease") != lease:
             raise engine_preempted(account.offsets_topic)
 
 
 def engine_preempted(topic: str) -> TailraceError:
-    """Return the error of an engine whose place another one of its name has taken."""
+    """Return the error of an engine that another engine of the same name has replaced."""
     return TailraceError(
         Kind.OFFSETS_PREEMPTED,
-        "write offsets: another engine of this name has begun; this one stops",
+        "write offsets: another engine of this name has started; this one stops",
         "stop one of them, or give it another name, or another `group`",
         {"topic": topic},
     )

@@ -6,13 +6,13 @@
                                 CLOSED                ▼
                                          FAILED · IN_DOUBT · PREEMPTED
 
-One object is one producer's run. A new producer begins by fencing the one before it
-(`INITIALISE`), which ends whatever that had begun; only then are the committed offsets read, so that
-what it committed last, even where it never heard of that itself, is seen before anything is sent.
-So an unknown outcome needs no case: it ends this producer, and the next one looks first.
+One object is one producer, from start to end. A new producer first fences the one before it
+(`INITIALISE`), which ends that producer's open transaction, and only then reads the committed offsets: it
+sees the last commit before it sends anything, even if the producer before got no answer to that commit.
+So an unknown outcome needs no special case: it ends this producer, and the next one reads the offsets.
 
-A failed commit is never logged and passed over: the transaction is aborted and the producer ends
-(KIP-618 and its forerunner, "Source task lifetime"). Pure: no clock, thread or client.
+A failed commit is never just logged: the transaction is aborted and the producer ends
+(KIP-618 and its predecessor, "Source task lifetime"). Pure: no clock, thread or client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.state_machine import StateMachine
 
 
 class ProducerState(enum.StrEnum):
-    """What a producer is doing, or how it ended."""
+    """A producer's state."""
 
     NEW = "new"
     FENCING = "fencing"
@@ -34,30 +34,30 @@ class ProducerState(enum.StrEnum):
     COMMITTING = "committing"
     ABORTING = "aborting"
     CLOSED = "closed"
-    FAILED = "failed"  # nothing of the open transaction will be seen
-    IN_DOUBT = "in doubt"  # whether the last transaction was committed, the next producer finds out
-    PREEMPTED = "pre-empted"  # by a later producer; or what was open for too long was ended
+    FAILED = "failed"  # the open transaction will never be committed
+    IN_DOUBT = "in doubt"  # the next producer finds out whether the last transaction was committed
+    PREEMPTED = "pre-empted"  # by a later producer; or the cluster aborted a transaction open for too long
 
 
 class ProducerEvent(enum.StrEnum):
-    """What happens to a producer."""
+    """An event of a producer's life: a call, or an answer of the cluster."""
 
     START = "start"
     INITIALISED = "initialised"
     OFFSETS_READ = "offsets read"
-    RECORDS = "records"  # or progress of the source without any
+    RECORDS = "records"  # or progress of the source without records
     DUE = "commit due"
     COMMITTED = "committed"
     ABORTED = "aborted"
     REFUSED = "refused"  # an error after which the transaction can only be aborted
     BROKEN = "broken"  # an error after which this producer can do nothing more
-    UNKNOWN = "outcome unknown"  # a commit was asked for, and no answer came in time
+    UNKNOWN = "outcome unknown"  # no answer to a commit arrived in time
     FENCED = "fenced"
     STOP = "stop"
 
 
 class Command(enum.StrEnum):
-    """What the driver is to do, in the order given; each answer is an event."""
+    """An action for the driver, in the order given; its result is an event."""
 
     INITIALISE = "initialise"
     READ_OFFSETS = "read offsets"
@@ -73,27 +73,27 @@ class Command(enum.StrEnum):
 
 _S, _E, _C = ProducerState, ProducerEvent, Command
 
-#: A move that is not here is not allowed.
+#: The next state and the commands for each state and event. A transition that is not listed is not allowed.
 TRANSITIONS: dict[tuple[ProducerState, ProducerEvent], tuple[ProducerState, tuple[Command, ...]]] = {
     (_S.NEW, _E.START): (_S.FENCING, (_C.INITIALISE,)),
     (_S.NEW, _E.STOP): (_S.CLOSED, (_C.CLOSE,)),
     (_S.FENCING, _E.INITIALISED): (_S.READING, (_C.READ_OFFSETS,)),
     (_S.READING, _E.OFFSETS_READ): (_S.READY, ()),
     (_S.READY, _E.RECORDS): (_S.OPEN, (_C.BEGIN, _C.SEND)),
-    # No offsets to write: nothing was begun, and nothing is.
+    # No offsets to write: no transaction is open, and none is begun.
     (_S.READY, _E.DUE): (_S.READY, ()),
     (_S.READY, _E.STOP): (_S.CLOSED, (_C.CLOSE,)),
     (_S.OPEN, _E.RECORDS): (_S.OPEN, (_C.SEND,)),
     (_S.OPEN, _E.DUE): (_S.COMMITTING, (_C.SEND_OFFSET, _C.COMMIT)),
     (_S.OPEN, _E.REFUSED): (_S.ABORTING, (_C.ABORT,)),
-    # What was not committed is sent again by the next producer.
+    # The next producer sends uncommitted records again.
     (_S.OPEN, _E.STOP): (_S.ABORTING, (_C.ABORT,)),
     (_S.COMMITTING, _E.COMMITTED): (_S.READY, (_C.TELL_SOURCE,)),
     (_S.COMMITTING, _E.REFUSED): (_S.ABORTING, (_C.ABORT,)),
     (_S.COMMITTING, _E.UNKNOWN): (_S.IN_DOUBT, (_C.FAIL,)),
     (_S.COMMITTING, _E.BROKEN): (_S.IN_DOUBT, (_C.FAIL,)),
     (_S.ABORTING, _E.ABORTED): (_S.FAILED, (_C.FAIL,)),
-    # The next producer's fencing aborts what could not be aborted here.
+    # If this abort fails, the next producer aborts the transaction by fencing.
     (_S.ABORTING, _E.REFUSED): (_S.FAILED, (_C.FAIL,)),
     (_S.ABORTING, _E.UNKNOWN): (_S.FAILED, (_C.FAIL,)),
     **{
@@ -109,14 +109,14 @@ TRANSITIONS: dict[tuple[ProducerState, ProducerEvent], tuple[ProducerState, tupl
 
 @dataclass(frozen=True, slots=True)
 class Transaction(StateMachine[ProducerState, ProducerEvent]):
-    """A producer's state and the newest steps that led to it."""
+    """A producer's state and the latest steps that led to it."""
 
     state: ProducerState = ProducerState.NEW
 
     def step(self, event: ProducerEvent) -> tuple[Transaction, tuple[Command, ...]]:
-        """Return the transaction after `event`, and what is to be done.
+        """Return the transaction after `event`, and the commands to carry out.
 
-        :raises IllegalTransition: for a move that the table does not have; always a bug.
+        :raises IllegalTransition: for a transition that is not in the table; always a bug.
         """
         state, commands = self.found(TRANSITIONS, event)
         return self.moved(event, state), commands

@@ -1,7 +1,7 @@
-"""Writers of batches: records first, then the offset that they lead to.
+"""Writers of batches: the records, then the source offset after them.
 
-`AtomicWriter` carries out what the transaction's table says, so that both are one; `PlainWriter`
-writes the offset when the records are acknowledged: at least once. One object is one attempt.
+`AtomicWriter` writes both in one transaction, as the table in `transaction` prescribes; `PlainWriter`
+writes the offset after the records are acknowledged: at least once. One object is one attempt.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tailrace.records.events import Converted
 
 log = structlog.get_logger(__name__)
 
-#: Longest to wait for a connection before the client begins.
+#: Longest wait for a connection before `init_transactions`, in seconds.
 _CONNECTS_S = 2.0
 
 _NOT_WAITED_S = 0.001
 
-#: Between looks at what is delivered, during a commit.
+#: Interval between checks for deliveries during a commit, in seconds.
 _LOOK_S = 2.0
 
 #: An object that JSON can hold.
@@ -48,45 +48,45 @@ Offset = Mapping[str, Any]
 
 
 class Writer(Protocol):
-    """Writes batches for one task, one after another, on one thread."""
+    """A writer of one task's batches, one after another, on one thread."""
 
     @property
     def progress(self) -> SendProgress:
-        """How far the batch is, or the one that failed was."""
+        """The progress of the current batch, or of the one that failed."""
 
     @property
     def limit_s(self) -> float:
-        """Longest that a batch may take."""
+        """Longest time that a batch may take, in seconds."""
 
     def connect(self) -> None:
-        """Begin to connect, and return at once; nobody is disturbed. `open` is quicker some time after it."""
+        """Start to connect, and return at once. Fences no producer; makes a later `open` faster."""
 
     def fence(self) -> None:
-        """End what the producer before had begun; nothing more comes of it. `open` does this first."""
+        """Fence the producer before: its open transaction is aborted. `open` does this first."""
 
     def open(self) -> Offset | None:
-        """Begin, and return the offset that was committed last; None: there is none."""
+        """Start the producer, and return the offset that was committed last; None: there is none."""
 
     def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
-        """Send records of the batch, in order, to these partitions or each by its key."""
+        """Send records of the batch, in order, to the given partitions; None: each by its key."""
 
     def commit(self, offset: Offset | None) -> None:
-        """End the batch: what was sent and `offset` are durable when it returns. None: there is none now."""
+        """End the batch: the records sent and `offset` are durable on return. None: delete the offset."""
 
     def commit_all(self, offsets: Mapping[bytes, Offset | None], timeout_s: float | None = None) -> None:
-        """As `commit`, with the offsets of several keys; it may take so long, or as long as any commit."""
+        """As `commit`, with the offsets of several keys, within `timeout_s` (None: the task's timeout)."""
 
     def close(self) -> None:
-        """Give up what was sent and not committed, and end the producer's threads and connections."""
+        """Discard records that are not committed, and end the producer's threads and connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Whose offset is written, and how.
+    """The offset that a writer writes, and the settings of its producer.
 
-    :param settings: of the producer.
-    :param key: of the offset, in `offsets`.
-    :param timeout_s: longest that the start, and each commit, may take.
+    :param settings: the producer's librdkafka settings.
+    :param key: the offset's key in `offsets`.
+    :param timeout_s: timeout of the start, and of each commit.
     """
 
     settings: Mapping[str, Any]
@@ -97,7 +97,7 @@ class Task:
 
 
 class AtomicWriter:
-    """Records and offset in one transaction; the producer that had the transactional id before is fenced."""
+    """A writer of records and offset in one transaction; fences the producer with its transactional id."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -112,7 +112,7 @@ class AtomicWriter:
 
     @property
     def limit_s(self) -> float:
-        """As `Writer.limit_s`: the coordinator ends a transaction that is open for longer."""
+        """As `Writer.limit_s`: the coordinator aborts a transaction that is open for longer."""
         return int(self._task.settings["transaction.timeout.ms"]) / 1000
 
     def connect(self) -> None:
@@ -129,7 +129,7 @@ class AtomicWriter:
         self._step(ProducerEvent.INITIALISED)
 
     def open(self) -> Offset | None:
-        """As `Writer.open`; the producer before is fenced first, so that its last commit is seen.
+        """As `Writer.open`; first fences the producer before, so that its last commit is read.
 
         :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `OFFSETS_UNREADABLE`, `SINK_WRITE_FAILED`.
         """
@@ -145,7 +145,7 @@ class AtomicWriter:
     def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
         """As `Writer.send`.
 
-        :raises TailraceError: as `Sender.send`; the transaction is then aborted, and this writer has ended.
+        :raises TailraceError: as `Sender.send`; then the transaction is aborted, and this writer ends.
         """
         self._begin()
         try:
@@ -159,7 +159,7 @@ class AtomicWriter:
         """As `Writer.commit`, atomically.
 
         :raises TailraceError: `SINK_PREEMPTED`; `SINK_WRITE_FAILED`, when nothing of the batch was
-            committed or when that is not known: the next writer finds out before it does anything.
+            committed, or when the outcome is unknown: the next writer reads the offset before it writes.
         """
         self.commit_all({self._task.key: offset})
 
@@ -200,10 +200,10 @@ class AtomicWriter:
 
     def _fence(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        # A producer without a connection just when it looks for its coordinator looks again only after half
-        # a second. The first answer comes over that to a bootstrap address, which may end with it.
+        # A producer that has no connection when it looks for its coordinator retries only after half a
+        # second. The first answer comes over the connection to a bootstrap address, which may be closed then.
         for _ in range(2):
-            # One that stands still may be asked: that half second is not worth all the time there is.
+            # The broker may hang: saving half a second is not worth the whole timeout.
             with contextlib.suppress(KafkaException):
                 self._list_offsets_topic(min(_CONNECTS_S, _left_s(deadline)))
         answered(lambda: self._producer.init_transactions(_left_s(deadline)))
@@ -222,9 +222,9 @@ class AtomicWriter:
                 persist(min(_LOOK_S, _left_s(deadline)), self._commit_once)
                 return
             except KafkaException as error:
-                # The client goes on with it when it is asked again. Its time is that without a delivery.
-                # An answer of the broker, REQUEST_TIMED_OUT too, ends it, and so do messages whose time is
-                # over: asked again, the client repeats it, at once.
+                # After its own timeout, the client continues the commit when it is called again; the timeout
+                # counts from the last delivery. Another error, such as the broker's REQUEST_TIMED_OUT or
+                # expired messages, is final: called again, the client would return it at once.
                 found = error_of(error)
                 if found.code() != KafkaError._TIMED_OUT or not found.retriable():  # noqa: SLF001
                     raise
@@ -233,7 +233,7 @@ class AtomicWriter:
                 elif time.monotonic() >= deadline:
                     raise
 
-    # Separate methods, as `_fence`: the trace of an error has these, and not the producer.
+    # Separate methods, as `_fence`: so an error's traceback does not hold a reference to the producer.
 
     def _list_offsets_topic(self, timeout_s: float) -> None:
         answered(lambda: self._producer.list_topics(self._task.offsets.name, timeout=timeout_s))
@@ -271,19 +271,19 @@ class AtomicWriter:
     def _failure(self, found: KafkaError, attempted: str) -> TailraceError:
         if found.code() != KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             failure = failure_of(found, attempted, **self._whose())
-            # A message that was not delivered is why, if nobody has taken the id.
+            # Unless another producer has taken the id, an undelivered message is the cause.
             met = None if failure.kind is Kind.SINK_PREEMPTED else self._sender.failure(attempted)
             if met is None and is_denial(found):
-                # The cluster refused to take a topic into the transaction, and does not say which one.
+                # The cluster refused to add a topic to the transaction, and does not say which one.
                 met = self._task.offsets.denial_of([*self._sender.topics, self._task.offsets.name], attempted)
             return failure if met is None else met
-        # WRITE includes DESCRIBE, which is what may be missing first.
+        # WRITE implies DESCRIBE, which is checked first.
         settings = self._task.settings
         return denied(settings, attempted, "transactional-id", str(settings["transactional.id"]), ["WRITE"])
 
     def _raise_if_preempted(self, error: TailraceError) -> None:
-        # What is learnt on aborting decides: a producer that was pre-empted must not begin again, and
-        # pre-empt in turn.
+        # The abort may show that the producer was pre-empted; then that is the error: a retry would
+        # pre-empt the other producer in turn.
         if self._transaction.state is ProducerState.PREEMPTED and error.kind is not Kind.SINK_PREEMPTED:
             raise preempted(f"abort after {error.kind}", **self._whose()) from error
 
@@ -300,14 +300,14 @@ class AtomicWriter:
     def _step(self, event: ProducerEvent) -> None:
         self._transaction, _ = self._transaction.step(event)
         if self._transaction.state is ProducerState.PREEMPTED:
-            log.warning("fenced: the producer's epoch is over", **self._whose())
+            log.warning("fenced: the producer's epoch is no longer valid", **self._whose())
 
     def _whose(self) -> dict[str, str]:
         return {"transactional_id": str(self._task.settings["transactional.id"])}
 
 
 class PlainWriter:
-    """Records, then their offset: after a crash between both, the records come again."""
+    """A writer of records and then their offset; after a crash in between, the records are repeated."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -321,7 +321,7 @@ class PlainWriter:
 
     @property
     def limit_s(self) -> float:
-        """As `Writer.limit_s`: a record that waits for longer is given up; with 0 ms none is."""
+        """As `Writer.limit_s`: the client drops a record that waits for longer; 0 ms: no limit."""
         return int(self._task.settings["message.timeout.ms"]) / 1000 or math.inf
 
     def connect(self) -> None:
@@ -329,7 +329,7 @@ class PlainWriter:
         _warm_up(self._producer, self._task.offsets.name)
 
     def fence(self) -> None:
-        """As `Writer.fence`: it can't be."""
+        """Do nothing: without transactions a producer can't be fenced."""
 
     def open(self) -> Offset | None:
         """As `Writer.open`.
@@ -353,7 +353,7 @@ class PlainWriter:
         self.commit_all({self._task.key: offset})
 
     def commit_all(self, offsets: Mapping[bytes, Offset | None], timeout_s: float | None = None) -> None:
-        """As `Writer.commit_all`: on an error some may be written, and others not.
+        """As `Writer.commit_all`; after an error, some of the offsets may be written.
 
         :raises TailraceError: as `commit`.
         """
@@ -380,6 +380,6 @@ def _left_s(deadline: float) -> float:
 
 
 def _warm_up(producer: Producer, topic: str) -> None:
-    # The first question waits for a twentieth of a second while the client connects.
+    # The first request waits for a twentieth of a second while the client connects.
     with contextlib.suppress(KafkaException):
         answered(lambda: producer.list_topics(topic, timeout=_NOT_WAITED_S))

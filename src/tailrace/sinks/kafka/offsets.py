@@ -1,4 +1,4 @@
-"""What a Kafka sink has committed, looked at and changed from outside."""
+"""Reads and changes the offsets of a Kafka sink from outside its engine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a task has committed last; where several producers share it, the one that is least far.
+    """The offset that a task has committed; if several producers share the task, the lowest one.
 
-    :param log_id: of the log that `log_offset` is one of; empty where the record says none.
-    :param partition: of the offsets topic, and `offset` the record's in it.
+    :param log_id: of the log that `log_offset` belongs to; empty if the record does not name it.
+    :param partition: partition of the record in the offsets topic; `offset` is its offset there.
     :param time_us: of the commit, since 1970.
     """
 
@@ -33,9 +33,9 @@ class Committed:
 
 
 def committed(config: KafkaConfig, pipeline: str, *, lenient: bool = False) -> list[Committed]:
-    """Return what each task of a pipeline has committed, by task; nobody is fenced.
+    """Return the committed offset of each task of a pipeline, sorted by task, without fencing a producer.
 
-    :param lenient: as `OffsetsTopic` has it.
+    :param lenient: as in `OffsetsTopic`.
     :raises TailraceError: `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
     """
     account = account_of(config, pipeline)
@@ -60,7 +60,7 @@ def committed(config: KafkaConfig, pipeline: str, *, lenient: bool = False) -> l
         try:
             reached = furthest_whole(replace(account, task=task), offsets, Head.of(value))
         except TailraceError:
-            reached = -1  # it is shown, and may be set again
+            reached = -1  # the offset is still listed, and can be set again
         found.append(
             Committed(
                 task,
@@ -77,10 +77,10 @@ def committed(config: KafkaConfig, pipeline: str, *, lenient: bool = False) -> l
 def commit_from_outside(
     config: KafkaConfig, pipeline: str, tasks: Sequence[str], offset: Mapping[str, Any] | None
 ) -> None:
-    """Commit `offset` for some tasks in the place of their present producer; None takes theirs back.
+    """Commit `offset` for some tasks in place of their current producers; None deletes their offsets.
 
-    With transactions each task's transactional id is taken first: a process that still had it can
-    commit nothing more, and stops. Likewise the ids of producers that shared the task.
+    With transactions each task's current producer is fenced first: a process that still uses it can commit
+    nothing more, and stops. The same applies to producers that share the task.
     :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `SINK_MISCONFIGURED`, `OFFSETS_UNREADABLE`,
         `SINK_WRITE_FAILED`.
     """
@@ -91,11 +91,11 @@ def commit_from_outside(
     try:
         for task in tasks:
             replace(account, task=task).end_members(offsets)
-        # All are taken before anything is written: nobody goes on from one of two.
+        # All are fenced before any offset is written: no process can continue with only some of them changed.
         before = [writer.open() for writer in writers]
         for writer in writers:
             writer.commit(offset)
-        # Only now: who opens one of these later finds that the lease is another's (`kafka.producer.layout`).
+        # Only now: an executor that opens a member later finds another lease (`kafka.producer.layout`).
         for task, found in zip(tasks, before, strict=True):
             replace(account, task=task).fence_members(offsets, found)
     finally:

@@ -1,8 +1,8 @@
-"""Records on their way to a topic, in the order of the log.
+"""Converted records for a topic, merged in the order of the log.
 
-A topic gets records of several groups where tables share it, or where a predicate or a schema change splits
-the changes of one table. Consumers, and compaction, go by the order within a key: so the records of such
-groups are converted for the same part of the log, and then sent as they follow each other there.
+A topic gets records of several groups if tables share it, or if a predicate or a schema change splits the
+changes of one table. Consumers, and compaction, rely on the order within a key: so the records of such groups
+are converted for the same part of the log, and then sent in the order of the log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.protocol.frames import Numbers
 from tailrace.records.events import Converted, interleaved
 from tailrace.records.group import Flags, Group, source_order
 
-#: Records for a topic, and the changes that their places are of.
+#: Records for a topic, and the changes that they come from, which their places refer to.
 Portion = tuple[Group, TableChanges]
 
 
@@ -32,10 +32,10 @@ Portion = tuple[Group, TableChanges]
 class Outgoing:
     """Records for one topic, ready to be sent.
 
-    :param partitions: as `Writer.send` has them.
-    :param log_offset: of each event's change, never falling.
-    :param is_second: whether each event's record is so; see `Group.is_second`.
-    :param tables: the changes that they were.
+    :param partitions: as in `Writer.send`.
+    :param log_offset: of each event's change, ascending.
+    :param is_second: `Group.is_second` of each event's record.
+    :param tables: the changes that the records come from.
     """
 
     topic: str
@@ -46,7 +46,7 @@ class Outgoing:
     is_second: Flags | None = None
 
     def part(self, first: int, last: int) -> Outgoing:
-        """Return the records from the `first` on and before the `last`, counted from 0."""
+        """Return the records `[first, last)`, counted from 0."""
         return Outgoing(
             self.topic,
             self.events.part(first, last),
@@ -57,7 +57,7 @@ class Outgoing:
         )
 
     def send(self, writer: Writer) -> None:
-        """Send them.
+        """Send the records.
 
         :raises TailraceError: as `Writer.send`, with the place in the log of the record that was refused.
         """
@@ -91,7 +91,7 @@ def _or_by_key(partitions: Partitions, count: int) -> npt.NDArray[np.int32]:
 
 
 def cutting(portions: Sequence[Portion]) -> Callable[[int, int], list[Portion]]:
-    """Return what gives the records from one to before another, counted from 0 in the order of the log."""
+    """Return a function for the records `[first, last)`, counted from 0 in the order of the log."""
     if len(portions) == 1 and portions[0][0].is_second is None:
         [(group, changes)] = portions
         return lambda first, last: [(group.slice(first, last), changes)]
@@ -112,7 +112,7 @@ def cutting(portions: Sequence[Portion]) -> Callable[[int, int], list[Portion]]:
 def placed(error: TailraceError, tables: Sequence[TableChanges], log_offset: Numbers) -> TailraceError:
     """Return the error with the table and, where the record is known, its place in the log.
 
-    :param log_offset: of the change of each record that it may have met.
+    :param log_offset: of the change of each record that may have caused it.
     """
     context = error.context
     row = context.pop("row", None)
@@ -123,7 +123,7 @@ def placed(error: TailraceError, tables: Sequence[TableChanges], log_offset: Num
 
 
 def place_of(tables: Sequence[TableChanges], log_offset: int) -> dict[str, Any]:
-    """Return what an error says of a change: its table, and its place in the log and in the source."""
+    """Return an error's context for a change: its table, and its place in the log and in the source."""
     for changes in tables:
         row = int(np.searchsorted(changes.log_offset, log_offset))
         if row < changes.count and changes.log_offset[row] == log_offset:

@@ -1,11 +1,11 @@
-"""What the changes of a range become in Kafka: records, each for the topic of its table.
+"""Converts the changes of a range to Kafka records, each for the topic of its table, and sends them.
 
     changes ── transformations ── topic ── converter ── too large? ── partition ── writer
                                                            │
                                                      dead letters
 
-Beside them go records that are no changes of rows: shapes of tables that are new, where the range's
-transactions began and ended, and now and then a heartbeat.
+It also sends records other than row changes: new shapes of tables, boundaries of the range's transactions,
+and heartbeats.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_WAY_OUT = "leave out the table or the column, or take dead letters instead: set dead_letter_topic"
+_WAY_OUT = "exclude the table or the column, or have dead letters written instead: set dead_letter_topic"
 
 
 @dataclass(slots=True)
 class Sent:
-    """What a range was sent as, or a part of it.
+    """Counts of what was sent for a range, or for a part of it.
 
-    :param share: what is sent of its records; None: all.
-    :param rows: changes.
-    :param bytes: of values.
-    :param dead_letters: records that were too large for their topic.
+    :param share: the share of the range's records that is sent; None: all.
+    :param rows: number of changes.
+    :param bytes: size of the values.
+    :param dead_letters: number of records that were too large for their topic.
     """
 
     share: Share | None = None
@@ -77,7 +77,7 @@ class Sent:
     orders: TableOrders = field(default_factory=TableOrders)
 
     def add(self, other: Sent) -> None:
-        """Count what `other` has, too."""
+        """Add the counts of `other`."""
         self.rows += other.rows
         self.bytes += other.bytes
         self.dead_letters += other.dead_letters
@@ -85,11 +85,11 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the records of a sink are made with. May be pickled.
+    """The converter, transformations and settings of a sink's records. Can be pickled.
 
-    :param converter: form of keys and values.
-    :param chain: transformations that changes go through before.
-    :param prefix: begins the names of topics.
+    :param converter: converts keys and values.
+    :param chain: transformations of changes before that.
+    :param prefix: first part of the names of topics.
     """
 
     config: KafkaConfig
@@ -102,9 +102,9 @@ class Form:
 
 
 class Records:
-    """Sends changes as records, for one writer after another.
+    """A sender of changes as records, for one writer after another.
 
-    :param counted: as `Topics` has it.
+    :param counted: as in `Topics`.
     """
 
     def __init__(self, form: Form, account: Account, counted: Mapping[str, int] | None = None) -> None:
@@ -128,13 +128,13 @@ class Records:
         end: int,
         share: Share | None = None,
     ) -> Sent:
-        """Send the changes of `[start, end)`, and what goes beside them.
+        """Send the changes of `[start, end)`, and the records other than row changes.
 
-        :param splits: of a range that holds it.
-        :param share: what is sent of their records; None: all. What goes beside them goes with the first one;
-            heartbeats are the driver's.
-        :raises TailraceError: what reading the log raises, and as `Writer.send`, with the place in the
-            log of the record that was refused.
+        :param splits: of a range that includes it.
+        :param share: the share of their records to send; None: all. The first share includes the records
+            other than row changes; only the driver sends heartbeats.
+        :raises TailraceError: as reading the log, and as `Writer.send`, with the place in the log of the
+            record that was refused.
         """
         sent = Sent(share)
         if self._config.schema_changes_topic and (share is None or share.number == 0):
@@ -156,11 +156,11 @@ class Records:
         end: int,
         sent: Sent,
     ) -> Iterator[Outgoing]:
-        """Yield what the changes of `[start, end)` become, without what goes beside them; as `send`.
+        """Yield the records of the changes of `[start, end)` alone; as `send`.
 
         The records of each topic come in the order of the log.
 
-        :param sent: what is yielded is added to it.
+        :param sent: the counts are added to it.
         """
         if not splits:
             return
@@ -174,24 +174,24 @@ class Records:
                 for changes in decoded.changes:
                     for portion in self._portions(changes.slice(start, end), sent):
                         by_topic.setdefault(portion[0].topic, []).append(portion)
-                while by_topic:  # what is sent is let go of
+                while by_topic:  # releases what was sent
                     yield from self._of_topic(by_topic.pop(next(iter(by_topic))), sent)
 
     def has_beside(self, splits: Sequence[InputSplit]) -> bool:
-        """Return whether records that belong to single transactions go beside the changes of these splits."""
+        """Return whether these splits yield records of single transactions other than row changes."""
         if self._config.provide_transaction_metadata:
             return True
         blocks = (block for split in splits for block in split.blocks)
         return bool(self._config.schema_changes_topic) and any(block.header.has_schema for block in blocks)
 
     def fits(self, topic: str) -> int:
-        """Return the most bytes that a batch for a topic may have, however little it shrinks."""
+        """Return the largest batch for a topic, in bytes, that fits even if it does not compress."""
         limit = self._topics.largest(topic) if topic else None
         return SAFE_BATCH_BYTES if limit is None else min(SAFE_BATCH_BYTES, limit * 9 // 10)
 
     @property
     def is_beat_due(self) -> bool:
-        """Whether a heartbeat is to be sent now."""
+        """Whether a heartbeat is due now."""
         return self._heartbeats.is_due
 
     def beat(self, writer: Writer) -> None:
@@ -208,7 +208,7 @@ class Records:
             self._heartbeats.sent()
 
     def send_beside(self, writer: Writer, group: Group) -> None:
-        """Send records that are no changes to their topic.
+        """Send records other than row changes to their topic.
 
         :raises TailraceError: as `Writer.send`, and as the converter's `convert`.
         """
@@ -227,7 +227,7 @@ class Records:
             self.send_beside(writer, side_records.shape(topic, change, self._origin))
 
     def _name_topics(self, log: LogReader, first: InputSplit) -> None:
-        """Check that no topic is that of two tables, be it that only one of them has changes here.
+        """Check that no two tables share a topic without a route, even if only one of them has changes here.
 
         :param first: the first split that is sent.
         :raises TailraceError: as `Topics.of_table`.
@@ -258,9 +258,9 @@ class Records:
             sent.rows += changes.count
 
     def _own(self, step: Callable[[Group], T], group: Group) -> T:
-        """Return what a step makes of a group; what it asks of an engine is said in the words of a sink.
+        """Return a step's result for a group; its requests to an engine become the errors of a sink.
 
-        :raises TailraceError: of the step; as `function_failure`.
+        :raises TailraceError: as the step; as `function_failure`.
         """
         try:
             return step(group)
@@ -268,14 +268,14 @@ class Records:
             raise function_failure(error, "transform or convert records", self._config.name) from error
 
     def _narrowed(self, group: Group, share: Share) -> Group:
-        """Return the records of which some event may be in the share: the others need no values."""
+        """Return the records with an event that may be in the share: the others need no values."""
         if not isinstance(self._form.converter, KeysFirst):
             return group
         keys, rows = self._form.converter.keys(group)
         count = len(group) if rows is None else len(rows)
         mine = np.flatnonzero(share.has(keys, group.topic, count))
         mine = mine if rows is None else np.unique(rows[mine])
-        if group.is_second is not None:  # of two records of one place, each has the other's key as a header
+        if group.is_second is not None:  # two records of one change have each other's key as a header
             mine = np.flatnonzero(np.isin(group.index, group.index[mine]))
         return group.take(mine)
 
@@ -338,7 +338,7 @@ class Records:
 
     def _partitions(self, topic: str, events: Converted, changes: TableChanges, rows: Numbers) -> Partitions:
         if self._config.partition_by == "transaction":
-            # Transactions of sources with shards have no numbers, but each has a position.
+            # Transactions of sources with shards have no number, but a position.
             xid = np.where(changes.xid == 0, changes.commit_lsn, changes.xid)
             return by_transaction(xid[rows], self._topics.partitions(topic))
         if events.keys is None or "partitioner" in self._config.options:
@@ -347,7 +347,7 @@ class Records:
 
     @property
     def counted(self) -> dict[str, int]:
-        """How many partitions topics had when they were first written to."""
+        """The topics' numbers of partitions when they were first written to."""
         return self._topics.counted
 
     def _letters(
@@ -363,13 +363,13 @@ class Records:
 
 
 def _with_legal_topic(group: Group) -> Group:
-    # A transformation may have made its name of anything, such as a value.
+    # A transformation may have taken the name from anything, such as a value.
     topic = legal(group.topic, group.topic)
     return group if topic == group.topic else group.with_topic(topic)
 
 
 def _note(changes: TableChanges, events: Converted, rows: Numbers, boundaries: Boundaries) -> None:
-    # A tombstone is no event of its own, and rows of a snapshot are in no transaction.
+    # Tombstones are not counted as events, and rows of a snapshot belong to no transaction.
     if not changes.count or changes.op[0] == ord(Op.READ):
         return
     there = np.ones(len(events), np.bool_)

@@ -1,13 +1,13 @@
-"""A range of the log written to Kafka by several producers: what the driver does, and what each task does.
+"""Writes a range of the log to Kafka with several producers: the job of the driver, and each task's part.
 
-Which steps these are, in which order, and why that is right, says `kafka.producer.layout`.
+`kafka.producer.layout` defines the steps and their order, and explains why they are correct.
 
-A task decodes the whole range, but writes the values of its share's records alone: their keys decide, and
-only keys are computed of the others (`KeysFirst`). Measured on rows of ten columns as JSON, CPU of one
-task: 0.4 µs for each row of the range, and for each of its own 1.2 to convert and 0.9 to hand over, beside
-what the client's threads and the cluster do. By these figures eight tasks on as many cores are nearly four
-times as fast as one, and many more gain little. In return nothing goes through Spark's shuffle, which
-Python feeds slowly: a task needs no other's result, and one that is repeated gives the same.
+A task decodes the whole range, but converts only the values of its share's records: these are chosen by key,
+and of the other records only the keys are computed (`KeysFirst`). Measured on rows of ten columns as JSON,
+CPU of one task: 0.4 µs for each row of the range, and for each row of its own 1.2 to convert and 0.9 to hand
+over, without the client's threads and the cluster. By these figures eight tasks on as many cores are nearly
+four times as fast as one, and many more gain little. In return nothing goes through Spark's shuffle, which
+Python feeds slowly: a task needs no other's result, and a repeated task writes the same records.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from tailrace.waits import wait_until
 
 log = structlog.get_logger(__name__)
 
-#: How long a task whose producer was opened by another attempt waits, each time, for that one to be done,
-#: before it opens it again. They grow, so that of two attempts one gets through.
+#: How long a task whose producer another attempt has opened waits for that attempt, each time, before it
+#: opens the producer again, in seconds. They grow, so that one of two attempts succeeds.
 PATIENCE_S = (2.0, 10.0, 60.0, 300.0)
 
 _LOOK_S = 0.5
@@ -49,12 +49,12 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ShareJob:
-    """What every task of a range's job is given. It has salts of masks: only ever part of a closure.
+    """The input of all tasks of a range's job. It contains salts of masks: only ever pass it in a closure.
 
     :param head: as the driver wrote it.
     :param end: of the range.
     :param history: what the driver has read of the offsets topic.
-    :param counted: how many partitions topics had when this engine first wrote to them.
+    :param counted: the topics' numbers of partitions when this engine first wrote to them.
     """
 
     log: str
@@ -69,7 +69,7 @@ class ShareJob:
 
 @dataclass(frozen=True, slots=True)
 class ShareWritten:
-    """What a task wrote: as `Sent` has it, seconds for sending and for the commit, and `Records.counted`."""
+    """A task's result: counts as in `Sent`, seconds for sending and for the commit, and `Records.counted`."""
 
     rows: int = 0
     bytes: int = 0
@@ -80,18 +80,18 @@ class ShareWritten:
 
 
 def write_share(job: ShareJob, number: int) -> ShareWritten:
-    """Write the share of producer `number`, or what it lacks of it; when it returns, all of it is written.
+    """Write the rest of the share of producer `number`; on return all of the share is written.
 
-    Another attempt at the same share may be under way, or come: the last one to begin writes, and the
-    others wait for it.
-    :raises TailraceError: `SINK_PREEMPTED` if another engine has taken the task; what writing meets.
+    Another attempt at the same share may be running, or may start later: the last one to start writes, and
+    the others wait for it.
+    :raises TailraceError: `SINK_PREEMPTED` if another engine has taken the task over; errors of writing.
     """
     offsets = job.account.offsets(history=job.history)
     if not offsets.is_there():
         raise TailraceError(
             Kind.SINK_MISCONFIGURED,
             f"look for the offsets topic {offsets.name!r}: it does not exist any more",
-            "it holds how far the sink is: see who deleted it, and restore it",
+            "it contains the sink's position: find out why it was deleted, and restore it",
             {"topic": offsets.name},
         )
     for patience_s in (*PATIENCE_S, None):
@@ -104,14 +104,14 @@ def write_share(job: ShareJob, number: int) -> ShareWritten:
             if written is None:
                 raise _taken_by_another(job, number)
             return written
-        log.warning("another attempt at this share has begun; waiting for it", producer=number)
+        log.warning("another attempt at this share has started; waiting for it", producer=number)
         if _is_done_within(job, number, offsets, patience_s):
             break
     return ShareWritten()
 
 
 class _Attempt:
-    """Carries out the steps of `layout.sharing`, once."""
+    """One attempt: carries out the steps of `layout.sharing`."""
 
     def __init__(self, job: ShareJob, number: int, offsets: OffsetsTopic) -> None:
         self._job = job
@@ -121,9 +121,9 @@ class _Attempt:
         self._written = ShareWritten()
 
     def run(self) -> ShareWritten | None:
-        """Return what was written; None: another engine has taken the task.
+        """Write the share, and return the result; None: another engine has taken the task over.
 
-        :raises TailraceError: `SINK_PREEMPTED` if another attempt opened the producer; what writing meets.
+        :raises TailraceError: `SINK_PREEMPTED` if another attempt opened the producer; errors of writing.
         """
         steps = sharing(self._job.head, self._number, self._job.end)
         result: Any = None
@@ -166,7 +166,7 @@ class _Attempt:
         )
 
     def _is_time_out(self) -> bool:
-        """Return whether the cluster may have ended the transaction, and no other engine or attempt.
+        """Return whether the cluster, and no other engine or attempt, may have aborted the transaction.
 
         :raises TailraceError: as `is_taken`.
         """
@@ -183,7 +183,7 @@ def _is_done_within(job: ShareJob, number: int, offsets: OffsetsTopic, patience_
 def _taken_by_another(job: ShareJob, number: int) -> TailraceError:
     return TailraceError(
         Kind.SINK_PREEMPTED,
-        "write a share of a range: another engine has taken the pipeline's place; this one stops",
+        "write a share of a range: another engine of this pipeline has taken over; this one stops",
         "the same pipeline runs somewhere else: stop one of them, or give it another name or `group`",
         {"pipeline": job.account.pipeline, "producer": number},
     )

@@ -1,8 +1,8 @@
-"""The sink `kafka`: ranges of the log as records of topics, each range with its offset.
+"""The sink `kafka`: writes ranges of the log as records of topics, each range with its offset.
 
 In process it needs no Spark: ranges are decoded and converted in the feed's thread, by kernels that
-leave the interpreter's lock alone, and handed to the client in large batches. On Spark, or where that
-was so before and is still to be brought to its end, several producers share a range (`shares`).
+release the interpreter's lock, and handed to the client in large batches. On Spark, several producers share a
+range (`shares`); so do they in process, if the producers of a former run on Spark ended at different offsets.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ if TYPE_CHECKING:
 
 says = structlog.get_logger(__name__)
 
-#: A transaction of the source that does not fit into the longest of Kafka's is tried so often.
+#: Number of attempts at a source transaction that takes longer than Kafka's longest transaction.
 _ATTEMPTS = 3
 
-#: Longest that a look at a cluster may take, for those who only want to know.
+#: Timeout of a request that only reads the state of a sink, in seconds.
 ASK_TIMEOUT_S = 10.0
 
 
 class KafkaSink:
-    """As `contract.Sink`; its position is the offset that was committed last, by the last of its producers.
+    """The sink `kafka`, a `contract.Sink`; its position is the lowest offset that its producers committed.
 
-    :param converter: form of keys and values.
-    :param chain: what changes go through before.
+    :param converter: converts keys and values.
+    :param chain: transformations of changes before that.
     """
 
     type = "kafka"
@@ -91,12 +91,12 @@ class KafkaSink:
         self._open: _Open | None = None
 
     def open(self, log: LogIdentity, pipeline: str) -> None:
-        """As `contract.Sink.open`: with transactions, the pipeline's producer of before is fenced.
+        """As `contract.Sink.open`; with transactions, the pipeline's former producer is fenced.
 
         :raises TailraceError: `SINK_FOREIGN` if the offset is another log's; `SINK_PREEMPTED`,
             `SINK_REFUSED`, `SINK_MISCONFIGURED`, `OFFSETS_UNREADABLE`, `SINK_WRITE_FAILED`.
         """
-        self._let_go()
+        self._release()
         config = self._config
         account = account_of(config, pipeline)
         offsets = account.offsets()
@@ -105,7 +105,7 @@ class KafkaSink:
         origin = SourceInfo.of(prefix, log.source)
         table_policy = TablePolicy.of(self._rules)
         if account.atomic:
-            # Before anybody is fenced: who has no business here must not stop the one who has.
+            # Before a producer is fenced: a pipeline with another log must not stop the rightful one.
             _head_in(offsets.settled(account.key, account.isolation), config, pipeline, log.log_id)
         form = Form(config, self._converter, self._chain, prefix, origin, table_policy, self._modes)
         found = _Open(form, account, offsets, log.log_id)
@@ -117,7 +117,7 @@ class KafkaSink:
         self._open = found
 
     def position(self, task: str) -> int | None:
-        """As `contract.Sink.position`: that of the producer which is least far."""
+        """As `contract.Sink.position`: the lowest position of the producers."""
         return None if self._open is None else self._open.standing.position
 
     def reach(self, task: str) -> int | None:
@@ -127,8 +127,8 @@ class KafkaSink:
     def write(
         self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
     ) -> SinkCommit:
-        """As `contract.Sink.write`: records and offset in one transaction of each producer, or one after
-        the other.
+        """As `contract.Sink.write`: each producer writes records and offset in one transaction, or one after
+        the other (at least once).
         """
         if self._open is None:
             raise TailraceError(
@@ -140,20 +140,20 @@ class KafkaSink:
         return self._open.write(spark, log, span, splits, have)
 
     def beat(self) -> None:
-        """As `contract.Beats.beat`: a heartbeat with the offset that there is, in one transaction."""
+        """As `contract.Beats.beat`: a heartbeat and the current offset, in one transaction."""
         if self._open is not None:
             self._open.beat()
 
     def close(self) -> None:
-        """As `contract.Sink.close`; that of a transformation or converter may fail, which is logged only."""
-        self._let_go()
+        """As `contract.Sink.close`; if a transformation or converter fails to close, that is only logged."""
+        self._release()
         for close in (self._chain.close, self._converter.close):
             try:
                 close()
-            except Exception as error:  # noqa: BLE001 - the end goes on
-                says.warning("what is closed with a sink failed", sink=self.name, error=type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - closing continues
+                says.warning("closing a step of a sink failed", sink=self.name, error=type(error).__name__)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         found, self._open = self._open, None
         if found is not None:
             found.close()
@@ -170,16 +170,16 @@ class _Open:
         self._writer: Writer | None = None
         self._records = Records(form, account)
         self._by_transaction = TransactionWriter(TASK, self._records)
-        self._commit_s = 0.0  # of the range that is being written
+        self._commit_s = 0.0  # of the current range
         self._counted: dict[str, int] = {}
         self.standing = AssignmentState()
-        # Leases that the head has if nobody else has taken the task; None: there is no head.
+        # Leases that the head can have unless another engine has taken the task; None: there is no head.
         self._ours: set[str | None] = set()
-        # Kept: a new one looks through all of the segment that is being written.
+        # Kept: a new reader scans all of the active segment.
         self._reader: LogReader | None = None
 
     def take(self) -> None:
-        """Take the task from its present producer."""
+        """Take the task over from its current producer."""
         self.standing = self._carry_out(taking(self._producers, _fresh, fenced=self._account.atomic))
 
     def write(
@@ -187,9 +187,9 @@ class _Open:
     ) -> SinkCommit:
         """Write the changes of `span` from `have` on.
 
-        What the cluster makes possible is tried once more at once: smaller batches of the client where one
-        does not shrink enough for its topic, and the longest time where a transaction of the source does not
-        fit into that of Kafka's. Either holds until the sink is opened again.
+        Two errors lead to an immediate retry with other settings: smaller batches of the client if one does
+        not compress enough for its topic, and the longest transaction timeout if a transaction of the source
+        exceeds Kafka's. These settings hold until the sink is opened again.
         """
         attempts = 0
         while True:
@@ -205,7 +205,7 @@ class _Open:
             have = self.standing.position or have
 
     def _adapted(self, error: TailraceError, log: Path, have: int, span: LogRange, attempts: int) -> bool:
-        """Return whether the account was changed so that the range may be written now.
+        """Return whether the range should be retried, with the account's settings adapted to the error.
 
         :raises TailraceError: `SINK_TRANSACTION_TOO_LONG`.
         """
@@ -218,19 +218,19 @@ class _Open:
             self._account = replace(self._account, batch_bytes=fitting)
             return True
         if LIMIT_S not in error.context or not self._is_one_unit(log, have, span):
-            return False  # the next attempt gets less to write
+            return False  # the next attempt gets a smaller range
         if not self._account.limit_ms and "transaction.timeout.ms" not in self._account.options:
-            says.warning("a transaction of the source takes long: it gets more time", why=error.message)
+            says.warning("a source transaction takes long: longer timeout", why=error.message)
             self._account = replace(self._account, limit_ms=settings.LONGEST_MS)
             return True
         if attempts < _ATTEMPTS:
-            return True  # whatever slowed it down may be over
-        way_out = "let it be written without one of Kafka's: atomic_source_offset_commit: false"
+            return True  # the cause of the delay may have passed
+        way_out = "have it written without a Kafka transaction: atomic_source_offset_commit: false"
         raise too_long(error, way_out, log_offset=have)
 
     def _is_one_unit(self, log: Path, have: int, span: LogRange) -> bool:
-        """Return whether what was written at once has no boundary within: a transaction of the source, or a
-        snapshot's chunk.
+        """Return whether what was written in one transaction is a single unit: a transaction of the source,
+        or a snapshot's chunk.
         """
         if self._form.config.transaction_boundary == "transaction" and not self._producers:
             return True
@@ -246,7 +246,7 @@ class _Open:
                 if REFUSED_LIMIT not in error.context or limit_ms <= 1:
                     raise
                 shorter = limit_ms // 2
-                # 1: no more than usual, and no more is asked for again.
+                # 1: the usual timeout; a longer one is not requested again.
                 self._account = replace(
                     self._account, limit_ms=shorter if shorter >= self._account.timeout_ms else 1
                 )
@@ -263,20 +263,20 @@ class _Open:
         written = self._write_shares(spark, log, span, splits, head)
         self.standing = self.standing.written_to(span.end)
         if self.standing.is_even and not self.standing.has(self._producers):
-            self.take()  # the producers of before have come to rest
+            self.take()  # the former layout's producers have reached the same offset
         self.beat()
         return written
 
     def beat(self) -> None:
-        """Send a heartbeat with the own producer, if one is due, and the head that there is."""
+        """Send a heartbeat, if one is due, and the current head, with the task's own producer."""
         if self.standing.head is None or self._writer is None or not self._records.is_beat_due:
             return
-        with self._telling_apart(self._writer):
+        with self._explaining(self._writer):
             self._records.beat(self._writer)
             self._writer.commit(self.standing.head.as_offset())
 
     def close(self) -> None:
-        """Let go of the own producer."""
+        """Close the task's own producer."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -290,7 +290,7 @@ class _Open:
         started = time.perf_counter()
         self._commit_s, sent = 0.0, Sent()
         reader = self._reader = self._reader or LogReader.open(log, span.task)
-        with self._telling_apart(self._writer):
+        with self._explaining(self._writer):
             if self._form.config.transaction_boundary == "transaction":
                 self._by_transaction.write(self._writer, reader, have, span.end, sent, self._commit)
             else:
@@ -301,7 +301,7 @@ class _Open:
         return SinkCommit(span, sent.rows, sent.bytes, 0, seconds, sent.dead_letters)
 
     def _commit(self, log_offset: int) -> None:
-        """Commit what was sent, all of it before `log_offset`."""
+        """Commit the records sent; all of them are before `log_offset`."""
         assert self._writer is not None  # by `take`
         failpoints.hit("sink.after_write")
         began_s = time.perf_counter()
@@ -318,7 +318,7 @@ class _Open:
         self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit], head: Head
     ) -> SinkCommit:
         numbers = range(head.producers)
-        # What was read here no task reads again.
+        # The tasks do not read again what is read here.
         keys = [self._account.key, *map(self._account.member_key, numbers)]
         self._offsets.read_each(keys, self._account.isolation)
         history = self._offsets.history
@@ -326,7 +326,7 @@ class _Open:
             str(log), tuple(splits), span.end, self._account, self._form, head, history, self._counted
         )
         if spark is None:
-            # Spark wrote here before, and left its producers at different offsets.
+            # A former run on Spark left its producers at different offsets.
             found = [write_share(job, number) for number in numbers]
         else:
             found = run(spark, numbers, partial(write_share, job), self._form.config.name)
@@ -337,14 +337,14 @@ class _Open:
         return SinkCommit(span, rows, size, 0, seconds, sum(each.dead_letters for each in found))
 
     def _lease(self) -> str:
-        """Return the lease of the own producer; empty without transactions, which fence nobody."""
+        """Return the lease of the task's own producer; empty without transactions: nothing is fenced then."""
         if not self._account.atomic:
             return ""
         return _fresh() if self.standing.head is None else self.standing.head.lease
 
     @contextlib.contextmanager
-    def _telling_apart(self, writer: Writer) -> Iterator[None]:
-        """Have what the own producer meets say whether another engine has taken the task, or time ran out."""
+    def _explaining(self, writer: Writer) -> Iterator[None]:
+        """Replace the producer's errors by ones that say if another engine took over, or time ran out."""
         try:
             yield
         except TailraceError as error:
@@ -353,9 +353,9 @@ class _Open:
             raise_out_of_time(error, writer)
 
     def _is_taken(self) -> bool:
-        """Return whether another engine has taken the task.
+        """Return whether another engine has taken the task over.
 
-        :raises TailraceError: where that can't be looked up, which has a policy of its own.
+        :raises TailraceError: if the head can't be read; the policy is that error's.
         """
         return is_taken(self._offsets, self._account, self._ours)
 
@@ -379,7 +379,7 @@ class _Open:
         if isinstance(step, WriteHead):
             assert self._writer is not None  # by the order of the steps
             self._ours.add(step.head.lease)
-            with self._telling_apart(self._writer):
+            with self._explaining(self._writer):
                 self._writer.commit(step.head.as_offset())
             self._ours = {step.head.lease}
             failpoints.hit("kafka.after_head")
@@ -394,7 +394,7 @@ class _Open:
 
 
 def recorded_kafka_position(config: KafkaConfig, pipeline: str, log: LogIdentity) -> int | None:
-    """Return the offset that was committed last, by any producer; nobody is fenced.
+    """Return the offset before which all producers have committed everything, without fencing a producer.
 
     :raises TailraceError: `SINK_FOREIGN`, `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
     """
@@ -417,7 +417,7 @@ def furthest_whole(account: Account, offsets: OffsetsTopic, head: Head) -> int:
 
 
 def offset_at(log_id: str, log_offset: int) -> dict[str, Any]:
-    """Return the offset that says: everything before `log_offset` of that log is in the topics."""
+    """Return the offset record of a sink that has written everything before `log_offset` of that log."""
     return Head(log_id, log_offset).as_offset()
 
 
@@ -445,10 +445,10 @@ def _head_in(
     if head.log_id != log_id:
         raise TailraceError(
             Kind.SINK_FOREIGN,
-            f"go on after the offset in {config.offsets_topic!r}: it is that of another log",
-            f"`tailrace offsets reset FILE --sink {config.name}` has the topics get the changes of this log "
-            f"from its start, `tailrace offsets set FILE --sink {config.name} --to … --skip-changes` from a "
-            "later place; or give the pipeline another name, or "
+            f"continue after the offset in {config.offsets_topic!r}: it belongs to another log",
+            f"`tailrace offsets reset FILE --sink {config.name}` makes the sink write this log from "
+            f"its start, `tailrace offsets set FILE --sink {config.name} --to … --skip-changes` from a later "
+            "place; or give the pipeline another name, or "
             "the sink another `group`",
             {"sink": config.name, "pipeline": pipeline, "log_id": head.log_id},
         )

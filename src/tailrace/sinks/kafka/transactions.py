@@ -1,7 +1,7 @@
-"""Each transaction of the source in one of Kafka's (`transaction_boundary: transaction`).
+"""Writes each source transaction in a Kafka transaction of its own (`transaction_boundary: transaction`).
 
-To read, decode and convert a transaction costs much the same whether it has ten rows or ten thousand. So a
-part of the log is converted as one, and its records are then sent and committed transaction by transaction.
+Reading, decoding and converting ten rows costs much the same as ten thousand. So several transactions are
+converted together, and their records are then sent and committed transaction by transaction.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tailrace.sinks.kafka.records import Records, Sent
 
 log = structlog.get_logger(__name__)
 
-#: Bytes of the log that are converted first, before it is known how much becomes of them.
+#: Bytes of the log that are converted first, while the size of their records is unknown.
 _FIRST_BYTES = 64 << 10
-#: The next part has at most so many times the bytes of the one before: records differ.
+#: Largest factor by which a part's bytes exceed those of the part before: records differ in size.
 _GROWTH = 8
 
 
 class TransactionWriter:
-    """Sends ranges of a log, one commit for each transaction of the source that has records."""
+    """A writer of ranges of a log, with one commit for each transaction of the source that has records."""
 
     def __init__(self, task: str, records: Records) -> None:
         self._task = task
@@ -50,13 +50,13 @@ class TransactionWriter:
     ) -> None:
         """Send the changes of `[start, end)`, both boundaries of the log.
 
-        :param sent: what is committed is added to it.
-        :param commit: called with a boundary of the log when all before it was sent, at last with `end`.
-        :raises TailraceError: as `Records.send`; what lies before the transaction that met it is committed.
+        :param sent: the counts are added to it.
+        :param commit: called with a boundary of the log when all before it was sent, finally with `end`.
+        :raises TailraceError: as `Records.send`; everything before the transaction that failed is committed.
         """
         at = committed = start
         while at < end:
-            # As many rows as bytes at most: that is no bound.
+            # The limits of bytes and rows are the same number: rows are not limited in effect.
             upto = reader.boundary_within(at, self._bytes, self._bytes, end)
             ends = reader.boundaries(at, upto)
             part = Sent()
@@ -82,7 +82,7 @@ class TransactionWriter:
         return plan.input_splits(self._task, reader.blocks(start, end), start, end)
 
     def _converted(self, reader: LogReader, start: int, end: int, sent: Sent) -> list[Outgoing] | None:
-        """Return what several transactions become; None: they are to be taken one by one."""
+        """Return the records of several transactions; None: these must be written one by one."""
         splits = self._splits(reader, start, end)
         if self._records.has_beside(splits):
             self._bytes = 1
@@ -90,14 +90,14 @@ class TransactionWriter:
         try:
             return list(self._records.outgoing(reader, splits, start, end, sent))
         except TailraceError as error:
-            # One by one, what lies before the one that met it is written.
+            # One by one, all transactions before the one that fails are written.
             log.debug("transactions are converted one by one", why=str(error.kind))
             self._bytes = 1
             return None
 
 
 def _send(writer: Writer, found: list[Outgoing], ends: Numbers, commit: Callable[[int], None]) -> int:
-    """Send each transaction's records and commit; return the last boundary that was committed, or 0.
+    """Send and commit each transaction's records; return the last boundary that was committed, or 0.
 
     :param ends: boundaries where transactions end.
     """

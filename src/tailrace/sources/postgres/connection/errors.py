@@ -153,7 +153,7 @@ def condition_failure(attempted: str, found: str) -> TailraceError:
     return TailraceError(
         Kind.SNAPSHOT_FAILED,
         f"{attempted}: {found}",
-        "correct the condition, and ask again: one expression over the table's columns that only reads",
+        "correct the condition and try again: one read-only expression over the table's columns",
     )
 
 

@@ -160,7 +160,7 @@ class IncrementalSnapshots:
             Kind.SNAPSHOT_FAILED,
             f"take a snapshot with a condition: the connection broke {self._breaks} times in a row, while "
             f"that of the stream did not: {error.message}",
-            "correct the condition, then repeat the request: one read-only expression over the columns",
+            "correct the condition and try again: one read-only expression over the table's columns",
             error.context,
         )
 

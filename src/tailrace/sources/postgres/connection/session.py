@@ -147,7 +147,7 @@ class Session:
         session = cls(connection, stopping)
         try:
             if session.server_encoding != "UTF8":
-                session._take_texts_as_they_are(lambda: cls.connect(source, stopping))
+                session._disable_conversion(lambda: cls.connect(source, stopping))
             for version, setting in LATER_SETTINGS:
                 if session.server_version >= version:
                     session.run(f"SET {setting} = 0", f"set {setting}")
@@ -199,7 +199,7 @@ class Session:
         raw = self.encoded(command)
         until = time.monotonic() + deadline_s
         readable = select.poll()
-        with _in_words(attempted):
+        with _connection_errors(attempted):
             readable.register(self._pgconn.socket, select.POLLIN)
             send(raw)
             last: pq.abc.PGresult | None = None
@@ -244,7 +244,7 @@ class Session:
         return self._transport(row_bytes_max, attempted, copies=True)
 
     def _transport(self, message_bytes_max: int, attempted: str, *, copies: bool) -> Transport:
-        with _in_words(attempted):
+        with _connection_errors(attempted):
             kind = LibpqTransport if self.encrypted else SocketTransport
             return kind(self._pgconn, message_bytes_max, copies=copies, attempted=attempted if copies else "")
 
@@ -291,7 +291,7 @@ class Session:
         if self._encoding is not None:
             self._encoding.close()
 
-    def _take_texts_as_they_are(self, connect: Callable[[], Session]) -> None:
+    def _disable_conversion(self, connect: Callable[[], Session]) -> None:
         """Disable the server's conversion of text, if there may be text that it can't convert."""
         if (encoding := TextEncoding.of(self, connect)) is not None:
             self.run("SET client_encoding = 'SQL_ASCII'", "set client_encoding")
@@ -306,7 +306,7 @@ class Session:
 
 
 @contextmanager
-def _in_words(attempted: str) -> Iterator[None]:
+def _connection_errors(attempted: str) -> Iterator[None]:
     """Convert libpq's errors about a lost connection to `SOURCE_UNREACHABLE`."""
     try:
         yield

@@ -70,7 +70,7 @@ SELECT pubinsert AS insert, pubupdate AS update, pubdelete AS delete, pubtruncat
        pubviaroot AS via_root
   FROM pg_publication WHERE pubname = {name}
 """
-_OTHER_THINGS = """
+_NOT_REPLICATED = """
 SELECT n.nspname AS schema, c.relname AS name, c.relkind AS kind, c.relpersistence AS persistence
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('v', 'm', 'f', 'S') OR c.relkind IN ('r', 'p') AND c.relpersistence <> 'p'
@@ -163,7 +163,7 @@ def unmatched(patterns: Iterable[str], tables: Iterable[SourceTable]) -> list[st
 
 def why_missing(session: Session, source: PostgresSource, pattern: str) -> str:
     """Return the message about a pattern of `source.tables` that matches no table."""
-    for row in session.run(_OTHER_THINGS, "look for the table"):
+    for row in session.run(_NOT_REPLICATED, "look for the table"):
         if matches(pattern, row.text("schema"), row.text("name")):
             kind = row.text("kind")
             what = _KINDS.get(kind) or _PERSISTENCES.get(row.text("persistence"), "no table")

@@ -29,7 +29,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "ALTER SYSTEM SET wal_level = logical; -- on the primary, then restart it",
     ),
     "idle_timeout": (
-        "nobody used it for longer than idle_replication_slot_timeout",
+        "it was unused for longer than idle_replication_slot_timeout",
         (
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf(); -- or a time that "
             "is longer than the pipeline is ever down"

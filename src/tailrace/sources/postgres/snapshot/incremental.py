@@ -134,7 +134,7 @@ class IncrementalSnapshots:
         with self._state.lock:
             snapshot = self._current()
         if snapshot is not None and snapshot.where and snapshot.may_fail:
-            error = self._of_breaks(error)
+            error = self._blamed_on_condition(error)
         if error.policy is not Policy.RETRY:
             if snapshot is None or not snapshot.may_fail:
                 raise error
@@ -142,13 +142,13 @@ class IncrementalSnapshots:
             self._state.abandon(snapshot, SnapshotOutcome.FAILED, error.as_json())
             self._breaks = 0
             self._set_filters()
-            self._show_no_more()
+            self._remove_progress()
             return
         wait_s, self._backoff = self._backoff.wait_s, self._backoff.failed()
         log.warning("a snapshot was interrupted; trying again", error=str(error), wait_s=wait_s)
         self._ending.wait(wait_s)
 
-    def _of_breaks(self, error: TailraceError) -> TailraceError:
+    def _blamed_on_condition(self, error: TailraceError) -> TailraceError:
         """Return an error that blames the condition if the server repeatedly ends the connections that
         evaluate it, but not the stream's: otherwise later requests would wait forever.
         """
@@ -179,7 +179,7 @@ class IncrementalSnapshots:
             while not self._ending.is_set():
                 if self._requests.take(side):
                     self._set_filters()
-                    self._show_no_more()
+                    self._remove_progress()
                 self._state.turn()
                 with self._state.lock:
                     snapshot = self._current()
@@ -227,7 +227,7 @@ class IncrementalSnapshots:
             elif shown.chunks != table.chunks or shown.chunks_done != len(table.done):
                 shown.plan(table.chunks, table.rows_estimated, chunks_done=len(table.done), rows=table.rows)
 
-    def _show_no_more(self) -> None:
+    def _remove_progress(self) -> None:
         """Remove the progress of tables whose snapshot was cancelled or failed."""
         with self._state.lock:
             wanted = {table.qualified_name for each in self._state.plans.open for table in each.tables}

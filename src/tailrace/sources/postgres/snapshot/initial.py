@@ -11,8 +11,8 @@ missing chunks are read while streaming (`incremental`).
 
 Tables that together are no larger than a chunk are one unit: if such a small snapshot is
 interrupted, or a table is altered, it begins again with a new slot, so the log never has a
-transaction without its changes of a table that is read later. So does `snapshot: only`, which has
-no stream that could contain the changes made meanwhile.
+transaction without its changes of a table that is read later. The same applies to `snapshot: only`,
+which has no stream that could contain the changes made meanwhile.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class InitialSnapshot:
             )
         leave(planner)
         if postponed or self._unplanned:
-            self._put_off(postponed)
+            self._postpone(postponed)
         else:
             failpoints.hit("snapshot.before_finish")
             if self._in_one:  # one unit: the log does not record the rows of each table
@@ -232,7 +232,7 @@ class InitialSnapshot:
         self._unplanned += [table.qualified_name for table in tables if table.oid not in found]
         return found
 
-    def _put_off(self, postponed: Sequence[Postponement]) -> None:
+    def _postpone(self, postponed: Sequence[Postponement]) -> None:
         names = sorted({each.job.table.qualified_name for each in postponed} | {*self._unplanned})
         if self._in_one:
             raise TailraceError(
@@ -244,5 +244,5 @@ class InitialSnapshot:
                 {"tables": len(names)},
             )
         log.warning(
-            "tables that were locked, or changed by DDL, meanwhile are read beside the stream", tables=names
+            "tables that were locked, or changed by DDL, meanwhile are read while streaming", tables=names
         )

@@ -61,7 +61,7 @@ class TableSnapshotPlan:
     chunks: int | None = None  # None: not planned
     done: set[int] = field(default_factory=set)
     rows: int = 0
-    gone: bool = False  # dropped or not published any more
+    gone: bool = False  # dropped or no longer published
     since_xid: int = 0
     moved: bool = False
     read_again: bool = False

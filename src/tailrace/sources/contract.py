@@ -95,7 +95,7 @@ class Snapshots(Protocol):
     def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
         """Request a snapshot of `tables`, each as `schema.table`; return `id` and `engine_runs`.
 
-        Without tables: of everything from which the source can't continue (shards of Vitess).
+        Without tables: of the rows without which the source can't continue (shards of Vitess).
         """
         ...
 

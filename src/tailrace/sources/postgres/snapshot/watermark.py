@@ -116,7 +116,7 @@ class SnapshotWatermark:
     # The snapshot's thread
 
     def hold(self, lsn: int) -> None:
-        """Keep the stream at or before `lsn`, or at its present position; later calls may increase it."""
+        """Keep the stream before `lsn`, or at its present position if that is later; may be called again."""
         with self._changed:
             if self._point is None:
                 self._limit = max(lsn, self._appender.tail.position, self._limit or 0)

@@ -261,7 +261,7 @@ def snapshot_marks(chunk: Bytes) -> Numbers:
 
 
 def moved(chunk: Bytes, relations: Numbers) -> list[int]:
-    """Return those of `relations`, sorted, that have a row which changed its key with unchanged values."""
+    """Return those of `relations`, sorted, with an update that changes the key and lacks unchanged values."""
     found = np.zeros(len(relations), np.bool_)
     _moved(chunk, relations, found)
     return [int(relation) for relation in relations[found]]

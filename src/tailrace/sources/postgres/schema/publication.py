@@ -215,8 +215,7 @@ def snapshot_command(schema: str, name: str) -> str:
 def publication_warnings(
     session: Session, source: PostgresSource, captured: Collection[int] = ()
 ) -> list[SourceWarning]:
-    """Return warnings of the tables and operations that the publication lacks, and of tables whose writes
-    the server rejects.
+    """Return warnings of missing tables and operations, and of tables whose writes the server rejects.
 
     :param captured: oids of tables that the log has, which `left_out` checks.
     """

@@ -242,7 +242,7 @@ def test_a_new_table_whose_snapshot_is_taken_back_is_warned_of(pg: Database, tmp
         assert await_end(running, log, asked).outcome is SnapshotOutcome.CANCELLED
         pg.execute(ROWS.format(1, 10))
         running.catch_up(pg.query)
-    assert [entry["tables"] for entry in said if "ask for its snapshot again" in entry["event"]] == [
+    assert [entry["tables"] for entry in said if "request their snapshot again" in entry["event"]] == [
         ["public.later"]
     ]
     assert fold(log)["later"].ops == {"c": 10}

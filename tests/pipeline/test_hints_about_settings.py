@@ -204,7 +204,7 @@ def test_a_table_that_is_not_there(shop: Shop, way: str, named: list[str]) -> No
 def test_a_condition_that_is_none_is_corrected(shop: Shop) -> None:
     shop.create_orders()
     shop.source["snapshot_where"] = {"public.orders": "no_such > 1"}
-    assert "correct the condition, and ask again" in shop.refused(Kind.SNAPSHOT_FAILED).hint
+    assert "correct the condition and try again" in shop.refused(Kind.SNAPSHOT_FAILED).hint
     shop.source["snapshot_where"] = {"public.orders": "id >= 1"}
     shop.run()
     shop.require_equal("orders")

@@ -53,19 +53,19 @@ def test_what_the_sources_of_one_server_need_is_added_up(rooms, told, needing):
     assert messages == (["; ".join(filter(None, (told, needing)))] if told else [])
 
 
-WINDOW = "a snapshot that was cut short, or that is asked for, needs one more"
+WINDOW = "an interrupted or requested snapshot needs one more"
 
 
 @pytest.mark.parametrize(
     ("rooms", "told"),
     [
         ([room("", windows=1)], []),
-        ([room("", slots=9, windows=1)], ["no replication slot is free beside the stream"]),
+        ([room("", slots=9, windows=1)], ["no replication slot is free for snapshots"]),
         ([room("", slot=False, slots=10, windows=1, windows_open=1)], []),
-        ([room("", senders=9, windows=1)], ["no WAL sender is free beside the stream"]),
+        ([room("", senders=9, windows=1)], ["no WAL sender is free for snapshots"]),
         (
             [room("eu", slots=7, windows=1), room("us", slots=7, senders=7, windows=1)],
-            ["only 1 replication slot free beside the stream", "only 1 WAL sender free beside the stream"],
+            ["only 1 replication slot free for snapshots", "only 1 WAL sender free for snapshots"],
         ),
     ],
 )

@@ -31,7 +31,7 @@ def test_a_row_of_another_width_than_its_table_is_refused(
     write: Callable[[RowFrames, Row], None], row: Row
 ) -> None:
     frames = RowFrames()
-    with pytest.raises(TailraceError, match=f"it has {len(row)} values, and its table 2 columns") as refused:
+    with pytest.raises(TailraceError, match=f"it has {len(row)} values, but its table 2 columns") as refused:
         write(frames, row)
     assert refused.value.kind is Kind.RECORD_INVALID
     assert len(frames.take()) == 0

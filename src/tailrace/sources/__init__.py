@@ -1,1 +1,1 @@
-"""Sources: the databases that changes come from. Each has a package of its own."""
+"""Sources: the databases from which changes are captured. Each has its own package."""

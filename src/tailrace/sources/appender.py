@@ -1,8 +1,8 @@
-"""Into the log: chunks on the receiving thread, fsync on a thread of its own.
+"""Appends chunks to the log on the receiving thread, and makes them durable on a second thread.
 
-One fsync covers all that was appended since the one before, so the receiver never waits for
-the disk's flush. When the disk is full, the same chunk is tried again until there is room;
-meanwhile nothing is read from the source, and the status timer keeps the connection alive.
+One fsync covers everything that was appended since the previous one, so the receiver never waits
+for the disk. When the disk is full, the same chunk is tried again until there is room; meanwhile
+nothing is read from the source, and the status timer keeps the connection alive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tailrace.protocol.frames import Bytes, Numbers, Summary
 
 log = structlog.get_logger(__name__)
 
-#: Least time from fsync to fsync: more transactions share one.
+#: Shortest time between two fsyncs, in seconds: more transactions share one.
 SYNC_INTERVAL_S = 0.002
 
 FULL_WAIT_S = 0.25
@@ -33,10 +33,10 @@ SYNC_DEADLINE_S = 300.0
 
 
 class Appender:
-    """The log's writer, its scan state and its syncing thread, for as long as a task runs.
+    """The log's writer with its scan state and its syncing thread, while a task runs.
 
-    `append` and `discard_open_unit` belong to the receiving thread. `on_durable` is called on the syncing
-    thread after the durable position moved.
+    Only the receiving thread calls `append` and `discard_open_unit`. The syncing thread calls `on_durable`
+    after the durable position has increased.
     """
 
     def __init__(self, writer: LogWriter, stopping: threading.Event) -> None:
@@ -60,12 +60,12 @@ class Appender:
 
     @property
     def tail(self) -> Tail:
-        """The last boundary that was appended."""
+        """The last appended boundary."""
         return self._writer.tail
 
     @property
     def durable(self) -> Tail:
-        """The last boundary that is durable."""
+        """The last durable boundary."""
         return self._writer.durable
 
     @property
@@ -79,17 +79,17 @@ class Appender:
         return bool(self._state[frames.OPEN] != frames.NOTHING_OPEN)
 
     def check_fence(self) -> None:
-        """Raise if this writer may neither append nor acknowledge any more.
+        """Raise an error if this writer may no longer append or acknowledge.
 
         :raises TailraceError: `LOG_FENCED`, `LOG_WRITE_FAILED`.
         """
         self._writer.check_fence()
 
     def append(self, chunk: Bytes) -> Summary:
-        """Append whole frames; wait while the disk is full.
+        """Append complete frames; wait while the disk is full.
 
-        :raises TailraceError: `PROTOCOL_VIOLATION` if they make no sense; what ended the writer.
-        :raises Stopped: if stopping was asked for while the disk was full.
+        :raises TailraceError: `PROTOCOL_VIOLATION` if they are invalid; the error that ended the writer.
+        :raises Stopped: if the task was asked to stop while the disk was full.
         """
         self.raise_failure()
         summary = frames.summarise(chunk, self._state)
@@ -97,16 +97,16 @@ class Appender:
         return summary
 
     def append_progress(self, position: int, before: bytes = b"", *, time_us: int | None = None) -> None:
-        """Append that the source has nothing before `position`, behind the frames `before`.
+        """Append `before`, then a frame which says that the source has no further changes before `position`.
 
-        :param time_us: of the source's clock, since 1970; default: of ours.
+        :param time_us: the source's clock, in microseconds since 1970; default: this machine's clock.
         """
         now_us = time.time_ns() // 1000 if time_us is None else time_us
         frame = frames.control_frame(frames.PROGRESS, position, now_us, {})
         self.append(np.frombuffer(before + frame, np.uint8))
 
     def discard_open_unit(self) -> None:
-        """Cut the log back to its last boundary: the source sends whole transactions again."""
+        """Truncate the log to its last boundary: the source sends whole transactions again."""
         self.raise_failure()
         self._writer.discard_open_unit()
         self._state = self._writer.scan_state()
@@ -114,7 +114,7 @@ class Appender:
     def sync(self) -> Tail:
         """Wait until everything appended so far is durable; return the durable tail.
 
-        :raises TailraceError: what ended the writer.
+        :raises TailraceError: the error that ended the writer.
         """
         until = time.monotonic() + SYNC_DEADLINE_S
         with self._changed:
@@ -124,21 +124,21 @@ class Appender:
                     raise TailraceError(
                         Kind.LOG_WRITE_FAILED,
                         f"make the change log durable: the disk took longer than {SYNC_DEADLINE_S:g} s",
-                        "look at the disk under log.path, then start again: what was not acknowledged "
-                        "comes from the source again",
+                        "check the disk under log.path, then start again: the source sends again what was "
+                        "not acknowledged",
                     )
         self.raise_failure()
         return self._writer.durable
 
     def raise_failure(self) -> None:
-        """Raise on this thread what ended the syncing thread, if anything did."""
+        """Raise the error that ended the syncing thread, if there is one, on the calling thread."""
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
         """End the syncing thread after a last fsync, and close the writer.
 
-        :raises TailraceError: what ended the writer.
+        :raises TailraceError: the error that ended the writer.
         """
         with self._changed:
             self._closed = True
@@ -192,7 +192,7 @@ class Appender:
                 with self._changed:
                     self._synced = target
                     self._changed.notify_all()
-                if position > notified:  # also where another thread has made it durable
+                if position > notified:  # also if another thread made it durable
                     notified = position
                     self.on_durable()
                 time.sleep(SYNC_INTERVAL_S)

@@ -1,13 +1,13 @@
-"""What a source is: everything that the pipeline asks of a type of database.
+"""The interface of a source: everything that the pipeline needs from a type of database.
 
 A source writes the frames of `tailrace.protocol` into a change log. The log finds transactions and positions
-in them; readers decode the rows by the tables that the frames describe, as PostgreSQL's text of
-PostgreSQL's types, whatever the source is.
+in them. Readers decode the rows with the table descriptions in the frames, as PostgreSQL's text of
+PostgreSQL's types, for every type of source.
 
-A *position* is one rising integer, a PostgreSQL LSN for instance. A source with many logs of its own
-(shards) numbers its transactions as they come into ours, and writes beside them how far each shard is
-(`frames.shard_frame`): such a frame stands in force like the description of a table, so that the state of
-all shards is known at every boundary of the log.
+A *position* is one increasing integer, for instance a PostgreSQL LSN. A source with several logs of its own
+(shards) numbers its transactions in the order in which it writes them, and writes the position of each shard
+with them (`frames.shard_frame`): such a frame is in force until the next one, as a table's description is,
+so that the state of all shards is known at every boundary of the log.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from tailrace.sources.progress import CaptureProgress, SourceLook, SourceWarning
 
 
 class Capture(Protocol):
-    """Brings one database into one log, here or on an executor.
+    """Captures one database into one log, in this process or on an executor.
 
-    `run` once; the rest from any thread.
+    `run` is called once, the other methods from any thread.
     """
 
     def run(self) -> None:
-        """Capture until `stop`, or until there is nothing more to do.
+        """Capture until `stop` is called or there is nothing more to do.
 
-        :raises TailraceError: what a person must deal with.
+        :raises TailraceError: an error that the user must repair.
         """
         ...
 
     def stop(self) -> None:
-        """Ask `run` to return, with everything that was received durable and acknowledged."""
+        """Ask `run` to return after everything that was received is durable and acknowledged."""
         ...
 
     def caught_up(self, position: int) -> bool:
@@ -51,92 +51,92 @@ class Capture(Protocol):
         ...
 
     def progress(self) -> CaptureProgress:
-        """Return how far it is."""
+        """Return the progress of the capture."""
         ...
 
 
 class SourceCheck(Protocol):
     """Preflight of one source, in steps; used by one thread at a time.
 
-    `connect` first, for all sources of a pipeline side by side; then `findings`; `close` at the end.
+    `connect` is called first, for all sources of a pipeline in parallel; then `findings`; `close` at the end.
     """
 
     def connect(self) -> Iterator[Finding]:
-        """Connect, and yield what is found before anybody takes more of the server."""
+        """Connect, and yield what is found before more of the server's capacity is used."""
         ...
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong with everything else."""
+        """Yield the problems of everything else."""
         ...
 
     def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
-        """Return the tables that are captured, as the log would describe them now.
+        """Return the captured tables, as the log would describe them now.
 
-        :param wants: given schema and table, whether the table is asked for.
+        :param wants: returns whether the table with the given schema and name is to be returned.
         """
         ...
 
     def tables(self) -> Sequence[tuple[str, str]]:
-        """Return schema and name of the tables that are captured."""
+        """Return schema and name of each captured table."""
         ...
 
     def close(self) -> None:
-        """End the connection, if there is one."""
+        """Close the connection, if there is one."""
         ...
 
 
 class Snapshots(Protocol):
-    """Snapshots of one log, read again beside its stream; asked from any process.
+    """The snapshots of one log that are read while streaming; usable from any process.
 
-    :raises TailraceError: from every method, `LOG_MISSING`, `LOG_CORRUPT`; where something is asked for,
-        `LOG_FULL` and `LOG_WRITE_FAILED`, too.
+    :raises TailraceError: from every method, `LOG_MISSING`, `LOG_CORRUPT`; from `request`, `cancel` and
+        `pause` also `LOG_FULL` and `LOG_WRITE_FAILED`.
     """
 
     def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
-        """Ask for rows of `tables`, each as `schema.table`; return `id` and `engine_runs`.
+        """Request a snapshot of `tables`, each as `schema.table`; return `id` and `engine_runs`.
 
-        No tables: those rows are asked for that the source can't go on with (shards of Vitess).
+        Without tables: of the rows without which the source can't continue (shards of Vitess).
         """
         ...
 
     def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
-        """Ask for the end of the requested snapshots that have one of `tables`; of all if none are named."""
+        """Cancel the requested snapshots that have one of `tables`; all of them if none are named."""
         ...
 
     def pause(self, *, pauses: bool) -> dict[str, Any]:
-        """Ask that snapshots beside the stream pause, or go on if not `pauses`."""
+        """Pause snapshots that are read while streaming, or resume them if not `pauses`."""
         ...
 
     def known(self) -> list[dict[str, Any]]:
-        """Return the snapshots that are over, those at work, those that wait: `tailrace snapshot --list`."""
+        """Return the finished, the running and the waiting snapshots, for `tailrace snapshot --list`."""
         ...
 
     @property
     def is_request_open(self) -> bool:
-        """Whether a snapshot that was asked for is not read yet."""
+        """Whether a requested snapshot is not finished yet."""
         ...
 
     @property
     def needed_from(self) -> int | None:
-        """The log offset from which on the log must tell which rows are read; None if no snapshot is open."""
+        """The log offset from which the log must be kept to find what was read; None: no open snapshot."""
         ...
 
     @property
     def warnings(self) -> Sequence[SourceWarning]:
-        """What a person should know of the snapshots. Never raises."""
+        """Warnings for the user about the snapshots. Never raises an error."""
         ...
 
     @property
     def unfinished(self) -> Mapping[str, TableProgress]:
-        """Tables whose snapshot is not whole, as it was last written down. Never raises."""
+        """Tables whose snapshot is incomplete, as last stored. Never raises an error."""
         ...
 
 
 class Source(Protocol):
-    """A type of source, by its name under `source.type`; found as an entry point of `tailrace.sources`.
+    """A type of source; its name is an entry point of `tailrace.sources` and the value of `source.type`.
 
-    Methods are called from any thread. `section` is always an object of `settings`, a check one that `check`
-    returned: a type of source may name its own classes there.
+    Methods are called from any thread. `section` is always an instance of `settings`, and `checks` are what
+    `check` returned: an implementation may declare its own classes there.
     """
 
     settings: ClassVar[type[SourceSection]]
@@ -151,18 +151,18 @@ class Source(Protocol):
         semaphore: FairSemaphore | None = None,
         listener: LogListener | None = None,
     ) -> Capture:
-        """Return what captures into task "0" of the log at `log`, which may not be there yet.
+        """Return a capture into task "0" of the log at `log`, which may not exist yet.
 
-        :param name: of the pipeline.
-        :param semaphore: held while a snapshot begins, where other sources begin, too.
-        :param listener: for the log's writer (`LogWriter.open`): hears of what is appended and durable.
+        :param name: the pipeline's name.
+        :param semaphore: held while a snapshot begins; limits how many sources do so at once.
+        :param listener: for `LogWriter.open`: is notified of what is appended and durable.
         """
         ...
 
     def end(self, section: Any, stop: threading.Event) -> int:
-        """Return the position that the source's newest commit lies before.
+        """Return a position after the source's newest commit.
 
-        :raises TailraceError: if the source can't be asked.
+        :raises TailraceError: if the source can't be queried.
         :raises Stopped: if `stop` was set meanwhile.
         """
         ...
@@ -170,14 +170,14 @@ class Source(Protocol):
     def look(
         self, pipeline: PipelineConfig, directory: LogDirectory, timeout_s: float, stop: threading.Event
     ) -> SourceLook:
-        """Return what the source says of itself now, with nothing captured; for `tailrace status`.
+        """Return the source's present state without capturing, for `tailrace status`.
 
-        :raises TailraceError: if the source can't be asked.
+        :raises TailraceError: if the source can't be queried.
         """
         ...
 
     def snapshots(self, log: Path) -> Snapshots | None:
-        """Return the snapshots of a log; None if this type of source reads tables at the start alone."""
+        """Return the snapshots of a log; None if this type of source reads tables only at the start."""
         ...
 
     def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> SourceCheck:
@@ -185,15 +185,15 @@ class Source(Protocol):
         ...
 
     def findings_together(self, checks: Sequence[Any]) -> Iterator[Finding]:
-        """Yield what sources of this type lack together; `checks` have connected."""
+        """Yield what the sources of this type need together and lack; all `checks` are connected."""
         ...
 
     def with_recovery(self, error: TailraceError, pipeline: PipelineConfig) -> TailraceError:
-        """Return `error` with the commands that lead on, where only a new snapshot does."""
+        """Return `error`; if only a new snapshot helps, with the commands for it."""
         ...
 
     def leftover_repair(self, source: SourceFingerprint) -> str:
-        """Return the command that frees what the source still keeps for a log that nobody feeds any more;
+        """Return the command that releases what the source keeps for a log that is no longer written;
         empty: it keeps nothing.
         """
         ...

@@ -1,4 +1,4 @@
-"""What preflight finds: a problem, how bad it is, and the SQL or setting that repairs it."""
+"""Findings of preflight: a problem, its severity, and the SQL or setting that repairs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tailrace.errors import Kind, TailraceError
 
 
 class Severity(enum.StrEnum):
-    """Whether the pipeline can't run, or should not run without a look."""
+    """Severity of a finding: with an error the pipeline can't run; a warning should be read first."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -18,10 +18,10 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem. `table` is `schema.table` where it is one table's.
+    """One problem. `table` is `schema.table` if it concerns one table.
 
-    `source` is the name of the source that has it, where there are several. `everywhere`: it is
-    one only if every source has it; then it is the file's.
+    `source` is the name of the source that has it, if there are several. `everywhere`: it is a problem
+    of the file, and only if every source has it.
     """
 
     kind: Kind
@@ -52,15 +52,15 @@ class Finding:
 
 
 def error(kind: Kind, message: str, repair: str = "", table: str = "") -> Finding:
-    """Return a finding that keeps the pipeline from running."""
+    """Return a finding that prevents the pipeline from running."""
     return Finding(kind, Severity.ERROR, message, repair, table)
 
 
 def warning(kind: Kind, message: str, repair: str = "", table: str = "") -> Finding:
-    """Return a finding that a person should know of."""
+    """Return a finding that the user should know."""
     return Finding(kind, Severity.WARNING, message, repair, table)
 
 
 def from_failure(failure: TailraceError) -> Finding:
-    """Return the finding that a failed check amounts to."""
+    """Return the finding for the error of a failed check."""
     return error(failure.kind, failure.message, failure.hint)

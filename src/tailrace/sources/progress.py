@@ -1,4 +1,4 @@
-"""What a capture says of itself while it runs, and what a source says of itself, whatever its type."""
+"""Progress of a running capture, and the state of a source, for all types of source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PhaseName = Literal["connecting", "queued", "snapshot", "streaming", "waiting_fo
 
 @dataclass(frozen=True, slots=True)
 class SourceNumber:
-    """A number that a source has for the engine's metrics; `rises`: it is a count, and never falls."""
+    """A number of a source for the engine's metrics; `rises`: it is a counter and never decreases."""
 
     name: str
     description: str
@@ -25,10 +25,10 @@ class SourceNumber:
 
 @dataclass(frozen=True, slots=True)
 class SourceHealth:
-    """What keeps changes for us on the source, at one moment; PostgreSQL's is the slot.
+    """State of what retains changes for this capture on the source; for PostgreSQL, of the slot.
 
-    `state` is one word; `retained_bytes`, what the source keeps for us, None if it does not say;
-    `details`, what `status --json` shows; `numbers`, what metrics do.
+    `state` is one word; `retained_bytes` is how much the source retains, None if unknown; `status --json`
+    shows `details`; metrics show `numbers`.
     """
 
     state: str
@@ -39,7 +39,7 @@ class SourceHealth:
 
 @dataclass(frozen=True, slots=True)
 class SourceWarning:
-    """Something that a person should know of. `key` is the same while it lasts."""
+    """A warning for the user. `key` stays the same while the problem lasts."""
 
     key: str
     message: str
@@ -51,10 +51,10 @@ class SourceWarning:
 
 @dataclass(slots=True)
 class TableProgress:
-    """How far one table's snapshot is; the estimate is the server's statistics.
+    """Progress of one table's snapshot; the estimate is from the server's statistics.
 
-    `rows` are those that were read, in chunks that are done and in those that are under way.
-    Changed by several threads, through its methods.
+    `rows` counts the rows that were read, in finished and in unfinished chunks.
+    Several threads change it, through its methods.
     """
 
     rows: int
@@ -67,14 +67,14 @@ class TableProgress:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def plan(self, chunks: int, rows_estimated: int, *, chunks_done: int = 0, rows: int = 0) -> None:
-        """The table was planned, or a plan is gone on with."""
+        """Note that the table was planned, or that an earlier plan continues."""
         with self._lock:
             self.chunks, self.chunks_done, self.rows_estimated = chunks, chunks_done, rows_estimated
             self.rows = self.rows_before = rows
             self.done = chunks_done == chunks
 
     def add(self, rows: int, *, chunks: int = 0) -> None:
-        """So many rows more were read; so many chunks more are done."""
+        """Add rows that were read and chunks that are done."""
         with self._lock:
             self.began_s = self.began_s or time.monotonic()
             self.rows += rows
@@ -82,7 +82,7 @@ class TableProgress:
             self.done = 0 < self.chunks <= self.chunks_done
 
     def eta_s(self, now_s: float) -> float | None:
-        """Return the seconds left at the pace so far; None if it can't be said."""
+        """Return the remaining seconds at the rate so far; None if unknown."""
         if self.done:
             return 0.0
         read = self.rows - self.rows_before
@@ -94,27 +94,27 @@ class TableProgress:
 
 @dataclass(frozen=True, slots=True)
 class CaptureProgress:
-    """What a task does and how far it is. Counts are since the task was started."""
+    """State and progress of a task. Counts begin with the task's start."""
 
     phase: PhaseName
     rows: int
     bytes: int
     appended: Tail
     durable: Tail
-    source_end: int  # the position of the source's end, as far as it said
+    source_end: int  # the position of the source's end, as last reported
     acknowledged: int
     snapshot: dict[str, TableProgress]
     reconnects: int
     error: TailraceError | None  # why it is connecting again
-    health: SourceHealth | None = None  # when it was last looked at
+    health: SourceHealth | None = None  # as of the last check
     warnings: tuple[SourceWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLook:
-    """What a source says when it is asked beside a capture; None: it did not say.
+    """State of a source, as queried independently of a capture; None: unknown.
 
-    `lost`: it no longer has changes that the log lacks.
+    `lost`: the error if it no longer has changes that the log lacks.
     """
 
     end: int | None

@@ -1,4 +1,4 @@
-"""Connecting again: one connection after another, until one ends well or none has come for too long."""
+"""Reconnection: opens connections until one ends without an error or all have failed for too long."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tailrace.errors import Policy, TailraceError
 
 log = structlog.get_logger(__name__)
 
-#: A connection that lasted so long was a good one: what ends it counts as the first failure.
+#: Seconds after which a connection counts as good: the error that ends it is a first failure.
 STEADY_S = 60.0
 
 
 class Reconnection:
-    """Runs connections as a source's `reconnect_…` settings say.
+    """Runs connections as configured with a source's `reconnect_…` settings.
 
-    :param name: of the pipeline, for messages.
-    :param position: how far the log is: a connection that moved it was a good one.
-    :param is_heard: whether anything came over the connection that is open, or was last.
+    :param name: the pipeline's name, for messages.
+    :param position: returns the log's position: a connection that increased it was a good one.
+    :param is_heard: returns whether anything was received over the present or the last connection.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class Reconnection:
         self._name = name
         self._position = position
         self._is_heard = is_heard
-        #: How often it has connected again.
+        #: Number of reconnections.
         self.count = 0
-        #: What ended the last connection; None: one is open that works. Set to None by who opened it.
+        #: The error of the last connection; None: the present one works. `connect` sets it to None.
         self.error: TailraceError | None = None
 
     def run(self, connect: Callable[[], None]) -> None:
-        """Call `connect` until it returns, or until stopping: an error that may pass ends one connection.
+        """Call `connect` until it returns or the task stops; after a transient error call it again.
 
-        :raises TailraceError: what a person must deal with, or what did not pass within
-            `source.reconnect_s_max`.
+        :raises TailraceError: an error that the user must repair, or a transient one that lasted longer
+            than `source.reconnect_s_max`.
         """
         source = self._source
         failing_since: float | None = None

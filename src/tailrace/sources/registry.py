@@ -1,4 +1,4 @@
-"""The type of source that a name stands for: PostgreSQL, or what a package announces."""
+"""Finds a type of source by its name: PostgreSQL, or an entry point of another package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 from tailrace import extensions
 from tailrace.sources.contract import Source
 
-#: Methods that a class announced as a source must have.
+#: Methods and attributes that a class must have to be a source.
 METHODS = (
     "settings", "capture", "end", "look", "snapshots", "check", "findings_together", "with_recovery",
     "leftover_repair",
@@ -24,6 +24,6 @@ def source_type(name: str) -> Source:
     if name == "postgresql":
         from tailrace.sources.postgres.source import PostgresSourceType
 
-        return PostgresSourceType()  # type: ignore[return-value]  # its methods take its own section
+        return PostgresSourceType()  # type: ignore[return-value]  # its methods take its own settings class
     made: Source = extensions.factory(extensions.SOURCES, name, METHODS)()
     return made

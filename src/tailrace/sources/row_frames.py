@@ -1,8 +1,8 @@
-r"""Frames for a source that has rows as text: what a type of source of your own writes into the log.
+r"""Log frames for a source whose rows are text; custom types of source write their changes with it.
 
-Values are PostgreSQL's text of the column's type (`2024-02-29 12:00:00+00`, `{1,2}`, `\\x00ff`), so that all
-that reads a log reads them as it reads PostgreSQL's; None is NULL. Rows of a table are described by
-`TableShape`, which is written before the first change of the table, and again whenever it changed.
+Values are PostgreSQL's text of the column's type (`2024-02-29 12:00:00+00`, `{1,2}`, `\\x00ff`), so that
+every reader of a log reads them as it reads PostgreSQL's; None is NULL. A `TableShape` describes the rows of
+a table. It is written before the first change of the table, and again whenever it changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Unchanged:
         return "UNCHANGED"
 
 
-#: In the new row of an update: the value is as it was, and was not sent.
+#: In the new row of an update: the value is unchanged and was not sent.
 UNCHANGED = _Unchanged()
 
 Row = Sequence[str | _Unchanged | None]
@@ -43,8 +43,8 @@ Row = Sequence[str | _Unchanged | None]
 class ColumnShape:
     """A column. `type` is a type of PostgreSQL without a length: `int8`, `text`, `timestamptz`.
 
-    `number` stays when the column is renamed, and is no other's, also after it was dropped; from 1.
-    `modifier` is PostgreSQL's (`atttypmod`), -1: none. `declared` is the type as the source writes it.
+    `number`, from 1, stays the same when the column is renamed and is not used again after it was dropped.
+    `modifier` is PostgreSQL's `atttypmod`; -1: none. `declared` is the type as the source writes it.
     `missing` and `unknown`: as in `protocol.facts`.
     """
 
@@ -60,13 +60,13 @@ class ColumnShape:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table. `relation` identifies it for ever, also after it was renamed; from 1 to 2^32 - 1.
+    """A table. `relation`, from 1 to 2^32 - 1, identifies it permanently, also after it was renamed.
 
-    :param key: names of the columns that tell rows apart; empty: none do, and `update` and `delete` get the
+    :param key: names of the columns that identify rows; empty: none do, and `update` and `delete` get the
         whole old row.
     :param version: counts the shapes that the table has had, from 1.
-    :param numbered: the highest number that a column of it has ever had; 0: not told.
-    :param read_from: as in `protocol.facts`, as `left_out` is.
+    :param numbered: the highest number that any column of it has ever had; 0: unknown.
+    :param read_from: as in `protocol.facts`, like `left_out`.
     """
 
     relation: int
@@ -81,7 +81,7 @@ class TableShape:
 
     @classmethod
     def of(cls, facts: Facts) -> TableShape:
-        """Return the shape that `RowFrames.describe` wrote these facts of."""
+        """Return the shape from which `RowFrames.describe` wrote these facts."""
         columns = (
             ColumnShape(
                 column.name,
@@ -109,7 +109,7 @@ class TableShape:
 
 
 class RowFrames:
-    """Collects the frames of whole transactions and snapshots; `take` hands them over."""
+    """Collects the frames of whole transactions and snapshots; `take` returns them."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -124,9 +124,9 @@ class RowFrames:
         return collected
 
     def describe(self, shape: TableShape) -> None:
-        """Describe a table, from here on. May stand anywhere before a change of it.
+        """Describe a table for all changes that follow; allowed at any point before a change of it.
 
-        :raises TailraceError: `CONFIG_INVALID` if a type is not known.
+        :raises TailraceError: `CONFIG_INVALID` if a type is unknown.
         """
         is_full = not shape.key
         facts = Facts(
@@ -153,10 +153,10 @@ class RowFrames:
     def begin(self, position: int, time_us: int, transaction: int = 0) -> None:
         """Begin a transaction.
 
-        :param position: of its commit; the log's position becomes `position` + 1. Larger than every one
-            before.
-        :param time_us: of its commit, microseconds since 1970.
-        :param transaction: its number, for people; from 0 to 2^32 - 1.
+        :param position: of its commit, larger than all previous ones; the log's position becomes
+            `position` + 1.
+        :param time_us: of its commit, in microseconds since 1970.
+        :param transaction: its number, for display only; from 0 to 2^32 - 1.
         """
         self._position, self._time_us = position, time_us
         self._message(struct.pack("!cQqI", b"B", position, time_us - POSTGRES_EPOCH_US, transaction))
@@ -164,28 +164,28 @@ class RowFrames:
     def insert(self, shape: TableShape, row: Row) -> None:
         """Add an insert; `row` in the order of the table's columns.
 
-        :raises TailraceError: here and below, `RECORD_INVALID` if a row has not a value for each column.
+        :raises TailraceError: here and below, `RECORD_INVALID` if a row lacks a value for a column.
         """
         self._message(struct.pack("!cI", b"I", shape.relation) + b"N" + _tuple(shape, row))
 
     def update(self, shape: TableShape, row: Row, old: Row | None = None) -> None:
         """Add an update.
 
-        :param old: the whole old row, where the key changed or the table has none.
+        :param old: the whole old row, if the key changed or the table has none.
         """
         before = b"" if old is None else _old(shape, old)
         self._message(struct.pack("!cI", b"U", shape.relation) + before + b"N" + _tuple(shape, row))
 
     def delete(self, shape: TableShape, old: Row) -> None:
-        """Add a delete; of `old`, the whole old row, a table with a key needs only the key."""
+        """Add a delete; `old` is the whole old row, of which a table with a key needs only the key."""
         self._message(struct.pack("!cI", b"D", shape.relation) + _old(shape, old))
 
     def truncate(self, shape: TableShape) -> None:
-        """Add that the table was emptied."""
+        """Add a truncate of the table."""
         self._message(struct.pack("!cIbI", b"T", 1, 0, shape.relation))
 
     def shard(self, name: str, state: dict[str, Any]) -> None:
-        """Say, inside a transaction, how far a shard is when the transaction is in the log."""
+        """Add, inside a transaction, the state of a shard after that transaction."""
         self._parts.append(frames.shard_frame(name, state))
 
     def commit(self) -> None:
@@ -195,11 +195,11 @@ class RowFrames:
         self._message(struct.pack("!cbQQq", b"C", 0, self._position, end, time_us))
 
     def progress(self, position: int, time_us: int) -> None:
-        """Say that the source has nothing before `position` that is not in the log."""
+        """Add that all changes of the source before `position` are in the log."""
         self._parts.append(frames.control_frame(frames.PROGRESS, position, time_us, {}))
 
     def begin_snapshot(self, position: int, time_us: int) -> None:
-        """Begin rows that are as of `position`: every transaction before it is in them, none after it."""
+        """Begin a snapshot as of `position`: it contains every transaction before it and none after it."""
         self._position, self._time_us, self._read = position, time_us, 0
         self._parts.append(frames.control_frame(frames.SNAPSHOT_BEGIN, position, time_us, {}))
 
@@ -230,7 +230,7 @@ def _oid(column: ColumnShape) -> int:
     except KeyError:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"describe the column {column.name!r}: {column.type!r} is no built-in type of PostgreSQL",
+            f"describe the column {column.name!r}: {column.type!r} is not a built-in type of PostgreSQL",
             "name one without its length, such as int8, numeric, text or timestamptz",
         ) from None
 
@@ -252,14 +252,14 @@ def _facts(column: ColumnShape) -> ColumnFacts:
 
 
 def _whole(shape: TableShape, row: Row) -> Row:
-    """Return `row`, which has a value for each column. Another could never be read from a log.
+    """Return `row` after checking that it has a value for each column: readers could not decode any other.
 
     :raises TailraceError: `RECORD_INVALID`.
     """
     if len(row) != len(shape.columns):
         raise TailraceError(
             Kind.RECORD_INVALID,
-            f"write a row to the log: it has {len(row)} values, and its table {len(shape.columns)} columns",
+            f"write a row to the log: it has {len(row)} values, but its table {len(shape.columns)} columns",
             "give a value for each column of its TableShape, and describe the table again when they change",
             {"table": f"{shape.schema}.{shape.table}"},
         )
@@ -281,5 +281,5 @@ def _cell(value: str | _Unchanged | None) -> bytes:
 
 def _copied(value: str | _Unchanged | None) -> str:
     if isinstance(value, _Unchanged):
-        raise ValueError("a row of a snapshot has all its values")
+        raise ValueError("a row of a snapshot can't have unchanged values")
     return "\\N" if value is None else value.translate(_ESCAPES)

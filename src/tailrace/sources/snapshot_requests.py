@@ -1,7 +1,7 @@
-"""Snapshots that somebody asks for, takes back, or has paused and resumed: files in the log's directory.
+"""Requests to take, cancel, pause or resume snapshots: files in the log's directory.
 
-Any process may write a request, whether or not an engine runs; the engine takes it into what it keeps of
-snapshots, durably, and removes the file then. So a request is never lost and never taken twice.
+Any process may write a request, whether or not an engine runs. The engine stores it in its snapshot plans,
+durably, and then removes the file, so a request is never lost and never taken twice.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _SUFFIX = ".state"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for: a snapshot of tables, the end of one, or that all of them pause or go on.
+    """A request: for a snapshot of tables, to cancel one, or to pause or resume all of them.
 
     :ivar tables: as `schema.table`.
     :ivar where: SQL condition; empty: all rows.
-    :ivar cancels: it is the end that is asked for, of those asked-for snapshots that have one of
-        `tables`; of all where none are named.
-    :ivar pauses: it is asked for that snapshots beside the stream pause, or, False, that they go on.
+    :ivar cancels: cancels the requested snapshots that have one of `tables`; all of them if none are
+        named.
+    :ivar pauses: True pauses the snapshots that are read while streaming, False resumes them.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def wants_rows(self) -> bool:
-        """Whether it is a snapshot that is asked for."""
+        """Whether it requests a snapshot."""
         return not self.cancels and self.pauses is None
 
 
@@ -56,9 +56,9 @@ def ask(
     cancels: bool = False,
     pauses: bool | None = None,
 ) -> Request:
-    """Leave a request for the engine that captures into the log, now or later. Any process.
+    """Write a request for the engine that captures into the log, now or later. Any process.
 
-    :raises TailraceError: `CONFIG_INVALID` if a text is none that a server could take; `LOG_FULL`,
+    :raises TailraceError: `CONFIG_INVALID` if a server can't accept a text; `LOG_FULL`,
         `LOG_WRITE_FAILED`.
     """
     for text in (*tables, where):
@@ -66,7 +66,7 @@ def ask(
     if wrong := [name for name in tables if "." not in name]:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"ask for a snapshot: {', '.join(map(repr, wrong))} has no schema",
+            f"request a snapshot: {', '.join(map(repr, wrong))} has no schema",
             "name tables as schema.table",
         )
     request = Request(secrets.token_hex(8), time.time_ns() // 1000, tuple(tables), where, cancels, pauses)
@@ -86,20 +86,20 @@ def ask(
 
 
 def waiting(directory: LogDirectory) -> list[Request]:
-    """Return the requests that no engine has taken yet, the oldest first; one that can't be read is none."""
+    """Return the requests that no engine has taken yet, oldest first; unreadable ones are skipped."""
     return [request for request, _ in _read_all(directory) if request is not None]
 
 
 def take_requests(directory: LogDirectory, take: Callable[[Request], bool]) -> bool:
-    """Have each request that waits be taken, the oldest first, and remove its file; return whether any was.
+    """Call `take` with each waiting request, oldest first, and remove those taken; return whether any was.
 
-    :param take: returns whether it took a request, durably; if not, it waits on.
+    :param take: returns whether it stored the request durably; if not, the request stays.
     """
     is_any_taken = False
     for request, path in _read_all(directory):
         if request is None or take(request):
             is_any_taken = True
-            # At once: were a cancellation taken twice, it would end what was asked for behind it.
+            # At once: a cancellation that is taken twice would cancel later requests, too.
             remove(path)
     return is_any_taken
 
@@ -110,13 +110,13 @@ def request_files(directory: LogDirectory) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove the file of a request that is taken, durably: one that came back would be taken twice."""
+    """Remove the file of a taken request, durably: if it reappeared, it would be taken twice."""
     path.unlink(missing_ok=True)
     durable.sync_directory(path.parent)
 
 
 def _read_all(directory: LogDirectory) -> list[tuple[Request | None, Path]]:
-    """Return the requests with their files, the oldest first; in place of one that can't be read, None."""
+    """Return the requests with their files, oldest first; None for a request that can't be read."""
     found = [(_read(path), path) for path in request_files(directory)]
     return sorted(found, key=lambda each: each[0].requested_us if each[0] is not None else 0)
 
@@ -128,19 +128,19 @@ def _read(path: Path) -> Request | None:
             return None
         return Request(**{**content, "tables": tuple(content["tables"])})
     except (TailraceError, PermissionError, TypeError, KeyError) as error:
-        log.warning("a request for a snapshot can't be read: passed over", file=str(path), reason=str(error))
+        log.warning("a request for a snapshot can't be read: skipped", file=str(path), reason=str(error))
         return None
 
 
 def _require_owner(path: Path, directory: LogDirectory) -> None:
-    """Check that a file or folder is of the user who made the log, whose engine has to read it.
+    """Make sure that a file or folder belongs to the log's owner, whose engine must read it.
 
     :raises TailraceError: `LOG_WRITE_FAILED`.
     """
     if not directory.give_to_owner(path):
         raise TailraceError(
             Kind.LOG_WRITE_FAILED,
-            "ask for a snapshot: what is written is not the log's owner's, whose engine could not read it",
+            "request a snapshot: the file belongs to another user than the log, whose engine can't read it",
             "run the command as the user who runs the pipeline, or as root",
             {"path": str(path)},
         )
@@ -154,6 +154,6 @@ def _require_text(text: str) -> None:
     if not fit:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            "ask for a snapshot: a name or the condition is not text that a server could take",
+            "request a snapshot: a name or the condition is not text that a server accepts",
             "write it in UTF-8, without the character zero",
         )

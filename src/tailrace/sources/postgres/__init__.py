@@ -1,1 +1,1 @@
-"""PostgreSQL as a source: capture of its changes into the log, and decoding of what the log holds."""
+"""The source `postgresql`: captures changes and snapshots of a PostgreSQL database into the log."""

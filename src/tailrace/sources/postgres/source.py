@@ -1,4 +1,4 @@
-"""PostgreSQL as a type of source: implements `tailrace.sources.contract.Source`."""
+"""The type of source `postgresql`: implements `tailrace.sources.contract.Source`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SERVER_VERSION_MIN = 130000
 
 
 class PostgresSourceType:
-    """PostgreSQL, by logical replication with pgoutput."""
+    """PostgreSQL, captured by logical replication with pgoutput."""
 
     settings = PostgresSource
 
@@ -55,7 +55,7 @@ class PostgresSourceType:
         return CaptureTask(section, log, options, name=name, semaphore=semaphore, listener=listener)
 
     def end(self, section: PostgresSource, stop: threading.Event) -> int:
-        """Return the LSN up to which the source's WAL is written at this moment."""
+        """Return the LSN up to which the source's WAL is written now."""
         with Session.connect(section, stop) as session:
             return _wal_end(session)
 
@@ -84,7 +84,7 @@ class PostgresSourceType:
         return PostgresCheck(pipeline, directory)
 
     def findings_together(self, checks: Sequence[PostgresCheck]) -> Iterator[Finding]:
-        """Yield where sources on one server need more slots and WAL senders than it has free."""
+        """Yield an error for each server whose sources need more slots or WAL senders than are free."""
         rooms = [check.capacity for check in checks if check.capacity is not None]
         gates = {room.server: threading.Lock() for room in rooms}
         for check in checks:
@@ -102,8 +102,8 @@ class PostgresSourceType:
 class PostgresCheck:
     """Preflight of one PostgreSQL source.
 
-    `capacity` is what it takes of its server, once connected; `gate` lets one source of a server at a time
-    take a WAL sender to ask with.
+    `capacity`, known once connected, is how many slots and WAL senders the source needs. `gate` allows only
+    one source of a server at a time to use a WAL sender for its checks.
     """
 
     def __init__(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> None:
@@ -157,14 +157,14 @@ def _wal_end(session: Session) -> int:
     if (end := server.wal_end(session)) is None:
         raise TailraceError(
             Kind.SOURCE_QUERY_FAILED,
-            "ask the source for the end of its WAL: it returned none",
-            "the server is a standby that has replayed nothing yet: ask again when it has",
+            "query the end of the source's WAL: the server returned NULL",
+            "the server is a standby that has replayed nothing yet: try again when it has",
         )
     return end
 
 
 def _relation(table: PublishedTable, source: PostgresSource) -> Relation:
-    # What capture would write before the table's first row.
+    # The frames that capture would write before the table's first row.
     frames = table.schema_frames(0, 0) + table.facts_frame(0)
     in_force = [frame for _, frame in schema_frames(np.frombuffer(frames, np.uint8))]
     return Catalog(in_force, source.value_modes).relation(table.oid)

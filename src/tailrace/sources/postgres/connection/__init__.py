@@ -1,1 +1,1 @@
-"""Connections to the server: sessions, transports, the server's errors."""
+"""Connections to the server: sessions, transports, and the server's errors."""

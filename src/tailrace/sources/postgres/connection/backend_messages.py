@@ -1,9 +1,9 @@
 """Splits a receive buffer into PostgreSQL's backend messages, by one compiled scan.
 
-A message is `type:u8 length:i32 body`; the length counts itself. For replication, `split_wire` leaves whole
-XLogData frames in the buffer, one after another, and cuts the keepalives out from between them. For COPY it
-leaves the rows' text alone. It works in place and moves bytes only behind something that was cut out, stops
-before a message that is not CopyData, and trusts no length.
+A message is `type:u8 length:i32 body`; the length includes itself. For replication, `split_wire` leaves
+complete XLogData frames in the buffer, without gaps, and removes the keepalives between them. For COPY it
+leaves only the rows' text. It works in place and moves only the bytes after something it removed, stops
+before a message that is not CopyData, and checks every length.
 
 Source: PostgreSQL manual, "Message Flow" and "Streaming Replication Protocol".
 """
@@ -23,16 +23,16 @@ from tailrace.protocol.memory import address_of, i64_at, move_bytes, u8_at, u32_
 MESSAGE_HEADER_SIZE = 5  # type and length
 LENGTH_MAX = 0x7FFFFFFF
 
-#: Of a keepalive: header 'k' wal_end:u64 clock_us:i64 reply_wanted:u8.
+#: Layout of a keepalive: header 'k' wal_end:u64 clock_us:i64 reply_wanted:u8.
 KEEPALIVE = ord("k")
 KEEPALIVE_END_AT, KEEPALIVE_CLOCK_AT, REPLY_WANTED_AT, KEEPALIVE_SIZE = 6, 14, 22, 23
 
-# What a scan reports, by its place in the result:
-# what is kept lies between the scan's start and `KEPT_END`;
-# where the first message begins that was not dealt with, its size with its header (0: not even that is
-# there), and its type, if it is whole and not CopyData, else 0;
-# how many keepalives were cut out, the last one's position and time (µs since 2000), whether any asked for a
-# reply; and a `ScanFault`.
+# Indexes of a scan's result:
+# the end of the kept bytes, which begin at the scan's start;
+# the offset of the first message that was not processed, its size with its header (0: the header is
+# incomplete), and its type, if it is complete and not CopyData, else 0;
+# the number of keepalives that were removed, the last one's position and time (µs since 2000), whether any
+# requested a reply; and a `ScanFault`.
 KEPT_END, CONSUMED, NEEDED, STOPPED_BY, KEEPALIVES, WAL_END, CLOCK_US, REPLY_WANTED, FAULT = range(9)
 SCAN_FIELDS = 9
 
@@ -40,7 +40,7 @@ _NEWLINE = ord("\n")
 
 
 class ScanFault(enum.IntEnum):
-    """Why a scan stopped before a message that can't be."""
+    """Why a scan stopped before an invalid message."""
 
     NONE = 0
     LENGTH_IMPOSSIBLE = 1
@@ -55,7 +55,7 @@ _UNKNOWN = int(ScanFault.KIND_UNKNOWN)
 
 @nb.njit(inline="always")
 def _move(b, source, end, target):  # type: ignore[no-untyped-def]
-    # Towards the front of what lies at the address `b`; returns the place behind it.
+    # Move bytes towards the front of the buffer at address `b`; return the offset after them.
     if source != target:
         move_bytes(b, source, end, target)
     return target + end - source
@@ -112,7 +112,7 @@ def _split_wire(buffer, start, end, size_max, copies, result):  # type: ignore[n
 
 @compiled(nb.void(nb.uint8[::1], nb.int64[::1]))
 def _lines(b, result):  # type: ignore[no-untyped-def]
-    # Without a branch the loop is compiled to wide comparisons: a tenth of the time.
+    # Without a branch the loop is vectorised, which takes a tenth of the time.
     count = np.int64(0)
     for i in range(len(b)):
         count += np.int64(b[i] == _NEWLINE)
@@ -126,14 +126,14 @@ def _lines(b, result):  # type: ignore[no-untyped-def]
 def split_wire(buffer: Bytes, start: int, end: int, size_max: int, *, copies: bool, result: Numbers) -> None:
     """Scan `buffer[start:end]` and fill `result`, of `SCAN_FIELDS` numbers.
 
-    :param size_max: the largest message in bytes.
-    :param copies: what comes is rows of COPY, not replication.
+    :param size_max: the maximum size of a message in bytes.
+    :param copies: the messages are rows of COPY, not replication.
     """
     _split_wire(buffer, start, end, size_max, copies, result)
 
 
 def lines(text: Bytes) -> tuple[int, int]:
-    """Return how many lines end in `text`, and where the last of them ends.
+    """Return the number of lines that end in `text`, and the end of the last one.
 
     COPY's text format escapes newlines inside values, so this counts rows.
     """

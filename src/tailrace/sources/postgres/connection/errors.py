@@ -1,12 +1,12 @@
-"""PostgreSQL's errors under Tailrace's names.
+"""Maps PostgreSQL's errors to Tailrace's kinds of error.
 
-The server's own words are repeated only for classes of errors that speak of objects, limits
-and states. A message about data (class 22: "invalid input syntax …") may quote a value of a
-row and is left out; so are DETAIL and CONTEXT, always.
+The server's message is repeated only for classes of errors that concern objects, limits and
+states. A message about data (class 22: "invalid input syntax …") may quote a value of a row and
+is left out, as DETAIL and CONTEXT always are.
 
-For a connection that libpq could not make there is no SQLSTATE: its words tell. They are English; a
-server that speaks another language before it knows its client is recognised less often, and the reason is
-then `SOURCE_UNREACHABLE` with the server's own words.
+A failed connection attempt of libpq has no SQLSTATE, so its message is matched. The patterns are English;
+if the server reports such errors in another language, the error may be `SOURCE_UNREACHABLE` with the
+server's message.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ import traceback
 from tailrace.errors import REPORT, REPORT_STREAM, Kind, TailraceError
 from tailrace.secrets import redact
 
-#: SQLSTATE of a command that waited too long for somebody's lock.
+#: SQLSTATE of a command that waited too long for a lock.
 LOCK_NOT_AVAILABLE = "55P03"
-#: … that names a table which is not there.
+#: SQLSTATE of a command that names a table that does not exist.
 UNDEFINED_TABLE = "42P01"
-#: A text that the encoding of the client does not have, or that the database's does not allow.
+#: SQLSTATEs of text without an equivalent in the client's encoding, or invalid in the database's.
 UNCONVERTIBLE = ("22P05", "22021")
 
 #: Hint of `SOURCE_QUERY_FAILED`.
-_SERVERS_LOG = (
-    "the server's log has the whole message and the statement: correct what it speaks of, then start again"
-)
+_SERVERS_LOG = "the server's log has the whole message and the statement: correct the cause, then start again"
 #: Hint of `SOURCE_SHUTTING_DOWN`.
 UNTIL_BACK = "it is tried again until the server is back"
 
@@ -37,24 +35,24 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "57P01": (Kind.SOURCE_SHUTTING_DOWN, UNTIL_BACK),
     "57P02": (Kind.SOURCE_SHUTTING_DOWN, UNTIL_BACK),
     "57P03": (Kind.SOURCE_SHUTTING_DOWN, UNTIL_BACK),
-    "57014": (Kind.SOURCE_UNREACHABLE, "somebody cancelled the query; it is tried again"),
+    "57014": (Kind.SOURCE_UNREACHABLE, "the query was cancelled on the server; it is tried again"),
     LOCK_NOT_AVAILABLE: (
         Kind.SOURCE_UNREACHABLE,
-        "another session holds a lock that this needs (pg_locks says which); it is tried again",
+        "another session holds a lock that this needs (pg_locks shows which); it is tried again",
     ),
     "57P05": (Kind.SOURCE_UNREACHABLE, "the server ended an idle session; it is tried again"),
     "55006": (Kind.SLOT_IN_USE, "stop the other process, or give this pipeline a slot of its own"),
     "55000": (
         Kind.SLOT_INVALIDATED,
         (
-            "the slot can't be used any more: drop it, raise max_slot_wal_keep_size, and begin a new log "
+            "the slot can no longer be used: drop it, raise max_slot_wal_keep_size, and begin a new log "
             "with a new snapshot"
         ),
     ),
     "58P01": (
         Kind.SLOT_INVALIDATED,
         (
-            "WAL that the slot needs is gone: drop the slot, raise max_slot_wal_keep_size or wal_keep_size, "
+            "WAL that the slot needs was removed: drop it, raise max_slot_wal_keep_size or wal_keep_size, "
             "and begin a new log with a new snapshot"
         ),
     ),
@@ -85,13 +83,13 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "28": (Kind.SOURCE_AUTH_FAILED, "check the user, its password and the server's pg_hba.conf"),
     "40": (Kind.SOURCE_UNREACHABLE, "the server rolled the statement back; it is tried again"),
     "53": (Kind.SOURCE_UNREACHABLE, "the server ran out of a resource; it is tried again"),
-    "57": (Kind.SOURCE_UNREACHABLE, "somebody ended the statement; it is tried again"),
-    "58": (Kind.SOURCE_UNREACHABLE, "the server met an error of its operating system"),
+    "57": (Kind.SOURCE_UNREACHABLE, "the statement was ended on the server; it is tried again"),
+    "58": (Kind.SOURCE_UNREACHABLE, "the server's operating system reported an error"),
 }
 
 _SLOT_GONE = (
     Kind.SLOT_MISSING,
-    "somebody dropped it: changes since then can't be had any more; begin a new log with a new snapshot",
+    "it was dropped: changes since then are lost; begin a new log with a new snapshot",
 )
 _PUBLICATION_GONE = (
     Kind.PUBLICATION_MISSING,
@@ -101,7 +99,7 @@ _PUBLICATION_GONE = (
     ),
 )
 
-#: Classes whose messages speak of objects and states, never of the rows of a table.
+#: Classes of errors whose messages concern objects and states, never the rows of a table.
 _SPEAKING_CLASSES = frozenset({"08", "0A", "28", "3D", "42", "53", "55", "57", "58"})
 
 
@@ -113,7 +111,7 @@ def from_fields(fields: dict[str, str], attempted: str) -> TailraceError:
     """
     state = fields.get("C", "")
     if state == "42704":
-        # Both lack an object; the routine tells them apart in every language of the server.
+        # In both an object is missing; the routine distinguishes them in every language of the server.
         kind, hint = _PUBLICATION_GONE if "ublication" in fields.get("R", "") else _SLOT_GONE
     else:
         kind, hint = _STATES.get(state) or _STATES.get(state[:2]) or (Kind.SOURCE_QUERY_FAILED, _SERVERS_LOG)
@@ -135,10 +133,10 @@ def parse_fields(body: bytes) -> dict[str, str]:
 
 
 def from_notice(fields: dict[str, str], attempted: str) -> TailraceError | None:
-    """Return the error that a notice during replication amounts to, None for all but one.
+    """Return the error for a notice during replication; None for all but one.
 
-    From version 18 on, a publication that is missing is only warned of, and the changes that
-    it would have let through are skipped: going on would lose them.
+    Since version 18, the server only warns of a missing publication and skips the changes that it
+    would have sent: they would be lost.
     """
     if fields.get("C") != "55000" or "ublication" not in fields.get("R", ""):
         return None
@@ -153,15 +151,15 @@ def condition_failure(attempted: str, found: str) -> TailraceError:
     return TailraceError(
         Kind.SNAPSHOT_FAILED,
         f"{attempted}: {found}",
-        "correct the condition, and ask again: one expression over the table's columns that only reads",
+        "correct the condition and try again: one read-only expression over the table's columns",
     )
 
 
 def of_condition(error: TailraceError, attempted: str) -> TailraceError:
-    """Return what `error` means where the statement had a condition that somebody else wrote.
+    """Return the error of a statement that contains a user's condition.
 
-    What the server says then is about that condition: a state that elsewhere speaks of the slot, a
-    privilege or a resource does not here. An end of the connection and a held lock stay what they are.
+    The server's error then concerns the condition, also with an SQLSTATE that otherwise means the slot,
+    a privilege or a resource. A lost connection and a held lock are returned unchanged.
     """
     state = str(error.context.get("sqlstate", ""))
     if not state or state in {LOCK_NOT_AVAILABLE, "57P01", "57P02", "57P03"} or state[:2] in {"08", "40"}:
@@ -172,7 +170,7 @@ def of_condition(error: TailraceError, attempted: str) -> TailraceError:
 
 
 def unforeseen(error: Exception) -> TailraceError:
-    """Return a snapshot's error for one that nobody foresaw: its type and place: its words may quote rows."""
+    """Return a snapshot's error for an unexpected one: only its type and place; its text may quote rows."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return TailraceError(
         Kind.INTERNAL,
@@ -183,12 +181,12 @@ def unforeseen(error: Exception) -> TailraceError:
 
 
 def connection_lost(attempted: str, found: str) -> TailraceError:
-    """Return the error for a connection that ended or fell silent."""
+    """Return the error for a connection that ended or timed out."""
     return TailraceError(Kind.SOURCE_UNREACHABLE, f"{attempted}: {found}")
 
 
-#: The first pattern that is found decides. A name in the server's words is put into the hint, as
-#: SQL quotes it.
+#: Patterns for libpq's message, of which the first match applies. Its named groups are inserted in the
+#: hint, quoted as in SQL.
 REFUSALS: tuple[tuple[str, Kind, str], ...] = (
     (
         r'invalid (?:\S+ value: "|integer value "|SSL protocol version range)',
@@ -225,7 +223,7 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         ),
         Kind.SOURCE_AUTH_FAILED,
         (
-            "the server's pg_hba.conf lets nobody in this way: add a line such as: hostssl {name} "
+            "the server's pg_hba.conf has no entry for this connection: add a line such as: hostssl {name} "
             "{user} {host}/32 scram-sha-256 (host instead of hostssl without TLS), then SELECT "
             "pg_reload_conf();"
         ),
@@ -264,7 +262,7 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         r"authentication method requirement",
         Kind.SOURCE_AUTH_FAILED,
         (
-            "the server wants another way of authentication than source.require_auth accepts: change "
+            "the server requires another authentication method than source.require_auth accepts: change "
             "the method in its pg_hba.conf (scram-sha-256), or correct require_auth"
         ),
     ),
@@ -272,16 +270,16 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         r"channel binding",
         Kind.SOURCE_AUTH_FAILED,
         (
-            "channel binding needs TLS and a password kept as SCRAM: use sslmode verify-full and set "
-            "the password again under password_encryption = 'scram-sha-256', or take channel_binding out"
+            "channel binding needs TLS and a password stored as SCRAM: use sslmode verify-full and set "
+            "the password again under password_encryption = 'scram-sha-256', or remove channel_binding"
         ),
     ),
     (
         r"does not match host name",
         Kind.SOURCE_AUTH_FAILED,
         (
-            "the server's certificate is for another name: write in source.host the name that it has, "
-            "or have one made for this name"
+            "the server's certificate is for another name: set source.host to the certificate's name, "
+            "or get a certificate for this name"
         ),
     ),
     (
@@ -309,7 +307,7 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         ),
         Kind.SOURCE_AUTH_FAILED,
         (
-            "the server wants a client certificate: give source.sslcert and source.sslkey (a file that "
+            "the server requires a client certificate: give source.sslcert and source.sslkey (a file that "
             "only this user may read), for the role's name"
         ),
     ),
@@ -317,15 +315,15 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         r"does not support SSL",
         Kind.SOURCE_AUTH_FAILED,
         (
-            "TLS did not come about as sslmode demands: ALTER SYSTEM SET ssl = on; with a certificate, "
-            "or choose another sslmode"
+            "sslmode requires TLS, which the server does not support: ALTER SYSTEM SET ssl = on; with a "
+            "certificate, or choose another sslmode"
         ),
     ),
     (
         r"closed the connection unexpectedly|SSL SYSCALL|unexpected eof|Connection reset|timeout expired",
         Kind.SOURCE_UNREACHABLE,
         (
-            "the connection broke while it was made; it is tried again. If that does not help: check host "
+            "the connection was lost while connecting; it is tried again. If that does not help: check host "
             "and port, sslmode and the server's ssl setting"
         ),
     ),
@@ -333,7 +331,7 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         r"sslmode|certificate|SSL error",
         Kind.SOURCE_AUTH_FAILED,
         (
-            "TLS did not come about as sslmode demands: check sslmode, sslrootcert and the server's "
+            "TLS could not be set up as sslmode requires: check sslmode, sslrootcert and the server's "
             "ssl setting"
         ),
     ),
@@ -364,7 +362,7 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
 
 
 def from_connecting(message: str, address: str) -> TailraceError:
-    """Return the error for a connection that did not come about; `message` is libpq's."""
+    """Return the error for a failed attempt to connect; `message` is libpq's."""
     words = redact(message)
     said = " ".join(words.split())
     for pattern, kind, hint in REFUSALS:
@@ -379,5 +377,5 @@ def from_connecting(message: str, address: str) -> TailraceError:
 
 
 def _quoted(name: str, value: str) -> str:
-    # An address stands in pg_hba.conf as it is; names are quoted there as they are in SQL.
+    # In pg_hba.conf an address is not quoted; names are quoted as in SQL.
     return value if name == "host" else '"' + value.replace('"', '""') + '"'

@@ -1,7 +1,7 @@
 """Queries about the server, and the replication commands that capture uses.
 
-Columns of system views differ from version 13 to 18; they are read by name, and a column that
-is not there means what its absence meant then.
+Columns of system views differ between versions 13 and 18. They are read by name; a missing column
+has the meaning that its version implies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.slot.invalidation import invalidation
 from tailrace.sources.postgres.streaming.reconcile import ServerState, SlotFacts
 
-#: Creating a slot waits for every transaction that is older; somebody may have left one open.
+#: Timeout, in seconds, of creating a slot, which waits for every older transaction to end.
 SLOT_CREATION_DEADLINE_S = 3600.0
 
 _WAL_END = (
@@ -24,7 +24,7 @@ _WAL_END = (
     "ELSE pg_current_wal_flush_lsn() END AS lsn"
 )
 
-#: The first version that knows the option `origin`.
+#: The first version with the option `origin`.
 ORIGIN_VERSION_MIN = 160000
 
 #: The first version with failover slots.
@@ -33,7 +33,7 @@ FAILOVER_VERSION = 170000
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """A snapshot that a slot's creation exported, and the LSN that it is exact for: the slot's consistent
+    """A snapshot that a slot's creation exported, and the LSN for which it is exact: the slot's consistent
     point.
     """
 
@@ -42,7 +42,7 @@ class ExportedSnapshot:
 
 
 def system(session: Session) -> tuple[str, int, int, str]:
-    """Return system identifier, timeline, WAL end and database. A replication session.
+    """Return system identifier, timeline, WAL end and database; `session` is a replication session.
 
     On a standby the WAL end is what it has replayed or received, whichever the server returns.
     """
@@ -56,7 +56,7 @@ def system(session: Session) -> tuple[str, int, int, str]:
 
 
 def facts(session: Session, slot: str, stored_timeline: int | None) -> ServerState:
-    """Return what `reconcile.decide` asks of the server. A replication session."""
+    """Return the server's state for `reconcile.decide`; `session` is a replication session."""
     system_identifier, timeline, flush_lsn, database = system(session)
     left_at = None
     if stored_timeline is not None and stored_timeline < timeline:
@@ -78,14 +78,14 @@ def is_standby(session: Session) -> bool:
 
 
 def wal_end(session: Session) -> int | None:
-    """Return the end of the server's WAL, as far as it is flushed or, on a standby, replayed; None: a standby
-    has replayed nothing yet.
+    """Return the end of the WAL that is flushed or, on a standby, replayed; None: a standby has replayed
+    nothing yet.
     """
     return session.run(_WAL_END, "ask the source for the end of its WAL")[0].lsn("lsn")
 
 
 def slot_facts(session: Session, slot: str) -> SlotFacts | None:
-    """Return the slot as it is, None if there is none."""
+    """Return the present state of the slot; None if it does not exist."""
     rows = session.run(
         "SELECT *, pg_is_in_recovery() AS standby FROM pg_replication_slots "  # noqa: S608 - quoted
         f"WHERE slot_name = {quote_literal(slot)}",
@@ -110,26 +110,26 @@ def slot_facts(session: Session, slot: str) -> SlotFacts | None:
 def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool = False) -> ExportedSnapshot:
     """Create the slot and export its snapshot, which exists until the session's next command.
 
-    :param failover: have standbys synchronise it. A temporary slot can't be one of those.
-    :raises TailraceError: `SLOT_FOREIGN` if there is one, `SOURCE_MISCONFIGURED`,
+    :param failover: standbys synchronise the slot; ignored for a temporary one.
+    :raises TailraceError: `SLOT_FOREIGN` if it already exists, `SOURCE_MISCONFIGURED`,
         `SOURCE_PRIVILEGE_MISSING`.
     """
     option = "(SNAPSHOT 'export')" if session.server_version >= 150000 else "EXPORT_SNAPSHOT"
     kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
     if failover and not temporary:
         option = "(SNAPSHOT 'export', FAILOVER true)"
-    # It waits for the locks that transactions hold on their own numbers, for as long as they run.
+    # It waits for the locks that transactions hold on their own xids until they end.
     session.run("SET lock_timeout = 0", "create the replication slot")
     try:
         row = session.run(
             f"CREATE_REPLICATION_SLOT {quote_identifier(slot)} {kind} pgoutput {option}",
             "create the replication slot",
-            deadline_s=SLOT_CREATION_DEADLINE_S + 60.0,  # who waits for it gives up first
+            deadline_s=SLOT_CREATION_DEADLINE_S + 60.0,  # `SlotCreation` gives up first
         )[0]
     except TailraceError as error:
         if error.context.get("sqlstate") != "55000":
             raise
-        # Only a server that can't decode at all answers so here.
+        # Here this SQLSTATE means that the server can't decode at all.
         raise TailraceError(
             Kind.SOURCE_MISCONFIGURED,
             error.message,
@@ -140,7 +140,7 @@ def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool 
 
 
 def make_failover(session: Session, slot: str) -> None:
-    """Have standbys synchronise the slot from now on. A replication session; nobody uses the slot.
+    """Make standbys synchronise the slot; `session` is a replication session, and the slot is inactive.
 
     :raises TailraceError: `SOURCE_MISCONFIGURED`, `SLOT_IN_USE`.
     """
@@ -150,12 +150,12 @@ def make_failover(session: Session, slot: str) -> None:
 
 
 def drop_slot(session: Session, slot: str) -> None:
-    """Drop the slot; it must be one that this log made."""
+    """Drop the slot, which must have been created for this log."""
     session.run(f"DROP_REPLICATION_SLOT {quote_identifier(slot)}", "drop the slot of an unfinished start")
 
 
 def require_supported(source: PostgresSource, server_version: int) -> None:
-    """Check that the server knows what `source` asks of its stream.
+    """Check that the server supports the settings of `source` for its stream.
 
     :raises TailraceError: `SOURCE_MISCONFIGURED`.
     """
@@ -164,20 +164,20 @@ def require_supported(source: PostgresSource, server_version: int) -> None:
             Kind.SOURCE_MISCONFIGURED,
             f"make the slot a failover slot: the server is PostgreSQL {server_version // 10000}, and only 17 "
             "and later have them",
-            "upgrade the server, or take source.slot_failover out",
+            "upgrade the server, or remove source.slot_failover",
         )
     if source.origin != "any" and server_version < ORIGIN_VERSION_MIN:
         raise TailraceError(
             Kind.SOURCE_MISCONFIGURED,
-            f"ask for changes with source.origin {source.origin!r}: the server is PostgreSQL "
-            f"{server_version // 10000}, and only 16 and later can leave changes out by their origin",
-            "upgrade the server, or take source.origin out",
+            f"request changes with source.origin {source.origin!r}: the server is PostgreSQL "
+            f"{server_version // 10000}, and only 16 and later can filter changes by their origin",
+            "upgrade the server, or remove source.origin",
         )
 
 
 def status_interval_s(session: Session, wanted_s: float) -> float:
-    """Return the seconds between status messages: `wanted_s`, or less where the server would take a client
-    for dead that is silent for so long. It asks first, but while the stream waits nothing reads the question.
+    """Return the seconds between status messages: `wanted_s`, or less if the server's timeout requires it.
+    The server requests a reply before it times out, but nothing reads that while the stream waits.
     """
     [row] = session.run(
         "SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'", "look at the server's settings"
@@ -187,7 +187,7 @@ def status_interval_s(session: Session, wanted_s: float) -> float:
 
 
 def start_command(source: PostgresSource, position: int, server_version: int) -> str:
-    """Return START_REPLICATION at `position` with what `source` asks for."""
+    """Return START_REPLICATION at `position` with the options of `source`."""
     options = f"proto_version '1', publication_names {quote_literal(quote_identifier(source.publication))}"
     if source.message_prefixes and server_version >= 140000:
         options += ", messages 'true'"
@@ -199,7 +199,7 @@ def start_command(source: PostgresSource, position: int, server_version: int) ->
 
 
 def _left_at(session: Session, timeline: int, stored: int) -> int | None:
-    """Return where the history of `timeline` left `stored`, None if it was never on it."""
+    """Return the LSN at which the history of `timeline` left `stored`; None if it was never on it."""
     row = session.run(f"TIMELINE_HISTORY {timeline}", "read the server's timeline history")[0]
     for line in (row.get("content") or "").splitlines():
         parts = line.split()

@@ -1,8 +1,8 @@
 """Sessions with the server: connecting, and commands with a deadline.
 
-libpq connects and authenticates. Whatever waits for the server after that can be interrupted
-and has a deadline, so nothing here uses libpq's blocking calls. Neither conninfo nor password
-is logged or put into an error.
+libpq connects and authenticates. Every later wait for the server can be interrupted and has a
+deadline, so nothing here uses libpq's blocking calls. Neither conninfo nor password is logged
+or included in an error.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tailrace.sources.postgres.connection.transport import (
     result_failure,
 )
 
-#: What the text of values depends on, and what could end a session of ours from the server's
-#: side. Given at connecting, so that settings of the role or the database don't come first.
+#: Settings that determine the text of values, or that could end a session. They are set when
+#: connecting, and so have precedence over settings of the role or the database.
 SESSION_SETTINGS = {
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
@@ -39,22 +39,22 @@ SESSION_SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "search_path": "pg_catalog",
-    "client_min_messages": "warning",  # a warning that changes are skipped must come through
+    "client_min_messages": "warning",  # the warning that changes are skipped must be sent
     "standard_conforming_strings": "on",
     "row_security": "off",  # a policy must be an error, not missing rows
     "idle_in_transaction_session_timeout": "0",
 }
 
-#: Settings that older servers don't know, with the first version that does.
+#: Settings that older servers do not have, with the first version that does.
 LATER_SETTINGS = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 
-#: Small questions to the catalogue.
+#: Default timeout of a command, in seconds; for small queries of the catalogue.
 QUERY_DEADLINE_S = 60.0
 
-#: No command waits longer than this for a lock that somebody else holds, unless it says so.
+#: Default timeout for a lock, in seconds.
 LOCK_WAIT_S = 5.0
 
-#: A peer that vanished without a word is noticed after about a minute.
+#: Keepalive settings with which a vanished peer is noticed after about a minute.
 _LIVENESS = {
     "keepalives": "1",
     "keepalives_idle": "30",
@@ -68,11 +68,11 @@ JSON_OIDS = (114, 3802)
 
 
 class Row(dict[str, str | None]):
-    """A row of an answer: its values as text, by column name; None is NULL."""
+    """A row of a result: its values as text, by column name; None is NULL."""
 
     @property
     def name(self) -> tuple[str, str]:
-        """Schema and name of the table that it is of."""
+        """Schema and name of its table, from the columns `schema` and `table`."""
         return self.text("schema"), self.text("table")
 
     def text(self, column: str) -> str:
@@ -84,7 +84,7 @@ class Row(dict[str, str | None]):
         return int(self[column] or 0)
 
     def optional_number(self, column: str) -> int | None:
-        """Return a whole number; None for NULL, and for a column that a later version of the server has."""
+        """Return a whole number; None for NULL, and for a column that the server's version lacks."""
         value = self.get(column)
         return int(value) if value else None
 
@@ -93,13 +93,13 @@ class Row(dict[str, str | None]):
         return self[column] == "t"
 
     def lsn(self, column: str) -> int | None:
-        """Return an LSN; None for NULL, and for a column that a later version of the server has."""
+        """Return an LSN; None for NULL, and for a column that the server's version lacks."""
         value = self.get(column)
         return parse_lsn(value) if value else None
 
 
 class Session:
-    """One connection to the source, for SQL and, if `replication`, its commands; `with` closes it.
+    """One connection to the source, for SQL and, if `replication`, replication commands; `with` closes it.
 
     Used by one thread at a time.
     """
@@ -123,8 +123,8 @@ class Session:
     ) -> Self:
         """Connect within `source.connect_timeout`.
 
-        :param statement_s: after so long the server ends a statement of SQL; 0: never.
-        :param lock_wait_s: after so long it ends one that waits for a lock; 0: never.
+        :param statement_s: the server's timeout for an SQL statement, in seconds; 0: none.
+        :param lock_wait_s: the server's timeout for a lock, in seconds; 0: none.
         :raises TailraceError: `SOURCE_UNREACHABLE`, `SOURCE_AUTH_FAILED`, `SOURCE_MISCONFIGURED`,
             `SOURCE_SHUTTING_DOWN`, `SECRET_MISSING`.
         """
@@ -147,7 +147,7 @@ class Session:
         session = cls(connection, stopping)
         try:
             if session.server_encoding != "UTF8":
-                session._take_texts_as_they_are(lambda: cls.connect(source, stopping))
+                session._disable_conversion(lambda: cls.connect(source, stopping))
             for version, setting in LATER_SETTINGS:
                 if session.server_version >= version:
                     session.run(f"SET {setting} = 0", f"set {setting}")
@@ -160,8 +160,8 @@ class Session:
         """Run one SQL or replication command; return its rows by column name, values as text.
 
         :param attempted: what is being done, for the error.
-        :raises TailraceError: what the server refused with, or `SOURCE_UNREACHABLE`.
-        :raises Stopped: if stopping was asked for meanwhile; the session is then of no use.
+        :raises TailraceError: the server's error, or `SOURCE_UNREACHABLE`.
+        :raises Stopped: if the task was asked to stop meanwhile; then the session is no longer usable.
         """
         result = self._result(self._pgconn.send_query, command, attempted, deadline_s)
         names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
@@ -176,16 +176,16 @@ class Session:
         ]
 
     def affected(self, command: str, attempted: str) -> int | None:
-        """Run SQL; return how many rows its last statement touched, None if it is of another kind.
+        """Run SQL; return the number of rows that its last statement affected; None if it has no such number.
 
-        :raises TailraceError: what the server refused with, or `SOURCE_UNREACHABLE`.
+        :raises TailraceError: the server's error, or `SOURCE_UNREACHABLE`.
         """
         return self._result(self._pgconn.send_query, command, attempted, QUERY_DEADLINE_S).command_tuples
 
     def parse(self, statement: str, attempted: str) -> None:
-        """Have the server parse one statement of SQL, by the extended protocol; it is not run.
+        """Let the server parse one SQL statement, with the extended protocol, without executing it.
 
-        :raises TailraceError: what the server refused with, or `SOURCE_UNREACHABLE`.
+        :raises TailraceError: the server's error, or `SOURCE_UNREACHABLE`.
         """
 
         def send(command: bytes) -> None:
@@ -199,7 +199,7 @@ class Session:
         raw = self.encoded(command)
         until = time.monotonic() + deadline_s
         readable = select.poll()
-        with _in_words(attempted):
+        with _connection_errors(attempted):
             readable.register(self._pgconn.socket, select.POLLIN)
             send(raw)
             last: pq.abc.PGresult | None = None
@@ -218,25 +218,25 @@ class Session:
                     break
                 last = result
                 if result.status == pq.ExecStatus.FATAL_ERROR:
-                    # What follows is read, too: the session may be used again.
+                    # The remaining results are read, too, so that the session can be used again.
                     failure = failure or result_failure(result, attempted)
         if failure is not None:
             raise failure
         if last is None or last.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
             raise TailraceError(
-                Kind.SOURCE_QUERY_FAILED, f"{attempted}: an answer of an unexpected kind", REPORT
+                Kind.SOURCE_QUERY_FAILED, f"{attempted}: an unexpected type of result", REPORT
             )
         return last
 
     def encoded(self, command: str) -> bytes:
-        """Return a command as the server reads it.
+        """Return a command in the session's encoding.
 
-        :raises TailraceError: `SOURCE_QUERY_FAILED` if the database's encoding lacks a character of it.
+        :raises TailraceError: `SOURCE_QUERY_FAILED` if the database's encoding lacks one of its characters.
         """
         return command.encode() if self._encoding is None else self._encoding.encoded(command)
 
     def streaming(self, frame_bytes_max: int) -> Transport:
-        """Return the transport for START_REPLICATION; the session itself is not used again."""
+        """Return the transport for START_REPLICATION; the session must not be used for anything else."""
         return self._transport(frame_bytes_max, "start replication", copies=False)
 
     def copying(self, row_bytes_max: int, attempted: str) -> Transport:
@@ -244,19 +244,19 @@ class Session:
         return self._transport(row_bytes_max, attempted, copies=True)
 
     def _transport(self, message_bytes_max: int, attempted: str, *, copies: bool) -> Transport:
-        with _in_words(attempted):
+        with _connection_errors(attempted):
             kind = LibpqTransport if self.encrypted else SocketTransport
             return kind(self._pgconn, message_bytes_max, copies=copies, attempted=attempted if copies else "")
 
     @property
     def server_encoding(self) -> str:
-        """The encoding of the database, as PostgreSQL calls it."""
+        """PostgreSQL's name of the database's encoding."""
         return (self._pgconn.parameter_status(b"server_encoding") or b"").decode()
 
     @property
     def row_encoding(self) -> TextEncoding | None:
-        """What makes UTF-8 of rows, on the session's thread and until it is closed; None if the server does,
-        or decoding, as for SQL_ASCII.
+        """The converter of rows to UTF-8, for the session's thread until it is closed; None if the server
+        converts them, or decoding does, as for SQL_ASCII.
         """
         return None if self.server_encoding == SQL_ASCII else self._encoding
 
@@ -267,7 +267,7 @@ class Session:
 
     @property
     def encrypted(self) -> bool:
-        """Whether only libpq can read what comes: TLS or GSSAPI encryption is in use."""
+        """Whether TLS or GSSAPI encryption is used, so that only libpq can read the connection."""
         if self._pgconn.ssl_in_use:
             return True
         gss = {option.keyword: option.val for option in self._pgconn.info}.get(b"gssencmode")
@@ -286,19 +286,19 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; what runs on it ends."""
+        """Close the connection, which ends its running command."""
         self._connection.close()
         if self._encoding is not None:
             self._encoding.close()
 
-    def _take_texts_as_they_are(self, connect: Callable[[], Session]) -> None:
-        """Have the server not convert texts, if there may be some that it can't."""
+    def _disable_conversion(self, connect: Callable[[], Session]) -> None:
+        """Disable the server's conversion of text, if there may be text that it can't convert."""
         if (encoding := TextEncoding.of(self, connect)) is not None:
             self.run("SET client_encoding = 'SQL_ASCII'", "set client_encoding")
             self._encoding = encoding
 
     def _text(self, raw: bytes) -> str:
-        # Names of other databases, in another encoding, stand in the server's own views.
+        # The server's views have names of other databases, which may be in other encodings.
         return (raw if self._encoding is None else self._encoding.text(raw)).decode("utf-8", "replace")
 
     def _json(self, raw: bytes) -> str:
@@ -306,8 +306,8 @@ class Session:
 
 
 @contextmanager
-def _in_words(attempted: str) -> Iterator[None]:
-    """Have what libpq raises of a connection that broke be `SOURCE_UNREACHABLE`."""
+def _connection_errors(attempted: str) -> Iterator[None]:
+    """Convert libpq's errors about a lost connection to `SOURCE_UNREACHABLE`."""
     try:
         yield
     except psycopg.Error as error:

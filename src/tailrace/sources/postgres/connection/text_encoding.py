@@ -1,12 +1,12 @@
-r"""Texts of a database whose encoding has bytes without a character: taken as they are, made UTF-8 here.
+r"""Converts text to UTF-8 from database encodings in which some bytes have no character.
 
-The server ends a command at the first text that it can't convert: one odd value would stop its table's
-snapshot, one odd name every question to the catalogue, and either the stream for good. So of such a database
-texts are asked for as they are. Each character becomes what the server says of it, once; a text that has none
-for some of its bytes is given as bytea writes them (`\x63616681`), as are texts of SQL_ASCII that are not
-UTF-8: nobody can convert those. A name in that form stands for its bytes in commands, too.
+The server ends a command at the first text that it can't convert: one invalid value would stop its table's
+snapshot, one invalid name every query of the catalogue, and either would stop the stream permanently. So the
+server does not convert the text of such a database; each character is looked up once on the server. Text with
+bytes that have no character is returned in bytea's format (`\x63616681`), as is text of SQL_ASCII that is not
+UTF-8, which can't be converted. In commands, a name in that format means its bytes.
 
-A database in UTF8, or in an encoding of which every byte is a character (LATIN1), is not touched by this.
+This does not affect a database in UTF8, or in an encoding in which every byte is a character (LATIN1).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 SQL_ASCII = "SQL_ASCII"
 
-#: Of EUC, behind 8E in EUC_TW come three bytes, behind 8F two; any other high byte begins a pair.
+#: Characters of EUC: in EUC_TW three bytes follow 8E, else two follow 8F; any other high byte begins a pair.
 _EUC_TW = re.compile(rb"\x8e[\x80-\xff]{3}|[\x80-\xff]{1,2}")
 _EUC = re.compile(rb"\x8f[\x80-\xff]{2}|[\x80-\xff]{1,2}")
 _SINGLE_BYTE = re.compile(rb"[\x80-\xff]")
 
-#: pgoutput's messages that have any: changes of rows, and what has names.
+#: pgoutput's messages with text: changes of rows, and messages with names.
 _HAVE_TEXTS = (b"I", b"U", b"D", b"R", b"Y", b"M", b"O")
 _HAVE_NAMES = (b"R", b"Y")
 
@@ -44,21 +44,21 @@ _JSON_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 #: A quoted name whose bytes have no characters.
 _QUOTED_NAME = re.compile(rb'"\\x((?:[0-9a-f]{2})*?[89a-f][0-9a-f](?:[0-9a-f]{2})*)"')
 
-#: By version of the server and encoding: what characters are in UTF-8, None for none, some ten thousand at
-#: most; and whether each byte is one.
+#: By version of the server and encoding: the UTF-8 of characters, None for invalid ones, some ten thousand at
+#: most; and whether every byte is a character.
 _known: dict[tuple[int, str], dict[bytes, bytes | None]] = {}
 _is_whole: dict[tuple[int, str], bool] = {}
 
 
 class _NoCharacterError(Exception):
-    """Raised where bytes stand for no character."""
+    """Raised for bytes that have no character."""
 
 
 def own_encoding(session: Session) -> str | None:
-    """Return the database's encoding if it has bytes that stand for no character; None if the server can
-    give every text as UTF-8.
+    """Return the database's encoding if some bytes have no character in it; None if the server can convert
+    every text to UTF-8.
 
-    :param session: in no transaction.
+    :param session: not in a transaction.
     """
     name = session.server_encoding
     if name in {"UTF8", SQL_ASCII}:
@@ -70,9 +70,9 @@ def own_encoding(session: Session) -> str | None:
 
 
 class TextEncoding:
-    """Makes UTF-8 of texts in a database's own encoding. One thread.
+    """Converts text in a database's encoding to UTF-8. One thread.
 
-    :param connect: opens a session for SQL; called when the first character is not known.
+    :param connect: opens a session for SQL; called for the first unknown character.
     """
 
     def __init__(self, name: str, server_version: int, connect: Callable[[], Session]) -> None:
@@ -85,17 +85,17 @@ class TextEncoding:
 
     @classmethod
     def of(cls, session: Session, connect: Callable[[], Session]) -> Self | None:
-        """Return what makes UTF-8 of the texts of `session`'s database, None if the server does.
+        """Return the converter for text of `session`'s database; None if the server converts it.
 
-        :param session: in no transaction.
+        :param session: not in a transaction.
         """
         name = own_encoding(session)
         return None if name is None else cls(name, session.server_version, connect)
 
     def encoded(self, command: str) -> bytes:
-        """Return a command in the database's encoding; quoted names in the hexadecimal form as their bytes.
+        """Return a command in the database's encoding, with names in hexadecimal form as their bytes.
 
-        :raises TailraceError: `SOURCE_QUERY_FAILED` if that has not all of its characters.
+        :raises TailraceError: `SOURCE_QUERY_FAILED` if the encoding lacks one of its characters.
         """
         raw = command.encode()
         if self.name != SQL_ASCII and not raw.isascii():
@@ -113,7 +113,7 @@ class TextEncoding:
             return _hexadecimal(raw)
 
     def json(self, raw: bytes) -> bytes:
-        """Return a JSON document as UTF-8, each of its strings as `text` has it.
+        """Return a JSON document as UTF-8, each of its strings converted as by `text`.
 
         :raises TailraceError: as `Session.run`.
         """
@@ -123,19 +123,19 @@ class TextEncoding:
             return _JSON_STRING.sub(self._json_string, raw)
 
     def rows(self, text: bytes) -> bytes:
-        """Return whole lines in COPY's form, as UTF-8.
+        """Return complete lines in COPY's format as UTF-8.
 
         :raises TailraceError: as `Session.run`.
         """
         try:
-            return self._converted(text)  # nothing in it is part of a field and of what divides fields
+            return self._converted(text)  # no character contains a separator of fields
         except _NoCharacterError:
             return _FIELD.sub(self._field, text)
 
     def changes(self, chunk: Bytes) -> Bytes:
-        """Return whole frames of the stream, their texts as UTF-8; `chunk` itself if they were.
+        """Return complete frames of the stream with text as UTF-8; `chunk` itself if nothing changes.
 
-        :raises TailraceError: as `Session.run`; `PROTOCOL_VIOLATION` for a message that makes no sense.
+        :raises TailraceError: as `Session.run`; `PROTOCOL_VIOLATION` for an invalid message.
         """
         return _rewritten(chunk, _HAVE_TEXTS, self.text)
 
@@ -195,7 +195,7 @@ class TextEncoding:
 
 
 class _Message:
-    """Copies a pgoutput message (protocol version 1) and converts its texts on the way."""
+    """Copies a pgoutput message (protocol version 1) and converts its text."""
 
     def __init__(self, body: bytes, text: Callable[[bytes], bytes]) -> None:
         self._body = body
@@ -208,7 +208,7 @@ class _Message:
         if kind in {b"I", b"U", b"D"}:
             self._copy(5)
             while self._at < len(self._body):
-                self._copy(1)  # what tuple it is
+                self._copy(1)  # the type of tuple
                 self._tuple()
         elif kind == b"R":
             self._copy(5)
@@ -261,10 +261,10 @@ class _Message:
 
 
 def names_in_utf8(chunk: Bytes) -> Bytes:
-    """Return whole frames, the names of relations, columns and types that are not UTF-8 in the hexadecimal
-    form; `chunk` itself if all are. Only SQL_ASCII has others.
+    """Return complete frames in which names of relations, columns and types that are not UTF-8 are in
+    hexadecimal form; `chunk` itself if all are UTF-8. Only SQL_ASCII has others.
 
-    :raises TailraceError: `PROTOCOL_VIOLATION` for a message that makes no sense.
+    :raises TailraceError: `PROTOCOL_VIOLATION` for an invalid message.
     """
     return _rewritten(chunk, _HAVE_NAMES, lambda raw: raw if _is_utf8(raw) else _hexadecimal(raw))
 
@@ -281,7 +281,7 @@ def _rewritten(chunk: Bytes, kinds: Collection[bytes], text: Callable[[bytes], b
         except (struct.error, IndexError, ValueError):
             raise TailraceError(
                 Kind.PROTOCOL_VIOLATION,
-                f"read the stream: a message of type {body[:1]!r} is not what it says",
+                f"read the stream: a message of type {body[:1]!r} is malformed",
                 REPORT_STREAM,
             ) from None
         if converted == body:
@@ -313,7 +313,7 @@ def _utf8_of(session: Session, raw: bytes, encoding: str) -> bytes | None:
 
 
 def _convert(session: Session, raw: bytes, encoding: str, to: str) -> bytes | None:
-    """Return bytes in another encoding, None if they stand for no character in one of them."""
+    """Return bytes in another encoding; None if they have no character in one of the encodings."""
     converted = f"convert('\\x{raw.hex()}'::bytea, '{encoding}', '{to}')"
     try:
         [row] = session.run(f"SELECT encode({converted}, 'hex') AS raw", "look up a character")

@@ -1,16 +1,15 @@
-"""Receives messages of the server in large runs: two transports behind one interface.
+"""Receives the server's messages in large runs: two transports with one interface.
 
-`SocketTransport` takes the socket over from libpq, which connected and authenticated, while
-the connection is idle. One system call brings many frames, and a compiled scan finds them.
-When little came although the sender is busy, it waits half a millisecond for more: reading as
-soon as a byte is there costs two system calls a frame. When the sender was quiet before,
-nothing is waited for.
+`SocketTransport` takes the socket from libpq, which has connected and authenticated, while the
+connection is idle. One system call receives many frames, and a compiled scan finds them. If a
+busy sender has sent little, it waits half a millisecond for more: reading as soon as a byte is
+available costs two system calls per frame. If the sender was idle before, it does not wait.
 
-`LibpqTransport` gets the same frames from libpq one by one; it serves TLS and GSS, whose
-bytes only libpq can read.
+`LibpqTransport` gets the same frames from libpq one by one; it is for TLS and GSSAPI encryption,
+whose bytes only libpq can decrypt.
 
-A transport belongs to the thread that receives; `send` may be called from another one. No
-call blocks past its deadline.
+A transport is used by the receiving thread; only `send` may be called from another one. No call
+blocks longer than its deadline.
 """
 
 from __future__ import annotations
@@ -51,26 +50,26 @@ MIB = 1024 * KIB
 BUFFER_BYTES = 4 * MIB
 RECEIVE_BUFFER_OF_KERNEL_BYTES = 8 * MIB
 
-#: What comes in one receive is enough from here on; below it is worth a short wait.
+#: Bytes that are enough for one receive; for fewer, a short wait is worthwhile.
 COALESCE_BYTES = MIB
 COALESCE_WAIT_S = 0.0005
-#: A unix socket holds some 270 small messages, however few bytes they are: a longer wait
-#: would stop the sender (measured: half a millisecond cost a third of the rate). Each wait costs two
-#: switches of the processor and what the interpreter does, so a shorter one costs CPU.
+#: A unix socket holds some 270 small messages, regardless of their bytes: a longer wait would
+#: stop the sender (measured: half a millisecond cost a third of the rate). Each wait costs two
+#: context switches and the interpreter's overhead, so a shorter one costs CPU.
 COALESCE_WAIT_UNIX_S = 0.00025
 COALESCE_S_MAX = 0.020
 
-#: A sender that let us wait so long is idle: what it sends then is handed on at once.
+#: A sender is idle after this many seconds without a message: its next one is returned at once.
 IDLE_S = 0.001
 
-#: Notices, errors and parameters are small; a larger one is a stream out of step.
+#: Maximum size of notices, errors and parameters; a larger one means that the stream is out of sync.
 OTHER_MESSAGE_BYTES_MAX = MIB
 
 SEND_DEADLINE_S = 10.0
 DRAIN_S = 1.0
 
-#: Parameters that the values' text depends on. They are set at connecting; if the server says
-#: that one changed, what follows would be read wrongly.
+#: Parameters that determine the text of values. They are set when connecting; if the server reports
+#: a change of one, later values would be misread.
 GUARDED_PARAMETERS = {
     "client_encoding": ("UTF8", "SQL_ASCII"),
     "DateStyle": ("ISO",),
@@ -83,20 +82,20 @@ _NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """The last keepalive among what was received; `reply_wanted` if any of them asked."""
+    """The last keepalive of one receive; `reply_wanted` if any of its keepalives requested a reply."""
 
     wal_end: int
-    clock_us: int  # since 2000
+    clock_us: int  # µs since 2000
     reply_wanted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one receive brought.
+    """The result of one receive.
 
-    `data` is a view into the transport's buffer, valid until the next call: whole XLogData
-    frames for replication, text for COPY. `message` is the first backend message behind it
-    that the transport does not deal with itself, as (type, body).
+    `data` is a view into the transport's buffer, valid until the next call: complete XLogData
+    frames for replication, text for COPY. `message` is the first backend message after it that
+    the transport does not handle itself, as (type, body).
     """
 
     data: Bytes
@@ -117,32 +116,32 @@ class Transport(Protocol):
     def start(self, command: bytes, deadline_s: float, waiting: Callable[[], None] = lambda: None) -> None:
         """Send `command` and wait until the server begins to copy.
 
-        :param waiting: called now and then while it is waited; what it raises ends the wait.
-        :raises TailraceError: what the server refused with; `SOURCE_UNREACHABLE`.
+        :param waiting: called repeatedly while waiting; its exceptions end the wait.
+        :raises TailraceError: the server's error; `SOURCE_UNREACHABLE`.
         """
 
     def receive(self, wait_s: float) -> Received:
-        """Return what came, `NOTHING` if nothing did within `wait_s`.
+        """Return what was received; `NOTHING` if nothing was within `wait_s`.
 
-        :raises TailraceError: `SOURCE_UNREACHABLE` when the connection ended, what the server
-            reported, `FRAME_TOO_LARGE`, or `PROTOCOL_VIOLATION`.
+        :raises TailraceError: `SOURCE_UNREACHABLE` if the connection ended; the server's error;
+            `FRAME_TOO_LARGE`; `PROTOCOL_VIOLATION`.
         """
 
     def send(self, payload: bytes) -> None:
-        """Send one CopyData message with `payload`, whole. From any thread.
+        """Send one complete CopyData message with `payload`. From any thread.
 
         :raises TailraceError: `SOURCE_UNREACHABLE` if it can't be sent in time.
         """
 
     def release(self) -> None:
-        """Give the connection back to libpq, after ReadyForQuery came."""
+        """Return the connection to libpq, after ReadyForQuery was received."""
 
     def close(self) -> None:
-        """End the copying as politely as can be done without waiting. From any thread."""
+        """End the copying as orderly as possible without waiting. From any thread."""
 
 
 def take_message(kind: bytes, body: bytes, attempted: str) -> tuple[bytes, bytes] | None:
-    """Deal with a message that may come at any time; return it if it is another.
+    """Handle a message that the server may send at any time; return any other message.
 
     :raises TailraceError: for an ErrorResponse, for a guarded parameter that changed, and for a
         notice that changes are skipped.
@@ -164,19 +163,19 @@ def take_message(kind: bytes, body: bytes, attempted: str) -> tuple[bytes, bytes
         if (failure := from_notice(parse_fields(body), attempted)) is not None:
             raise failure
         return None
-    if kind == b"A":  # notifications are for others
+    if kind == b"A":  # notifications are not needed
         return None
     return kind, body
 
 
 class SocketTransport:
-    """Reads the socket of `pgconn` itself. libpq must be idle and is not used until `close`.
+    """Reads the socket of `pgconn` directly. libpq must be idle and is not used until `close`.
 
-    :param copies: it is COPY that runs, not replication. It goes by the extended protocol, which takes one
-        statement and no more: a COPY may hold a condition that somebody else wrote.
+    :param copies: the command is COPY, not replication. It uses the extended protocol, which accepts only
+        one statement, because a COPY may contain a user's condition.
     :param attempted: what is being done, for errors; default: replication.
-    :param message_bytes_max: the buffer grows up to this when such a message comes, and
-        shrinks again after it.
+    :param message_bytes_max: the buffer grows up to this for a large message, and shrinks again
+        after it.
     """
 
     def __init__(
@@ -203,10 +202,10 @@ class SocketTransport:
         self._normal: Bytes = np.empty(BUFFER_BYTES, np.uint8)
         self._buffer = self._normal
         self._view = self._buffer.data
-        self._start = 0  # bytes of [start, have) are not dealt with
+        self._start = 0  # bytes of [start, have) are not processed yet
         self._have = 0
         self._needed = 0  # size of the message at start, if known
-        self._fresh = False  # bytes came since the last scan
+        self._fresh = False  # bytes were received since the last scan
         self._sending = threading.Lock()
         self._copies = copies
         self._attempted = attempted
@@ -242,11 +241,11 @@ class SocketTransport:
         return received
 
     def _out_of_step(self) -> TailraceError:
-        # What libpq had read beyond the answer to its last command, it keeps. An idle server sends nothing of
-        # its own but that it ends the session, and no data before this command: so nothing of these can be
-        # lost, and if libpq has the first half of that message, what is left of it is no message here.
+        # libpq keeps what it has read after the answer to its last command. An idle server sends only that it
+        # ends the session, and no data before this command, so no data is lost. But if libpq has the first
+        # half of that message, the rest of it is not a valid message here.
         return connection_lost(
-            self._doing, "what came before the answer is no message: the server was ending the connection"
+            self._doing, "invalid bytes before the answer: the server was ending the connection"
         )
 
     def receive(self, wait_s: float) -> Received:
@@ -260,23 +259,23 @@ class SocketTransport:
 
     def release(self) -> None:
         self._closed = True
-        self._socket.close()  # our duplicate of the descriptor alone
+        self._socket.close()  # only the duplicate of the descriptor
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         try:
-            # CopyDone, Terminate: the server frees the slot at once instead of at a time-out.
+            # CopyDone, Terminate: the server releases the slot at once instead of after a timeout.
             self._socket.send(_message(b"c", b"") + _message(b"X", b""))
             self._socket.shutdown(socket.SHUT_WR)
             self._drain()
         except OSError:
-            pass  # it is gone already, which is as good
+            pass  # the connection has already ended
         self._socket.close()
 
     def _drain(self) -> None:
-        # A socket closed with bytes unread resets the connection, and the server might then
+        # Closing a socket with unread bytes resets the connection, and the server might then
         # never read the last status message.
         until = time.monotonic() + DRAIN_S
         while self._readable.poll(max(0.0, until - time.monotonic()) * 1000):
@@ -284,7 +283,7 @@ class SocketTransport:
                 return
 
     def _scanned(self) -> Received:
-        """Return what the buffer holds up to the first message that is not dealt with here."""
+        """Return the buffer's content up to the first message that is not handled here."""
         while True:
             start = self._start
             split_wire(
@@ -301,7 +300,7 @@ class SocketTransport:
             if stopped_by:
                 body = self._view[consumed + MESSAGE_HEADER_SIZE : consumed + needed].tobytes()
                 if keepalive or len(data):
-                    # The frames before it are handed out first; it is met again next time.
+                    # The frames before it are returned first, and the message by the next call.
                     return Received(data, keepalive)
                 self._start, self._needed = consumed + needed, 0
                 message = take_message(bytes([stopped_by]), body, self._doing)
@@ -328,7 +327,7 @@ class SocketTransport:
         )
 
     def _fill(self, wait_s: float) -> bool:
-        """Receive into the buffer; false if nothing came within `wait_s`."""
+        """Receive into the buffer; return False if nothing was received within `wait_s`."""
         self._make_room()
         waited_from = time.monotonic()
         if not self._readable.poll(max(0, wait_s) * 1000):
@@ -360,13 +359,13 @@ class SocketTransport:
         return came
 
     def _make_room(self) -> None:
-        """Bring what is left to the buffer's front; grow for a large message, shrink after it."""
+        """Move the unprocessed bytes to the buffer's front; grow for a large message, shrink after it."""
         left = self._have - self._start
         if self._needed > OTHER_MESSAGE_BYTES_MAX and self._buffer[self._start] != ord("d"):
             raise self._faulty(ScanFault.LENGTH_OVER_LIMIT)
         wanted = max(BUFFER_BYTES, self._needed)
         if wanted > len(self._buffer) or (wanted == BUFFER_BYTES < len(self._buffer)):
-            # Pages of a new buffer are the system's until bytes arrive: a length alone costs nothing.
+            # A new buffer's pages are allocated only when written: a large announced length costs nothing.
             target = self._normal if wanted == BUFFER_BYTES else np.empty(wanted, np.uint8)
             target[:left] = self._buffer[self._start : self._have]
             self._buffer, self._view = target, target.data
@@ -387,16 +386,16 @@ class SocketTransport:
                     remaining = until - time.monotonic()
                     if remaining <= 0 or not self._writable.poll(remaining * 1000):
                         raise connection_lost(
-                            "send to the server", f"not taken within {deadline_s:g} s"
+                            "send to the server", f"not accepted within {deadline_s:g} s"
                         ) from None
                 except OSError as error:
                     raise connection_lost("send to the server", f"{error.strerror}") from error
 
 
 class LibpqTransport:
-    """Gets the same messages through libpq, which may encrypt the connection.
+    """Receives the same messages through libpq, which may encrypt the connection.
 
-    libpq is not thread-safe: the lock is held for calls that don't wait.
+    libpq is not thread-safe: the lock is held for its calls, none of which waits.
     """
 
     def __init__(
@@ -466,7 +465,7 @@ class LibpqTransport:
             left = self._flush("send to the server")
         while left:
             if time.monotonic() > until:
-                raise connection_lost("send to the server", f"not taken within {SEND_DEADLINE_S:g} s")
+                raise connection_lost("send to the server", f"not accepted within {SEND_DEADLINE_S:g} s")
             self._writable.poll(100)
             with self._lock:
                 left = self._flush("send to the server")
@@ -483,7 +482,7 @@ class LibpqTransport:
                 self._pgconn.put_copy_end()
                 self._pgconn.flush()
             except psycopg.Error:
-                pass  # it is gone already, which is as good
+                pass  # the connection has already ended
 
     def _collect(self) -> Received:
         out = bytearray()
@@ -491,7 +490,7 @@ class LibpqTransport:
         with self._lock:
             self._consume()
             while len(out) < BUFFER_BYTES and not self._copied:
-                # One frame a call is all that libpq offers here.
+                # libpq returns only one frame per call.
                 size, data = self._copy_data()
                 if size == 0:
                     break
@@ -500,13 +499,13 @@ class LibpqTransport:
                     break
                 keepalive = self._keep(data, out, keepalive)
         if self._notice is not None:
-            raise self._notice  # before anything that came behind it
+            raise self._notice  # before anything that was received after it
         if not out and keepalive is None:
             return self._ended() if self._copied else NOTHING
         return Received(np.frombuffer(out, np.uint8), keepalive)
 
     def _noticed(self, result: pq.abc.PGresult) -> None:
-        # libpq calls this in the middle of reading, where nothing may be raised.
+        # libpq calls this while it reads, where no exception may be raised.
         self._notice = self._notice or from_notice(result_fields(result), self._doing)
 
     def _copy_data(self) -> tuple[int, memoryview]:
@@ -540,7 +539,7 @@ class LibpqTransport:
         )
 
     def _ended(self) -> Received:
-        """Return the end of the copying as the message that the server sent for it."""
+        """Return the message with which the server ended the copying."""
         with self._lock:
             if self._pgconn.is_busy():
                 return NOTHING
@@ -579,7 +578,7 @@ def _extended(statement: bytes) -> bytes:
 
 
 def result_fields(result: pq.abc.PGresult) -> dict[str, str]:
-    """Return the fields of an error or notice by the letters that the protocol gives them."""
+    """Return the fields of an error or notice by the protocol's letters."""
     return {
         letter: (result.error_field(field) or b"").decode("utf-8", "replace")
         for letter, field in (
@@ -591,7 +590,7 @@ def result_fields(result: pq.abc.PGresult) -> dict[str, str]:
 
 
 def result_failure(result: pq.abc.PGresult | None, attempted: str) -> TailraceError:
-    """Return the error that a result of libpq stands for."""
+    """Return the error for a failed result of libpq."""
     if result is None:
         return connection_lost(attempted, "the connection ended")
     fields = result_fields(result)

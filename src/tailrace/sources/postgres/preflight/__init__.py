@@ -1,1 +1,1 @@
-"""Checks of the server, the slot, the publication and the tables before a pipeline runs."""
+"""Preflight: checks of the server, the slot, the publication and the tables before a pipeline runs."""

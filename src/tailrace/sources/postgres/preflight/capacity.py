@@ -1,8 +1,8 @@
-"""Whether a server has room for all of the sources that are on it, and for their snapshots. Pure.
+"""Checks whether a server has enough slots and WAL senders for all of its sources and snapshots. Pure.
 
 Slots and WAL senders belong to a server, and several sources of one pipeline may be databases of
-the same server: each alone would find the last free slot free. Beside its own, a source needs one
-of each more for a while, when rows are read beside its stream: a temporary slot gives the snapshot.
+the same server: each alone would count the same last slot as free. In addition to its own, a source
+temporarily needs one more of each while rows are read during streaming, for a temporary slot.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from tailrace.errors import Kind
 from tailrace.sources.findings import Finding, error, warning
 
-#: What the repair leaves free beyond what is asked for: a few more will be needed some day.
+#: Number of slots or WAL senders that the repair leaves free for future needs.
 _SPARE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCapacity:
-    """What one source will take of its server, and what the server has.
+    """The slots and WAL senders that one source will need of its server, and those that the server has.
 
     :param source: the source's name, empty for the only one.
-    :param server: the same for two sources exactly if they are on the same running server.
-    :param takes_slot: whether the source has no slot yet and will make one.
-    :param takes_sender: whether it has no WAL sender at this moment and will need one.
-    :param windows: how many more of both it needs for a snapshot beside the stream.
-    :param windows_open: how many of those it has at this moment.
+    :param server: equal for two sources if and only if they are on the same running server.
+    :param takes_slot: whether the source has no slot yet and will create one.
+    :param takes_sender: whether it has no WAL sender at present and will need one.
+    :param windows: how many more of both it needs for a snapshot while streaming.
+    :param windows_open: how many of those it has at present.
     """
 
     source: str
@@ -42,7 +42,7 @@ class SourceCapacity:
 
 
 def room_findings(rooms: Sequence[SourceCapacity]) -> Iterator[Finding]:
-    """Yield where the sources of one server need more than is free there."""
+    """Yield a finding for each server whose sources need more slots or WAL senders than are free."""
     for server in dict.fromkeys(room.server for room in rooms):
         here = [room for room in rooms if room.server == server]
         newest = here[-1]
@@ -51,7 +51,7 @@ def room_findings(rooms: Sequence[SourceCapacity]) -> Iterator[Finding]:
             [room.source for room in here if room.takes_slot],
             later,
             _Kept("replication slot", "max_replication_slots", newest.slots, newest.slots_max),
-            "; or drop a slot that nobody needs",
+            "; or drop a slot that is not needed",
         )
         yield from _short(
             [room.source for room in here if room.takes_sender],
@@ -63,7 +63,7 @@ def room_findings(rooms: Sequence[SourceCapacity]) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a server has a fixed number of."""
+    """A resource of which a server has a fixed number."""
 
     what: str
     setting: str
@@ -71,7 +71,7 @@ class _Kept:
     most: int
 
     def free(self, taken: int) -> str:
-        """Return in words how many are free when so many more are taken."""
+        """Return the words for how many are free after `taken` more are used."""
         left = max(0, self.most - self.used - taken)
         return f"no {self.what} is" if left == 0 else f"only {left} {self.what}{'s' * (left > 1)}"
 
@@ -94,8 +94,8 @@ def _short(sources: list[str], later: list[str], kept: _Kept, or_else: str) -> I
             "" if len(later) == 1 else f", and {len(later)} sources on this server may: {', '.join(later)}"
         )
         found = (
-            f"{kept.free(len(sources))} free beside the stream ({kept.setting} is {kept.most}): a snapshot "
-            "that was cut short, or that is asked for, needs one more while it is read, and fails without it"
+            f"{kept.free(len(sources))} free for snapshots ({kept.setting} is {kept.most}): an interrupted "
+            "or requested snapshot needs one more while it is read, and fails without it"
         )
         short = warning(Kind.SOURCE_MISCONFIGURED, found + needed, repair)
         yield replace(short, source=later[0] if len(later) == 1 else "")

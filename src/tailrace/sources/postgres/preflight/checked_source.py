@@ -1,4 +1,4 @@
-"""A source that is checked: what is asked, and what every check of it needs to know."""
+"""A connected source with the facts that its checks share."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ SELECT current_setting('wal_level') AS wal_level,
 
 @dataclass(frozen=True, slots=True)
 class CheckedSource:
-    """A source that is connected to.
+    """A source with an open session, for its checks.
 
-    :ivar server: the server and the role.
-    :ivar log: the pipeline's, if there is one.
+    :ivar server: facts of the server and the role.
+    :ivar log: the pipeline's log, if there is one.
     """
 
     session: Session
@@ -49,7 +49,7 @@ class CheckedSource:
 
     @classmethod
     def of(cls, session: Session, pipeline: PipelineConfig, log: LogDirectory | None) -> CheckedSource:
-        """Return the source of a pipeline.
+        """Return the source of a pipeline, with the facts of its server.
 
         :raises TailraceError: as `Session.run`.
         """
@@ -58,10 +58,10 @@ class CheckedSource:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a start has come so far as to open the log."""
+        """Whether a start has opened the log."""
         return self.log is not None and TASK in self.log.tasks()
 
     @property
     def has_captured(self) -> bool:
-        """Whether something was appended to the log."""
+        """Whether anything was appended to the log."""
         return self.log is not None and self.has_begun and bool(self.log.segments(TASK))

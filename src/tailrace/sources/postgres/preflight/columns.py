@@ -1,4 +1,4 @@
-"""Checks whether the settings of columns, masks and keys fit the tables and the publication."""
+"""Preflight of the settings of columns, masks and keys against the tables and the publication."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tailrace.sources.postgres.schema.column_selection import TableColumns
 from tailrace.sources.postgres.schema.published_tables import COLUMN_LISTS_VERSION_MIN
 from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
 
-#: A shorter salt can be found by trying, and with it the values.
+#: Minimum length of a salt: a shorter one can be found by brute force, and with it the values.
 SALT_LENGTH_MIN = 16
 
 
-# Which columns a filter uses stands nowhere but in its tree.
+# The columns that a filter uses are recorded only in its expression tree.
 _FILTERS = r"""
 SELECT n.nspname AS schema, c.relname AS table, json_agg(DISTINCT a.attname)::text AS names
   FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
@@ -42,7 +42,7 @@ SELECT n.nspname AS schema, c.relname AS table, json_agg(DISTINCT a.attname)::te
 
 
 def column_findings(checked: CheckedSource, columns: Collection[TableColumns]) -> Iterator[Finding]:
-    """Yield what is wrong with columns, masks and keys of the tables that are meant.
+    """Yield the problems of columns, masks and keys of the selected tables.
 
     :param columns: of these tables.
     """
@@ -131,11 +131,11 @@ def _partition_findings(source: PostgresSource, columns: TableColumns) -> Iterat
     table = columns.table
     partial = [part for part in table.parts if part.identity != "f"]
     if columns.columns.full and partial:
-        # The server fills a row that it calls whole from a key: the rest of it reads as NULL.
+        # The server fills an old row that it declares complete from a key only: the other columns are NULL.
         yield error(
             Kind.SOURCE_MISCONFIGURED,
-            "the root has REPLICA IDENTITY FULL and partitions have not: their old rows would arrive with "
-            "NULL in place of what was not sent",
+            "the root has REPLICA IDENTITY FULL, but partitions have not: their old rows would be received "
+            "with NULL instead of values that were not sent",
             f"{_full(part.sql for part in partial)};"
             if table.may_be_full
             else f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT;",
@@ -145,16 +145,16 @@ def _partition_findings(source: PostgresSource, columns: TableColumns) -> Iterat
         if matches_any(source.tables_exclude, part.schema, part.name):
             yield warning(
                 Kind.CONFIG_INVALID,
-                f"source.tables_exclude means the partition {part.schema}.{part.name}, whose rows are "
+                f"source.tables_exclude matches the partition {part.schema}.{part.name}, whose rows are "
                 "still captured with its root",
-                "take it out of source.tables_exclude, or set source.publish_via_partition_root: false and "
+                "remove it from source.tables_exclude, or set source.publish_via_partition_root: false and "
                 "name the partitions in source.tables",
                 table.qualified_name,
             )
 
 
 def _filters(session: Session, publication: str) -> dict[Name, set[str]]:
-    """Return which columns the publication's row filters use, by table."""
+    """Return the columns that the publication's row filters use, by table."""
     rows = session.run(_FILTERS.format(name=quote_literal(publication)), "look at the row filters")
     return {row.name: set(json.loads(row["names"] or "[]")) for row in rows}
 
@@ -166,7 +166,7 @@ def _filter_findings(source: PostgresSource, columns: TableColumns, used: set[st
         names = ", ".join(map(repr, sorted(unknown)))
         repair = f"{_full(dict.fromkeys([table.sql, *(part.sql for part in table.parts)]))};"
         if not table.may_be_full:
-            repair = "take the filter out of the publication, or make its columns part of the key"
+            repair = "remove the filter from the publication, or make its columns part of the key"
         yield error(
             Kind.PUBLICATION_MISMATCH,
             f"the row filter of the table in the publication {source.publication!r} uses {names}, which are "
@@ -177,7 +177,7 @@ def _filter_findings(source: PostgresSource, columns: TableColumns, used: set[st
 
 
 def _full(names: Iterable[str]) -> str:
-    """Return the SQL that has tables, by their names in SQL, send whole old rows."""
+    """Return the SQL after which tables, given by their quoted names, send whole old rows."""
     return "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names)
 
 

@@ -1,7 +1,7 @@
-"""Preflight of the server, the connection to it, the role, and the slot with all that threatens it.
+"""Preflight of the server, the connection, the role, and the slot with the risks to it.
 
-Whether log and slot still fit together is asked of the same function that decides it when the
-pipeline starts (`reconcile.decide`), on a replication connection like the pipeline's own.
+The same function as at the pipeline's start (`reconcile.decide`) checks whether log and slot still
+match, over a replication connection like the pipeline's own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tailrace.sources.postgres.streaming.reconcile import LogFacts, decide
 from tailrace.sources.postgres.streaming.task_log import capture_state
 from tailrace.sources.progress import SourceWarning
 
-#: Between two looks at open transactions: those that are in both are not just passing by.
+#: Seconds between two queries for open transactions: only those in both results are reported.
 SECOND_LOOK_S = 1.0
-#: Less WAL than this is written by a busy server in minutes.
+#: A lower limit of retained WAL, in bytes, causes a warning: a busy server writes this much in minutes.
 KEEP_BYTES_WARNED = 1 << 30
-#: A pipeline may well be down for so long.
+#: A shorter timeout for idle slots, in seconds, causes a warning: a pipeline may be down for this long.
 IDLE_TIMEOUT_S_WARNED = 24 * 3600
-#: A catalogue that was not vacuumed for so many transactions makes every query slow.
+#: Age of xmin, in transactions, that causes a warning: without vacuum of the catalogue, queries become slow.
 XMIN_AGE_WARNED = 50_000_000
 
 _OTHER_SLOTS = """
@@ -58,7 +58,7 @@ SELECT string_agg(slot_name, ',') AS names FROM pg_replication_slots
 
 
 def room_of(checked: CheckedSource) -> SourceCapacity:
-    """Return what the pipeline will take of the server's slots and WAL senders."""
+    """Return the slots and WAL senders that the source will need, and those that the server has."""
     session, server, source = checked.session, checked.server, checked.source
     slot = slot_facts(session, source.slot)
     prefix = quote_literal(temporary_prefix(source.slot))
@@ -78,7 +78,7 @@ def room_of(checked: CheckedSource) -> SourceCapacity:
 
 
 def server_findings(checked: CheckedSource) -> Iterator[Finding]:
-    """Yield what is wrong with the server, the role and the connection."""
+    """Yield the problems of the server, the role and the connection."""
     session, server, source = checked.session, checked.server, checked.source
     yield from _logical_findings(server)
     yield from _role_findings(server)
@@ -95,17 +95,17 @@ def server_findings(checked: CheckedSource) -> Iterator[Finding]:
 
 
 def slot_findings(checked: CheckedSource, gate: threading.Lock) -> Iterator[Finding]:
-    """Yield what keeps the pipeline from using its slot, and what threatens the slot.
+    """Yield problems that prevent the pipeline from using its slot, and risks to the slot.
 
-    :param gate: lets one source of a server at a time take a WAL sender to ask with.
+    :param gate: allows only one source of a server at a time to use a WAL sender for its checks.
     """
     session, source = checked.session, checked.source
     slot = slot_facts(session, source.slot)
     if slot is not None and not checked.has_begun:
         yield error(
             Kind.SLOT_FOREIGN,
-            f"the slot {source.slot!r} exists, but this pipeline has no log yet: it is not known whose it is",
-            f"if nobody needs it: SELECT pg_drop_replication_slot({quote_literal(source.slot)}); Otherwise "
+            f"the slot {source.slot!r} exists, but this pipeline has no log yet: its owner is unknown",
+            f"if it is not needed: SELECT pg_drop_replication_slot({quote_literal(source.slot)}); Otherwise "
             "choose another name in source.slot",
         )
     if _may_replicate(checked.server):
@@ -142,23 +142,23 @@ def _tls_findings(server: Row, source: PostgresSource) -> Iterator[Finding]:
     if not server.flag("tls"):
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
-            f"the connection is not encrypted (sslmode {sslmode}): rows travel in plain text",
+            f"the connection is not encrypted (sslmode {sslmode}): rows are sent in plain text",
             "ALTER SYSTEM SET ssl = on; with a certificate, then set sslmode: verify-full in source",
         )
     elif not sslmode.startswith("verify"):
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
-            f"the server's certificate is not verified (sslmode {sslmode}): another host on the way could "
-            "impersonate the server",
+            f"the server's certificate is not verified (sslmode {sslmode}): another host could impersonate "
+            "the server",
             "set sslmode: verify-full in source, and sslrootcert to the file of the authority's certificate",
         )
 
 
 def _encoding_findings(session: Session) -> Iterator[Finding]:
     if session.server_encoding == "SQL_ASCII":
-        which = "is SQL_ASCII, which checks no text: one that is not UTF-8, or such a name,"
+        which = "is SQL_ASCII, which checks no text: a text or name that is not UTF-8"
     elif (encoding := own_encoding(session)) is not None:
-        which = f"is {encoding}: a text or name with bytes that stand for no character there"
+        which = f"is {encoding}: a text or name with bytes that have no character in it"
     else:
         return
     yield warning(
@@ -186,8 +186,8 @@ def _standby_findings(session: Session, server: Row, source: PostgresSource) -> 
     if source.heartbeat.writes:
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
-            "source.heartbeat writes, and the server is a standby, where nothing can be written",
-            "take action and query out of source.heartbeat: keepalives are enough",
+            "source.heartbeat writes, but the server is a standby, which is read only",
+            "remove action and query from source.heartbeat: keepalives are enough",
         )
 
 
@@ -209,7 +209,7 @@ def _may_replicate(server: Row) -> bool:
 
 
 def _start_findings(checked: CheckedSource) -> Iterator[Finding]:
-    """Connect as the capture does, and decide as it does: nothing is created or changed."""
+    """Connect and decide like capture, without creating or changing anything."""
     source, log = checked.source, checked.log
     try:
         with Session.connect(source, threading.Event(), replication=True) as session:
@@ -239,7 +239,7 @@ def _health_findings(session: Session, source: PostgresSource, *, exists: bool) 
         yield warning(
             Kind.TRANSACTION_OPEN,
             f"creating the slot will wait for the end of {holder.words}",
-            f"end the transaction; if nobody can: {holder.repair}",
+            f"end the transaction; if its client can't: {holder.repair}",
         )
 
 
@@ -264,9 +264,9 @@ def _other_slots(session: Session, source: PostgresSource) -> Iterator[Finding]:
             continue
         yield warning(
             Kind.SLOT_AT_RISK,
-            f"the slot {row['name']!r}, which nobody uses, holds {mib(retained)} of WAL and keeps "
-            f"{xmin_age} transactions from being vacuumed: it fills the disk for all",
-            f"if nobody needs it: SELECT pg_drop_replication_slot({quote_literal(row['name'] or '')});",
+            f"the slot {row['name']!r}, which is unused, holds {mib(retained)} of WAL and prevents vacuum of "
+            f"{xmin_age} transactions: it fills the server's disk",
+            f"if it is not needed: SELECT pg_drop_replication_slot({quote_literal(row['name'] or '')});",
         )
 
 
@@ -275,8 +275,8 @@ def _limit_findings(server: Row) -> Iterator[Finding]:
     if 0 <= keep < KEEP_BYTES_WARNED:
         yield warning(
             Kind.SLOT_AT_RISK,
-            f"max_slot_wal_keep_size is {mib(keep)}: the server gives the slot up once the pipeline is so "
-            "far behind, and then only a new snapshot helps",
+            f"max_slot_wal_keep_size is {mib(keep)}: the server invalidates the slot when the pipeline is "
+            "this far behind, and then only a new snapshot helps",
             "ALTER SYSTEM SET max_slot_wal_keep_size = '64GB'; SELECT pg_reload_conf(); or what the disk has "
             "room for",
         )
@@ -284,7 +284,7 @@ def _limit_findings(server: Row) -> Iterator[Finding]:
     if 0 < idle_s < IDLE_TIMEOUT_S_WARNED:
         yield warning(
             Kind.SLOT_AT_RISK,
-            f"idle_replication_slot_timeout is {idle_s} s: the server gives the slot up when the pipeline is "
-            "down for longer, and then only a new snapshot helps",
+            f"idle_replication_slot_timeout is {idle_s} s: the server invalidates the slot when the pipeline "
+            "is down for longer, and then only a new snapshot helps",
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
         )

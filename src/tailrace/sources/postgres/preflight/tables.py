@@ -1,4 +1,4 @@
-"""Preflight at the source: the publication and each table, after the server and the slot."""
+"""Preflight of the publication and each table, after that of the server and the slot."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ SELECT n.nspname AS schema, c.relname AS table,
 
 
 def source_findings(checked: CheckedSource, gate: threading.Lock) -> Iterator[Finding]:
-    """Yield what is wrong at the source.
+    """Yield the problems of the source.
 
-    :param gate: lets one source of a server at a time take a WAL sender to ask with.
-    :raises TailraceError: if the source can't be asked.
+    :param gate: allows only one source of a server at a time to use a WAL sender for its checks.
+    :raises TailraceError: if the source can't be queried.
     """
     session, source = checked.session, checked.source
     yield from server_findings(checked)
@@ -138,7 +138,7 @@ def _publication_findings(
         if begun:
             yield error(
                 Kind.PUBLICATION_MISSING,
-                f"the log has begun, but its publication {name!r} is gone",
+                f"the log has begun, but its publication {name!r} no longer exists",
                 "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
             )
         elif server.flag("standby"):
@@ -159,7 +159,7 @@ def _publication_findings(
         if not table.is_among(published) and not adds:
             add = f"{add_command(session, source, [table])};"
             again = f" -- then, for its rows: {snapshot_command(table.schema, table.name)}"
-            # A first start is refused. Later the others go on without it.
+            # An error before the first start. Later, capture of the other tables continues without it.
             yield (warning if begun else error)(
                 Kind.PUBLICATION_MISMATCH,
                 f"the publication {name!r} does not have this table" + ": it is not captured" * begun,
@@ -169,8 +169,8 @@ def _publication_findings(
     for schema, table_name in not_meant(published, tables):
         yield warning(
             Kind.PUBLICATION_MISMATCH,
-            f"the publication {name!r} has this table, source.tables does not; it is captured too",
-            "name it in source.tables, or take it out of the publication",
+            f"the publication {name!r} has this table, but source.tables does not; it is captured, too",
+            "name it in source.tables, or remove it from the publication",
             f"{schema}.{table_name}",
         )
     if publication.flag("via_root") != source.publish_via_partition_root and any(
@@ -181,15 +181,15 @@ def _publication_findings(
             Kind.PUBLICATION_MISMATCH,
             f"the publication {name!r} has publish_via_partition_root = "
             f"{str(publication.flag('via_root')).lower()}, the configuration says {wanted}; the "
-            "publication counts",
+            "publication takes precedence",
             f"before the first run: ALTER PUBLICATION {quote_identifier(name)} SET "
-            f"(publish_via_partition_root = {wanted}); later: set source.publish_via_partition_root to what "
-            "the publication has",
+            f"(publish_via_partition_root = {wanted}); later: set source.publish_via_partition_root to the "
+            "publication's value",
         )
 
 
 def _begins_again(checked: CheckedSource) -> bool:
-    """Return whether the next start is a first one again, and adds to the publication what it lacks."""
+    """Return whether the next start begins again, and adds missing tables to the publication."""
     if (log := checked.log) is None or (state := capture_state(log)) is None:
         return False
     if state.phase is not CapturePhase.BEGINNING or not state.own_publication:
@@ -218,7 +218,7 @@ def _may_publish(
         if not rows[table.full_name].flag("owned"):
             yield error(
                 Kind.SOURCE_PRIVILEGE_MISSING,
-                f"the role {server['role']!r} does not own the table, so it can't put it into a publication",
+                f"the role {server['role']!r} does not own the table, so it can't add it to a publication",
                 f"ALTER TABLE {table.sql} OWNER TO {role}; or let a superuser run: {command}",
                 table.qualified_name,
             )
@@ -270,7 +270,7 @@ def _table_findings(checked: CheckedSource, columns: TableColumns, row: Row) -> 
             yield warning(
                 Kind.SINK_KEY_MISSING,
                 "snapshot: when_needed stops once changes are lost, because the table has no key by which "
-                "rows that are read again could be distinguished",
+                "rows that are read again could be identified",
                 f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or name columns that identify its rows in "
                 "source.message_keys",
                 name,
@@ -290,8 +290,8 @@ def _keyless_findings(table: SourceTable, name: str, pipeline: PipelineConfig) -
                 )
             yield error(
                 Kind.SINK_KEY_MISSING,
-                f"sinks[{number}] is a mirror, and the table has no key to mirror it by (a deferrable one is "
-                "none)",
+                f"sinks[{number}] is a mirror, and the table has no key to mirror it by (a deferrable one "
+                "does not count)",
                 repair,
                 name,
             )

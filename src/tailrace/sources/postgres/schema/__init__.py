@@ -1,1 +1,1 @@
-"""Tables and columns: the catalogue, the publication, and what the log keeps of them."""
+"""Tables and columns: the catalogue, the publication, and the facts of them that the log has."""

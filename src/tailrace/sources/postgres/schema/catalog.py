@@ -1,11 +1,11 @@
-"""Published tables, read from the catalogue and written as the frames that describe them in the log.
+"""Reads published tables from the catalogue, and makes the frames that describe them in the log.
 
-Before a table's snapshot rows stand a Type frame for each type that is not built in and a
-Relation frame, both in pgoutput's own bytes: the same columns, in the same order, with the
-same flags that the server will send when the table changes. What pgoutput does not send is in
-a facts frame: the primary key, and the names of the columns' types.
+Before a table's snapshot rows, the log has a Type frame for each type that is not built in and a
+Relation frame, both in pgoutput's format: the same columns, in the same order, with the same
+flags that the server will send when the table changes. A facts frame has what pgoutput does not
+send, such as the primary key and the names of the columns' types.
 
-All names are data: quoted where SQL is made of them, never taken apart.
+All names are data: they are quoted in SQL, and never parsed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tailrace.sources.postgres.schema.published_tables import (
 from tailrace.sources.postgres.schema.table_facts import CatalogTable, KnownFacts, facts_of, versioned
 from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 
-#: Types from here on are not built in, and pgoutput sends a Type message for them.
+#: First oid of types that are not built in, for which pgoutput sends a Type message.
 FIRST_OID_NOT_BUILT_IN = 10_000
 
-#: So many tables are described by one answer of the server.
+#: Number of tables that are described by one query.
 TABLES_AT_ONCE = 1000
 
 _TABLES = """
@@ -76,17 +76,17 @@ class PublishedColumn:
     name: str
     type_oid: int
     type_modifier: int
-    declared: str  # the type as SQL writes it, for people
-    base_oid: int  # of a domain, the type under it; else the type itself
+    declared: str  # the type in SQL's notation
+    base_oid: int  # a domain's base type; else the type itself
     base_name: tuple[str, str]  # with its schema
     in_identity: bool
     required: bool
-    left_out: bool  # by the settings: nobody sees its values, and no snapshot reads them
+    left_out: bool  # by the settings: no reader gets its values, so no snapshot reads them
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table that the publication sends, with what the server sends of it."""
+    """A table that the publication sends, with the columns that the server sends."""
 
     oid: int
     schema: str
@@ -97,7 +97,7 @@ class PublishedTable:
     row_filter: str | None
     columns: tuple[PublishedColumn, ...]
     primary_key: tuple[str, ...]
-    catalog: CatalogTable  # what the facts are made of
+    catalog: CatalogTable  # the source of the facts
 
     @property
     def qualified_name(self) -> str:
@@ -117,7 +117,7 @@ class PublishedTable:
         return tuple(sorted(chosen, key=lambda column: places.get(column.name, len(places))))
 
     def schema_frames(self, lsn: int, server_time_us: int) -> bytes:
-        """Return the Type frames and the Relation frame as of `lsn`; time since 2000."""
+        """Return the Type frames and the Relation frame as of `lsn`; the time is in µs since 2000."""
         messages = [
             type_message(column.type_oid, *column.base_name)
             for column in {c.type_oid: c for c in self.columns}.values()
@@ -134,10 +134,10 @@ class PublishedTable:
         in_force: KnownFacts | None = None,
         name_of: Callable[[int], tuple[str, str] | None] = lambda _: None,
     ) -> bytes:
-        """Return the facts frame as of `lsn`; equal facts have equal json.
+        """Return the facts frame as of `lsn`; equal facts have equal JSON.
 
-        :param in_force: facts in force where it is to stand: the table's version goes on from them.
-        :param name_of: as `versioned` takes it.
+        :param in_force: facts in force at the frame's place in the log: the table's version follows theirs.
+        :param name_of: as for `versioned`.
         """
         known = in_force or KnownFacts()
         name = (self.schema, self.name)
@@ -155,7 +155,7 @@ class PublishedTable:
 def published_tables(session: Session, source: PostgresSource) -> list[PublishedTable]:
     """Return the tables of `source`'s publication, by name, as the session's snapshot sees them.
 
-    Only a table with a row filter is locked for that, for a moment.
+    Only tables with a row filter are locked meanwhile, briefly.
     """
     return _tables(session, source, _listed(session, source))
 
@@ -163,9 +163,9 @@ def published_tables(session: Session, source: PostgresSource) -> list[Published
 def published_table(
     session: Session, source: PostgresSource, oid: int, *, with_filter: bool = True
 ) -> PublishedTable | None:
-    """Return one of the publication's tables as the session's snapshot sees it, None if it is none.
+    """Return one of the publication's tables as the session's snapshot sees it; None if it is not in it.
 
-    :param with_filter: have its row filter, for which the table must be locked, if it has one.
+    :param with_filter: with its row filter; a table that has one must be locked for that.
     """
     rows = _listed(session, source, f"AND c.oid = {oid}")
     found = _tables(session, source, rows if with_filter else [Row(row, filtered="f") for row in rows])
@@ -173,7 +173,7 @@ def published_table(
 
 
 def meant_tables(session: Session, source: PostgresSource, oids: Sequence[int]) -> list[PublishedTable]:
-    """Return tables as they are sent once the publication has them, by name; there need be none."""
+    """Return tables as the publication, which need not exist, would send them, by name."""
     if not oids:
         return []
     rows = session.run(_MEANT.format(oids=", ".join(map(str, oids))), "look at the tables")
@@ -186,10 +186,10 @@ def published_oids(session: Session, source: PostgresSource) -> dict[tuple[str, 
 
 
 def relation_row(session: Session, oid: int) -> Row | None:
-    """Return a relation as the session's snapshot sees it, None if it is gone: its name, a digest of that and
-    its columns as `shape`, and as `file` what holds its rows.
+    """Return a relation as the session's snapshot sees it, None if it was dropped: its name; as `shape` a
+    digest of name and columns; and as `file` the number of the file that holds its rows.
 
-    A statement that rewrites the table, or empties it, gives it another file.
+    A statement that rewrites or truncates the table gives it another file.
     """
     rows = session.run(_RELATION.format(oid=oid), "look at a table")
     return rows[0] if rows else None
@@ -232,7 +232,7 @@ def _table(
     primary_key = tuple(names[number] for number in catalog.key_numbers)
     identity = frozenset(each["name"] for each in there if each["in_identity"])
     left_out: frozenset[str] = frozenset()
-    if source.leaves_columns_out:  # these need not be read, because nobody will see them
+    if source.leaves_columns_out:  # these need not be read, because no reader gets their values
         is_full = row["identity"] == "f"
         roles = ColumnRoles(tuple(names.values()), identity, full=is_full, primary_key=frozenset(primary_key))
         left_out = source.left_out(catalog.schema, catalog.table, roles) - identity
@@ -246,7 +246,7 @@ def _table(
         raise TailraceError(
             Kind.PUBLICATION_MISMATCH,
             f"read the publication: its column list for {name} leaves out key columns",
-            "publish the columns of the replica identity too: without them rows can't be distinguished",
+            "publish the columns of the replica identity, too: without them rows can't be identified",
             {"table": name, "columns": ", ".join(sorted(lost))},
         )
     return PublishedTable(

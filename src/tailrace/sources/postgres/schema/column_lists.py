@@ -48,8 +48,8 @@ class SentColumns:
 
 
 def check_disclosure(session: Session, source: PostgresSource) -> None:
-    """Check that the settings of columns, masks and keys can hold for the tables that are meant,
-    and log which columns leave the server although they are left out, and which are not published.
+    """Check that the settings of columns, masks and keys can be applied to the selected tables, and log
+    which excluded columns the server still sends, and which columns are not published.
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
@@ -67,22 +67,22 @@ def check_disclosure(session: Session, source: PostgresSource) -> None:
             continue
         if late := set(columns.sendable) - columns.generated - sent.names - columns.left_out(source):
             log.warning(
-                "columns of a table are not published: they were added after its column list was made",
+                "columns of a table are not published: they were added after its column list was set",
                 table=table.qualified_name,
                 columns=sorted(late),
                 sql=widening_command(session, source, columns),
             )
         if leaving := columns.left_out(source) & sent.names:
             log.warning(
-                "columns that are left out leave the server; they are dropped when the log is read",
+                "the server sends columns that are left out; they are dropped when the log is read",
                 table=table.qualified_name,
                 columns=sorted(leaving),
             )
 
 
 def list_command(session: Session, source: PostgresSource, columns: TableColumns) -> str:
-    """Return the SQL that gives a table in the publication the column list that it should have. A row filter
-    stays what it is.
+    """Return the SQL that sets the column list that a table should have in the publication, and keeps its
+    row filter.
     """
     table, name = columns.table, columns.table.sql
     alter = f"ALTER PUBLICATION {quote_identifier(source.publication)}"
@@ -93,7 +93,7 @@ def list_command(session: Session, source: PostgresSource, columns: TableColumns
 
 
 def widening_command(session: Session, source: PostgresSource, columns: TableColumns) -> str:
-    """Return what gives a table the columns that its column list lacks, also in rows from before."""
+    """Return the commands that add the missing columns to a table's column list, and read earlier rows."""
     then = snapshot_command(columns.table.schema, columns.table.name)
     return f"{list_command(session, source, columns)}; -- then, for the rows that it has by now: {then}"
 

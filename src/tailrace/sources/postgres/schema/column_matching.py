@@ -1,14 +1,13 @@
 """Matches the columns of a Relation message with those of the catalogue, which may be newer.
 
-The stream lags behind the database, by hours where a backlog is read. What the catalogue says
-when a Relation message arrives may be of a later version of the table. PostgreSQL keeps the rows
-of dropped columns, never uses a number twice, gives new columns higher numbers, and sends columns
-in the order of their numbers. So a message is laid beside the columns that are there and those
-that were dropped since, in order, and the best fit is taken. A row's `xmin` tells which
-transaction wrote it last: what is older than the transaction that sent the message was so then,
-unless that older one ended after it.
+The stream is behind the database, by hours if a backlog is read, so the catalogue may describe a
+later version of the table than the message. PostgreSQL keeps the catalogue rows of dropped columns,
+never uses a number twice, gives new columns higher numbers, and sends columns in the order of their
+numbers. So the message's columns are aligned, in order, with the present columns and those dropped
+since, and the best alignment is used. A row's `xmin` is the transaction that wrote it last: a row
+older than the transaction that sent the message was the same then, unless its writer ended later.
 
-Where another fit is about as good for a column, it can't be known which one it was, and none is taken.
+If another alignment is about as good for a column, its number remains unknown.
 
 Pure.
 """
@@ -25,7 +24,7 @@ from tailrace.model import Column
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
     """A row of `pg_attribute`. `later`: it was written by the message's transaction or a later one;
-    `own`: by that one.
+    `own`: by the message's transaction.
     """
 
     number: int
@@ -41,15 +40,15 @@ class CatalogColumn:
 _SURE, _LIKELY, _POSSIBLE, _ALTERED_TWICE, _SAME_TYPE = 100, 60, 20, 10, 3
 _SKIPPED, _SENT_BEFORE, _UNMATCHED = -30, -100, -40
 _IMPOSSIBLE = -(10**6)
-#: Fits that differ by no more are as good as each other.
+#: Alignments whose scores differ by no more than this are considered equally good.
 _WITHIN_REACH = _SAME_TYPE + 1
 
 
 def aligned(sent: Sequence[Column], catalog: Sequence[CatalogColumn], before: Mapping[str, int]) -> list[int]:
-    """Return the number of each column that was sent; 0 where it is unknown or in doubt.
+    """Return the number of each column that was sent; 0 if it is unknown or in doubt.
 
     :param catalog: in the order of their numbers.
-    :param before: numbers of the columns in the version that was in force, by name.
+    :param before: numbers of the columns in the version in force before, by name.
     """
     known = frozenset(before.values())
     there = [column for column in catalog if not column.dropped or column.later]
@@ -70,9 +69,9 @@ def aligned(sent: Sequence[Column], catalog: Sequence[CatalogColumn], before: Ma
 def _anchors(
     sent: Sequence[Column], there: Sequence[CatalogColumn], before: Mapping[str, int]
 ) -> list[tuple[int, int]]:
-    """Return the places in both of columns that are the same for sure, if all of these are in order.
+    """Return the indexes, in both sequences, of columns that certainly match, if they are in order.
 
-    What lies between two of them is matched alone: the time that matching takes grows with the square of it.
+    The columns between two of them are matched separately, because matching takes quadratic time.
     """
     places = {
         other.name: at
@@ -88,7 +87,7 @@ def _anchors(
 def _direct(
     sent: Sequence[Column], there: Sequence[CatalogColumn], known: Collection[int]
 ) -> list[int] | None:
-    """Return the numbers where each name is found, in order, and nothing speaks against it."""
+    """Return the numbers if each name is found, in order, and nothing contradicts that; else None."""
     names = {column.name: column for column in there}
     found = [names.get(column.name) for column in sent]
     numbers = [0 if column is None else column.number for column in found]
@@ -97,7 +96,7 @@ def _direct(
     taken, last = frozenset(numbers), max(numbers, default=0)
     skipped = [other for other in there if other.later and other.number not in taken]
     if any(_skipping(other, known, last=other.number > last) for other in skipped):
-        return None  # it was there, and so is among those that were sent
+        return None  # it existed then, so it must be one of the columns that were sent
     same = all(
         other is not None and (other.type_oid, other.type_modifier) == (column.type_oid, column.type_modifier)
         for column, other in zip(sent, found, strict=True)
@@ -108,8 +107,8 @@ def _direct(
 def _best(
     sent: Sequence[Column], there: Sequence[CatalogColumn], before: Mapping[str, int], *, ended: bool
 ) -> list[int]:
-    # As the alignment of two texts: rows for what was sent, columns for the catalogue's. What the best that
-    # takes a pair is worth is the best of what lies before it, the pair, and the best of what lies behind.
+    # Sequence alignment: rows are the sent columns, columns the catalogue's. The best score with a given pair
+    # is the best score before it, plus the pair's, plus the best score after it.
     if not sent:
         return []
     fits = [[_fit(column, other, before) for other in there] for column in sent]
@@ -135,10 +134,10 @@ def _best(
 def _scores(
     fits: Sequence[Sequence[int]], skipped: Sequence[int], at_first: Sequence[int]
 ) -> list[list[int]]:
-    """Return the best score of the first so many rows laid beside the first so many columns.
+    """Return the best score of aligning the first r rows with the first c columns, as [r][c].
 
-    :param fits: of each row and column.
-    :param skipped: what leaving a column out costs; `at_first`: before any row.
+    :param fits: the score of each pair of row and column.
+    :param skipped: the score of skipping a column; `at_first`: before the first row.
     """
     columns = len(skipped)
     scores = [[0, *itertools.accumulate(at_first)]]
@@ -155,7 +154,7 @@ def _fit(column: Column, other: CatalogColumn, before: Mapping[str, int]) -> int
     bonus = _SAME_TYPE if same_type else 0
     held = before.get(column.name) == other.number
     if not other.later and (other.dropped or column.name != other.name):
-        # As it is, it was not sent; but it was there before, so who altered it ended after the message.
+        # In this form it was not sent; if it was in force before, its change was committed after the message.
         return _POSSIBLE + bonus if held else _IMPOSSIBLE
     if other.dropped:  # its name and type are gone
         return _SURE + _SAME_TYPE + 1 if held else _POSSIBLE
@@ -163,21 +162,21 @@ def _fit(column: Column, other: CatalogColumn, before: Mapping[str, int]) -> int
         return _SURE + bonus
     if held:
         return _LIKELY + bonus
-    # Under another name and of another type it was altered twice; that one was dropped is more likely.
+    # With another name and another type it was altered twice; more likely the old column was dropped.
     return _POSSIBLE + bonus if same_type else _ALTERED_TWICE
 
 
 def _skipping(other: CatalogColumn, known: Collection[int], *, last: bool) -> int:
-    """Return what it costs that a column was not sent.
+    """Return the score of a column that was not sent.
 
-    :param last: no column of a higher number was.
+    :param last: no column with a higher number was sent.
     """
     if other.not_sent:
         return 0
     if other.dropped:
-        # One that was sent before, and was dropped later than the message, was there.
+        # A column that was sent before, and was dropped after the message, existed then.
         return _SKIPPED if other.number in known and other.later and not other.own else 0
     if other.number in known:
-        return _SENT_BEFORE  # and it is there: a column list leaves it out since
-    # What came later was not sent, but it came before any column of a higher number.
+        return _SENT_BEFORE  # and it still exists: now a column list leaves it out
+    # A column that was added later was not sent; then no column with a higher number was sent either.
     return 0 if other.later and last else _SKIPPED

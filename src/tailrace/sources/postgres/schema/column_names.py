@@ -1,4 +1,4 @@
-"""The names that columns have had, which the settings of columns hold for, too."""
+"""Stores the former names of columns, to which the settings of columns also apply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.schema.table_facts import KnownFacts
 
-# Also of partitions, whose rows may come under their own names.
+# Also of partitions, whose rows may have their own tables' names.
 _NAMES = """
 WITH RECURSIVE meant AS (
   SELECT unnest('{{{oids}}}'::oid[]) AS oid
@@ -31,7 +31,7 @@ SELECT a.attrelid::bigint AS relation, a.attnum AS number, n.nspname AS schema, 
 
 
 class ColumnNames:
-    """Keeps the names that columns have had. Belongs to the thread that appends.
+    """Stores the names that columns have had. Used only by the thread that appends.
 
     :raises TailraceError: as `Session.run`; `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
@@ -42,7 +42,7 @@ class ColumnNames:
         self._log = log
         kept = kept_renames(log, TASK)
         if kept is None:
-            # An earlier version wrote the log, or it is new: the names are in what it still has.
+            # The log is new, or of an earlier version: the names are read from its frames.
             with LogReader.open(log, TASK) as reader:
                 kept = reader.renames()
         known = _facts_in(writer.schema_in_force.items())
@@ -54,9 +54,9 @@ class ColumnNames:
         self.look(session, source)
 
     def look(self, session: Session, source: PostgresSource) -> None:
-        """Keep the names that the columns have now of all tables which a pattern of columns concerns.
+        """Store the present column names of all tables that a column pattern matches.
 
-        No row tells of a column that is left out of a snapshot, or that is renamed before the first row.
+        The frames lack a column that a snapshot leaves out, and a name that changes before the first row.
         """
         patterns = [pattern for _, pattern in source.column_patterns()]
         if not patterns:
@@ -71,11 +71,11 @@ class ColumnNames:
 
     @property
     def renames(self) -> Renames:
-        """The names that columns have had, as they are kept. The thread that appends."""
+        """The stored names of columns. Only for the thread that appends."""
         return self._renames
 
     def note(self, chunk: Bytes, in_force: KnownFacts) -> None:
-        """Keep the names in a chunk's facts, durably.
+        """Store the names in a chunk's facts, durably.
 
         :param in_force: the facts before the chunk.
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; `PROTOCOL_VIOLATION`.

@@ -1,7 +1,7 @@
-"""Checks that patterns of columns match one: by a mistyped one, columns would be neither masked nor left out.
+"""Checks that column patterns match a column: with a mistyped one, it would not be masked or left out.
 
-A pattern that names one column must find it when the log first learns of the pattern. Any other pattern may
-find nothing, and so may one that the log had before: its column may have been dropped since.
+A pattern that names one column must match when it is first used with the log. Other patterns may match
+nothing, and so may one that was used before: its column may have been dropped since.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, ma
 log = structlog.get_logger(__name__)
 
 
-#: Columns that an error names at most.
+#: Maximum number of columns that an error names.
 _NAMED_MAX = 50
 
 _TABLE_COLUMNS = """
@@ -39,7 +39,7 @@ SELECT a.attname AS name, c.relkind = 'p' AND EXISTS (
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """A pattern that finds no column of a captured table; `refused`: no start may go on with it."""
+    """A pattern that matches no column of a captured table; `refused`: capture must not start with it."""
 
     message: str
     repair: str
@@ -53,11 +53,11 @@ def unmatched_patterns(
     kept: ColumnPolicy,
     renames: Renames,
 ) -> Iterator[Unmatched]:
-    """Yield the patterns of columns that find none, under its name now or an earlier one.
+    """Yield the column patterns that match no column, neither its present nor a former name.
 
-    :param columns: of the tables that are meant.
-    :param kept: the settings that the log had before.
-    :param renames: the names that the log knows its columns to have had.
+    :param columns: of the selected tables.
+    :param kept: the settings with which the log was last used.
+    :param renames: the stored names of the log's columns.
     """
     names = {
         (*name, column)
@@ -79,9 +79,9 @@ def unmatched_patterns(
 
 
 def require_columns(session: Session, source: PostgresSource, kept: ColumnPolicy, renames: Renames) -> None:
-    """Check that each pattern that names one column finds it, and warn of other patterns that find none.
+    """Check that each pattern that names one column matches it; warn of other patterns without a match.
 
-    :param kept: and `renames`: as `unmatched_patterns` takes them.
+    :param kept: and `renames`: as for `unmatched_patterns`.
     :raises TailraceError: `CONFIG_INVALID`.
     """
     if not source.column_patterns():
@@ -140,7 +140,7 @@ def _named(
 
 
 def _row_names(source: PostgresSource, table: SourceTable) -> list[Name]:
-    """Return the names under which rows of a table come."""
+    """Return the table names under which the server sends rows of a table."""
     if table.partitioned and not source.publish_via_partition_root:
         return [part.full_name for part in table.parts]
     return [table.full_name]

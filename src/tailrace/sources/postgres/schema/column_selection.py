@@ -1,9 +1,9 @@
-"""Which columns of the captured tables the publication is to send.
+"""Determines which columns of the captured tables the publication should send.
 
-Where the server can keep a column back, with a column list, it never leaves the server. It can't
-before PostgreSQL 15, nor of a table with `REPLICA IDENTITY FULL`: PostgreSQL refuses updates and
-deletes of one whose published columns lack some of its replica identity. There the column is
-dropped when the log is read.
+If possible, a column list keeps an excluded column on the server. That is impossible before
+PostgreSQL 15, and for a table with `REPLICA IDENTITY FULL`: PostgreSQL rejects updates and deletes
+of a table whose published columns lack some of its replica identity. Then the column is dropped
+when the log is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.sources.postgres.schema.published_tables import (
 )
 from tailrace.sources.postgres.schema.source_tables import SourceTable
 
-# `identity` is the table's own replica identity; `needed` that of any partition of it.
+# `identity`: the column is in the table's replica identity; `needed`: in that of any of its partitions.
 _COLUMNS = f"""
 SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relreplident AS replident,
        {in_identity("c", "a")} AS identity,
@@ -46,11 +46,11 @@ SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relr
 
 @dataclass(frozen=True, slots=True)
 class TableColumns:
-    """The columns of `table` as the catalogue has them.
+    """The columns of `table` in the catalogue.
 
-    `sendable` are those that a column list may hold, `generated` all that are computed; `needed`
-    those that PostgreSQL must publish if it is to accept updates and deletes; `full_somewhere`:
-    these are all, at least in a partition.
+    `sendable`: those that a column list may contain; `generated`: all computed ones; `needed`: those
+    that must be published so that PostgreSQL accepts updates and deletes; `full_somewhere`: that is
+    all of them, at least for one partition.
     """
 
     table: SourceTable
@@ -62,16 +62,16 @@ class TableColumns:
 
     @property
     def has_key(self) -> bool:
-        """Whether some columns distinguish rows in the stream."""
+        """Whether some columns identify rows in the stream."""
         return bool(self.columns.identity or (self.columns.full and self.columns.primary_key))
 
     def left_out(self, source: PostgresSource) -> frozenset[str]:
-        """Return the columns that readers of the log do not get."""
+        """Return the columns that are left out for readers of the log."""
         return source.left_out(self.table.schema, self.table.name, self.columns)
 
     def column_list(self, source: PostgresSource, server_version: int) -> str:
-        """Return the column list of the table in the publication, with a space before it; empty
-        if the table is to be published whole.
+        """Return the table's column list for the publication, with a space before it; empty if all columns
+        are published.
         """
         left_out = self.left_out(source) - self.needed
         if not left_out or self.full_somewhere or server_version < COLUMN_LISTS_VERSION_MIN:
@@ -81,7 +81,7 @@ class TableColumns:
 
 
 def table_columns(session: Session, tables: Collection[SourceTable]) -> list[TableColumns]:
-    """Return the columns of tables, in their order."""
+    """Return the columns of tables, in the order of `tables`."""
     rows: dict[int, list[Row]] = {table.oid: [] for table in tables}
     if not rows:
         return []
@@ -112,7 +112,7 @@ def _those(rows: list[Row], fact: str) -> frozenset[str]:
 
 
 def require_disclosable(source: PostgresSource, tables: Iterable[TableColumns]) -> None:
-    """Check that the settings of columns, masks and keys can hold for `tables`.
+    """Check that the settings of columns, masks and keys can be applied to `tables`.
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
@@ -120,7 +120,7 @@ def require_disclosable(source: PostgresSource, tables: Iterable[TableColumns]) 
         for conflict in source.conflicts(each.table.schema, each.table.name, each.columns):
             raise TailraceError(
                 Kind.CONFIG_INVALID,
-                f"look at the tables' columns: {conflict.message}",
+                f"check the tables' columns: {conflict.message}",
                 conflict.repair,
                 {"table": each.table.qualified_name},
             )

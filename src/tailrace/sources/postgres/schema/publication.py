@@ -1,15 +1,15 @@
 """The publication: which tables it should have, and which it has.
 
-Tables in which engines keep their offsets are never captured: each commit would be a change, and each
+Tables in which engines store their offsets are never captured: each commit would be a change, and each
 change a commit.
 
-The publication is created before the slot, because the server looks for it as of each change.
-One that exists is never altered: what is missing in it is said, with the SQL. Only to one that an
-interrupted beginning made, and nothing was read by, tables are added that came since.
+The publication is created before the slot, because the server looks it up as of each change. An
+existing one is never altered: what it lacks is reported with the SQL. The exception is one that an
+interrupted start created and that was never used: new tables are added to it.
 
-With `publish_via_partition_root` a partitioned table is published as itself, under its root's
-name and columns; without it each partition is a table of its own, also those that come later.
-Children by inheritance are tables of their own always.
+With `publish_via_partition_root`, rows of partitions are published under the root's name and
+columns; without it, each partition is a separate table, also those that are created later. Child
+tables by inheritance are always separate tables.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tailrace.sources.progress import SourceWarning
 
 log = structlog.get_logger(__name__)
 
-#: SQLSTATE of a write where nothing may be written.
+#: SQLSTATE of a write in a read-only transaction or on a standby.
 READ_ONLY = "25006"
 
 _OPERATIONS = ("insert", "update", "delete", "truncate")
 
-# With `publish_via_partition_root` the server sends the Relation message of a partition, too, beside
-# that of the table under whose name its rows come: both are in the log.
+# With `publish_via_partition_root` the server sends the Relation message of a partition in addition to
+# that of the table under whose name it sends the rows: both are in the log.
 _LEFT_OUT = """
 WITH RECURSIVE {published}
 SELECT n.nspname AS schema, c.relname AS table
@@ -70,7 +70,7 @@ SELECT pubinsert AS insert, pubupdate AS update, pubdelete AS delete, pubtruncat
        pubviaroot AS via_root
   FROM pg_publication WHERE pubname = {name}
 """
-_OTHER_THINGS = """
+_NOT_REPLICATED = """
 SELECT n.nspname AS schema, c.relname AS name, c.relkind AS kind, c.relpersistence AS persistence
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('v', 'm', 'f', 'S') OR c.relkind IN ('r', 'p') AND c.relpersistence <> 'p'
@@ -84,8 +84,8 @@ def split_refused(
 ) -> tuple[list[SourceTable], list[SourceTable]]:
     """Return those of `tables` that are to be captured, and those that are left out.
 
-    Publishing a table whose updates and deletes the server refuses then breaks the applications that write to
-    it. So one that only a pattern means is left out; one that is named, or published by now, is not.
+    If the server rejects updates and deletes of a table once it is published, that breaks the applications
+    that write to it. So such a table is left out, unless it is named exactly or is already published.
     """
     tables = list(tables)
     left = [
@@ -99,7 +99,7 @@ def split_refused(
 
 
 def refusal(table: SourceTable) -> str:
-    """Return in words why a table is left out."""
+    """Return the message about a table that is left out."""
     return (
         f"the table is left out: once it is published, PostgreSQL refuses its updates and deletes, because "
         f"{table.refused}"
@@ -107,7 +107,7 @@ def refusal(table: SourceTable) -> str:
 
 
 def refusal_repair(session: Session, source: PostgresSource, table: SourceTable, *, publish: bool) -> str:
-    """Return what lets a table be captured that was left out; `publish`: there is a publication."""
+    """Return the commands that include a table that was left out; `publish`: there is a publication."""
     repair = f"{table.identity_repair};"
     if publish:
         repair += f" {_adding(session, source, table)}"
@@ -126,7 +126,7 @@ def _part(name: str) -> str:
 
 
 def require_matches(session: Session, source: PostgresSource, tables: Iterable[SourceTable]) -> None:
-    """Check that each pattern of `source.tables` that names one table found it, and warn of others.
+    """Check that each pattern of `source.tables` that names one table found it; warn of other patterns.
 
     :param tables: as `matching_tables` returns them.
     :raises TailraceError: `TABLE_MISSING`.
@@ -150,20 +150,20 @@ def require_matches(session: Session, source: PostgresSource, tables: Iterable[S
 
 
 def warn_unmatched(session: Session, source: PostgresSource) -> None:
-    """Warn of each pattern of `source.tables` that means no table: it was mistyped, or its table dropped."""
+    """Warn of each pattern of `source.tables` without a table: it is mistyped, or its table was dropped."""
     for pattern in unmatched(source.tables, matching_tables(session, source)):
         log.warning("no table matches a pattern of source.tables", pattern=pattern)
 
 
 def unmatched(patterns: Iterable[str], tables: Iterable[SourceTable]) -> list[str]:
-    """Return those of `patterns` that mean none of `tables` nor of their partitions."""
+    """Return those of `patterns` that match none of `tables` and none of their partitions."""
     names = [name for table in tables for name in table.names]
     return [pattern for pattern in patterns if not any(matches(pattern, *name) for name in names)]
 
 
 def why_missing(session: Session, source: PostgresSource, pattern: str) -> str:
-    """Return in words why a pattern of `source.tables` found no table."""
-    for row in session.run(_OTHER_THINGS, "look for the table"):
+    """Return the message about a pattern of `source.tables` that matches no table."""
+    for row in session.run(_NOT_REPLICATED, "look for the table"):
         if matches(pattern, row.text("schema"), row.text("name")):
             kind = row.text("kind")
             what = _KINDS.get(kind) or _PERSISTENCES.get(row.text("persistence"), "no table")
@@ -174,22 +174,22 @@ def why_missing(session: Session, source: PostgresSource, pattern: str) -> str:
 
 
 def publication_row(session: Session, publication: str) -> Row | None:
-    """Return which operations the publication publishes, and whether under the names of roots (`via_root`);
-    None if there is none.
+    """Return the operations that the publication publishes, and whether under the names of roots
+    (`via_root`); None if it does not exist.
     """
     rows = session.run(_PUBLICATION.format(name=quote_literal(publication)), "look for the publication")
     return rows[0] if rows else None
 
 
 def require_publication(session: Session, publication: str) -> None:
-    """Make sure that the publication is still there.
+    """Check that the publication still exists.
 
     :raises TailraceError: `PUBLICATION_MISSING`.
     """
     if publication_row(session, publication) is None:
         raise TailraceError(
             Kind.PUBLICATION_MISSING,
-            f"resume: the publication {publication!r} does not exist any more",
+            f"resume: the publication {publication!r} no longer exists",
             "the server can't decode without it; if it was dropped, begin a new log with a new snapshot: "
             "set log.path to a new directory and drop the slot",
             {"publication": publication},
@@ -197,27 +197,27 @@ def require_publication(session: Session, publication: str) -> None:
 
 
 def operations_left_out(publication: Row) -> list[str]:
-    """Return which operations a publication, of `publication_row`, does not publish."""
+    """Return the operations that a publication, given as its `publication_row`, does not publish."""
     return [name for name in _OPERATIONS if not publication.flag(name)]
 
 
 def all_operations_command(publication: str) -> str:
-    """Return the SQL that has the publication publish every operation."""
+    """Return the SQL that makes the publication publish every operation."""
     alter = f"ALTER PUBLICATION {quote_identifier(publication)}"
     return f"{alter} SET (publish = '{', '.join(_OPERATIONS)}')"
 
 
 def snapshot_command(schema: str, name: str) -> str:
-    """Return the command that has the rows of a published table read beside the stream."""
+    """Return the command that reads the rows of a published table while streaming."""
     return shlex.join(["tailrace", "snapshot", "FILE", "--table", f"{schema}.{name}"])
 
 
 def publication_warnings(
     session: Session, source: PostgresSource, captured: Collection[int] = ()
 ) -> list[SourceWarning]:
-    """Return which tables and operations the publication lacks, and of which tables writes are refused.
+    """Return warnings of missing tables and operations, and of tables whose writes the server rejects.
 
-    :param captured: oids of tables that the log has: for these there is `left_out`.
+    :param captured: oids of tables that the log has, which `left_out` checks.
     """
     name, tables = source.publication, matching_tables(session, source)
     publication, published = publication_row(session, name), published_names(session, name)
@@ -251,7 +251,7 @@ def publication_warnings(
             )
         )
     if publication.flag("update") or publication.flag("delete"):
-        # Perhaps only since they were published: a partition came without an identity, a key was dropped.
+        # Also if that is so only since they were published: a partition was added, or a key dropped.
         found += [
             SourceWarning(
                 f"writes_refused:{table.qualified_name}",
@@ -275,11 +275,11 @@ def _warn_refused(table: SourceTable) -> None:
 
 
 def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Name]:
-    """Return the names of those of the tables `oids` that exist and that the publication does not have.
+    """Return the names of those of the tables `oids` that exist but are not in the publication.
 
-    None at all if there is no such publication: the stream says that by itself. A partition that
-    is published through a table above it is not left out, nor is a table whose partitions all are
-    published; of a table that is left out, its partitions are not named beside it.
+    None if there is no such publication: the stream reports that. A partition that is published
+    through an ancestor is not returned, nor a table whose partitions are all published; if a table
+    is returned, its partitions are not.
     """
     listed = ",".join(str(oid) for oid in oids)
     if not listed:
@@ -293,17 +293,17 @@ def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Na
     return [row.name for row in rows]
 
 
-#: SQLSTATE of a name that another command has taken, before this one began or while it ran.
+#: SQLSTATEs of a name that already exists, before the command began or created while it ran.
 _EXISTS = ("42710", "23505")
 
 
 def prepare_publication(session: Session, source: PostgresSource, *, is_own: bool) -> None:
-    """Have a publication with the tables that `source` means, before the slot is created.
+    """Create, complete or check the publication with the tables of `source`, before the slot is created.
 
-    :param is_own: there is none, and it is created; or an interrupted beginning made it, and it is given what
-        came since. Otherwise somebody else made it, and it is checked.
-    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`; `CONFIG_INVALID`. Of one that
-        somebody else made, `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it is empty.
+    :param is_own: it does not exist, and is created; or an interrupted start created it, and new tables are
+        added. Otherwise the user created it, and it is only checked.
+    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`; `CONFIG_INVALID`. For one that
+        the user created: `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it is empty.
     """
     meant = matching_tables(session, source)
     require_matches(session, source, meant)
@@ -324,7 +324,7 @@ def prepare_publication(session: Session, source: PostgresSource, *, is_own: boo
     elif missing:
         _publish(session, source, missing, add_command, "add tables to the publication")
         log.info(
-            "added tables that came since the interrupted start to its publication",
+            "added tables that are new since the interrupted start to its publication",
             publication=source.publication,
             tables=[table.qualified_name for table in missing],
         )
@@ -336,7 +336,7 @@ def _create(session: Session, source: PostgresSource, tables: list[SourceTable])
     except TailraceError as error:
         if error.context.get("sqlstate") not in _EXISTS:
             raise
-        # The command of a start that was killed waited for a lock, and was carried out meanwhile.
+        # The command of a killed start had waited for a lock, and was executed meanwhile.
         prepare_publication(session, source, is_own=True)
     else:
         log.info("created the publication", publication=source.publication, tables=len(tables))
@@ -380,9 +380,9 @@ def _without_refused(
     tables: list[SourceTable],
     published: frozenset[Name],
 ) -> list[SourceTable]:
-    """Return what is to be published of `tables`; say what is left out.
+    """Return those of `tables` that are to be published; warn of those that are left out.
 
-    :raises TailraceError: `TABLE_MISSING` if nothing stays.
+    :raises TailraceError: `TABLE_MISSING` if none remains.
     """
     kept, left = split_refused(source, tables, published)
     for table in left:
@@ -416,11 +416,11 @@ def _publish(
 
 
 def run_or_delegate(session: Session, command: str, attempted: str, *, before: str = "") -> None:
-    """Run a command that changes the source; where it may not be run, the error says who may.
+    """Run a command that changes the source; if the role may not run it, the error says who can.
 
-    :param before: commands that are run with it.
+    :param before: commands that are run before it, in the same transaction.
     :raises TailraceError: `SOURCE_MISCONFIGURED` on a standby, `SOURCE_PRIVILEGE_MISSING`, both with the
-        command; what else the server refused with.
+        command; the server's other errors.
     """
     try:
         session.run(before + command, attempted)
@@ -429,12 +429,12 @@ def run_or_delegate(session: Session, command: str, attempted: str, *, before: s
             raise read_only(attempted, command) from None
         if error.kind is not Kind.SOURCE_PRIVILEGE_MISSING:
             raise
-        hint = f"let somebody who may, such as the owner, run: {command};"
+        hint = f"have a role with the privilege, such as the owner, run: {command};"
         raise TailraceError(error.kind, error.message, hint, error.context) from None
 
 
 def read_only(attempted: str, command: str) -> TailraceError:
-    """Return the error for a command on a standby, which nothing can be written on."""
+    """Return the error for a command on a standby, which is read only."""
     return TailraceError(
         Kind.SOURCE_MISCONFIGURED,
         f"{attempted}: the server is read only, as a standby is",
@@ -469,19 +469,19 @@ def _clauses(session: Session, source: PostgresSource, tables: Iterable[SourceTa
             each.table.oid: each.column_list(source, session.server_version)
             for each in table_columns(session, tables)
         }
-    # Without ONLY the children of a table would come along, named in source.tables or not.
+    # Without ONLY, child tables would be included, even if source.tables does not name them.
     return ", ".join(
         f"{'ONLY ' if table.has_children else ''}{table.sql}{lists.get(table.oid, '')}" for table in tables
     )
 
 
 def published_names(session: Session, publication: str) -> frozenset[Name]:
-    """Return the names under which the publication has tables, and those that it lists."""
+    """Return the names under which the publication sends tables, and those that it lists."""
     command = _PUBLISHED.format(published=published(publication, session.server_version))
     rows = session.run(command, "read the publication")
     return frozenset(row.name for row in rows)
 
 
 def not_meant(names: frozenset[Name], tables: Iterable[SourceTable]) -> list[Name]:
-    """Return which of `names` are neither of `tables` nor of their partitions."""
+    """Return those of `names` that are neither of `tables` nor of their partitions."""
     return sorted(names.difference(*(table.names for table in tables)))

@@ -1,7 +1,7 @@
-"""What a publication sends and what holds a table's rows, asked of the catalogue's tables alone.
+"""Queries for the tables that a publication sends, and for partitions, that read only the catalogue.
 
 PostgreSQL's own functions for both (`pg_publication_tables`, `pg_partition_tree`) lock every table that
-they list, and so wait for a command that rewrites one of them. A SELECT from the catalogue waits for nobody.
+they list, and so wait for a command that rewrites one of them. A SELECT from the catalogue does not wait.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tailrace.sources.postgres.connection.session import Session
 
 #: The first version whose publications have column lists, row filters and schemas.
 COLUMN_LISTS_VERSION_MIN = 150000
-#: The first version that can publish generated columns, those that are stored.
+#: The first version that can publish stored generated columns.
 GENERATED_VERSION_MIN = 180000
 
-# A partition whose DETACH … CONCURRENTLY has begun counts no more; before 14 there is no such column.
+# A partition whose DETACH … CONCURRENTLY has begun is excluded; the column exists since version 14.
 _ATTACHED = "to_jsonb(i) ->> 'inhdetachpending' IS DISTINCT FROM 'true'"
 
 _TREE = f"""tree(root, oid) AS (
@@ -67,19 +67,19 @@ _OF_SCHEMAS = f"""UNION
     SELECT c.oid FROM pg_class c JOIN pg_publication_namespace s ON s.pnnspid = c.relnamespace
       JOIN publication p ON p.oid = s.pnpubid WHERE {_SENDABLE}"""  # noqa: S608 - a constant
 
-# What a table is published with counts only where it is named, not where its schema or all tables are.
+# A table's own terms apply only if the publication names it, not if it names its schema or all tables.
 _TERMS = """LEFT JOIN pg_publication_rel r ON r.prrelid = c.oid AND NOT p.puballtables AND r.prpubid = p.oid
        AND NOT EXISTS (SELECT FROM pg_publication_namespace s
                         WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"""
 
-# To write a filter as SQL the server locks its table; `pg_publication_tables` locks all that are published.
+# To return a filter as SQL, the server locks its table; `pg_publication_tables` locks all published tables.
 _FILTERS = """
 SELECT r.prrelid AS oid, pg_get_expr(r.prqual, r.prrelid) AS filter
   FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
  WHERE p.pubname = {publication} AND r.prrelid IN ({oids}) AND r.prqual IS NOT NULL
 """
 
-# What a decoded change is sent by: the publication's terms, tables with their partitions, columns and keys.
+# What determines how changes are sent: the publication's terms, its tables, partitions, columns and keys.
 _TERMS_DIGEST = """
 WITH RECURSIVE {published}, facts(said) AS (
     SELECT to_jsonb(p)::text FROM pg_publication p WHERE pubname = {name}
@@ -100,28 +100,28 @@ SELECT md5(string_agg(said, chr(10) ORDER BY said)) AS digest FROM facts
 
 
 def in_identity(table: str, column: str) -> str:
-    """Return an expression that tells whether a column, of `pg_attribute`, belongs to the index that is the
-    replica identity of its table, of `pg_class`; by the names of both in the query.
+    """Return an expression for whether a column belongs to the index that is its table's replica identity;
+    `table` and `column` are the query's aliases of `pg_class` and `pg_attribute`.
     """
     return _IN_IDENTITY.format(table=table, column=column)
 
 
 def tree(roots: str) -> str:
-    """Return a CTE of a WITH RECURSIVE: of each relation of `pg_class` that meets the condition `roots`, as
-    `root`, itself and its partitions at any level, as `oid`.
+    """Return a CTE for WITH RECURSIVE: for each relation of `pg_class` that meets the condition `roots`, as
+    `root`, the relation itself and its partitions at any level, as `oid`.
     """
     return _TREE.format(roots=roots)
 
 
 def partitions(oid: str) -> str:
-    """Return a subquery for the relations, as `oid`, that hold the rows of the relation `oid`, an expression
-    of SQL: itself, and its partitions at any level.
+    """Return a subquery for the relation with the SQL expression `oid` and its partitions at any level, as
+    `oid`.
     """
     return _PARTITIONS.format(oid=oid)
 
 
 def leaves(oid: str) -> str:
-    """Return a subquery for those of `partitions` that have none below them."""
+    """Return a subquery for those of `partitions` that have no partitions."""
     return (
         f"(SELECT oid FROM {partitions(oid)} t "  # noqa: S608 - an expression of ours
         "WHERE NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = t.oid))"
@@ -129,10 +129,10 @@ def leaves(oid: str) -> str:
 
 
 def published(publication: str, server_version: int) -> str:
-    """Return CTEs of a WITH RECURSIVE: `published`, with the `oid` of each relation under whose name the
-    publication sends rows, and `publication`, of one row or none.
+    """Return CTEs for WITH RECURSIVE: `published`, with the `oid` of each relation under whose name the
+    publication sends rows, and `publication`, with one row or none.
 
-    They say what `pg_get_publication_tables` says.
+    The result is the same as that of `pg_get_publication_tables`.
     """
     return _PUBLISHED.format(
         name=quote_literal(publication),
@@ -142,8 +142,8 @@ def published(publication: str, server_version: int) -> str:
 
 
 def terms(server_version: int) -> tuple[str, str, str]:
-    """Return how a query over `published` (as `c`, of `pg_class`) and `publication` (as `p`) asks on what
-    terms a table is published: a join, the numbers of its column list as JSON or NULL, whether it has a
+    """Return SQL for a query over `published` (with `pg_class` as `c`) and `publication` (as `p`): a join, an
+    expression for the numbers of a table's column list as JSON or NULL, and one for whether the table has a
     row filter.
     """
     if server_version < COLUMN_LISTS_VERSION_MIN:
@@ -152,8 +152,8 @@ def terms(server_version: int) -> tuple[str, str, str]:
 
 
 def row_filters(session: Session, publication: str, oids: Iterable[int]) -> dict[int, str]:
-    """Return the row filters of the publication, as SQL, of those tables that have one. They are locked for
-    that, for a moment. PostgreSQL 15 and later.
+    """Return the publication's row filters, as SQL, by the oid of the tables that have one, which are briefly
+    locked. PostgreSQL 15 and later.
     """
     listed = ", ".join(map(str, oids))
     if not listed:
@@ -164,7 +164,7 @@ def row_filters(session: Session, publication: str, oids: Iterable[int]) -> dict
 
 
 def terms_digest(session: Session, publication: str) -> str:
-    """Return a digest of all that decides what the publication sends of a change, as the session sees it."""
+    """Return a digest of what determines how the publication sends changes, as the session sees it."""
     command = _TERMS_DIGEST.format(
         published=published(publication, session.server_version), name=quote_literal(publication)
     )

@@ -1,16 +1,16 @@
-"""Looks up in the catalogue what Relation messages lack, and puts it before them as facts frames.
+"""Queries the catalogue for what Relation messages lack, and inserts it before them as facts frames.
 
 The server sends a Relation message before a table's first change in a connection, and whenever
-the table may have changed since. Only then is the catalogue asked, over a session of its own, and
-only what a message can't say is taken from it. Rows alone never wait: a chunk without a Relation
-message is not looked at.
+the table may have changed since. Only then is the catalogue queried, over a separate session, and
+only for what the message lacks. Rows alone never wait: a chunk without a Relation message is not
+examined.
 
-A column that the log has, that a Relation message lacks and that the catalogue has not dropped (its number
-shows it: PostgreSQL uses none twice) was left out by the publication's column list, or the server has lost
-sight of it. The latter happens to a column that was added by a transaction which committed while the slot
-was being made: the exported snapshot has it, the slot's own view of the catalogue has it not. Its values are
-then missing from the stream, and it must not be taken for a dropped one. A beginning is repeated when that
-happens (`slot.creation.create_own_slot`); the check here is for slots that were made otherwise.
+A column may be in the log and, by its number, still in the catalogue, but not in a Relation message. Then
+the publication's column list leaves it out, or the server does not know it: a column that was added by a
+transaction which committed while the slot was created is in the exported snapshot, but not in the slot's
+view of the catalogue. Its values are then missing from the stream, and it must not be treated as dropped.
+A start is repeated when that happens (`slot.creation.create_own_slot`); the check here is for slots that
+were created otherwise.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 log = structlog.get_logger(__name__)
 
 
-# A list may be that of a partitioned table above, whose numbers are not this one's.
+# The list may belong to a partitioned ancestor, whose column numbers differ.
 _LISTS = """
 SELECT array_to_json(r.prattrs::int2[])::text AS numbers, r.prrelid = {oid} AS own,
        r.xmin::text::bigint AS xid
@@ -71,7 +71,7 @@ def require_left_out(
     xid: int,
     position: int,
 ) -> None:
-    """Make sure that the publication's column list leaves `columns` out, or may have done so at `xid`.
+    """Check that the publication's column list leaves `columns` out, or may have done so at `xid`.
 
     :raises TailraceError: `COLUMN_NOT_SENT`; as `Session.run`.
     """
@@ -91,16 +91,16 @@ def require_left_out(
         Kind.COLUMN_NOT_SENT,
         f"follow the table {table.schema}.{table.table}: the server sends its rows without {names}, which "
         "was not dropped and which no column list of the publication leaves out",
-        "PostgreSQL loses sight of a column that is added while a slot is being made, and its values of this "
-        "time are not in the stream: begin a new log with a new snapshot",
+        "PostgreSQL may not decode a column that was added while the slot was created, so its values are "
+        "not in the stream: begin a new log with a new snapshot",
         {"table": f"{table.schema}.{table.table}", "position": format_lsn(position)},
     )
 
 
-#: How long the stream may wait for a transaction that it has sent to become visible.
+#: Longest wait, in seconds, until a transaction that was received becomes visible in the catalogue.
 _VISIBLE_DEADLINE_S = 1.0
 _LOOK_AGAIN_S = 0.002
-#: How often it is asked again for facts that were not to be had within that.
+#: Interval, in seconds, of the queries for facts that are still pending after that.
 _ASK_AGAIN_S = 1.0
 
 
@@ -116,15 +116,15 @@ class _Message:
 
 
 class SchemaWatch:
-    """Puts facts frames before Relation messages whose tables are not as the log knows them.
+    """Inserts facts frames before Relation messages whose tables differ from the log's facts.
 
-    Belongs to the receiving thread.
+    Used only by the receiving thread.
 
     :param connect: opens a session for SQL; called when the first table is looked up, and again
-        after the session broke.
-    :param in_force: the schema frames in force at the log's end, by key.
-    :param facts: those among them.
-    :param source: whose publication sends the messages, and whose columns may be left out.
+        after the session was lost.
+    :param in_force: returns the schema frames in force at the log's end, by key.
+    :param facts: returns the facts among them.
+    :param source: names the publication and the columns that are left out.
     """
 
     def __init__(
@@ -143,16 +143,16 @@ class SchemaWatch:
         self._ask_again_s = 0.0
 
     def annotate(self, chunk: Bytes, state: frames.Numbers) -> Bytes:
-        """Return the chunk, its names as UTF-8, and facts that are new before the messages they belong to.
+        """Return the chunk with names as UTF-8, and new facts inserted before their Relation messages.
 
         :param state: the scan state before the chunk.
-        :raises TailraceError: as `Session.run`; `COLUMN_NOT_SENT`: nothing of the chunk is in the log then.
+        :raises TailraceError: as `Session.run`; `COLUMN_NOT_SENT`, before any of the chunk is in the log.
         """
         chunk = names_in_utf8(chunk)
         messages = _messages(chunk, state)
         if not messages:
             return chunk
-        # Facts that were settled meanwhile stand at the chunk's beginning.
+        # Facts that were pending and are known now are at the chunk's beginning.
         ahead = dict(metadata_frames.schema_frames(chunk[: messages[0].at]))
         in_force = ChainMap(ahead, dict(self._in_force()))
         known = KnownFacts(ahead, base=self._facts_in_force())
@@ -162,9 +162,9 @@ class SchemaWatch:
             if f"R{message.relation.oid}" in in_force
         }
         tables = self._look_up_after(messages)
-        # What was pending of these tables and is known now comes first: later versions build on it. A
-        # transaction that alters a table has it locked until all can see that: what was written since is of
-        # the table that the catalogue has.
+        # Pending facts of these tables that are known now come first, because later versions depend on them.
+        # A transaction that alters a table keeps it locked until the change is visible to all, so later
+        # writes are to the table as the catalogue has it.
         written = {message.relation.oid for message in messages if tables.sees(message.xid)}
         early = self._settled(tables, {message.relation.oid for message in messages}, written)
         if early is not None:
@@ -179,7 +179,7 @@ class SchemaWatch:
             if tables.sees(message.xid):
                 facts = self._facts(message, tables.get(oid), known, reshaped=reshaped)
                 self._require_whole(message, facts, tables.get(oid), before)
-            else:  # the catalogue says nothing yet of what the transaction did
+            else:  # the catalogue does not show the transaction's changes yet
                 facts = self._pending_facts(message, known, reshaped=reshaped)
             bodies[oid] = message.body
             if facts == before:
@@ -192,8 +192,8 @@ class SchemaWatch:
         return np.concatenate([*parts, chunk[done:]]) if parts else chunk
 
     def settle(self) -> Bytes | None:
-        """Ask again for facts that are pending; return the frames of those that are known now, to be
-        appended next, or None.
+        """Query pending facts again; return the frames of those that are known now, to be appended next,
+        or None.
 
         :raises TailraceError: as `Session.run`.
         """
@@ -205,7 +205,7 @@ class SchemaWatch:
         return self._settled(self._look_up(sorted(oids)), oids)
 
     def forget(self) -> None:
-        """Take what is pending from the log again: frames that `settle` returned may have been cut off."""
+        """Read pending facts from the log again: frames that `settle` returned may have been discarded."""
         self._pending, self._ask_again_s = None, 0.0
 
     def _known_pending(self) -> list[tuple[Facts, _Message]]:
@@ -216,10 +216,10 @@ class SchemaWatch:
     def _settled(
         self, tables: CatalogTables, oids: Collection[int], written: Collection[int] = ()
     ) -> Bytes | None:
-        """Return the frames of facts that were pending and are known now, None if there are none.
+        """Return the frames of facts that were pending and are known now; None if there are none.
 
-        :param tables: as the catalogue has them now; of `oids`, all that are still there.
-        :param written: those of `oids` of which a later transaction is seen.
+        :param tables: the present catalogue; of `oids`, all that still exist.
+        :param written: those of `oids` to which a later transaction, visible now, has written.
         """
         found: list[bytes] = []
         waiting: list[tuple[Facts, _Message]] = []
@@ -230,8 +230,8 @@ class SchemaWatch:
                 continue
             table = tables.get(facts.relation)
             name, columns = (facts.schema, facts.table), message.relation.columns
-            # Whether a column is missing is not asked here: a server loses sight of one only while a slot is
-            # made, and such a beginning was not kept (`slot.creation.create_own_slot`).
+            # Missing columns are not checked here: a column can get lost only while a slot is created, and
+            # such a start is repeated (`slot.creation.create_own_slot`).
             now = facts_of(columns, name, table, facts, relation=facts.relation, xid=message.xid)
             held = self._in_force()[f"F{facts.relation}"]
             newest = Facts.from_json(frames.control_json(held))
@@ -243,7 +243,7 @@ class SchemaWatch:
                 now = replace(now, replaced_name=self._name_of(now.replaced))
             found.append(frames.control_frame(frames.FACTS, message.commit_lsn, 0, now.as_json()))
             if newest.version != facts.version:
-                found.append(held)  # a later version stays the one in force
+                found.append(held)  # so that a later version stays in force
         self._pending = waiting
         return np.frombuffer(b"".join(found), np.uint8) if found else None
 
@@ -268,24 +268,24 @@ class SchemaWatch:
         facts = versioned(facts, known, reshaped=reshaped, name_of=self._name_of)
         if any(column.unknown and not column.number for column in facts.columns):
             log.warning(
-                "it is not known which column of a table was sent: the table was altered several times "
-                "before this was read; mirrors of the table stop, or follow as their on_type_change says",
+                "it is unknown which column of a table was sent: the table was altered several times before "
+                "this change was read; mirrors of the table stop, or follow as set with on_type_change",
                 table=facts.qualified_name,
                 position=format_lsn(message.commit_lsn),
             )
         return facts
 
     def _pending_facts(self, message: _Message, known: KnownFacts, *, reshaped: bool) -> Facts:
-        """Return what is known of a table without the catalogue, which does not show yet what it is."""
+        """Return facts without the catalogue, which does not show the table's present version yet."""
         relation = message.relation
         name, before = (relation.schema, relation.table), known.get(relation.oid)
         if before is not None and before.pending and not reshaped:
-            return before  # who altered the table has it locked until all can see what it is
+            return before  # the altering transaction keeps the table locked until its change is visible
         facts = facts_of(relation.columns, name, None, before, relation=relation.oid, xid=message.xid)
         facts = replace(versioned(facts, known, reshaped=True), pending=message.xid)
         self._known_pending().append((facts, message))
         log.warning(
-            "a table was described by a transaction that no session sees yet; its readers wait",
+            "a table was altered by a transaction that is not visible to other sessions yet; readers wait",
             table=facts.qualified_name,
             position=format_lsn(message.commit_lsn),
         )
@@ -310,9 +310,9 @@ class SchemaWatch:
         )
 
     def _look_up_after(self, messages: Sequence[_Message]) -> CatalogTables:
-        """Look the messages' tables up, once the transactions that sent them are visible.
+        """Look up the messages' tables when the transactions that sent them are visible.
 
-        The wait has a limit: a commit that waits for a synchronous standby may be waiting for us.
+        The wait is limited: a commit that waits for a synchronous standby may be waiting for this capture.
         """
         oids = sorted({message.relation.oid for message in messages})
         deadline = time.monotonic() + _VISIBLE_DEADLINE_S
@@ -336,12 +336,12 @@ class SchemaWatch:
             self.close()
             if not kept:
                 raise
-        # The session had been idle, and may have been ended for that.
+        # The session was idle, and may have been ended because of that.
         return self._look_up(oids)
 
 
 def _pending_in(in_force: Mapping[str, bytes]) -> list[tuple[Facts, _Message]]:
-    """Return the facts in force that a process before did not learn in time, with their messages."""
+    """Return the facts in force that are still pending from an earlier process, with their messages."""
     found = []
     for key, held in in_force.items():
         if not key.startswith("F"):
@@ -357,7 +357,7 @@ def _pending_in(in_force: Mapping[str, bytes]) -> list[tuple[Facts, _Message]]:
 
 def _messages(chunk: Bytes, state: frames.Numbers) -> list[_Message]:
     found = []
-    # Messages outside of a transaction are a snapshot's, which brings its own facts.
+    # Messages outside a transaction belong to a snapshot, which has its own facts.
     inside = state[frames.OPEN] == frames.TRANSACTION_OPEN
     xid, commit_lsn = int(state[frames.XID]), int(state[frames.COMMIT_LSN])
     for at, frame in frames.each_frame(chunk):
@@ -376,7 +376,7 @@ def _messages(chunk: Bytes, state: frames.Numbers) -> list[_Message]:
 
 
 def _log_change(before: Facts | None, facts: Facts, message: _Message, rules: ColumnPolicy) -> None:
-    """Log what changed, without columns that the settings leave out."""
+    """Log the schema change, without columns that the settings leave out."""
     if before is None or before.version in (0, facts.version):
         return
     changes = ["replica identity or key changed"]

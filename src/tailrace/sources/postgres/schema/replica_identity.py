@@ -1,8 +1,8 @@
-"""Sets the replica identities that `source.replica_identity` asks for, at each start, where they differ.
+"""Sets the replica identities of `source.replica_identity`, at each start, if the tables have others.
 
-A table's old rows, and whether the server accepts its updates and deletes once it is published, depend
-on its replica identity. One under which the server would refuse them is never set. Each partition has
-an identity of its own: all of them get what the table gets, and the table itself last.
+The replica identity determines the old rows in a table's changes, and whether the server accepts
+updates and deletes once the table is published. One under which it would reject them is never set. Each
+partition has its own identity: all of them are set like the table, and the table itself last.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tailrace.sources.postgres.schema.source_tables import Name, Part, SourceTab
 
 log = structlog.get_logger(__name__)
 
-#: `ALTER TABLE … REPLICA IDENTITY` locks a table against reading: others wait behind it.
+#: Lock timeout, in seconds, of `ALTER TABLE … REPLICA IDENTITY`: readers of the table wait behind it.
 LOCK_WAIT_S = 1.0
 _LOCK_WAIT = f"SET LOCAL lock_timeout = {LOCK_WAIT_S * 1000:.0f}; "
 
 _LETTERS = {"default": "d", "full": "f", "index": "i"}
 
-# `wanted` has each table with the name of the index that is to be its identity, or an empty one. The index
-# of a partition is that below the root's.
+# `wanted` has each table with the name of the index to be its identity, or an empty string. A partition's
+# index is the child of the root's.
 _MEMBERS = f"""
 WITH RECURSIVE wanted(root, index) AS (VALUES {{wanted}}), {tree("oid IN (SELECT root FROM wanted)")},
 indexes(oid) AS (
@@ -70,10 +70,10 @@ SELECT t.root, n.nspname AS schema, c.relname AS table, c.relkind = 'p' AS parti
 
 @dataclass(frozen=True, slots=True)
 class IdentityChange:
-    """A table whose replica identity is not what is asked for.
+    """A table whose replica identity differs from the setting.
 
-    `commands` are the SQL, by the table or partition that it alters; `refused` is why it is not run, empty
-    if it is; `named`: the setting names this table alone; `columns`: of the index that is wanted.
+    `commands`: the SQL, by the table or partition that it alters; `refused`: why it is not run, empty if it
+    is; `named`: the setting names exactly this table; `columns`: those of the wanted index.
     """
 
     table: SourceTable
@@ -86,12 +86,12 @@ class IdentityChange:
 
     @property
     def sql(self) -> str:
-        """Return the SQL that sets it."""
+        """The SQL that sets it."""
         return "; ".join(self.commands.values()) + ";"
 
     @property
     def letter(self) -> str:
-        """Return what is wanted as `pg_class.relreplident` has it."""
+        """The wanted identity as a value of `pg_class.relreplident`."""
         return _LETTERS[self.wanted.partition(" ")[0]]
 
     @property
@@ -101,7 +101,7 @@ class IdentityChange:
 
     @property
     def failure(self) -> TailraceError:
-        """Return the error for a change that can't be made."""
+        """The error for a change that can't be made."""
         attempted = f"set the replica identity of {self.table.qualified_name} to {self.wanted}"
         if self.refused:
             hint = "correct source.replica_identity, or the table"
@@ -116,7 +116,7 @@ class IdentityChange:
 def identity_changes(
     session: Session, source: PostgresSource, tables: Iterable[SourceTable]
 ) -> list[IdentityChange]:
-    """Return those of `tables` whose replica identity is to be another one."""
+    """Return the changes for those of `tables` whose replica identity differs from the setting."""
     asked = {table.oid: table for table in tables if source.identity_of(table.schema, table.name)}
     if not asked:
         return []
@@ -157,7 +157,7 @@ def _command(row: Row, letter: str) -> str:
 
 
 def _refusal(row: Row, wanted: str) -> str:
-    """Return why the server would refuse the command, or updates and deletes after it; empty if neither."""
+    """Return why the server would reject the command, or writes after it; empty if neither."""
     name = f"{row['schema']}.{row['table']}"
     if row.flag("bound"):
         return (
@@ -180,14 +180,14 @@ def _refusal(row: Row, wanted: str) -> str:
 
 
 def set_identities(session: Session, source: PostgresSource, *, begins: bool) -> None:
-    """Set what `source.replica_identity` asks for.
+    """Set the replica identities of `source.replica_identity`.
 
-    A table that is meant by a pattern of several, and can't have it, keeps what it has, with a warning.
+    A table that matches a pattern for several tables, and can't have the identity, is only warned of.
 
-    :param begins: nothing is captured yet: all tables that are meant are looked at, and what can't be done is
-        an error. If not, those that are published, and it is a warning, and tried at the next start.
+    :param begins: nothing is captured yet: all selected tables are checked, and a change that can't be made
+        is an error. If False, only published tables are, with a warning; the next start tries again.
     :raises TailraceError: `SOURCE_PRIVILEGE_MISSING`, `SOURCE_MISCONFIGURED`, both with the SQL or the
-        reason; `SOURCE_UNREACHABLE` if somebody has a table locked.
+        reason; `SOURCE_UNREACHABLE` if another session has locked a table.
     """
     if not source.replica_identity:
         return
@@ -210,7 +210,7 @@ def set_identities(session: Session, source: PostgresSource, *, begins: bool) ->
                 sql=change.sql,
             )  # fmt: skip
             if error.context.get("sqlstate") == LOCK_NOT_AVAILABLE:
-                return  # the stream waits for this: it does not for one table after another
+                return  # the stream waits meanwhile, so no lock on a further table is waited for
             if error.kind is Kind.SOURCE_UNREACHABLE:
                 raise
         else:
@@ -218,7 +218,7 @@ def set_identities(session: Session, source: PostgresSource, *, begins: bool) ->
 
 
 def tables_as_set(tables: Iterable[SourceTable], changes: Iterable[IdentityChange]) -> list[SourceTable]:
-    """Return `tables` as they are once the changes that happen are made."""
+    """Return `tables` as they will be after the changes that the next start makes."""
     by_oid = {change.table.oid: change for change in changes if change.happens}
     return [
         replace(table, parts=tuple(_part_as_set(part, by_oid[table.oid]) for part in table.parts))
@@ -235,7 +235,7 @@ def _part_as_set(part: Part, change: IdentityChange) -> Part:
 
 
 def columns_as_set(columns: Iterable[TableColumns], changes: Iterable[IdentityChange]) -> list[TableColumns]:
-    """Return `columns`, of tables that `tables_as_set` returned, once the changes that happen are made."""
+    """Return `columns`, of tables from `tables_as_set`, as they will be after the next start's changes."""
     by_oid = {change.table.oid: change for change in changes if change.happens}
     return [
         _columns_as_set(each, by_oid[each.table.oid]) if each.table.oid in by_oid else each

@@ -1,4 +1,4 @@
-"""Tables of the source that may be captured: what holds their rows, and whether changes can be published."""
+"""Tables of the source that may be captured, with their partitions and replica identities."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tailrace.sources.postgres.schema.published_tables import tree
 #: Schema and name.
 Name = tuple[str, str]
 
-# What a change may lack of the old row is decided by each table that holds rows: a partition's
-# replica identity is its own, whatever its root's.
+# The replica identity decides which part of the old row a change has. Each table that holds rows has
+# its own: that of a partition is independent of its root's.
 _TABLES = f"""
 WITH RECURSIVE {tree("relkind IN ('r', 'p')")}, parts AS (
   SELECT t.root, json_agg(json_build_array(ln.nspname, l.relname, l.relreplident,
@@ -60,8 +60,8 @@ class Part:
 
     @property
     def refused(self) -> str:
-        """Return why the server refuses updates and deletes of it once it is published; empty if it does
-        not.
+        """The reason why the server rejects updates and deletes of it once it is published; empty: it
+        accepts them.
         """
         if self.keyless:
             return "it has no replica identity"
@@ -71,7 +71,7 @@ class Part:
 
     @property
     def identity_repair(self) -> str:
-        """Return the SQL that gives it a replica identity with which updates and deletes are accepted."""
+        """The SQL that sets a replica identity with which updates and deletes are accepted."""
         if not self.computes:
             return f"ALTER TABLE {self.sql} REPLICA IDENTITY FULL"
         repair = f"ALTER TABLE {self.sql} REPLICA IDENTITY DEFAULT"
@@ -85,7 +85,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table of the source that is meant to be captured."""
+    """A table of the source that the settings select for capture."""
 
     oid: int
     schema: str
@@ -114,8 +114,8 @@ class SourceTable:
 
     @property
     def refused(self) -> str:
-        """Return why the server refuses updates and deletes of some of its rows once it is published; empty
-        if it does not.
+        """The reason why the server rejects updates and deletes of some of its rows once it is published;
+        empty: it accepts all.
         """
         for part in self.parts:
             if part.refused:
@@ -125,23 +125,23 @@ class SourceTable:
 
     @property
     def identity_repair(self) -> str:
-        """Return the SQL that lets updates and deletes of all its rows be published."""
+        """The SQL after which updates and deletes of all its rows are accepted."""
         return "; ".join(part.identity_repair for part in self.parts if part.refused)
 
     @property
     def may_be_full(self) -> bool:
-        """Whether `REPLICA IDENTITY FULL` is to be had without refused updates and deletes."""
+        """Whether updates and deletes are accepted under `REPLICA IDENTITY FULL`."""
         return not any(part.computes for part in self.parts)
 
     def is_among(self, names: frozenset[Name]) -> bool:
-        """Return whether it is among published tables, by its own name or by those of all its partitions."""
+        """Return whether `names` contain its name, or those of all its partitions."""
         if self.full_name in names:
             return True
         return bool(self.parts) and names.issuperset(part.full_name for part in self.parts)
 
 
 def matching_tables(session: Session, source: PostgresSource) -> list[SourceTable]:
-    """Return the tables that `source` means, by name; a partition only if no ancestor is meant."""
+    """Return the tables that `source` selects, by name; a partition only if no ancestor is selected."""
     rows = session.run(_TABLES, "list the tables")
     meant = [row for row in rows if source.captures(*row.name)]
     oids = {row["oid"] for row in meant}

@@ -1,4 +1,4 @@
-"""The facts of a table, made of what a Relation message says and of what the catalogue has. Pure."""
+"""Combines a Relation message with catalogue rows to the facts of a table. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.frames import control_json
 from tailrace.sources.postgres.schema.column_matching import CatalogColumn, aligned
 
-#: A default of more bytes is not kept with the facts: rows from before it count as unknown.
+#: Maximum size, in bytes, of a default in the facts; a larger one's values in earlier rows are unknown.
 MISSING_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """A table as the catalogue has it now, with its dropped columns and the xids of its rows."""
+    """A table's present catalogue rows, with its dropped columns and the xids of the rows."""
 
     oid: int
     schema: str
@@ -38,21 +38,21 @@ class CatalogTable:
 
 @dataclass(frozen=True, slots=True)
 class CatalogTables:
-    """What the catalogue has of some tables at one moment: those that are there, by oid."""
+    """Catalogue rows of some tables, as of one snapshot: the tables that exist, by oid."""
 
     by_oid: Mapping[int, CatalogTable]
     next_xid: int
     running: frozenset[int] = frozenset()
 
     def get(self, oid: int) -> CatalogTable | None:
-        """Return a table; None if it is gone, or was made by a transaction that is not seen yet."""
+        """Return a table; None if it was dropped, or its creation is not visible yet."""
         return self.by_oid.get(oid)
 
     def sees(self, xid: int) -> bool:
-        """Return whether the catalogue was read after transaction `xid` had ended for all to see.
+        """Return whether the catalogue was read after the end of transaction `xid` had become visible.
 
-        A commit is streamed as soon as it is on disk, and visible to others only a moment later
-        (`RecordTransactionCommit`, then `ProcArrayEndTransaction`); where commits wait for a
+        A commit is streamed as soon as it is on disk, but becomes visible to others slightly later
+        (`RecordTransactionCommit`, then `ProcArrayEndTransaction`); if commits wait for a
         synchronous standby, much later.
         """
         begun = 0 < (self.next_xid - xid) % (1 << 32) < 1 << 31
@@ -68,16 +68,16 @@ def facts_of(
     relation: int,
     xid: int | None,
 ) -> Facts:
-    """Return the facts of a table as a Relation message describes it.
+    """Return the facts of a table that a Relation message describes.
 
     :param sent: the message's columns.
-    :param table: what the catalogue has now; None: the table is gone.
+    :param table: the present catalogue rows; None: the table was dropped.
     :param before: the facts of the same relation that were in force.
-    :param xid: the transaction that sends the message; None: the catalogue is of its moment.
+    :param xid: the transaction that sent the message; None: the catalogue is as of the same moment.
     """
     known = {} if before is None else {column.name: column.number for column in before.columns}
     if table is None:
-        # Dropped since: what was known of columns by name is all there is.
+        # Dropped since: only what was known before of columns with these names is left.
         columns = tuple(
             _unseen(column, None if before is None else before.column(known.get(column.name, 0)))
             for column in sent
@@ -105,16 +105,16 @@ def facts_of(
         columns = _doubted(columns, before)
     key = _key(table, columns)
     if before is not None and before.primary_key and table.later(table.key_xid, xid):
-        # The key that the catalogue has came later: until then it was what was known. Or it came before: a
-        # subtransaction has a later xid than its transaction, and so has one that began and ended within it.
+        # The catalogue's key may be newer than the message, so the key is still the known one. Or it may be
+        # older: a subtransaction, or a transaction that ended meanwhile, also has a later xid.
         held = {column.number: column.name for column in columns}
         kept = tuple(held.get(known.get(column, 0), "") for column in before.primary_key)
         if all(kept) and xid != table.key_xid:
             may_be = set(key).difference(kept)
             columns = tuple(replace(column, may_be_key=column.name in may_be) for column in columns)
             key = kept
-    # A file that later transactions made is not this version's: were it taken for that, the next
-    # version would not be seen to have been rewritten.
+    # A file that a later transaction created does not belong to this version: with it, the rewrite
+    # would not be noticed in the next version.
     ahead = before is not None and before.filenode and table.later(table.xid, xid)
     filenode = before.filenode if before is not None and ahead else table.filenode
     return Facts(relation, *name, key, columns, filenode=filenode)
@@ -147,7 +147,7 @@ def _column(
     if missing is not None and len(missing.encode()) > MISSING_BYTES_MAX:
         missing, unknown = None, True
     if old is not None:
-        # What rows from before the column have was settled when it came.
+        # The value in rows older than the column was determined when the column was added.
         missing, unknown = old.missing if old.missing is not None else missing, old.unknown
     elif before is not None and missing is None and held["filled"] and written:
         unknown = True
@@ -158,7 +158,7 @@ def _column(
         base_oid, base_modifier, *_ = held["base"]
         types = held["types"] or {}
     elif old is not None and (old.type_oid, old.type_modifier) == (column.type_oid, column.type_modifier):
-        # The catalogue is ahead: it has another type by now, and what this one is was known before.
+        # The catalogue is newer and has another type; this one's facts were known before.
         (base_oid, base_modifier), types = (old.base_oid, old.base_modifier), old.types
     return ColumnFacts(
         name=column.name,
@@ -176,19 +176,19 @@ def _column(
 
 
 def _doubted(columns: tuple[ColumnFacts, ...], before: Facts) -> tuple[ColumnFacts, ...]:
-    """Return the columns, as unknown those in which older rows may have the values of another one.
+    """Return the columns, marked as unknown if older rows may have values of another column in them.
 
-    That is one of which nobody can tell which it was, until a later message does; and where such a one is not
-    sent any more, each that came: it may be that one under another name.
+    These are columns whose number is unknown, until a later message resolves it; and, if such a column is no
+    longer sent, each new column, which may be the same one with another name.
     """
     names = {column.name for column in columns}
-    # What is pending has no numbers yet, of which none is in doubt for that.
+    # Pending facts have no numbers yet; their columns are not in doubt because of that.
     numberless = {c.name: c for c in before.columns if not c.number and not before.pending}
     lost = any(column.unknown and name not in names for name, column in numberless.items())
 
     def is_doubtful(column: ColumnFacts) -> bool:
         if before.column(column.number) is not None:
-            return False  # and so as unknown as it was
+            return False  # it stays as it was, known or unknown
         if column.name in numberless:
             return numberless[column.name].unknown
         return lost or not column.number
@@ -200,8 +200,8 @@ class KnownFacts:
     """Facts in force, by relation and by name.
 
     :param frames: schema frames in force, by key.
-    :param base: what holds for relations of which nothing is put here; it is not changed.
-    :raises TailraceError: `PROTOCOL_VIOLATION` if a frame makes no sense.
+    :param base: facts for relations that have none here; it is not changed.
+    :raises TailraceError: `PROTOCOL_VIOLATION` if a frame is invalid.
     """
 
     def __init__(self, frames: Mapping[str, bytes] | None = None, *, base: KnownFacts | None = None) -> None:
@@ -212,24 +212,24 @@ class KnownFacts:
             self.take(key, frame)
 
     def take(self, key: str, frame: bytes) -> None:
-        """Put the facts of a schema frame, if it has any."""
+        """Put the facts of a schema frame in force, if it is a facts frame."""
         if key.startswith("F"):
             self.put(Facts.from_json(control_json(frame)))
 
     def put(self, facts: Facts) -> None:
-        """Have `facts` be in force for their relation."""
+        """Put `facts` in force for their relation."""
         if (before := self._by_relation.get(facts.relation)) is not None:
             self._by_name[before.schema, before.table].discard(facts.relation)
         self._by_relation[facts.relation] = facts
         self._by_name.setdefault((facts.schema, facts.table), set()).add(facts.relation)
 
     def get(self, relation: int) -> Facts | None:
-        """Return the facts of a relation, None if there are none."""
+        """Return the facts of a relation; None if there are none."""
         found = self._by_relation.get(relation)
         return self._base.get(relation) if found is None and self._base is not None else found
 
     def namesakes(self, facts: Facts) -> list[Facts]:
-        """Return the facts of other relations that have, or had, the name of these."""
+        """Return the facts in force of other relations with the same name, which may be dropped by now."""
         found = [self._by_relation[oid] for oid in sorted(self._by_name.get((facts.schema, facts.table), ()))]
         if self._base is not None:
             of_base = self._base.namesakes(facts)
@@ -244,10 +244,10 @@ def versioned(
     reshaped: bool,
     name_of: Callable[[int], tuple[str, str] | None] = lambda _: None,
 ) -> Facts:
-    """Return `facts` with their version, and what they replace, given all that was in force.
+    """Return `facts` with their version, and the relation that they replace, given the facts in force.
 
     :param reshaped: the Relation message itself differs from the one in force.
-    :param name_of: returns what a relation is called now, None if it is gone.
+    :param name_of: returns a relation's present name; None if it was dropped.
     """
     before = known.get(facts.relation)
     if before is not None:
@@ -272,11 +272,11 @@ def versioned(
 def missing_columns(
     sent: Sequence[Column], facts: Facts, table: CatalogTable | None, before: Facts | None, *, xid: int
 ) -> tuple[ColumnFacts, ...]:
-    """Return the columns in `before` that `sent` lacks, and that `table` has as it had them then.
+    """Return the columns of `before` that `sent` lacks although `table` still has them.
 
-    Of a column that was changed since `xid`, only its name says whether it is what it was.
+    A column that was changed since `xid` counts only if its name is unchanged.
 
-    :param facts: what was made of `sent`.
+    :param facts: the facts made from `sent`.
     """
     if before is None or table is None:
         return ()

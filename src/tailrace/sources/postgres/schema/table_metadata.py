@@ -1,7 +1,7 @@
-"""Metadata of tables that a Relation message lacks, read from the catalogue.
+"""Reads from the catalogue the metadata of tables that a Relation message lacks.
 
-One question answers for any number of tables. It takes no lock that a user could notice, and
-reads no row of a user's table.
+One query reads any number of tables. It takes no lock that affects users, and reads no row of a
+user's table.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.published_tables import in_identity, partitions
 from tailrace.sources.postgres.schema.table_facts import CatalogTable, CatalogTables
 
-#: The labels of an enumeration that has more are not kept: that one is renamed is not seen.
+#: Labels of an enumeration with more than this are not stored: renaming one is not noticed.
 LABELS_MAX = 1000
 
-# A deferrable key is none: within a transaction, two rows may have it at once.
+# A deferrable key does not count: within a transaction, two rows may have the same one.
 _TABLES = """
 SELECT s.snapshot AS snapshot, t.*
   FROM (SELECT txid_current_snapshot()::text AS snapshot) s LEFT JOIN (
@@ -50,7 +50,7 @@ _BASE = """(WITH RECURSIVE base(oid, modifier, depth) AS (
          FROM base b JOIN pg_type y ON y.oid = b.oid JOIN pg_namespace bn ON bn.oid = y.typnamespace
         ORDER BY b.depth DESC LIMIT 1)"""
 
-# What a type that is not built in is made of: a domain of its base type, an array of its items.
+# The components of a type that is not built in: a domain's base type, an array's items.
 _TYPES = """CASE WHEN a.atttypid >= 10000 THEN (
        WITH RECURSIVE used(oid) AS (
            SELECT a.atttypid
@@ -68,7 +68,7 @@ _TYPES = """CASE WHEN a.atttypid >= 10000 THEN (
          FROM used u JOIN pg_type y ON y.oid = u.oid LEFT JOIN pg_type e ON e.oid = y.typelem
         WHERE y.oid >= 10000) END"""
 
-# What changes the text of values although column and type stay: labels by oid, attributes by number.
+# What can change the text of values while column and type stay the same: labels by oid, attributes by number.
 _PARTS = """CASE y.typtype
        WHEN 'e' THEN (SELECT json_object_agg(l.oid::text, l.enumlabel ORDER BY l.oid) FROM pg_enum l
                        WHERE l.enumtypid = y.oid HAVING count(*) <= {labels_max})
@@ -76,12 +76,12 @@ _PARTS = """CASE y.typtype
                                              ORDER BY f.attnum) FROM pg_attribute f
                        WHERE f.attrelid = y.typrelid AND f.attnum > 0 AND NOT f.attisdropped) END"""
 
-# Partitions have what their root, which has no rows of its own, does not.
+# Partitions have these values; their root, which has no rows, does not.
 _MISSING = """COALESCE({own}, CASE WHEN c.relkind = 'p' THEN (
             SELECT {leaf} FROM {partitions} p
               JOIN pg_attribute m ON m.attrelid = p.oid AND m.attname = a.attname
                    AND NOT m.attisdropped AND m.atthasmissing LIMIT 1) END)"""
-# An array of one item, in quotes where its text needs them; what would separate items depends on the type.
+# An array of one item, quoted if its text needs it; the separator of items depends on the type.
 _TEXT = """CASE WHEN {a}.atthasmissing THEN (
             SELECT CASE WHEN i.item LIKE '"%' THEN (('{{' || i.item || '}}')::text[])[1] ELSE i.item END
               FROM (SELECT substr(v.held, 2, length(v.held) - 2) AS item
@@ -99,7 +99,7 @@ _QUERY = (
 
 
 def catalog_tables(session: Session, oids: Sequence[int]) -> CatalogTables:
-    """Return what the catalogue has of tables now.
+    """Return the present catalogue rows of tables.
 
     :raises TailraceError: as `Session.run`.
     """
@@ -110,7 +110,7 @@ def catalog_tables(session: Session, oids: Sequence[int]) -> CatalogTables:
     found = {}
     for row in rows:
         if row["oid"] is None:
-            continue  # the snapshot alone
+            continue  # a row with only the snapshot
         key = json.loads(row["key"] or "null") or {"xid": 0, "numbers": []}
         found[row.number("oid")] = CatalogTable(
             oid=row.number("oid"),

@@ -1,1 +1,1 @@
-"""The replication slot: its health, its heartbeat, and what to do when it is lost."""
+"""The replication slot: its creation, health and heartbeat, and recovery after it is lost."""

@@ -1,9 +1,9 @@
-"""Creating a slot, whose creation exports a snapshot.
+"""Creates a slot, whose creation exports a snapshot.
 
-The server creates a slot when every transaction that was under way has ended, which may be long after
-it was asked. Meanwhile a second session looks which transactions those are, for a warning, and up to
-where the consistent point surely does not lie yet, so that a stream which must not pass that point can
-go on behind it.
+The server creates a slot only when every running transaction has ended, which may take long. Meanwhile a
+second session queries which transactions these are, for a warning, and a position that is certainly
+before the consistent point, so that a stream which must not pass that point can continue up to this
+position.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = structlog.get_logger(__name__)
 
 LOOK_S = 0.1
 
-#: Transactions that hold the creation up are named after so long, and again that often; younger ones are not.
+#: Seconds until transactions that delay the creation are reported, between reports, and their minimum age.
 NAMED_AFTER_S = 2.0
 NAMED_EVERY_S = 30.0
 PASSING_S = 1.0
 
-# A snapshot lists those before its xmax, which is after the last one that has *ended*: a transaction that is
-# newer than all of those stands in pg_locks alone, where each holds its own id. A snapshot of a standby lists
-# none of the primary's transactions, and begins with the oldest of them. Ids are without their epoch.
+# A snapshot lists running transactions before its xmax, which follows the last one that has *ended*: newer
+# ones are only in pg_locks, where each holds a lock on its own xid. A snapshot of a standby lists none of the
+# primary's transactions, but its xmin is the oldest of them. xids are without their epoch.
 _RUNNING = """
 WITH now AS MATERIALIZED (SELECT pg_current_snapshot() AS seen),
      bounds AS (SELECT pg_snapshot_xmin(seen)::text::bigint AS xmin,
@@ -51,15 +51,15 @@ SELECT xmin & 4294967295 FROM bounds WHERE pg_is_in_recovery() AND xmin < xmax
 
 
 class Horizon:
-    """Up to where a slot that is being created is surely not consistent yet. Pure.
+    """Decides whether a slot that is being created can be consistent already. Pure.
 
-    The server builds the slot's first snapshot in two steps. It waits for all transactions that
-    ran at the first, `running` among them; then for all that ran at the second. So as long as
-    one of `running` runs, neither has come to its end; and of those that ran when this was seen
-    for the last time, all must end before the slot is consistent. On a standby that goes by what
-    it has replayed.
+    The server builds the slot's first snapshot in two steps: it waits for all transactions that
+    ran at the first step, including `running`, then for all that ran at the second. So while one
+    of `running` runs, the first step has not ended; and all transactions that ran when this was
+    last observed must end before the slot is consistent. On a standby, this applies to the
+    transactions that it has replayed.
 
-    :param running: transactions that ran before the slot's creation was asked for, or some of them.
+    :param running: transactions, or some of them, that ran before the slot's creation was requested.
     """
 
     def __init__(self, running: frozenset[int]) -> None:
@@ -67,9 +67,9 @@ class Horizon:
         self._second: frozenset[int] = frozenset()
 
     def passed(self, running: frozenset[int]) -> bool:
-        """Return whether the consistent point lies after all that was written up to now.
+        """Return whether the consistent point lies after all WAL written so far.
 
-        :param running: transactions that run now; to be asked for after the end of the WAL was.
+        :param running: transactions that run now; queried after the end of the WAL was queried.
         """
         if self._first & running:
             self._second = running
@@ -81,9 +81,8 @@ class Horizon:
 class SlotCreation:
     """Creates a slot on `session`, which holds the exported snapshot until its next command.
 
-    :param side: a second session, for looking.
-    :param temporary: the slot goes when `session` is closed.
-    :param behind: called with LSNs below the consistent point while that is not known.
+    :param side: a second session, for queries.
+    :param behind: called with LSNs before the consistent point while that is unknown.
     """
 
     def __init__(
@@ -106,10 +105,11 @@ class SlotCreation:
     ) -> ExportedSnapshot:
         """Create the slot, within `deadline_s`.
 
-        :param failover: as `server.create_slot`.
-        :raises TailraceError: as `server.create_slot`; `SLOT_CREATION_HELD_UP`, with the
-            transactions that were waited for.
-        :raises Stopped: if stopping was asked for.
+        :param temporary: the server drops the slot when `session` is closed.
+        :param failover: as for `server.create_slot`.
+        :raises TailraceError: as `server.create_slot`; `SLOT_CREATION_HELD_UP`, which names the open
+            transactions.
+        :raises Stopped: if the task was asked to stop.
         """
         horizon = Horizon(running(self._side))
         self._behind(server.wal_end(self._side) or 0)
@@ -152,7 +152,7 @@ class SlotCreation:
             self._error = error
 
     def _cancel(self) -> None:
-        # The server waits for a lock and would not notice that nobody listens any more.
+        # The server waits for a lock and would not notice a closed connection.
         try:
             self._side.run(
                 f"SELECT pg_cancel_backend({self._session.backend_pid})", "give up creating the slot"
@@ -170,9 +170,9 @@ class SlotCreation:
 
 
 def create_own_slot(session: Session, source: PostgresSource, stopping: threading.Event) -> ExportedSnapshot:
-    """Create the slot that `source` captures from; a temporary one where only the snapshot is wanted.
+    """Create the slot of `source`; with `snapshot: only`, a temporary one.
 
-    :param session: for replication.
+    :param session: a replication session.
     :raises TailraceError: as `SlotCreation.create`; `SNAPSHOT_DELAYED`.
     """
     temporary = source.snapshot == "only"
@@ -184,7 +184,7 @@ def create_own_slot(session: Session, source: PostgresSource, stopping: threadin
             failover=source.slot_failover,
             deadline_s=server.SLOT_CREATION_DEADLINE_S,
         )
-        if not temporary:  # else nothing is decoded
+        if not temporary:  # from a temporary slot nothing is decoded
             try:
                 _require_steady(side, source.publication, exported, before)
             except TailraceError:
@@ -194,13 +194,13 @@ def create_own_slot(session: Session, source: PostgresSource, stopping: threadin
 
 
 def _require_steady(session: Session, publication: str, exported: ExportedSnapshot, before: str) -> None:
-    """Make sure that nothing which a change is decoded by was altered while the slot was made.
+    """Check that the publication and its tables were not altered while the slot was created.
 
-    PostgreSQL decodes as if a transaction that altered the catalogue, and ended while the slot waited for
-    others, had never been (seen on 15 to 18): changes of a table that it published, or values of a column
-    that it added, would be missing from the stream without a word, although the exported snapshot has them.
+    When PostgreSQL decodes, it ignores a transaction that altered the catalogue and ended while the slot
+    waited for others (seen on 15 to 18): changes of a table that it published, or values of a column that it
+    added, would silently be missing from the stream, although the exported snapshot has them.
 
-    :param before: `published.terms_digest` before the slot's creation was asked for.
+    :param before: `published_tables.terms_digest` before the slot's creation was requested.
     :raises TailraceError: `SNAPSHOT_DELAYED`.
     """
     enter(session, exported)
@@ -210,44 +210,44 @@ def _require_steady(session: Session, publication: str, exported: ExportedSnapsh
         raise TailraceError(
             Kind.SNAPSHOT_DELAYED,
             f"create the replication slot: the publication {publication!r} or a table of it was altered "
-            "meanwhile, and PostgreSQL would decode as if it had not been",
+            "meanwhile, which PostgreSQL would ignore when it decodes",
             "it is tried again automatically",
         )
 
 
 def temporary_name(slot: str) -> str:
-    """Return a name for a temporary slot beside `slot`; one that was left behind has another."""
+    """Return a new, unique name for a temporary slot in addition to `slot`."""
     return f"{temporary_prefix(slot)}{secrets.token_hex(6)}"
 
 
 def temporary_prefix(slot: str) -> str:
-    """Return how the names of the temporary slots beside `slot` begin."""
+    """Return the prefix of the names of temporary slots in addition to `slot`."""
     return f"{slot[:48]}_"
 
 
 def running(session: Session) -> frozenset[int]:
-    """Return the transactions that run now and have an id; of the primary's, on a standby, the oldest."""
+    """Return the running transactions that have an xid; on a standby, the primary's oldest one."""
     return frozenset(row.number("xid") for row in session.run(_RUNNING, "ask what is running"))
 
 
 def lasting_transactions(session: Session) -> list[OpenTransaction]:
-    """Return the oldest transactions that are open, without those that are just passing by."""
+    """Return the oldest open transactions, without those younger than `PASSING_S`."""
     return [found for found in open_transactions(session) if found.age_s is None or found.age_s > PASSING_S]
 
 
 def described(found: Sequence[OpenTransaction]) -> str:
-    """Return the transactions in words."""
+    """Return a description of the transactions."""
     return ", ".join(each.words for each in found)
 
 
 def held_up(found: Sequence[OpenTransaction], waited_s: float) -> TailraceError:
-    """Return the error for a slot that older transactions held up too long."""
+    """Return the error for a slot whose creation older transactions delayed for too long."""
     pids = [each.pid for each in found if each.pid is not None]
     way_out = f"SELECT pg_terminate_backend({pids[0]}), or wait" if pids else "wait"
     return TailraceError(
         Kind.SLOT_CREATION_HELD_UP,
         f"create a replication slot: it waited {waited_s:.0f} s for older transactions to end: "
-        + (described(found) or "which ones can't be seen here"),
+        + (described(found) or "they are not visible to this role"),
         f"end them ({way_out}); it is tried again",
         {"transactions": len(found)},
     )

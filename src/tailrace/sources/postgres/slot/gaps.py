@@ -1,4 +1,4 @@
-"""Gaps in what is captured: tables that were unlogged, or not in the publication, for a while."""
+"""Gaps of tables that were temporarily unlogged or not in the publication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GAPS = f"tasks/{TASK}/gaps.state"
 
 
 class CaptureGaps:
-    """The gaps of one log. One thread; the file is written when something changes.
+    """The gaps of one log. Used by one thread; their file is written when they change.
 
     :raises TailraceError: `LOG_CORRUPT` if the file can't be read.
     """
@@ -23,7 +23,7 @@ class CaptureGaps:
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
         content = directory.state_read(_GAPS) or {}
-        # By table: when it was last seen not to be captured, in µs since 1970.
+        # By table: when it was last found not to be captured, in µs since 1970.
         self._seen: dict[Name, int] = {
             (schema, name): int(seen_us) for schema, name, seen_us in content.get("tables", ())
         }
@@ -31,7 +31,7 @@ class CaptureGaps:
     def look(
         self, not_captured: Iterable[Name], published: Iterable[Name], plans: SnapshotPlans
     ) -> list[SourceWarning]:
-        """Take in which tables are not captured now; return those that are again, and miss something.
+        """Note which tables are not captured now; return warnings for those captured again, with a gap.
 
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
@@ -48,7 +48,7 @@ class CaptureGaps:
 
 
 def _read_since(plans: SnapshotPlans) -> dict[Name, int]:
-    """Return when the last snapshot was asked for that read a table as a whole, by table."""
+    """Return, by table, when the last finished snapshot that read all of its rows was requested."""
     read: dict[Name, int] = {}
     for snapshot in plans.finished:
         if snapshot.outcome is SnapshotOutcome.DONE and snapshot.replaces:

@@ -1,10 +1,10 @@
-"""The state of a slot as the server shows it, and the warnings that follow from it.
+"""The state of a slot as the server reports it, and the warnings that follow from it.
 
-`look` returns it, `concerns` weighs it. Three positions matter.
-`restart_lsn` is the oldest WAL that the server keeps for the slot: it moves only when the
-server writes a running-transactions record, hence every 15 seconds or so while there is work,
-and never past the begin of the oldest transaction that is still open. `confirmed_flush_lsn` is
-what was acknowledged. The server's end is where WAL is written now.
+`look` queries the state, `concerns` returns the warnings. Three positions matter.
+`restart_lsn` is the oldest WAL that the server keeps for the slot: it advances only when the
+server writes a running-transactions record, about every 15 seconds while there are writes,
+and never past the start of the oldest open transaction. `confirmed_flush_lsn` is the
+acknowledged position. `server_lsn` is the end of the server's WAL.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tailrace.sources.postgres.slot.invalidation import explained, invalidation,
 from tailrace.sources.postgres.slot.open_transactions import OpenTransaction, open_transactions
 from tailrace.sources.progress import SourceHealth, SourceWarning
 
-#: A slot is near its limit when less than this share of `max_slot_wal_keep_size` is left.
+#: A slot is near its limit when less than this share of `max_slot_wal_keep_size` remains.
 SAFE_WAL_SHARE_WARNED = 0.3
 
-#: A transaction that keeps WAL for so long is worth a warning.
+#: Age, in seconds, from which a transaction that retains WAL causes a warning.
 TRANSACTION_AGE_WARNED_S = 300.0
 
-#: Less WAL than this between the slot's two positions is the ordinary course of things: one
-#: segment, and what is written until the next running-transactions record.
+#: Less WAL than this, in bytes, between the slot's two positions is normal: one segment, and
+#: what is written until the next running-transactions record.
 HELD_BYTES_MIN = 16 * 1024 * 1024
 
 _SLOT = """
@@ -49,7 +49,7 @@ SELECT trim(BOTH FROM w.name) AS name
 
 @dataclass(frozen=True, slots=True)
 class SlotHealth:
-    """The slot at one moment. LSNs and sizes are None where the server has NULL."""
+    """The state of a slot. LSNs and sizes are None if the server has NULL."""
 
     wal_status: str  # reserved, extended, unreserved, lost
     invalidation: str
@@ -61,7 +61,7 @@ class SlotHealth:
     keep_size_max: int | None  # max_slot_wal_keep_size in bytes; None: no limit
     standby: bool = False
     failover: bool = False
-    waited_standbys: tuple[str, ...] = ()  # slots of standbys that a failover slot waits for in vain
+    waited_standbys: tuple[str, ...] = ()  # missing or unused slots of standbys that a failover slot awaits
     holders: tuple[OpenTransaction, ...] = ()  # oldest first
 
     @property
@@ -71,22 +71,22 @@ class SlotHealth:
 
     @property
     def retained_bytes(self) -> int | None:
-        """WAL that is kept for the slot, in bytes."""
+        """WAL that the server keeps for the slot, in bytes."""
         return None if self.restart_lsn is None else max(0, self.server_lsn - self.restart_lsn)
 
     @property
     def unconfirmed_bytes(self) -> int | None:
-        """WAL that was not acknowledged yet, in bytes."""
+        """WAL that is not acknowledged yet, in bytes."""
         flushed = self.confirmed_flush_lsn
         return None if flushed is None else max(0, self.server_lsn - flushed)
 
     @property
     def held_bytes(self) -> int:
-        """WAL that was acknowledged and is still kept, in bytes."""
+        """WAL that is acknowledged but still kept, in bytes."""
         return max(0, (self.retained_bytes or 0) - (self.unconfirmed_bytes or 0))
 
     def shown(self) -> SourceHealth:
-        """Return the slot as the terminal and `status --json` show it."""
+        """Return the state as the terminal and `status --json` show it."""
         details = {
             "wal_status": self.wal_status,
             "invalidation_reason": self.invalidation or None,
@@ -102,9 +102,9 @@ class SlotHealth:
 
 
 def look(session: Session, slot: str) -> SlotHealth | None:
-    """Return the slot as it is now, None if there is none.
+    """Return the present state of the slot; None if it does not exist.
 
-    :raises TailraceError: if the server can't be asked.
+    :raises TailraceError: if the server can't be queried.
     """
     rows = session.run(_SLOT.format(slot=quote_literal(slot)), "look at the replication slot")
     if not rows:
@@ -131,19 +131,19 @@ def look(session: Session, slot: str) -> SlotHealth | None:
 
 
 def waited_standbys(session: Session) -> tuple[str, ...]:
-    """Return the slots of standbys that failover slots wait for and that nobody uses; from 17 on."""
+    """Return the missing or unused slots of standbys for which failover slots wait; since version 17."""
     if session.server_version < 170000:
         return ()
     return tuple(row.text("name") for row in session.run(_WAITED, "look at synchronized_standby_slots"))
 
 
 def concerns(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[SourceWarning]:
-    """Return what is wrong or about to go wrong, the worst first."""
+    """Return warnings about the slot's present and imminent problems, the worst first."""
     if health.invalidation:
         return [
             SourceWarning(
                 "slot_invalidated",
-                f"the server has given the slot {slot!r} up ({explained(health.invalidation)})",
+                f"the server has invalidated the slot {slot!r} ({explained(health.invalidation)})",
                 prevention(health.invalidation),
             )
         ]
@@ -186,7 +186,7 @@ def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) ->
             SourceWarning(
                 "slot_unreserved",
                 f"the slot {slot!r} holds {mib(retained)} of WAL, more than max_slot_wal_keep_size: the next "
-                "checkpoint may remove what it needs, and then a new snapshot is the only way on",
+                "checkpoint may remove WAL that it needs, which only a new snapshot could replace",
                 raise_it,
             )
         ]
@@ -195,22 +195,22 @@ def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) ->
         return [
             SourceWarning(
                 "slot_near_limit",
-                f"the slot {slot!r} holds {mib(retained)} of WAL: {mib(max(0, safe))} more, and the server "
-                "gives it up (max_slot_wal_keep_size)",
+                f"the slot {slot!r} holds {mib(retained)} of WAL: with {mib(max(0, safe))} more, the server "
+                "invalidates it (max_slot_wal_keep_size)",
                 raise_it,
             )
         ]
     if retained > limits.retained_bytes_warned:
         why = (
-            "it was not acknowledged yet: the pipeline is behind or does not run"
+            "it is not acknowledged yet: the pipeline is behind or does not run"
             if (health.unconfirmed_bytes or 0) > retained // 2
-            else "it was acknowledged; an open transaction keeps the server from removing it"
+            else "it is acknowledged, but an open transaction prevents its removal"
         )
         return [
             SourceWarning(
                 "slot_retains",
                 f"the server keeps {mib(retained)} of WAL for the slot {slot!r}; {why}",
-                "make room on the server's disk, or let the pipeline catch up",
+                "free space on the server's disk, or let the pipeline catch up",
             )
         ]
     return []
@@ -220,8 +220,8 @@ def _held(holders: Sequence[OpenTransaction], health: SlotHealth) -> list[Source
     return [
         SourceWarning(
             f"wal_held:{holder.pid or holder.gid}",
-            f"{holder.words} keeps {mib(health.held_bytes)} of WAL that was acknowledged from being removed",
-            f"end the transaction; if nobody can: {holder.repair}",
+            f"{holder.words} prevents the removal of {mib(health.held_bytes)} of WAL that was acknowledged",
+            f"end the transaction; if its client can't: {holder.repair}",
         )
         for holder in holders
         if holder.age_s is None or holder.age_s >= TRANSACTION_AGE_WARNED_S
@@ -234,7 +234,7 @@ def _waiting(health: SlotHealth) -> list[SourceWarning]:
             f"standby_waited:{name}",
             f"the server sends no change before the standby with slot {name!r} has it, and that slot is "
             "missing or unused (synchronized_standby_slots)",
-            "bring the standby back, or take its slot out of synchronized_standby_slots: ALTER SYSTEM SET "
+            "start the standby again, or remove its slot from synchronized_standby_slots: ALTER SYSTEM SET "
             "synchronized_standby_slots = ''; SELECT pg_reload_conf();",
         )
         for name in health.waited_standbys
@@ -242,7 +242,7 @@ def _waiting(health: SlotHealth) -> list[SourceWarning]:
 
 
 def mib(size: int) -> str:
-    """Return a size in the words of a warning."""
+    """Return a size for messages, in MiB or GiB."""
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"
 
 

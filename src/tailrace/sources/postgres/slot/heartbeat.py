@@ -1,9 +1,9 @@
-"""The heartbeat's own writes: a logical message, or a query of the user's.
+"""The heartbeat's writes: a logical message, or the user's query.
 
-Nothing needs them for WAL to be freed: keepalives are acknowledged without any write (see
-`stream`). A message is for those who want to see something come through, a query for those who
-capture through something that swallows keepalives. What a query writes is never captured: it runs
-in a transaction that is undone where it has written to a table of the publication.
+They are not needed to let the server remove WAL: keepalives are acknowledged without any write (see
+`stream`). A message makes the path visible to consumers; a query helps if something between server
+and capture drops keepalives. What a query writes is never captured: its transaction is rolled back
+if it has written to a table of the publication.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.publication import READ_ONLY
 from tailrace.sources.progress import SourceWarning
 
-#: Prefix of the messages, by which a consumer knows them.
+#: Prefix of the messages, by which a consumer recognises them.
 PREFIX = "tailrace.heartbeat"
 
 _MESSAGE = (
@@ -25,8 +25,8 @@ _MESSAGE = (
     "ELSE pg_logical_emit_message({transactional}, '" + PREFIX + "', '') END AS lsn"
 )
 
-# What this transaction has written to is locked until its end, also by functions and triggers. A
-# partition may be published under the name of a table above it.
+# Relations to which this transaction has written, also through functions and triggers, are locked until
+# its end. A partition may be published through one of its ancestors.
 _PUBLISHED = """
 WITH published AS MATERIALIZED (SELECT relid FROM pg_get_publication_tables({name})),
      written AS (
@@ -44,9 +44,9 @@ SELECT n.nspname AS schema, c.relname AS table
 
 
 class Heartbeat:
-    """Runs what the configuration says, once a call, on the watch's thread.
+    """Writes one heartbeat per call, as configured, on the slot watch's thread.
 
-    :param publication: what a query writes must not be in it.
+    :param publication: must not contain the tables to which a query writes.
     """
 
     def __init__(self, config: HeartbeatConfig, publication: str) -> None:
@@ -56,7 +56,7 @@ class Heartbeat:
         self._message = _MESSAGE.format(transactional=str(config.action == "transaction").lower())
 
     def beat(self, session: Session) -> SourceWarning | None:
-        """Write once; return what is wrong with it, None if it did its work.
+        """Write once; return a warning if it had no effect or failed, else None.
 
         :raises TailraceError: if the connection was lost.
         """
@@ -75,7 +75,7 @@ class Heartbeat:
                 "heartbeat_failed",
                 error.message,
                 "correct source.heartbeat, or grant the role what the query needs; until then keepalives "
-                "are acknowledged as ever",
+                "are still acknowledged",
             )
 
     def _run_query(self, session: Session, query: str) -> SourceWarning | None:
@@ -86,14 +86,14 @@ class Heartbeat:
             captured = session.run(self._published, "look at what the heartbeat wrote")
             keep = not captured
         finally:
-            # On a connection that was lost this fails, as what came before it did.
+            # Fails on a lost connection, like the command before it.
             session.run("COMMIT" if keep else "ROLLBACK", "end the heartbeat")
         if captured:
             return _captured(captured, self._publication)
         if rows == 0:
             return SourceWarning(
                 "heartbeat_without_effect",
-                "the heartbeat's query changed no row, so that it writes nothing",
+                "the heartbeat's query changed no row, so it writes nothing",
                 "insert the row that it updates, or make it an INSERT … ON CONFLICT DO UPDATE",
             )
         return None
@@ -104,15 +104,15 @@ def _captured(tables: Sequence[Row], publication: str) -> SourceWarning:
     quoted = ", ".join(quote_table(*row.name) for row in tables)
     return SourceWarning(
         "heartbeat_captured",
-        f"the heartbeat's query writes to {names}, which is captured: it was undone",
+        f"the heartbeat's query writes to {names}, which is captured: it was rolled back",
         f"set source.tables_exclude: [{names}], and ALTER PUBLICATION {quote_identifier(publication)} "
-        f"DROP TABLE {quoted}; or take source.heartbeat.action: message; until then "
-        "keepalives are acknowledged as ever",
+        f"DROP TABLE {quoted}; or use source.heartbeat.action: message; until then "
+        "keepalives are still acknowledged",
     )
 
 
 _ON_STANDBY = SourceWarning(
     "heartbeat_on_standby",
     "the heartbeat can't write: the server is read only. Keepalives are acknowledged instead",
-    "take action or query out of source.heartbeat, or connect to the primary",
+    "remove action or query from source.heartbeat, or connect to the primary",
 )

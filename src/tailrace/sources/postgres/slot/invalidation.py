@@ -1,14 +1,14 @@
-"""Why a server invalidated a slot, and how to prevent it.
+"""Reasons for which a server invalidates a slot, and how to prevent them.
 
-The words are those of `invalidation_reason`, which PostgreSQL has since 17; what older versions
-tell in other ways is brought to the same words. Source: PostgreSQL manual, `pg_replication_slots`.
+Reasons are values of `invalidation_reason`, which PostgreSQL has since version 17; other columns of
+older versions are mapped to them. Source: PostgreSQL manual, `pg_replication_slots`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: Reason to (what happened, what prevents it). The SQL is for the server that the reason names.
+#: Reason to (explanation, SQL that prevents it). The SQL is for the server that the explanation names.
 REASONS: dict[str, tuple[str, str]] = {
     "wal_removed": (
         "WAL that it needs was removed, because it held more than max_slot_wal_keep_size",
@@ -29,7 +29,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "ALTER SYSTEM SET wal_level = logical; -- on the primary, then restart it",
     ),
     "idle_timeout": (
-        "nobody used it for longer than idle_replication_slot_timeout",
+        "it was unused for longer than idle_replication_slot_timeout",
         (
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf(); -- or a time that "
             "is longer than the pipeline is ever down"
@@ -46,11 +46,11 @@ REASONS: dict[str, tuple[str, str]] = {
 
 
 def invalidation(row: Mapping[str, str | None]) -> str:
-    """Return the reason why the slot can't be used, empty if it can.
+    """Return the reason why the slot is invalid; empty if it is valid.
 
-    :param row: of `pg_replication_slots`, and `standby`, whether the server is one.
-        `invalidation_reason` came with 17, `conflicting` with 16, where it is true after every
-        invalidation; on a primary there is but one. Before that only a lack of WAL was known.
+    :param row: of `pg_replication_slots`, with `standby`, whether the server is one.
+        `invalidation_reason` exists since 17. `conflicting`, since 16, is true after every
+        invalidation; on a primary the only reason then is removed WAL, as before 16.
     """
     if reason := row.get("invalidation_reason"):
         return reason
@@ -60,11 +60,11 @@ def invalidation(row: Mapping[str, str | None]) -> str:
 
 
 def explained(reason: str) -> str:
-    """Return what `reason` means, with the server's own word."""
+    """Return the reason with its explanation, if it is known."""
     said = REASONS.get(reason, ("", ""))[0]
     return f"{reason}: {said}" if said else reason
 
 
 def prevention(reason: str) -> str:
-    """Return the SQL that keeps it from happening again; empty for a reason that is not known."""
+    """Return the SQL that prevents it in future; empty for an unknown reason."""
     return REASONS.get(reason, ("", ""))[1]

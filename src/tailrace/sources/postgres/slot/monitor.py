@@ -1,9 +1,9 @@
-"""Watches the slot and the publication periodically, on a thread and a connection of its own.
+"""Checks the slot and the publication periodically, on a separate thread and connection.
 
-Capture neither waits for it nor ends by it: what can't be asked is asked again later. Each look
-is a few small queries; after one that took long the next waits in proportion, up to five minutes, so
-that the watch takes about a fiftieth of one connection's time at most. The heartbeat's writes go the
-same way.
+Capture neither waits for it nor fails with it: failed queries are repeated later. Each check is a
+few small queries; the pause after a slow one is proportionally longer, up to five minutes, so the
+watch uses at most about a fiftieth of one connection's time. The heartbeat writes over the same
+connection.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from tailrace.sources.progress import SourceHealth, SourceWarning
 
 log = structlog.get_logger(__name__)
 
-#: The first look, and looks while a slot is being created: soon enough to say what it waits for.
+#: Seconds until the first check, and between checks while a slot is created, to show what it waits for.
 SOON_S = 3.0
-#: A look is followed by a pause of at least so many times as long as it took.
+#: The pause after a check is at least this many times as long as the check took.
 PAUSE_SHARE = 50
 PAUSE_S_MAX = 300.0
-#: It waits no longer for a lock, which only the heartbeat's own query could need.
+#: Timeout for locks, in seconds; only the heartbeat's query may need one.
 LOCK_WAIT_S = 1.0
-#: What was said once is said again after so long, if it still holds.
+#: Interval, in seconds, at which a warning is repeated while it holds; the shorter one while creating a slot.
 REPEAT_S = 600.0
 REPEAT_SOON_S = 30.0
 AGAIN_S_MAX = 60.0
-#: Tables that came later are looked for so often: all names of the database are read for that.
+#: Interval, in seconds, of the search for new tables, which reads all table names of the database.
 NEW_TABLES_S = 60.0
 CLOSE_WAIT_S = 1.0
 
@@ -60,8 +60,8 @@ SELECT n.nspname AS schema, c.relname AS table
 class SlotWatch:
     """Watches one slot and its publication from `start` to `close`.
 
-    :param name: of the pipeline, for messages.
-    :param task_log: returns the log that is captured into; None: it is not open yet.
+    :param name: the pipeline's name, for messages.
+    :param task_log: returns the log into which changes are captured; None: it is not open yet.
     """
 
     def __init__(self, source: PostgresSource, name: str, task_log: Callable[[], TaskLog | None]) -> None:
@@ -79,18 +79,18 @@ class SlotWatch:
         self._beat_concern: SourceWarning | None = None
         self._publication_warnings: list[SourceWarning] = []
         self._publication_looked_s = float("-inf")
-        #: The slot when it was last looked at. Replaced whole; read from any thread.
+        #: The slot as of the last check. Replaced as a whole; read from any thread.
         self.health: SourceHealth | None = None
         self._creating = False
         self.concerns: tuple[SourceWarning, ...] = ()
 
     def start(self) -> None:
-        """Begin to watch, if there is anything to do."""
+        """Start the thread, if the slot is to be watched or a heartbeat written."""
         if self._interval_s or self._heartbeat is not None:
             self._thread.start()
 
     def close(self) -> None:
-        """End the watch; a connection that is just being made ends by itself."""
+        """End the watch; a connection that is being opened ends by itself."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_WAIT_S)
@@ -121,7 +121,7 @@ class SlotWatch:
         return min(SOON_S, self._interval_s) if creating else self._interval_s
 
     def _turn(self, *, look: bool, beat: bool) -> bool:
-        """Do what is due; return whether it could be done."""
+        """Write the heartbeat and check the slot, as far as due; return False if that failed."""
         try:
             if self._session is None:
                 self._session = Session.connect(self._source, self._ending, lock_wait_s=LOCK_WAIT_S)
@@ -132,8 +132,8 @@ class SlotWatch:
         except TailraceError as error:
             self._disconnect()
             self._backoff = self._backoff.failed()
-            if self._backoff.attempts == 2:  # a server that restarts is not worth a word here
-                log.warning("the slot can't be watched just now", pipeline=self._name, message=error.message)
+            if self._backoff.attempts == 2:  # a server that merely restarts is not reported
+                log.warning("the slot can't be watched now", pipeline=self._name, message=error.message)
             return False
         self._backoff = self._backoff.after_success()
         return True
@@ -154,7 +154,7 @@ class SlotWatch:
         self._say(found, REPEAT_SOON_S if self._creating else REPEAT_S)
 
     def _aged(self, seen: tuple[OpenTransaction, ...]) -> tuple[OpenTransaction, ...]:
-        """Return `seen`, with the time since they were first seen where the server hides their age."""
+        """Return `seen`; if the server hides a transaction's age, with the time since it was first seen."""
         now = time.monotonic()
         self._first_seen = {holder.identity: self._first_seen.get(holder.identity, now) for holder in seen}
         return tuple(
@@ -172,7 +172,7 @@ class SlotWatch:
             found += task_log.gaps.look([*names, *unlogged], published, task_log.snapshots.plans)
         for schema, name in names:
             if not self._source.captures(schema, name):
-                continue  # it was taken out on purpose, or is a partition that was detached
+                continue  # it was removed deliberately, or is a partition that was detached
             if (schema, name) in unlogged:
                 found.append(_unlogged(schema, name))
                 continue
@@ -180,10 +180,10 @@ class SlotWatch:
             found.append(
                 SourceWarning(
                     f"table_left_out:{schema}.{name}",
-                    f"the table {table} was taken out of the publication {publication!r}: its changes since "
+                    f"the table {table} was removed from the publication {publication!r}: its changes since "
                     "then are not captured",
-                    f"ALTER PUBLICATION {quote_identifier(publication)} ADD TABLE {table}; -- then, for what "
-                    f"was changed between: {snapshot_command(schema, name)}",
+                    f"ALTER PUBLICATION {quote_identifier(publication)} ADD TABLE {table}; -- then, for the "
+                    f"changes in between: {snapshot_command(schema, name)}",
                 )
             )
         return found
@@ -220,7 +220,7 @@ def _unlogged(schema: str, name: str) -> SourceWarning:
     return SourceWarning(
         f"table_unlogged:{schema}.{name}",
         f"the table {table} is unlogged: PostgreSQL does not replicate it, and its changes are not captured",
-        f"ALTER TABLE {table} SET LOGGED; -- then, for what was changed meanwhile: "
+        f"ALTER TABLE {table} SET LOGGED; -- then, for the changes made meanwhile: "
         f"{snapshot_command(schema, name)}",
     )
 

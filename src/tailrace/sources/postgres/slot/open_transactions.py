@@ -1,4 +1,4 @@
-"""Transactions that are open: a new slot waits for their end, and they keep WAL from being removed."""
+"""Queries open transactions: a new slot waits for their end, and the server keeps WAL for them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tailrace.sources.postgres.connection.quoting import quote_literal
 from tailrace.sources.postgres.connection.session import Session
 
-# A transaction holds a lock on its own number, which every role may see: what pg_stat_activity
-# tells of it, only members of pg_read_all_stats. Prepared transactions have no process.
+# A transaction holds a lock on its own xid, which every role can see; its details in pg_stat_activity
+# are visible only to members of pg_read_all_stats. Prepared transactions have no process.
 _OPEN = """
 SELECT * FROM (
   SELECT l.pid AS pid, '' AS gid, a.usename AS user, a.datname AS database,
@@ -30,10 +30,10 @@ SELECT * FROM (
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that is still open: it keeps WAL, and a new slot waits for its end.
+    """An open transaction.
 
-    `gid` is that of a prepared transaction, which has no process. What the server hides from a
-    role without `pg_read_all_stats` is empty, and `age_s` None.
+    `gid` is set for a prepared transaction, which has no process. What the server hides from a
+    role without `pg_read_all_stats` is empty, and `age_s` is None.
     """
 
     pid: int | None
@@ -47,12 +47,12 @@ class OpenTransaction:
 
     @property
     def identity(self) -> str:
-        """Return a name that no other transaction has, also none of the same process."""
+        """A unique name, also among the transactions of one process."""
         return f"{self.pid}/{self.xid}"
 
     @property
     def words(self) -> str:
-        """Return who it is. Names come from others and are shown as Python writes them."""
+        """A description for messages. Names come from clients, so they are shown with `repr`."""
         who = f"prepared transaction {self.gid!r}" if self.pid is None else f"process {self.pid}"
         details = [
             f"{name} {value!r}"
@@ -71,14 +71,14 @@ class OpenTransaction:
 
     @property
     def repair(self) -> str:
-        """Return the SQL that ends it."""
+        """The SQL that ends it."""
         if self.pid is not None:
             return f"SELECT pg_terminate_backend({self.pid});"
         return f"ROLLBACK PREPARED {quote_literal(self.gid)};"
 
 
 def open_transactions(session: Session) -> tuple[OpenTransaction, ...]:
-    """Return the oldest transactions that are open in the whole cluster, prepared ones too."""
+    """Return the oldest open transactions of the whole cluster, including prepared ones."""
     return tuple(
         OpenTransaction(
             pid=row.optional_number("pid"),

@@ -1,6 +1,6 @@
-"""What leads on after changes were lost: a new log with a new snapshot.
+"""Commands that begin a new log with a new snapshot, for errors after which a log can't continue.
 
-Nothing is ever wiped: what the old log and the targets hold is moved aside, so that it stays readable.
+Nothing is deleted: the old log and the targets are renamed, so that they stay readable.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
 from tailrace.sources.postgres.connection.quoting import quote_literal
 from tailrace.sources.postgres.streaming.reconcile import RENEWABLE
 
-#: What the next start does under `snapshot: when_needed`.
+#: Describes what the next start does under `snapshot: when_needed`.
 RENEWAL = "snapshot: when_needed makes a new slot where the old one is lost, and reads all tables again"
 
-#: Kinds after which a new log is one way to go on, beside what their hints name first.
+#: Kinds after which a new log is a second way to continue, in addition to their own hints.
 _NEW_LOG_HELPS = frozenset({Kind.SOURCE_TIMELINE_CHANGED, Kind.SOURCE_BEHIND_LOG, Kind.LOG_CORRUPT})
 
-#: What is put behind the name of a directory that is moved aside.
+#: Suffix of the new name of a directory.
 ASIDE = ".before"
 
 
 def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
-    """Return what to run, in order.
+    """Return the commands that begin a new log, numbered, in order.
 
     :param drop_slot: whether the slot may still exist.
     """
@@ -35,7 +35,7 @@ def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
         slot = postgres_source(config.source).slot
         steps.insert(
             0,
-            # Of a slot that is not there, nothing: it may have been lost with the server.
+            # Selects nothing if the slot does not exist: it may have been lost with the server.
             f"in the database: SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE "  # noqa: S608
             f"slot_name = {quote_literal(slot)};",
         )
@@ -50,7 +50,7 @@ def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
 
 
 def with_way_out(error: TailraceError, config: PipelineConfig) -> TailraceError:
-    """Return `error` with the commands that begin a new log, if only that leads on, or that too."""
+    """Return `error`, with the commands that begin a new log if these help."""
     if error.kind not in NEEDS_SNAPSHOT | _NEW_LOG_HELPS:
         return error
     if postgres_source(config.source).snapshot == "when_needed" and error.kind in RENEWABLE:

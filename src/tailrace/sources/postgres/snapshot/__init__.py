@@ -1,1 +1,1 @@
-"""Snapshots: rows that existed before, beside the stream, in the same log."""
+"""Snapshots: reading existing rows into the log, before or while changes are streamed."""

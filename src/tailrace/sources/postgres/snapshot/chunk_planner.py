@@ -22,13 +22,13 @@ from tailrace.sources.postgres.snapshot.chunks import (
     sample_query,
 )
 
-#: Size on the server's disk that a chunk is planned to have at most.
+#: Planned maximum size of a chunk on the server's disk, in bytes.
 CHUNK_BYTES_MAX = 16 << 20
 
-#: Sampling reads some thousand pages and sorts what it found.
+#: Timeout of a sampling query, in seconds: it reads some thousand pages and sorts their rows.
 SAMPLE_DEADLINE_S = 600.0
 
-#: Ranges of pages are read as such since version 14; before, each would read the whole table.
+#: First server version that scans a range of pages; older ones would read the whole table for each.
 PAGE_RANGES_SINCE = 140000
 
 _RELATIONS = f"""
@@ -41,7 +41,7 @@ SELECT t.root AS root, c.oid AS oid, n.nspname AS schema, c.relname AS name, c.r
  ORDER BY 3, 4
 """  # noqa: S608 - a constant
 
-# Who reads a table, or asks for its size, waits for these; also for one on an index of it.
+# Queries that read a table, or its size, wait for these locks; also for one on an index of the table.
 _LOCKED = """
 SELECT DISTINCT coalesce(i.indrelid, l.relation) AS oid
   FROM pg_locks l LEFT JOIN pg_index i ON i.indexrelid = l.relation
@@ -49,8 +49,8 @@ SELECT DISTINCT coalesce(i.indrelid, l.relation) AS oid
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
-# ORDER BY takes a type's own operators wherever they are, a comparison those of pg_catalog alone: chunks of
-# keys that are sorted by others (ltree, citext) would overlap, or can't be read.
+# ORDER BY uses a type's own operators of any schema, a comparison only those of pg_catalog: chunks of keys
+# that are sorted with others (ltree, citext) would overlap, or could not be read.
 _SORTED_BY_OTHERS = """
 SELECT 1 AS found
   FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod
@@ -64,7 +64,7 @@ SELECT 1 AS found
 
 _OLDEST_RUNNING = "SELECT txid_snapshot_xmin(txid_current_snapshot()) % 4294967296 AS xid"
 
-#: Rows that a page of a table without statistics is taken to hold.
+#: Assumed rows per page of a table without statistics.
 _ROWS_A_PAGE = 60
 
 
@@ -74,19 +74,19 @@ class TablePlan:
 
     relations: tuple[ChunkedRelation, ...]
     rows_estimated: int
-    size_bytes: int  # on the server's disk, with what is stored apart
-    since_xid: int  # what later snapshots see changed was written by this transaction or later ones
+    size_bytes: int  # on the server's disk, TOAST included
+    since_xid: int  # changes that later snapshots see were written by this transaction or later ones
 
     @property
     def chunks(self) -> int:
-        """Into how many chunks the table is cut."""
+        """The table's number of chunks."""
         return sum(relation.chunks for relation in self.relations)
 
 
 def plan_table(session: Session, table: PublishedTable, source: PostgresSource) -> TablePlan:
     """Plan the chunks of a table as it is now.
 
-    :raises TailraceError: what the server refused with.
+    :raises TailraceError: the server's error.
     """
     return _plans(session, [table], source)[table.oid]
 
@@ -99,11 +99,11 @@ def plan_tables(
     *,
     skip_locked: bool = True,
 ) -> dict[int, TablePlan]:
-    """Plan the chunks of tables as they are now, by oid; without those that are gone or, if these are to
-    be skipped, that somebody has locked.
+    """Plan the chunks of tables as they are now, by oid. Dropped tables are left out, with `skip_locked`
+    also those that another session has locked.
 
-    :param recover: called after the server refused a command, before the next one.
-    :raises TailraceError: what the server refused with.
+    :param recover: called after the server reported an error, before the next command.
+    :raises TailraceError: the server's error.
     """
     locked = locked_relations(session) if skip_locked else frozenset()
     left = [table for table in tables if table.oid not in locked]
@@ -123,7 +123,7 @@ def plan_tables(
 
 
 def locked_relations(session: Session) -> frozenset[int]:
-    """Return the oids of the relations that somebody has locked against reading, or is about to."""
+    """Return the oids of the relations that a session has locked against reading, or waits to lock."""
     return frozenset(row.number("oid") for row in session.run(_LOCKED, "look for locks"))
 
 
@@ -146,12 +146,12 @@ def _plan(
     if not rows:
         raise TailraceError(
             Kind.SOURCE_QUERY_FAILED,
-            f"measure {table.qualified_name}: it is not there any more",
+            f"measure {table.qualified_name}: it no longer exists",
             "it was dropped meanwhile: start again",
             context={"sqlstate": UNDEFINED_TABLE},
         )
     relations = tuple(_relation(session, table, row, source) for row in rows)
-    # An empty table has a page of an index beside it, which many of them would add up to a large snapshot.
+    # An empty table has a page of an index; the pages of many such tables would add up to a large snapshot.
     size = sum(row.number("size") for row in rows if row.number("main"))
     return TablePlan(relations, sum(_rows(row) for row in rows), size, since)
 
@@ -167,7 +167,7 @@ def leaves(session: Session, table: PublishedTable) -> frozenset[int]:
 
 
 def facts_digest(table: PublishedTable) -> str:
-    """Return a digest of all that a table's chunks rest on: equal while they can be put together."""
+    """Return a digest of the facts that a table's chunks depend on: if it changes, they can't be combined."""
     read = [c for c in table.columns if not c.left_out]
     columns = [(c.name, c.type_oid, c.type_modifier, c.declared, c.required) for c in read]
     key = [column.name for column in table.key]
@@ -209,7 +209,7 @@ def _relation(session: Session, table: PublishedTable, row: Row, source: Postgre
 
 
 def _rows(row: Row) -> int:
-    """Return how many rows a relation has by the server's statistics and its size now."""
+    """Return a relation's estimated rows, from the server's statistics and its present size."""
     pages = -(-row.number("main") // PAGE_BYTES)
     counted, counted_pages = row.number("rows"), row.number("pages")
     if counted > 0 and counted_pages > 0:

@@ -1,9 +1,9 @@
-"""Several readers of one window, each of which reads chunk after chunk by COPY over its own connection.
+"""The concurrent readers of one window: each reads chunk after chunk with COPY over its own connection.
 
-What the server sends becomes frames of rows, as it is. A chunk counts when the command has completed and the
-server's own count of rows is the number that came. Until then its rows are held in memory, or, when they are
-more than may be held, stand in a unit of the log that is not closed yet. A chunk that could not be read in
-this window is left to a later one.
+The text that the server sends becomes frames of rows, unchanged. A chunk is done when the command has
+completed and the server's count of rows equals the received ones. Until then its rows are held in memory or,
+if that is too much, in a unit of the log that is not closed yet. A chunk that could not be read in this
+window is postponed to a later one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from tailrace.sources.postgres.snapshot.exported_snapshot import (
 )
 from tailrace.sources.progress import TableProgress
 
-#: A frame of rows is cut at the first line end after so many bytes came together.
+#: Size, in bytes, after which a frame of rows ends at the next line end.
 FRAME_BYTES = 1024 * 1024
 
-#: A server that computes (a filter, a slow disk) is quiet for long; its end is noticed by TCP.
+#: Longest silence of the server, in seconds: it may compute for long (a filter, a slow disk); TCP notices
+#: if it ends.
 SILENCE_S_MAX = 3600.0
 
-#: The stream waits for a chunk that is read beside it. What computes longer than this between two rows
-#: is not let hold it up when it was written for one snapshot alone.
+#: Longest silence, in seconds, while a user's condition is evaluated: meanwhile, the stream may wait.
 CONDITION_S_MAX = 300.0
 
 #: In the context of an error that ended a COPY with a condition: the table.
@@ -51,10 +51,10 @@ COPIED = "copied"
 
 RECEIVE_WAIT_S = 0.2
 
-#: Readers of one and the same unit need not hold much: they write in turns.
+#: Bytes of a chunk that each of several readers of one unit holds in memory: they write in turns.
 SHARED_HELD_BYTES = 4 * 1024 * 1024
 
-#: What a reader holds of a chunk beyond its planned size before it opens the chunk's unit.
+#: Bytes, beyond a chunk's planned size, that a reader holds before it opens the chunk's unit.
 HELD_BYTES_MORE = 8 * 1024 * 1024
 
 _QUEUE_WAIT_S = 0.1
@@ -62,34 +62,34 @@ _QUEUE_WAIT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ChunkJob:
-    """A chunk to be read, and the unit that it becomes a part of."""
+    """A chunk to be read, and the unit into which it is written."""
 
     table: PublishedTable
     chunk: Chunk
     unit: Unit
     where: str
     progress: TableProgress
-    conditional: bool = False  # `where` has what a user wrote for this snapshot
+    conditional: bool = False  # `where` contains a user's condition for this snapshot
 
     @property
     def shared(self) -> bool:
-        """Whether other chunks become parts of the same unit."""
+        """Whether the unit has other chunks, too."""
         return self.unit.parts > 1
 
     def command(self) -> str:
         """Return the COPY that reads the chunk."""
         filters = [text for text in (self.table.row_filter, self.where) if text]
-        # The stream goes on under the same Relation message, which has the columns that are left out.
+        # The stream continues with the same Relation message, which has the columns that are left out.
         columns = [None if column.left_out else column.name for column in self.table.columns]
         return self.chunk.copy_command(columns, filters)
 
 
 class ChunkCopy:
-    """Reads one chunk over a session that is in the window's snapshot.
+    """Reads one chunk over a session whose transaction uses the window's snapshot.
 
-    :param write: called with the frames of rows in order, each with its number of rows; whole lines
-        in COPY's form, their ordinal still 0. The last ones only when the server's count is right.
-    :param held_bytes: what of a chunk is held in memory before it is first written.
+    :param write: called with frames of rows in order, each with its number of rows: whole lines in
+        COPY's format, with ordinal 0. The last ones only after the server's count was found correct.
+    :param held_bytes: how much of a chunk is held in memory before it is written.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class ChunkCopy:
     def run(self) -> None:
         """Read the chunk and write it.
 
-        :raises TailraceError: `SNAPSHOT_FAILED` if the count is wrong, or the condition that a user
-            wrote fails or takes too long; what the server refused with; `SOURCE_UNREACHABLE`.
-        :raises Stopped: if stopping was asked for. What `write` raises.
+        :raises TailraceError: `SNAPSHOT_FAILED` if the count is wrong, or the user's condition fails
+            or takes too long; `SOURCE_UNREACHABLE`; the server's error; the errors of `write`.
+        :raises Stopped: if the task was asked to stop.
         """
         transport = self._session.copying(self._row_bytes_max, f"copy {self._table}")
         began = time.monotonic()
@@ -137,11 +137,11 @@ class ChunkCopy:
         finally:
             transport.release()
         if said != self._rows:
-            raise self._failure(f"the server counts {said} rows, {self._rows} came")
+            raise self._failure(f"the server counts {said} rows, {self._rows} were received")
         self._write()
 
     def _receive(self, transport: Transport) -> int:
-        """Take the rows that come; return how many the server says it sent."""
+        """Receive the rows; return the server's count of them."""
         said: int | None = None
         heard_at = time.monotonic()
         while True:
@@ -159,7 +159,7 @@ class ChunkCopy:
                     said = int(body.rstrip(b"\0").rpartition(b" ")[2])
                 elif kind == b"Z":
                     break
-            # Only waiting for the source is silence, not the time that the log took.
+            # Only waiting for the source is silence, not the time that the log needed.
             heard_at = time.monotonic()
         self._cut()
         if len(self._frame) > frames.SNAPSHOT_TEXT_AT or said is None:
@@ -167,7 +167,7 @@ class ChunkCopy:
         return said
 
     def _cut(self) -> None:
-        """Make a frame of the whole lines that came and leave what follows them."""
+        """Make a frame of the complete lines that were received, and keep the rest."""
         frame = self._frame
         rows, end = lines(np.frombuffer(frame, np.uint8)[frames.SNAPSHOT_TEXT_AT :])
         end += frames.SNAPSHOT_TEXT_AT
@@ -199,11 +199,11 @@ class ChunkCopy:
 
     @property
     def rows(self) -> int:
-        """Rows that came so far."""
+        """Number of rows received so far."""
         return self._rows
 
     def _check(self, heard_at: float) -> None:
-        """Raise `Stopped` if that was asked for, an error if the server has been silent for too long."""
+        """Raise `Stopped` if the reader is to stop, or an error if the server was silent for too long."""
         if self._stopping.is_set():
             raise Stopped
         silence_s_max = CONDITION_S_MAX if self._job.conditional else SILENCE_S_MAX
@@ -236,9 +236,9 @@ class Postponement:
 
 
 class ChunkReaders:
-    """As many readers of one window as there are to be connections, each with a thread of its own.
+    """The readers of one window, one for each connection, each on its own thread.
 
-    :param lock_wait_s: a table that can't be locked within it is left to a later window.
+    :param lock_wait_s: a table that can't be locked within this time is postponed to a later window.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class ChunkReaders:
         self._exported = exported
         self._units = units
         self._observer = observer
-        self._over = threading.Event()  # set when the window is, however it ended
+        self._over = threading.Event()  # set when the window has ended, with or without an error
         self._stopping = stopping
         self._lock_wait_s = lock_wait_s
         self._count = source.snapshot_connections
@@ -266,13 +266,13 @@ class ChunkReaders:
         self.postponed: list[Postponement] = []
 
     def read(self, jobs: Iterable[ChunkJob]) -> None:
-        """Read all of `jobs`, which is run through on the calling thread as readers get free.
+        """Read all `jobs`; the calling thread iterates over them as readers become free.
 
-        Those that were postponed are in `postponed` afterwards; what a unit had in the log when
-        it failed is not there any more.
+        Afterwards, `postponed` has those that were postponed, and the log has nothing of a unit
+        that failed.
 
-        :raises TailraceError: what ended a reader. Units that were closed before stay.
-        :raises Stopped: if stopping was asked for.
+        :raises TailraceError: the error that ended a reader. Units that were closed before stay.
+        :raises Stopped: if the task was asked to stop.
         """
         threads = [
             threading.Thread(target=self._run, name=f"tailrace-snapshot-{number}", daemon=True)
@@ -316,7 +316,7 @@ class ChunkReaders:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            # That one stopped because another failed is no news.
+            # Readers stop when another one fails: the first error is the cause.
             if self.error is None or isinstance(self.error, Stopped):
                 self.error = error
         self._over.set()
@@ -354,7 +354,7 @@ class ChunkReaders:
         raise Stopped
 
     def _read_one(self, session: Session, job: ChunkJob) -> bool:
-        """Read a chunk into its unit, or postpone it; return whether the session can be used again."""
+        """Read a chunk into its unit, or postpone it; return whether the session is still usable."""
 
         def write(rows: Sequence[RowFrame]) -> None:
             self._units.write(job.unit, job.table, rows)

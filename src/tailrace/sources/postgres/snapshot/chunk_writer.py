@@ -1,8 +1,8 @@
-"""Writes rows of a snapshot into the log, one unit at a time, for several readers at once.
+"""Writes rows of a snapshot into the log, one unit at a time, for several concurrent readers.
 
-A unit stands for one chunk, or for all chunks of a table that must come as one. The readers of one
-unit have the log to themselves until it is closed, and take turns frame by frame; the readers of other
-units hold what they have read, which is bounded, and wait.
+A unit has one chunk, or all chunks of a table that must be one unit. Only the readers of one unit write
+to the log until it is closed, and take turns frame by frame; the readers of other units keep a bounded
+amount of rows in memory and wait.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tailrace.sources.postgres.schema.catalog import PublishedTable
 from tailrace.sources.postgres.schema.source_tables import Name
 from tailrace.sources.postgres.streaming.appender import PostgresAppender
 
-#: A waiting reader looks this often whether there is still something to wait for.
+#: Interval, in seconds, at which a waiting reader checks whether it must still wait.
 LOOK_S = 0.1
 
 
-#: A frame of rows, and how many they are.
+#: A frame of rows, and its number of rows.
 RowFrame = tuple[bytearray, int]
 
 
 class Postponed(Exception):  # noqa: N818 - not an error: the chunk is read in a later window
-    """Raised to the reader of a unit that another of its readers gave up.
+    """Raised if a chunk can't be read in this window, also in the other readers of its unit.
 
-    `planned_anew`: the table is not what it was when it was planned.
+    `planned_anew`: the table was altered since it was planned, so it is planned again.
     """
 
     def __init__(self, *, planned_anew: bool = False) -> None:
@@ -46,23 +46,23 @@ class Postponed(Exception):  # noqa: N818 - not an error: the chunk is read in a
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A unit to be written: what its first frame says, and how many chunks it consists of."""
+    """A unit to be written: the content of its first frame, and the chunks that remain to be written."""
 
     name: dict[str, Any]
     parts: int = 1
     rows: int = 0
     given_up: bool = False
-    head_written: set[int] = field(default_factory=set)  # oids of tables whose schema stands in it
+    head_written: set[int] = field(default_factory=set)  # oids of tables whose schema is in it
 
 
 class ChunkWriter:
     """Writes units as of the consistent point `lsn`. Any thread.
 
-    :param name_of: as `PublishedTable.facts_frame` takes it.
-    :param admitted: waits until units may be written at this point of the log; raises if that
-        will never be.
-    :param closing: entered with a unit before its end is appended, and left when it is whole in the log; may
-        give facts of its table, which then stand before the end.
+    :param name_of: as for `PublishedTable.facts_frame`.
+    :param admitted: waits until units may be written at this point of the log; raises an error if that
+        will never happen.
+    :param closing: a context for a unit, entered before its end is appended and left when it is completely in
+        the log; it may return facts of the table, which are appended before the end.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class ChunkWriter:
         self._failed = False
 
     def write(self, unit: Unit, table: PublishedTable, rows: Sequence[RowFrame]) -> None:
-        """Write frames of a table's rows, each with its number of rows, into `unit`, which opens if need be.
+        """Write frames of a table's rows, each with its number of rows, into `unit`; open it if necessary.
 
         :raises Postponed: if the unit was given up.
-        :raises Stopped: if stopping was asked for, or another unit failed.
+        :raises Stopped: if the task was asked to stop, or another unit failed.
         """
         self._admitted()
         with self._turn:
@@ -105,7 +105,7 @@ class ChunkWriter:
                 failpoints.hit("snapshot.in_copy")
 
     def part_done(self, unit: Unit, rows: int) -> None:
-        """Note that one more chunk of `unit` is written and was counted; the last closes it."""
+        """Note that one more chunk of `unit` is completely written; the last one closes the unit."""
         with self._turn:
             self._refuse_if_over(unit)
             unit.rows += rows
@@ -124,7 +124,7 @@ class ChunkWriter:
             self._turn.notify_all()
 
     def give_up(self, unit: Unit) -> None:
-        """Take out of the log what `unit` has in it; the others may go on."""
+        """Remove the part of `unit` that is in the log; other units may continue."""
         with self._turn:
             unit.given_up = True
             if self._open is unit:
@@ -132,13 +132,13 @@ class ChunkWriter:
             self._turn.notify_all()
 
     def fail(self) -> None:
-        """Have every reader that writes from now on raise `Stopped`."""
+        """Make every later write raise `Stopped`."""
         with self._turn:
             self._failed = True
             self._turn.notify_all()
 
     def discard(self) -> None:
-        """Take an unfinished unit out of the log, after all readers have ended."""
+        """Remove an unfinished unit from the log, after all readers have ended."""
         with self._turn:
             if self._open is not None:
                 self._discard()
@@ -163,14 +163,14 @@ class ChunkWriter:
         in_force = self._appender.facts_in_force
         known = in_force.get(table.oid)
         if known is not None and known.pending:
-            raise Postponed  # a version of a snapshot would take the place of one that readers wait for
+            raise Postponed  # the snapshot's facts would replace those that readers wait for
         now_us = time.time_ns() // 1000
         begin = b""
         if self._open is None:
             begin = frames.control_frame(frames.SNAPSHOT_BEGIN, self._lsn, now_us, unit.name)
-        # From here on something of the unit may be in the log.
+        # From here on, the log may have a part of the unit.
         self._open = unit
-        # Facts first: a reader of schema frames one by one then finds one version, not two.
+        # Facts first: a reader that takes schema frames one by one then finds one version, not two.
         head = table.facts_frame(self._lsn, in_force, self._name_of)
         head += table.schema_frames(self._lsn, now_us - POSTGRES_EPOCH_US)
         self._append(begin + head)

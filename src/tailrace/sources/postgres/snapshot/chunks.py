@@ -1,9 +1,9 @@
-"""How a table is cut into chunks that are read apart. Pure: facts in, ranges and SQL out.
+"""Divides a table into chunks that are read separately. Pure: facts in, ranges and SQL out.
 
-The rows of a table are in one relation, or in several: the table itself, or its leaf partitions. Each is
-cut at *bounds* into ranges that together cover everything, whatever the bounds are: the first
-is open below, the last open above, each bound belongs to the range that it begins. Bounds are
-keys, as the server wrote them and as it compares them, or pages where there is no usable key.
+The rows of a table are in one relation or several: the table itself, or its leaf partitions. Each is
+divided at *bounds* into ranges that together cover everything, for any bounds: the first range is
+open below, the last is open above, and each bound belongs to the range that it begins. Bounds are
+keys, as the server writes and compares them, or pages if there is no usable key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal, quote_table
 
-#: More chunks than this are not made of one relation: they become larger instead.
+#: Maximum number of chunks of one relation; a larger relation gets larger chunks.
 CHUNKS_MAX = 20_000
 
 PAGE_BYTES = 8192
@@ -22,7 +22,7 @@ PAGE_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of the key that chunks are cut by, and its type as SQL writes it."""
+    """A column of the key whose values are the bounds of chunks, and its type in SQL."""
 
     name: str
     type: str
@@ -30,11 +30,10 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedRelation:
-    """One physical relation and where it is cut.
+    """One physical relation and the bounds of its chunks.
 
-    `key` is empty where the bounds are pages. `only`: children of an inheritance tree are
-    relations of other tables. `shape` is a digest of the relation as it was planned.
-    `gone`: it is no part of the table any more; its chunks keep their numbers.
+    `key` is empty if the bounds are pages. `shape` is a digest of the relation as it was planned.
+    `gone`: it no longer belongs to the table; its chunks keep their numbers.
     """
 
     oid: int
@@ -47,16 +46,16 @@ class ChunkedRelation:
 
     @property
     def chunks(self) -> int:
-        """Into how many chunks it is cut."""
+        """The relation's number of chunks."""
         return len(self.bounds) + 1
 
     @property
     def sql(self) -> str:
-        """Return its name as SQL holds it."""
+        """Return its quoted name for SQL."""
         return quote_table(self.schema, self.name)
 
     def condition(self, chunk: int) -> str:
-        """Return what is true of the rows of chunk `chunk`, from 0; empty if of all rows."""
+        """Return the SQL condition for the rows of chunk `chunk`, from 0; empty: all rows."""
         lower = self.bounds[chunk - 1] if chunk else None
         upper = self.bounds[chunk] if chunk < len(self.bounds) else None
         parts = [
@@ -100,17 +99,17 @@ class ChunkedRelation:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a table: its number among all of the table's, the relation, and the part of it."""
+    """One chunk of a table: its number among the table's chunks, its relation, and the part of that."""
 
     number: int
     relation: ChunkedRelation
     part: int  # of the relation, from 0
 
     def copy_command(self, columns: Sequence[str | None], filters: Sequence[str]) -> str:
-        """Return COPY of its rows.
+        """Return the COPY command that reads its rows.
 
-        :param columns: names, in the order in which the log has them; None: NULL in place of the values.
-        :param filters: SQL conditions that a row must meet besides.
+        :param columns: names in the order of the log's columns; None: NULL instead of the values.
+        :param filters: further SQL conditions on the rows.
         """
         conditions = [f"({text})" for text in (*filters, self.relation.condition(self.part)) if text]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -134,37 +133,37 @@ def whole_of(relations: Sequence[ChunkedRelation]) -> Iterator[Chunk]:
 
 
 def written_since(xid: int) -> str:
-    """Return a condition that is true of rows whose version transaction `xid` or a later one wrote."""
+    """Return the SQL condition for rows whose version was written by transaction `xid` or a later one."""
     return f"age(xmin) <= age('{xid}'::xid)"
 
 
 def chunks_wanted(rows: int, size_bytes: int, *, rows_max: int, bytes_max: int) -> int:
-    """Return how many chunks of about equal size a relation is to be cut into."""
+    """Return the number of chunks, of about equal size, into which a relation is divided."""
     wanted = max(-(-rows // rows_max), -(-size_bytes // bytes_max), 1)
     return min(wanted, CHUNKS_MAX)
 
 
 def page_bounds(pages: int, chunks: int) -> tuple[tuple[str, ...], ...]:
-    """Return bounds that cut `pages` pages into up to `chunks` ranges of like size."""
+    """Return bounds that divide `pages` pages into up to `chunks` ranges of similar size."""
     firsts = sorted({pages * number // chunks for number in range(1, chunks)} - {0})
     return tuple((str(page),) for page in firsts)
 
 
 def sample_percent(pages: int, chunks: int) -> float:
-    """Return what share of the pages to sample for `chunks` key ranges, in percent.
+    """Return the share of the pages to sample for `chunks` key ranges, in percent.
 
-    Thirty pages a chunk leave its size within about a fifth of the others'; a key that follows
-    the physical order has one value a page to offer.
+    With thirty pages per chunk, sizes differ by about a fifth; a key in physical order
+    contributes only one value per page.
     """
     wanted = min(pages, max(30 * chunks, 300), 60_000)
     return max(0.0001, min(100.0, 100.0 * wanted / max(1, pages)))
 
 
 def sample_query(relation: ChunkedRelation, percent: float, chunks: int, *, ascii_only: bool = False) -> str:
-    """Return SQL for the bounds of `chunks` ranges, in order; columns k0, k1, … as text.
+    """Return the SQL that returns the bounds of `chunks` ranges, in order; columns k0, k1, … as text.
 
-    :param ascii_only: take no bound that another encoding than the database's may not have: written otherwise
-        than it was read it would stand elsewhere in the order, and ranges overlap.
+    :param ascii_only: only ASCII bounds: other characters may be changed by the conversion of encodings, so
+        that the bound sorts elsewhere and ranges overlap.
     """
     names = [quote_identifier(column.name) for column in relation.key]
     order = ", ".join(names)

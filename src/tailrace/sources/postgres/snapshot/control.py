@@ -1,4 +1,4 @@
-"""The snapshots of a log for people, from any process: asking for them, and what there is to know of them."""
+"""Requests for snapshots of a log, their state and their warnings; usable from any process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SnapshotControl:
         if not tables:
             raise TailraceError(
                 Kind.CONFIG_INVALID,
-                "ask for a snapshot of what is lost: PostgreSQL has no shards, of which one could be",
+                "request a snapshot of lost shards: PostgreSQL has no shards",
                 "name tables: tailrace snapshot FILE --table schema.table",
             )
         return self._ask(tables=tables, where=where)
@@ -60,7 +60,7 @@ class SnapshotControl:
 
     @property
     def needed_from(self) -> int | None:
-        # What lies before it is in the plans, which follow the log within seconds.
+        # Units before it are noted in the plans, which are updated every few seconds.
         plans = self._plans()
         return plans.log_offset if plans.open else None
 
@@ -69,14 +69,14 @@ class SnapshotControl:
         try:
             return concerns_of(self._plans())
         except TailraceError:
-            return []  # the start says what is wrong with it
+            return []  # the start of capture reports the error
 
     @property
     def unfinished(self) -> dict[str, TableProgress]:
         try:
             plans = self._plans()
         except TailraceError:
-            return {}  # the start says what is wrong with it
+            return {}  # the start of capture reports the error
         return {
             table.qualified_name: TableProgress(
                 table.rows, table.rows_estimated, False, table.chunks or 0, len(table.done)
@@ -116,8 +116,8 @@ def _shown(snapshot: SnapshotPlan, *, paused: bool) -> dict[str, Any]:
 
 
 def concerns_of(plans: SnapshotPlans) -> list[SourceWarning]:
-    """Return what a person should know of: that snapshots are paused, and those that were asked for and
-    failed, until one of the same tables is done.
+    """Return the warnings for the user: that snapshots are paused, and which snapshots failed, until
+    later ones of the same tables are done.
     """
     found = [_paused(plans)] if plans.paused else []
     done: set[str] = set()
@@ -142,7 +142,7 @@ def _paused(plans: SnapshotPlans) -> SourceWarning:
     tables = sum(not table.is_done for snapshot in plans.open for table in snapshot.tables)
     return SourceWarning(
         "snapshots_paused",
-        f"snapshots beside the stream are paused: {tables} tables are not whole",
+        f"snapshots while streaming are paused: {tables} tables are incomplete",
         shlex.join(["tailrace", "snapshot", "FILE", "--resume"]),
     )
 

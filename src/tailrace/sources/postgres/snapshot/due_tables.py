@@ -1,7 +1,7 @@
-"""The tables that a window beside the stream reads: those that miss chunks and can be read now.
+"""Selects the tables that a window reads while streaming: those that lack chunks and can be read now.
 
-Their plans are made to fit what the tables are now: one that DDL changed is planned again, partitions that
-came are taken in, those that went are left out.
+Their plans are adapted to the present tables: a table that was altered is planned again, new partitions are
+added, partitions that were dropped or detached are left out.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 
 log = structlog.get_logger(__name__)
 
-#: An error names so many tables.
+#: Number of tables that an error names.
 NAMED_MAX = 5
 
 
 class DueTables:
     """The tables of a snapshot for one window.
 
-    :param session: looks which tables are locked: in a window the stream waits, so it is opened only for
-        tables that nobody has locked.
+    :param session: queries which tables are locked: the stream waits during a window, so a window is opened
+        only for tables that no session has locked.
     """
 
     def __init__(self, procedure: SnapshotProcedure, snapshot: SnapshotPlan, session: Session) -> None:
@@ -49,9 +49,9 @@ class DueTables:
         self._locked = set(locked_relations(session))
 
     def plan_ahead(self, session: Session) -> None:
-        """Plan what the next window reads before it is opened: sampling may take a while.
+        """Plan the next window's tables before it is opened, because sampling may take long.
 
-        :raises TailraceError: `SNAPSHOT_DELAYED` if there is no table that could be read now.
+        :raises TailraceError: `SNAPSHOT_DELAYED` if no table can be read now.
         """
         room = self._source.snapshot_connections
         for plan, _ in self._due(session, lambda: None):
@@ -63,14 +63,14 @@ class DueTables:
         names = [table.qualified_name for table in self._snapshot.tables if not table.is_done]
         raise TailraceError(
             Kind.SNAPSHOT_DELAYED,
-            f"take a snapshot beside the stream: {', '.join(names[:NAMED_MAX])} is locked by another session "
+            f"take a snapshot while streaming: {', '.join(names[:NAMED_MAX])} is locked by another session "
             "(ACCESS EXCLUSIVE)",
-            "it is tried again, and the stream goes on; pg_locks says who has it",
+            "it is tried again, and streaming continues; pg_locks shows the session",
             {"tables": len(names)},
         )
 
     def jobs(self, planner: Session) -> Iterator[ChunkJob]:
-        """Yield as many chunks as a window takes, from the first tables that miss any."""
+        """Yield as many chunks as a window may have, from the first tables that lack any."""
         room = self._source.snapshot_connections
         for plan, table in self._due(planner, lambda: release_locks(planner)):
             relations = self._state.plan(self._snapshot, plan)
@@ -83,10 +83,10 @@ class DueTables:
     def _due(
         self, session: Session, recover: Callable[[], object]
     ) -> Iterator[tuple[TableSnapshotPlan, PublishedTable]]:
-        """Yield the tables that miss something and that nobody has locked, each with a plan that fits
-        what it is now.
+        """Yield the tables that lack chunks and that no session has locked, each with a plan that fits the
+        present table.
 
-        :param recover: called after a lock could not be had, before the next command.
+        :param recover: called after a lock was not obtained, before the next command.
         """
         for plan in self._snapshot.tables:
             if plan.is_done or plan.oid in self._locked:
@@ -103,7 +103,7 @@ class DueTables:
                 yield plan, table
 
     def _fit(self, plan: TableSnapshotPlan, session: Session) -> PublishedTable | None:
-        """Return the table with a plan that fits what it is now; None if it can't be read now."""
+        """Return the table after adapting its plan to its present state; None if it can't be read now."""
         table = published_table(session, self._source, plan.oid)
         if table is None:
             self._mark_dropped(plan)
@@ -118,12 +118,12 @@ class DueTables:
         return table
 
     def _follow_partitions(self, plan: TableSnapshotPlan, table: PublishedTable, session: Session) -> None:
-        """Take in partitions that came, and leave out those that went, since `table` was planned."""
+        """Add partitions that are new since `table` was planned, and leave out those that are gone."""
         if not table.partitioned:
             return
         planned = self._state.plan(self._snapshot, plan)
         known, now = {relation.oid for relation in planned}, leaves(session, table)
-        # What changed in a partition while it was away was not sent: rows of it that were read don't count.
+        # Changes made while a partition was detached were not sent, so its rows must be read again.
         is_back = any(relation.gone and relation.oid in now for relation in planned)
         if is_back or (known != now and not plan.done):
             self._plan(plan, table, session)
@@ -136,19 +136,19 @@ class DueTables:
             self._state.keep_plan(self._snapshot, plan, plan.generation, relations)
         chunks = sum(relation.chunks for relation in relations)
         gone = {chunk.number for chunk in chunks_of(relations) if chunk.relation.gone}
-        # Also if a kill came between the two writes.
+        # Compared again, because the process may have been killed between the two writes.
         if chunks == plan.chunks and gone <= plan.done:
             return
         with self._state.lock:
             plan.chunks = chunks
             plan.done |= gone
             if plan.since_offset and plan.is_done:
-                # That all was read is said in the log by the last unit: another one is read for that.
+                # The table's last unit records in the log that all was read: so one is read again.
                 plan.done.discard(max(plan.done - gone))
             self._state.write()
 
     def _plan(self, plan: TableSnapshotPlan, table: PublishedTable, planner: Session) -> None:
-        if plan.done:  # and so not all of it was read under the facts as they are now
+        if plan.done:  # so the chunks that were read have other facts than the table has now
             log.warning(
                 "a table was changed by DDL in the middle of its snapshot: it is read again from the start",
                 table=plan.qualified_name,
@@ -158,7 +158,7 @@ class DueTables:
         failpoints.hit("snapshot.after_plan")
 
     def _mark_dropped(self, plan: TableSnapshotPlan) -> None:
-        log.warning("a table is not published any more: its snapshot ends", table=plan.qualified_name)
+        log.warning("a table is no longer published: its snapshot ends", table=plan.qualified_name)
         with self._state.lock:
             plan.gone = True
             self._state.write()

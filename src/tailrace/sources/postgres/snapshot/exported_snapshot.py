@@ -1,13 +1,13 @@
-"""Reading out of the snapshot that a slot's creation exported.
+"""Reads from the snapshot that a slot's creation exported.
 
-The snapshot is of the database as of the LSN `lsn`: every transaction whose commit record lies
-before it, none after. So is every row that is read in the window, whichever connection read
-it, and that is where in the log the rows belong.
+The snapshot shows the database as of the LSN `lsn`: every transaction whose commit record lies
+before it, and none after it. So every connection of the window reads the rows as of this LSN,
+and that is their place in the log.
 
-A chunk is read under a lock that lasts as long as its COPY (it is rolled back to a savepoint
-then), the same that any SELECT takes. Under that lock it is made sure that the table is what it
-was when its chunks were planned, and that it was not rewritten since the snapshot: a rewritten
-table looks empty to an older snapshot.
+A chunk is read under the lock that any SELECT takes, held until its COPY ends (a rollback to a
+savepoint releases it). Under that lock it is checked that the table has not changed since its
+chunks were planned, and was not rewritten since the snapshot: to an older snapshot, a rewritten
+table looks empty.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tailrace.sources.postgres.schema.catalog import relation_row
 from tailrace.sources.postgres.snapshot.chunk_writer import Postponed
 from tailrace.sources.postgres.snapshot.chunks import ChunkedRelation
 
-#: How long a reader waits for a lock on a table: nothing else waits, or the stream does, or all do, where
-#: the tables must be read at one point.
+#: How many seconds a reader waits for a lock on a table: if nothing else waits; if the stream waits
+#: meanwhile; and if all tables must be read as of one point.
 LOCK_WAIT_S = 5.0
 LOCK_WAIT_BESIDE_STREAM_S = 1.0
 LOCK_WAIT_AT_ONE_POINT_S = 60.0
 
-#: What a server says, by its version, of a snapshot whose exporting transaction has ended.
+#: SQLSTATEs, which vary by server version, for a snapshot whose exporting transaction has ended.
 _SNAPSHOT_GONE = frozenset({"22023", "42704", "55000"})
 
-#: What comes after this savepoint of a window's transaction is locks.
+#: Savepoint of a window's transaction, to which it is rolled back to release locks.
 _LOCKS = "locks"
 
 
 def enter(session: Session, exported: ExportedSnapshot) -> None:
     """Begin a transaction of `session` in the snapshot.
 
-    :raises TailraceError: `SOURCE_UNREACHABLE` also if the connection that exports it is gone.
+    :raises TailraceError: `SOURCE_UNREACHABLE` also if the connection that exported it has ended.
     """
     session.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "begin the snapshot")
-    attempted = "take over the snapshot"
+    attempted = "import the snapshot"
     try:
         session.run(f"SET TRANSACTION SNAPSHOT {quote_literal(exported.name)}", attempted)
     except TailraceError as error:
@@ -54,8 +54,8 @@ def enter(session: Session, exported: ExportedSnapshot) -> None:
 
 
 def release_locks(session: Session) -> None:
-    """Let go of the locks that reading took in the transaction, which goes on."""
-    session.run(f"ROLLBACK TO SAVEPOINT {_LOCKS}", "let go of the tables")
+    """Release the locks that reading took in the transaction; the transaction stays open."""
+    session.run(f"ROLLBACK TO SAVEPOINT {_LOCKS}", "release the tables")
 
 
 def leave(session: Session) -> None:
@@ -64,9 +64,9 @@ def leave(session: Session) -> None:
 
 
 class Observer:
-    """Looks at slot and tables as they are now, for all readers of a window. Any thread.
+    """Queries the present state of slot and tables for all readers of a window. Any thread.
 
-    :param slot: None: there is none that must live.
+    :param slot: the slot that must stay valid; None: there is none.
     """
 
     def __init__(self, session: Session, slot: str | None) -> None:
@@ -75,7 +75,7 @@ class Observer:
         self._lock = threading.Lock()
 
     def check_slot(self) -> None:
-        """Make sure that the stream behind the snapshot is still to be had.
+        """Check that the stream after the snapshot is still available.
 
         :raises TailraceError: `SLOT_MISSING`, `SLOT_INVALIDATED`.
         """
@@ -95,19 +95,19 @@ class Observer:
             )
 
     def name_of(self, oid: int) -> tuple[str, str] | None:
-        """Return what a relation is called as of now, None if it is gone."""
+        """Return a relation's present schema and name; None if it was dropped."""
         row = self.relation(oid)
         return None if row is None else row.name
 
     def relation(self, oid: int) -> Row | None:
-        """Return a relation as of now, as `relation_row`."""
+        """Return a relation's present row, as `relation_row` does."""
         with self._lock:
             return relation_row(self._session, oid)
 
 
 def lock_and_check(session: Session, observer: Observer, relation: ChunkedRelation) -> None:
-    """Lock a relation of a table against changes of it, until `release_locks`, and make sure that it is
-    what it was when it was planned, and has the rows that the snapshot of `session` sees.
+    """Lock a relation of a table against DDL, until `release_locks`, and check that it is as it was when
+    it was planned, and that it has the rows which the snapshot of `session` sees.
 
     :raises Postponed: if not, or if it can't be locked soon.
     """

@@ -1,12 +1,11 @@
-"""Snapshots beside the stream: chunks that are missing, tables that came later, requests.
+"""Takes snapshots while streaming: of missing chunks, of tables that were added later, on request.
 
-One thread a connection of the stream. It takes windows one after another: a temporary slot
-gives a snapshot that is exact for an LSN, a few chunks are read out of it while the stream
-comes up to that LSN, stops there, and goes on once they are in the log. So each row stands in
-the log after all transactions that had a part in it, and before all that had none.
+Each connection of the stream has one such thread. It reads windows one after another: a temporary
+slot exports a snapshot that is exact for an LSN, and a few chunks are read from it while the stream
+advances to that LSN. The stream stops there, and continues once the chunks are in the log. So each
+row is in the log after all transactions that the snapshot sees, and before all later ones.
 
-A window is as large as its chunks: the stream waits for what is left to be read of them, no
-longer. Nothing is written to the source.
+The stream waits only until the chunks of the window are read. Nothing is written to the source.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ log = structlog.get_logger(__name__)
 
 LOOK_S = 0.5
 
-#: The first and the longest wait after a window that failed.
+#: The first and the longest wait after a failed window, in seconds.
 AGAIN_S = 0.5
 AGAIN_S_MAX = 30.0
 
-#: A stream that does not come to a window's LSN in this time is far behind: the snapshot is
-#: let go, since it keeps the server from cleaning up, and another one taken later.
+#: Timeout, in seconds, for the stream to reach a window's LSN. A stream that is further behind is
+#: not waited for, because an open snapshot prevents vacuum on the server; it is taken later.
 ARRIVAL_DEADLINE_S = 600.0
 
 SLOT_DEADLINE_S = 600.0
@@ -62,14 +61,14 @@ SLOT_DEADLINE_S = 600.0
 #: SQLSTATE of a server whose slots are all taken.
 NO_SLOT_FREE = "53400"
 
-#: So often in a row connections that evaluate a request's condition may break beside a stream that goes on.
+#: Number of successive broken connections, while the stream continues, after which a condition is blamed.
 BREAKS_MAX = 5
 
 
 class IncrementalSnapshots:
-    """Reads the snapshots that are open beside one connection's stream. A thread of its own.
+    """Reads the open snapshots, on its own thread, while one connection streams.
 
-    :param ask: asks the server for a keepalive, which says how far it is.
+    :param ask: asks the server for a keepalive, which has the server's position.
     """
 
     def __init__(
@@ -99,17 +98,17 @@ class IncrementalSnapshots:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; a window that is open is given up. The stream must have left."""
+        """End the thread; an open window is abandoned. The stream must have ended."""
         self._ending.set()
         self._watermark.leave()
         if self._thread.ident is not None:
             self._thread.join()
         with self._state.lock:
-            # The next connection's watermark knows nothing of what this one noted.
+            # The next connection has another watermark, which does not know what this one noted.
             self._state.plans.take_moves(self._state.take_moved())
 
     def raise_failure(self) -> None:
-        """Raise on another thread what ended this one, if anything did."""
+        """Raise the error that ended the thread, if there is one, on the calling thread."""
         if self.error is not None:
             raise self.error
 
@@ -131,27 +130,27 @@ class IncrementalSnapshots:
             self.error = error
 
     def _handle_failure(self, error: TailraceError) -> None:
-        """Wait before trying again, or raise what will not pass."""
+        """Wait before trying again; raise a permanent error, or abandon the snapshot that it concerns."""
         with self._state.lock:
             snapshot = self._current()
         if snapshot is not None and snapshot.where and snapshot.may_fail:
-            error = self._of_breaks(error)
+            error = self._blamed_on_condition(error)
         if error.policy is not Policy.RETRY:
             if snapshot is None or not snapshot.may_fail:
                 raise error
-            log.error("a snapshot failed; the stream goes on", snapshot=snapshot.id, error=str(error))
+            log.error("a snapshot failed; streaming continues", snapshot=snapshot.id, error=str(error))
             self._state.abandon(snapshot, SnapshotOutcome.FAILED, error.as_json())
             self._breaks = 0
             self._set_filters()
-            self._show_no_more()
+            self._remove_progress()
             return
         wait_s, self._backoff = self._backoff.wait_s, self._backoff.failed()
         log.warning("a snapshot was interrupted; trying again", error=str(error), wait_s=wait_s)
         self._ending.wait(wait_s)
 
-    def _of_breaks(self, error: TailraceError) -> TailraceError:
-        """Return that a condition is to blame where the server ends connections that evaluate it again and
-        again, and not the stream's: the requests behind it would wait for ever.
+    def _blamed_on_condition(self, error: TailraceError) -> TailraceError:
+        """Return an error that blames the condition if the server repeatedly ends the connections that
+        evaluate it, but not the stream's: otherwise later requests would wait forever.
         """
         is_broken = error.kind in (Kind.SOURCE_UNREACHABLE, Kind.SOURCE_SHUTTING_DOWN)
         self._breaks += is_broken and COPIED in error.context
@@ -159,9 +158,9 @@ class IncrementalSnapshots:
             return error
         return TailraceError(
             Kind.SNAPSHOT_FAILED,
-            f"take a snapshot with a condition: the connection broke {self._breaks} times in a row, and that "
-            f"of the stream did not: {error.message}",
-            "correct the condition, and ask again: one expression over the table's columns that only reads",
+            f"take a snapshot with a condition: the connection broke {self._breaks} times in a row, while "
+            f"that of the stream did not: {error.message}",
+            "correct the condition and try again: one read-only expression over the table's columns",
             error.context,
         )
 
@@ -174,13 +173,13 @@ class IncrementalSnapshots:
         )
 
     def _work(self) -> None:
-        """Work until something fails, over connections that are opened when they are needed."""
+        """Take requests and read windows until an error occurs."""
         with ExitStack() as stack:
             side = stack.enter_context(self._connect())
             while not self._ending.is_set():
                 if self._requests.take(side):
                     self._set_filters()
-                    self._show_no_more()
+                    self._remove_progress()
                 self._state.turn()
                 with self._state.lock:
                     snapshot = self._current()
@@ -202,7 +201,7 @@ class IncrementalSnapshots:
 
     @contextmanager
     def _settling(self) -> Iterator[None]:
-        """The stream appends nothing between a look at what the log has and what is left out of it."""
+        """Keep the stream from appending between a query of what the log has and the new filters."""
         with self._state.lock, self._watermark.quiesced():
             yield
             self._set_filters()
@@ -213,7 +212,7 @@ class IncrementalSnapshots:
             self._watermark.set_filters(leave_out=plans.awaiting(), watch=plans.in_parts())
 
     def _current(self) -> SnapshotPlan | None:
-        """Return the snapshot that is to be worked on; None if there is none, or all of them are paused."""
+        """Return the snapshot to read now; None if there is none, or all are paused."""
         plans = self._state.plans
         return None if plans.paused else next(iter(plans.open), None)
 
@@ -228,8 +227,8 @@ class IncrementalSnapshots:
             elif shown.chunks != table.chunks or shown.chunks_done != len(table.done):
                 shown.plan(table.chunks, table.rows_estimated, chunks_done=len(table.done), rows=table.rows)
 
-    def _show_no_more(self) -> None:
-        """Forget the progress of tables whose snapshot was cancelled or failed."""
+    def _remove_progress(self) -> None:
+        """Remove the progress of tables whose snapshot was cancelled or failed."""
         with self._state.lock:
             wanted = {table.qualified_name for each in self._state.plans.open for table in each.tables}
         for name in [name for name, shown in self._progress.items() if not shown.done]:
@@ -277,11 +276,11 @@ class IncrementalSnapshots:
         except TailraceError as error:
             if error.context.get("sqlstate") != NO_SLOT_FREE:
                 raise
-            # Only the snapshot needs one more; the stream has its own.
+            # Only the snapshot needs another slot; the stream has its own.
             raise TailraceError(
                 Kind.SNAPSHOT_DELAYED,
-                f"take a snapshot beside the stream: {error.message}",
-                "it is tried again, and the stream goes on: drop a slot that is not needed, or raise "
+                f"take a snapshot while streaming: {error.message}",
+                "it is tried again, and streaming continues: drop a slot that is not needed, or raise "
                 "max_replication_slots and restart the server",
                 error.context,
             ) from None
@@ -290,7 +289,7 @@ class IncrementalSnapshots:
         if not self._watermark.await_arrival(self._ending, ARRIVAL_DEADLINE_S):
             raise TailraceError(
                 Kind.SNAPSHOT_DELAYED,
-                f"take a snapshot beside the stream: the stream did not come to its LSN within "
+                f"take a snapshot while streaming: the stream did not reach its LSN within "
                 f"{ARRIVAL_DEADLINE_S:g} s",
                 "it is tried again; `tailrace status` shows how far the stream is behind the source",
             )

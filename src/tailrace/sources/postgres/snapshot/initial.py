@@ -1,18 +1,18 @@
-"""The initial snapshot, read from what the slot's creation exported.
+"""Takes the initial snapshot, from the snapshot that the slot's creation exports.
 
 Creating the slot exports a snapshot of the database as of the slot's consistent point. Several
-connections take it over before anything else happens, and read the published tables out of it,
-chunk by chunk: every change after that point comes through the slot, every row before it from
-here, none from both.
+connections import it first, and then read the published tables from it, chunk by chunk: every
+change after that point comes through the slot, every row before it from this snapshot, and none
+from both.
 
-Each chunk is a unit of the log: what is in the log is done. When the snapshot is cut short,
-the log already has the slot's consistent point as its position, so the stream begins there, and
-the chunks that are missing are read beside it (`incremental`).
+Each chunk is a unit of the log: a chunk that is in the log is done. If the snapshot is interrupted,
+the log's position is already the slot's consistent point, so the stream begins there, and the
+missing chunks are read while streaming (`incremental`).
 
-Tables that together are no more than a chunk are one unit: a snapshot so small that is cut
-short, or meets DDL, begins again with a new slot, and no transaction is ever in the log without
-its changes of a table that is read later. The same goes for `snapshot: only`, where there is no
-stream that could carry what changes meanwhile.
+Tables that together are no larger than a chunk are one unit: if such a small snapshot is
+interrupted, or a table is altered, it begins again with a new slot, so the log never has a
+transaction without its changes of a table that is read later. The same applies to `snapshot: only`,
+which has no stream that could contain the changes made meanwhile.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ from tailrace.sources.progress import TableProgress
 log = structlog.get_logger(__name__)
 
 
-#: So many tables are planned by one answer of the server, and written down at once.
+#: Number of tables that are planned with one query, and whose plans are stored together.
 PLANNED_AT_ONCE = 500
 
 
 def lock_wait_s(source: PostgresSource) -> float:
-    """Return how long an initial snapshot waits for the lock on a table that is then read later."""
+    """Return how many seconds an initial snapshot waits for the lock on a table, before it postpones it."""
     return LOCK_WAIT_AT_ONE_POINT_S if source.snapshot == "only" else LOCK_WAIT_S
 
 
 class InitialSnapshot:
-    """Copies what the publication sends, as of `exported`, into the log.
+    """Copies the rows of the published tables, as of `exported`, into the log.
 
-    :param may_begin_again: after DDL in the middle of it; if not, tables that DDL changed are read
-        beside the stream.
+    :param may_begin_again: whether the snapshot begins again if a table is altered meanwhile; if not,
+        altered tables are read while streaming.
     """
 
     def __init__(
@@ -96,10 +96,9 @@ class InitialSnapshot:
     def take(self, planner: Session) -> None:
         """Copy all tables into the log and make them durable.
 
-        :param planner: a fresh session for SQL. The one that created the slot stays as it is.
-        :raises TailraceError: `SNAPSHOT_DELAYED` if it is to begin again; `SNAPSHOT_FAILED`;
-            `SLOT_INVALIDATED` or `SLOT_MISSING` if the slot was lost meanwhile; what the server
-            refused with.
+        :param planner: a new session for SQL. The session that created the slot must stay idle.
+        :raises TailraceError: `SNAPSHOT_DELAYED` if the snapshot must begin again; `SNAPSHOT_FAILED`;
+            `SLOT_INVALIDATED` or `SLOT_MISSING` if the slot was lost meanwhile; the server's error.
         """
         enter(planner, self._exported)
         tables, others = self._chosen(planner)
@@ -118,10 +117,10 @@ class InitialSnapshot:
             )
         leave(planner)
         if postponed or self._unplanned:
-            self._put_off(postponed)
+            self._postpone(postponed)
         else:
             failpoints.hit("snapshot.before_finish")
-            if self._in_one:  # one unit, of which the log does not say what each table has
+            if self._in_one:  # one unit: the log does not record the rows of each table
                 for table in snapshot.tables:
                     table.rows = self._procedure.progress[table.qualified_name].rows
             self._state.finish(snapshot)
@@ -132,13 +131,14 @@ class InitialSnapshot:
                 position=format_lsn(self._exported.lsn),
             )
         if others:
-            # Not before: the log's position is at the consistent point then, and nothing begins again.
+            # Not earlier: this moves the log's position to the consistent point, after which the snapshot
+            # can't begin again.
             self._keep_facts(others)
 
     def _chosen(self, session: Session) -> tuple[list[PublishedTable], list[PublishedTable]]:
-        """Return the tables to be read, in order, and the others.
+        """Return the tables to read, in order, and the others.
 
-        :raises TailraceError: `SNAPSHOT_FAILED` if the server refuses a condition.
+        :raises TailraceError: `SNAPSHOT_FAILED` if the server rejects a condition.
         """
         source = self._source
         placed = [
@@ -166,7 +166,7 @@ class InitialSnapshot:
         self._keep_facts(tables)
 
     def mark_consistent_point(self) -> None:
-        """Have the log's position be the consistent point, whatever there was to read."""
+        """Set the log's position to the consistent point, also if no row was read."""
         if self._appender.tail.position < self._exported.lsn:
             self._appender.append_progress(self._exported.lsn)
             self._appender.sync()
@@ -191,7 +191,7 @@ class InitialSnapshot:
     def _jobs(
         self, planner: Session, snapshot: SnapshotPlan, tables: list[PublishedTable]
     ) -> Iterator[ChunkJob]:
-        """Yield the chunks of all tables; large ones are planned when their turn comes."""
+        """Yield the chunks of all tables; each group of tables is planned just before it is read."""
         found = self._plan_first(planner, tables)
         everything = None
         if self._in_one:
@@ -210,7 +210,7 @@ class InitialSnapshot:
                 yield from self._procedure.jobs(snapshot, plan, table, relations, unit=everything)
 
     def _plan_first(self, planner: Session, tables: list[PublishedTable]) -> dict[int, TablePlan]:
-        """Plan the first tables until it is clear whether all of them are to be one unit."""
+        """Plan tables until it is known whether all of them are to be one unit."""
         found: dict[int, TablePlan] = {}
         for at in range(0, len(tables), PLANNED_AT_ONCE):
             found |= self._plan(planner, tables[at : at + PLANNED_AT_ONCE])
@@ -223,7 +223,7 @@ class InitialSnapshot:
         return found
 
     def _plan(self, planner: Session, tables: list[PublishedTable]) -> dict[int, TablePlan]:
-        """Plan tables, and lock them no longer than that takes; some may be gone or locked."""
+        """Plan tables, and lock them only meanwhile; dropped and locked tables are not in the result."""
         found = plan_tables(
             planner, tables, self._source, lambda: release_locks(planner), skip_locked=not self._only
         )
@@ -232,7 +232,7 @@ class InitialSnapshot:
         self._unplanned += [table.qualified_name for table in tables if table.oid not in found]
         return found
 
-    def _put_off(self, postponed: Sequence[Postponement]) -> None:
+    def _postpone(self, postponed: Sequence[Postponement]) -> None:
         names = sorted({each.job.table.qualified_name for each in postponed} | {*self._unplanned})
         if self._in_one:
             raise TailraceError(
@@ -244,5 +244,5 @@ class InitialSnapshot:
                 {"tables": len(names)},
             )
         log.warning(
-            "tables that were locked, or changed by DDL, meanwhile are read beside the stream", tables=names
+            "tables that were locked, or changed by DDL, meanwhile are read while streaming", tables=names
         )

@@ -1,10 +1,10 @@
-"""Snapshot plans: which chunks of which tables are still to be read. Pure values, kept beside the log.
+"""Snapshot plans: which chunks of which tables are still to be read. Pure values, stored with the log.
 
-A *snapshot* is asked for once: by the first start, for a table that was added later, or by
-somebody's request. It has tables, a table has chunks, and a chunk is done when its unit is in
-the log and durable. The log itself is the record of that: each unit begins with a control
-frame that names its chunk. What is kept here says what there is to do, and up to which log
-offset the units in the log have been taken in; those after it are found by looking.
+A *snapshot* is requested once: by the first start, because changes were lost, or by the user.
+It has tables, a table has chunks, and a chunk is done when its unit is in the log and durable.
+The log itself records that: each unit begins with a control frame that names its chunk. The plans
+have what is to be read, and the log offset up to which units of the log are noted in them;
+later units are found by searching the log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-#: So many snapshots that are over are kept, for `tailrace snapshot --list`.
+#: Number of finished snapshots that are kept, for `tailrace snapshot --list`.
 FINISHED_KEPT = 20
 
 
@@ -27,7 +27,7 @@ class Origin(enum.StrEnum):
 
 
 class SnapshotOutcome(enum.StrEnum):
-    """How far a snapshot is."""
+    """State of a snapshot."""
 
     OPEN = "open"
     DONE = "done"
@@ -37,16 +37,16 @@ class SnapshotOutcome(enum.StrEnum):
 
 @dataclass(slots=True)
 class TableSnapshotPlan:
-    """What is to be read of one table.
+    """The plan of one table's snapshot.
 
-    `whole`: it has no key by which rows read at different times could be put together, so all
+    `whole`: it has no key by which rows that were read at different times could be matched, so all
     of its chunks are one unit of the log, read in one window.
-    `fresh`: until its first chunk is in the log, neither are changes of it.
-    `generation` counts how often it was planned; chunks of an earlier one count no more.
-    `moved`: while some chunks were in the log and others not, a row changed its key, perhaps from
-    a chunk that was not to one that was, and was not sent whole. So what was written since it was
-    planned, by transactions from `since_xid` on, is read once more when all chunks are done.
-    `since_offset`: of the log when it was planned, if the log is to say when all of it was read since.
+    `fresh`: its changes are left out of the log until its first chunk is there.
+    `generation` counts how often it was planned; chunks of earlier generations are ignored.
+    `moved`: while only some chunks were in the log, a row changed its key, perhaps from a missing
+    chunk to a finished one, and was not sent completely. So the rows written since it was planned,
+    by transactions from `since_xid` on, are read again when all chunks are done.
+    `since_offset`: the log's offset when it was planned, if the log is to record when all was read.
     """
 
     number: int
@@ -61,7 +61,7 @@ class TableSnapshotPlan:
     chunks: int | None = None  # None: not planned
     done: set[int] = field(default_factory=set)
     rows: int = 0
-    gone: bool = False  # dropped or not published any more
+    gone: bool = False  # dropped or no longer published
     since_xid: int = 0
     moved: bool = False
     read_again: bool = False
@@ -73,7 +73,7 @@ class TableSnapshotPlan:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing of it is left to be read."""
+        """Whether nothing of it remains to be read."""
         return self.gone or (self.chunks_done and (self.read_again or not self.moved))
 
     @property
@@ -83,7 +83,7 @@ class TableSnapshotPlan:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its changes do not belong into the log yet."""
+        """Whether its changes are left out of the log until its rows are read."""
         return self.fresh and not self.done and not self.is_done
 
     def missing(self) -> Iterator[int]:
@@ -100,15 +100,15 @@ class TableSnapshotPlan:
         since_xid: int = 0,
         since_offset: int = 0,
     ) -> None:
-        """Begin a generation: nothing of it is done."""
+        """Begin a new generation, of which no chunk is done."""
         self.forget_plan()
         self.generation += 1
         self.chunks, self.whole, self.facts = chunks, whole, facts
         self.rows_estimated, self.since_xid, self.since_offset = rows_estimated, since_xid, since_offset
 
     def forget_plan(self) -> None:
-        """Forget where it is cut: it is planned again before anything more is read."""
-        # Rows that are in the log stay there, so changes of them may not be left out again.
+        """Discard the chunks: the table is planned again before more of it is read."""
+        # Rows that are in the log stay there, so their changes must not be left out again.
         self.fresh = self.fresh and not self.done
         self.chunks = None
         self.done, self.rows = set(), 0
@@ -139,12 +139,12 @@ class SnapshotPlan:
 
     @property
     def may_fail(self) -> bool:
-        """Whether the stream goes on without it."""
+        """Whether streaming continues if it fails."""
         return self.origin not in (Origin.INITIAL, Origin.NEEDED)
 
     @property
     def replaces(self) -> bool:
-        """Whether what its tables have afterwards is what it read of them, and nothing else."""
+        """Whether the rows that it reads replace all earlier rows of its tables."""
         return self.origin in (Origin.REQUESTED, Origin.NEEDED) and not self.where
 
     @property
@@ -153,9 +153,9 @@ class SnapshotPlan:
         return all(table.is_done for table in self.tables)
 
     def put_off(self, oid: int, *, plan_anew: bool) -> None:
-        """Note that chunks of the table of this oid could not be read.
+        """Note that chunks of the table with this oid could not be read.
 
-        :param plan_anew: the table is not what it was planned as; what is done of it is read again.
+        :param plan_anew: the table was altered since it was planned: its finished chunks are read again.
         """
         for table in self.tables:
             if table.oid == oid and (plan_anew or not table.done):
@@ -179,10 +179,10 @@ class SnapshotPlan:
 
 @dataclass(slots=True)
 class SnapshotPlans:
-    """All snapshots of a task that are open, in order, and the last that are over.
+    """All open snapshots of a task, in order, and the last finished ones.
 
-    `log_offset`: units that end at or before it are taken in.
-    `paused`: nothing more is read until somebody asks to go on.
+    `log_offset`: units that end at or before it are noted.
+    `paused`: nothing more is read until the user resumes snapshots.
     """
 
     open: list[SnapshotPlan] = field(default_factory=list)
@@ -191,7 +191,7 @@ class SnapshotPlans:
     paused: bool = False
 
     def find(self, id_: str) -> SnapshotPlan | None:
-        """Return the snapshot of this id, open or over."""
+        """Return the snapshot with this id, open or finished; None if there is none."""
         return next((each for each in (*self.open, *self.finished) if each.id == id_), None)
 
     def finish(
@@ -201,17 +201,17 @@ class SnapshotPlans:
         now_us: int,
         error: dict[str, Any] | None = None,
     ) -> None:
-        """Move a snapshot to those that are over."""
+        """Move a snapshot to the finished ones."""
         snapshot.outcome, snapshot.error, snapshot.finished_us = outcome, error, now_us
         self.open = [each for each in self.open if each is not snapshot]
         self.finished = [*self.finished, snapshot][-FINISHED_KEPT:]
 
     def awaiting(self) -> frozenset[int]:
-        """Return the oids of tables whose changes do not belong into the log yet."""
+        """Return the oids of tables whose changes are left out of the log until their rows are read."""
         return frozenset(table.oid for snapshot in self.open for table in snapshot.tables if table.is_awaited)
 
     def in_parts(self) -> frozenset[int]:
-        """Return the oids of tables of which some chunks are in the log and others are not."""
+        """Return the oids of tables of which some chunks, but not all, are in the log."""
         return frozenset(
             table.oid
             for snapshot in self.open
@@ -230,8 +230,8 @@ class SnapshotPlans:
     def take_unit(self, begin: dict[str, Any], rows: int) -> None:
         """Note that the unit which began with `begin` is in the log, with `rows` rows.
 
-        Units of snapshots that are over, of earlier generations and those that were noted
-        already are passed over.
+        Units of finished snapshots, of earlier generations, and units that were already noted
+        are ignored.
         """
         for snapshot in self.open:
             if snapshot.id != begin.get("snapshot"):
@@ -263,12 +263,12 @@ class SnapshotPlans:
         )
 
 
-#: In place of a chunk's number: what was written since the table was planned.
+#: In place of a chunk's number: the rows written since the table was planned.
 AGAIN = "again"
 
 
 def unit_name(snapshot: SnapshotPlan, table: TableSnapshotPlan, chunk: int | str | None) -> dict[str, Any]:
-    """Return what the unit's first frame says of it.
+    """Return the content of the unit's first frame.
 
     :param chunk: its number, or `AGAIN`. None: the unit has all chunks of the table.
     """
@@ -282,14 +282,14 @@ def unit_name(snapshot: SnapshotPlan, table: TableSnapshotPlan, chunk: int | str
 
 
 def numbers_of(table: TableSnapshotPlan, chunk: int | str | None) -> set[int]:
-    """Return which chunks a unit has; as in `unit_name`."""
+    """Return the numbers of a unit's chunks; `chunk` as in `unit_name`."""
     if isinstance(chunk, int):
         return {chunk}
     return set() if isinstance(chunk, str) else set(range(table.chunks or 0))
 
 
 def whole_name(snapshot: SnapshotPlan) -> dict[str, Any]:
-    """Return what the first frame of a unit says that has all tables of the snapshot."""
+    """Return the content of the first frame of a unit that has all tables of the snapshot."""
     return {"tables": [table.qualified_name for table in snapshot.tables], "snapshot": snapshot.id}
 
 

@@ -1,9 +1,9 @@
-"""The procedure by which every snapshot is read: tables are planned, and their chunks read window by window.
+"""The procedure of every snapshot: tables are planned, and their chunks are read window by window.
 
-A window is one exported snapshot, which is exact for an LSN, and what is read out of it. The first window of
-an initial snapshot is the one that the slot's creation exported, before there is a stream (`initial`). All
-others are taken beside the stream (`incremental`): for chunks that are missing, for tables that came later,
-for requests.
+A window is one exported snapshot, which is exact for an LSN, and the chunks that are read from it. The first
+window of an initial snapshot uses the snapshot that the slot's creation exported, before streaming begins
+(`initial`). All others are taken while streaming (`incremental`): for missing chunks, for tables that were
+added later, for requests.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tailrace.sources.progress import TableProgress
 class SnapshotProcedure:
     """Reads the snapshots of one task into its log.
 
-    :ivar state: keeps what is to be read and what is done.
-    :ivar progress: of tables, by qualified name; filled as it goes.
+    :ivar state: stores what is to be read and what is done.
+    :ivar progress: of tables, by qualified name; updated while reading.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class SnapshotProcedure:
         *,
         is_kept: bool = True,
     ) -> None:
-        """Have a table be read in the chunks that were planned; the state is to be written then.
+        """Use the planned chunks `found` for a table; the caller then writes the state.
 
-        :param is_kept: another window may read them: where the table is cut is kept, durably.
+        :param is_kept: other windows may read them, too, so the chunks' bounds are stored durably.
         """
         if is_kept:
             self.state.keep_plan(snapshot, plan, plan.generation + 1, found.relations)
@@ -70,8 +70,8 @@ class SnapshotProcedure:
                 facts=facts_digest(table),
                 rows_estimated=found.rows_estimated,
                 since_xid=found.since_xid,
-                # Without a key, it could not be found out which rows are gone. Of what
-                # is durable: the log may end there after a crash, and the plan is kept.
+                # Without a key, deleted rows could not be found. The durable offset,
+                # because after a crash the log may end there, while the plan is kept.
                 since_offset=(
                     self.state.appender.durable.offset if snapshot.replaces and self._has_key(table) else 0
                 ),
@@ -89,16 +89,16 @@ class SnapshotProcedure:
         room: int | None = None,
         unit: Unit | None = None,
     ) -> list[ChunkJob]:
-        """Return up to `room` chunks of a table that are missing, or all that must be read in one window.
+        """Return up to `room` missing chunks of a table, or all that must be read in one window.
 
-        :param unit: that they become parts of, if not of units of their own table.
+        :param unit: the unit for all of them; default: units of this table.
         """
         condition = snapshot.where
         if snapshot.origin is Origin.INITIAL:
             condition = self.source.snapshot_condition(table.schema, table.name)
         where = [condition]
         if plan.chunks_done:
-            # Rows may have moved from chunk to chunk until the stream stands where this is read.
+            # Rows may have moved between chunks until the LSN of this window.
             chunks = list(whole_of([relation for relation in relations if not relation.gone]))
             unit = Unit(unit_name(snapshot, plan, AGAIN), len(chunks))
             where.append(written_since(plan.since_xid))
@@ -115,7 +115,7 @@ class SnapshotProcedure:
                 table,
                 chunk,
                 unit or Unit(unit_name(snapshot, plan, chunk.number)),
-                # On lines of their own: a condition may end in a comment.
+                # Each on its own line: a condition may end in a comment.
                 " AND ".join(f"({each}\n)" for each in where if each),
                 progress,
                 conditional=bool(condition),
@@ -134,14 +134,14 @@ class SnapshotProcedure:
         admitted: Callable[[], None],
         lock_wait_s: float,
     ) -> list[Postponement]:
-        """Read chunks out of an exported snapshot, and write down which are done; return those that could
-        not be read, which are left to later windows.
+        """Read chunks from an exported snapshot, and store which are done; return those that could not be
+        read, which later windows read.
 
-        :param jobs: run through on this thread, as readers get free.
-        :param admitted: waits until units may be written at this point of the log; raises if that will
-            never be.
-        :param lock_wait_s: a table that can't be locked within it is left to a later window.
-        :raises TailraceError: as `ChunkReaders.read`; also then what was read is written down.
+        :param jobs: iterated over on this thread, as readers become free.
+        :param admitted: waits until units may be written at this point of the log; raises an error if that
+            will never happen.
+        :param lock_wait_s: a table that can't be locked within this time is postponed to a later window.
+        :raises TailraceError: as `ChunkReaders.read`; the finished chunks are stored also then.
         """
         writer = ChunkWriter(
             self.state.appender,
@@ -155,7 +155,7 @@ class SnapshotProcedure:
         try:
             readers.read(jobs)
         finally:
-            # A stream beside it still stands at the window's LSN, so the next line sees all its units.
+            # The stream still waits at the window's LSN, so the next line sees all units of the window.
             self.state.checkpoint()
             if readers.postponed:
                 with self.state.lock:

@@ -1,4 +1,4 @@
-"""Takes requests for snapshots into the plans."""
+"""Adds requested snapshots to the snapshot plans."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ log = structlog.get_logger(__name__)
 
 
 class Requests:
-    """Takes requests into the snapshot plans. One thread.
+    """Adds requests to the snapshot plans. One thread.
 
-    :param settling: beside a stream, wraps what finds out whether a table is in the log yet, and has its
-        changes wait if not.
+    :param settling: while streaming: a context in which nothing is appended, so that a table's changes can
+        be held back if the log does not have the table yet.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Requests:
         self._settling = settling or (lambda: state.lock)
 
     def take(self, session: Session) -> bool:
-        """Take the requests that wait; return whether there were any. One whose table is locked waits on.
+        """Take the waiting requests; return whether any was taken. A request whose table is locked stays.
 
-        :raises TailraceError: what the server refused with; `LOG_FULL`, `LOG_WRITE_FAILED`.
+        :raises TailraceError: the server's error; `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
         return take_requests(self._state.directory, lambda request: self._take(request, session))
 
     def _take(self, request: Request, session: Session) -> bool:
-        """Take one request in; return whether that is done: else it is looked at again with the next ones."""
+        """Take one request; return whether that is done: if not, it is tried again with the next ones."""
         if request.cancels:
             self._cancel(request)
         elif request.pauses is not None:
@@ -76,9 +76,9 @@ class Requests:
         return True
 
     def _begin(self, request: Request, session: Session) -> None:
-        """Take one request in.
+        """Add the snapshot of one request to the plans.
 
-        :raises TailraceError: why it can't be carried out; what the server refused with.
+        :raises TailraceError: if it can't be taken; the server's error.
         """
         published = {
             f"{schema}.{name}": (oid, schema, name)
@@ -92,11 +92,11 @@ class Requests:
         keyless = [name for name in names if self._is_keyless(session, *published[name])]
         with self._settling():
             if self._state.plans.find(request.id) is not None:
-                # The engine was killed before it could remove the file, or there was no room for the plans.
+                # The engine was killed before it removed the file, or the disk had no room for the plans.
                 self._state.write()
                 return
-            # Nothing of a table that the log does not know yet is in it: changes wait for the rows, all of
-            # which must then be read. One that another snapshot is to read first is in the log by then.
+            # A table that the log does not know yet has no changes in it: they are left out until its rows
+            # are read, all of which must then be read. If another snapshot reads it first, it is known then.
             known = set(self._state.appender.tables)
             known |= {table.oid for each in self._state.plans.open for table in each.tables}
             wanted = [published[name] for name in names]
@@ -105,19 +105,19 @@ class Requests:
                 raise _doubled(doubled)
             self._state.plans.open.append(_plan_of(request, tables))
             self._state.write()
-        log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
+        log.info("a snapshot was requested", snapshot=request.id, tables=list(request.tables))
 
     def ask_for_all(self, session: Session) -> None:
-        """Have all published tables be read again, durably, since changes of them were lost.
+        """Plan, durably, to read all published tables again, because changes of them were lost.
 
-        One of which nothing is in the log yet, since its rows are awaited, is read anyway.
+        A table whose changes are left out until its rows are read is planned already.
 
-        :raises TailraceError: `SINK_KEY_MISSING` if rows of a table would be there twice; what the server
-            refused with.
+        :raises TailraceError: `SINK_KEY_MISSING` if the log would have rows of a table twice; the server's
+            error.
         """
         published = published_oids(session, self._source)
         with self._state.lock:
-            # What one before has read is of before the loss.
+            # An earlier one has read rows as they were before the loss.
             for snapshot in [each for each in self._state.plans.open if each.origin is Origin.NEEDED]:
                 self._state.finish(snapshot, SnapshotOutcome.CANCELLED)
             awaited = self._state.plans.awaiting()
@@ -140,13 +140,13 @@ class Requests:
             if snapshot is None:
                 snapshot = not_taken(request)
             elif snapshot.outcome is not SnapshotOutcome.OPEN:
-                self._state.write()  # there may have been no room for it
+                self._state.write()  # the disk may have had no room for it before
                 return
         log.error("a snapshot can't be taken", snapshot=request.id, error=str(refusal))
         self._state.finish(snapshot, SnapshotOutcome.FAILED, refusal.as_json())
 
     def _is_keyless(self, session: Session, oid: int, schema: str, name: str) -> bool:
-        """Return whether a row that is read again could not be distinguished from another one."""
+        """Return whether the table has no key by which a row that is read again can be recognised."""
         try:
             table = published_table(session, self._source, oid, with_filter=False)
         except TailraceError as error:
@@ -158,7 +158,7 @@ class Requests:
     def _not_published(self, session: Session, missing: Sequence[str]) -> TailraceError:
         source = self._source
         meant = [table for table in matching_tables(session, source) if table.qualified_name in missing]
-        command = f"{add_command(session, source, meant)}; then ask again" if meant else ""
+        command = f"{add_command(session, source, meant)}; then repeat the request" if meant else ""
         return TailraceError(
             Kind.TABLE_MISSING,
             f"take a snapshot of {', '.join(missing)}: the publication {source.publication!r} does not have "
@@ -175,7 +175,7 @@ class Requests:
             self._state.plans.paused = pauses
             self._state.write()
         if changes:
-            log.info("snapshots are paused" if pauses else "snapshots go on")
+            log.info("snapshots are paused" if pauses else "snapshots are resumed")
 
     def _cancel(self, request: Request) -> None:
         def is_meant(snapshot: SnapshotPlan) -> bool:
@@ -188,18 +188,18 @@ class Requests:
             ended = [snapshot for snapshot in self._state.plans.open if is_meant(snapshot)]
             for snapshot in filter(is_meant, self._state.plans.finished):
                 if snapshot.outcome is SnapshotOutcome.FAILED:
-                    snapshot.outcome = SnapshotOutcome.CANCELLED  # nobody needs to be warned of it any more
+                    snapshot.outcome = SnapshotOutcome.CANCELLED  # which ends the warning about it
             self._state.write()
         for snapshot in ended:
             self._state.abandon(snapshot, SnapshotOutcome.CANCELLED)
-            log.info("a snapshot was cancelled; what was read of it stays", snapshot=snapshot.id)
+            log.info("a snapshot was cancelled; rows that were read stay in the log", snapshot=snapshot.id)
 
 
 def check_condition(session: Session, schema: str, name: str, where: str) -> None:
-    """Make sure that the server reads `where` as one condition over a table. Nothing is run.
+    """Check that the server parses `where` as one condition over a table. Nothing is executed.
 
-    A text that closes a parenthesis which it did not open, and so could end the statement that it becomes a
-    part of, does not pass.
+    A text is rejected if it closes a parenthesis that it did not open, and so could end the statement in
+    which it is inserted.
 
     :raises TailraceError: `SNAPSHOT_FAILED`; `SOURCE_UNREACHABLE`.
     """
@@ -217,13 +217,13 @@ def _plan_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
 
 
 def not_taken(request: Request) -> SnapshotPlan:
-    """Return the plan of a request that nobody has looked for the tables of."""
+    """Return the plan of a request whose tables were not looked up in the database."""
     named = (name.partition(".") for name in dict.fromkeys(request.tables))
     return _plan_of(request, _table_plans([(0, schema, name) for schema, _, name in named], {0}))
 
 
 def _table_plans(tables: Iterable[tuple[int, str, str]], known: Container[int]) -> list[TableSnapshotPlan]:
-    # Of oid, schema and name; those not known by their oid are fresh.
+    # `tables` has oid, schema and name; a table whose oid is not in `known` is fresh.
     return [TableSnapshotPlan(at, *table, fresh=table[0] not in known) for at, table in enumerate(tables)]
 
 

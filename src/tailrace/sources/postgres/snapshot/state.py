@@ -1,10 +1,10 @@
-"""Keeps the snapshot plans on disk, consistent with the log after a crash at any point.
+"""Stores the snapshot plans on disk, consistent with the log after a crash at any point.
 
-That a chunk is done is written in one place: the unit in the log. The file `snapshot.state`
-says what there is to do, and which units were durable when it was written; at a start, the log
-is searched from there on for units that came later. So the file may be older than the log, and
-never claims what the log does not hold. Where a table is cut is kept in a file of its own,
-written before its first chunk is read.
+Only the unit in the log records that a chunk is done. The file `snapshot.state` has what is to be
+read, and which units were durable when it was written; at a start, the log is searched from that
+offset for later units. So the file may be older than the log, but never claims what the log does
+not have. The bounds of a table's chunks are in a separate file, which is written before its first
+chunk is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tailrace.sources.postgres.streaming.appender import PostgresAppender
 
 log = structlog.get_logger(__name__)
 
-#: Between checkpoints: what a start after a kill has to search is what came in so long.
+#: Seconds between checkpoints: a start after a kill searches what was appended in this time.
 CHECKPOINT_S = 2.0
 
 #: The file in a log's directory that has the plans.
@@ -45,7 +45,7 @@ PLANS = f"tasks/{TASK}/snapshot.state"
 
 
 def kept_plans(directory: LogDirectory) -> SnapshotPlans:
-    """Return the snapshot plans as they were last written down.
+    """Return the stored snapshot plans.
 
     :raises TailraceError: `LOG_CORRUPT`.
     """
@@ -54,7 +54,7 @@ def kept_plans(directory: LogDirectory) -> SnapshotPlans:
 
 
 class SnapshotState:
-    """The snapshot plans of one log. `plans` is changed under `lock`."""
+    """The snapshot plans of one log. `plans` is changed only under `lock`."""
 
     def __init__(self, directory: LogDirectory, appender: PostgresAppender) -> None:
         self.directory = directory
@@ -62,13 +62,13 @@ class SnapshotState:
         self._written_s = 0.0
         self._pending: list[tuple[int, Unit]] = []  # in the log, perhaps not durable: end offset, unit
         self._closing_from: int | None = None  # a unit is being closed that begins there or later
-        #: Returns the relations of which rows may have moved in what was appended since it was asked.
+        #: Returns the relations whose rows may have moved in what was appended since the last call.
         self.take_moved: Callable[[], Iterable[int]] = frozenset
         self.lock = threading.RLock()
         self.plans = SnapshotPlans()
 
     def open(self) -> None:
-        """Read the plans, and from the log what was done since it was written.
+        """Read the plans, and from the log the units that were written since the plans were stored.
 
         :raises TailraceError: `LOG_CORRUPT`; `SNAPSHOT_FAILED` if retention removed that part.
         """
@@ -79,7 +79,7 @@ class SnapshotState:
                 self._search_log()
 
     def replace(self, plans: SnapshotPlans) -> None:
-        """Begin with other plans, durably; what an earlier one planned is forgotten."""
+        """Replace the plans by `plans`, durably; the files of earlier snapshots are removed."""
         with self.lock:
             self.plans = plans
             self._pending.clear()
@@ -87,9 +87,9 @@ class SnapshotState:
             self._drop_others()
 
     def write(self) -> None:
-        """Keep the plans, durably; of the units that were closed, those that are durable."""
+        """Store the plans durably, after noting the closed units that are durable."""
         with self.lock:
-            # In this order: what is durable by then has been noted.
+            # First: all units that are durable by now are in `_pending`.
             durable = self._durable_and_noted()
             self.plans.take_moves(self.take_moved())
             for end, unit in self._pending:
@@ -101,12 +101,12 @@ class SnapshotState:
             self._written_s = time.monotonic()
 
     def checkpoint(self) -> None:
-        """Make durable what was appended, and take all of it in."""
+        """Make durable what was appended, note all of its units, and store the plans."""
         self.appender.sync()
         self.write()
 
     def turn(self) -> None:
-        """Write if it is time to."""
+        """Store the plans if a checkpoint is due."""
         with self.lock:
             moved = self._durable_and_noted() > self.plans.log_offset
             if self.plans.open and moved and time.monotonic() - self._written_s >= CHECKPOINT_S:
@@ -114,14 +114,14 @@ class SnapshotState:
 
     @contextmanager
     def closing(self, unit: Unit) -> Iterator[dict[str, Any] | None]:
-        """Note that `unit` is whole in the log, if its end was appended within the context. Any thread.
+        """Note that `unit` is complete in the log, if its end was appended within the context. Any thread.
 
-        What is given, if anything, is the table's facts, to be appended before the unit's end: with this
-        unit all of the table has been read.
+        The context's value, if not None, is the table's facts, to be appended before the unit's end: with
+        this unit, all of the table has been read.
 
-        From before its end is in the log until it is noted, the plans keep to an offset before it: it may
-        be durable before the next line runs, and a start that looked only behind it would read its rows once
-        more and, until then, leave changes of them out.
+        Until the unit is noted, the stored log offset stays before its end: the end may become durable at
+        once, and a start that searched only after it would read the rows again and, until then, leave out
+        their changes.
         """
         with self.lock:
             self._closing_from = self._durable_and_noted()
@@ -151,7 +151,7 @@ class SnapshotState:
         return {**frames.control_json(frame), "read_from": table.since_offset}
 
     def _durable_and_noted(self) -> int:
-        # Only one unit is open at a time. One that failed to be closed holds this until another is.
+        # Only one unit is open at a time. If closing it failed, this stays until the next one is closed.
         return self.appender.durable.offset if self._closing_from is None else self._closing_from
 
     def finish(
@@ -160,7 +160,7 @@ class SnapshotState:
         outcome: SnapshotOutcome = SnapshotOutcome.DONE,
         error: dict[str, object] | None = None,
     ) -> None:
-        """Write down that a snapshot is over, however it ended."""
+        """Store, durably, that a snapshot has ended, with its outcome."""
         with self.lock:
             self.plans.finish(snapshot, outcome, time.time_ns() // 1000, error)
             self.write()
@@ -169,14 +169,14 @@ class SnapshotState:
     def abandon(
         self, snapshot: SnapshotPlan, outcome: SnapshotOutcome, error: dict[str, object] | None = None
     ) -> None:
-        """Finish a snapshot that is not whole, and say of which tables changes waited in vain for rows."""
+        """Finish an incomplete snapshot, and warn of the tables whose changes were left out until then."""
         with self.lock:
             gaps = [table.qualified_name for table in snapshot.tables if table.is_awaited]
         self.finish(snapshot, outcome, error)
         if gaps:
             log.warning(
-                "changes that were left out until the rows of a table are read are not in the log; ask for "
-                "its snapshot again",
+                "changes of tables whose rows were not read yet are not in the log; request their snapshot "
+                "again",
                 tables=gaps,
             )
 
@@ -187,23 +187,23 @@ class SnapshotState:
         generation: int,
         relations: Sequence[ChunkedRelation],
     ) -> None:
-        """Keep where `table` is cut in `generation`, durably: before the plans speak of it.
+        """Store the chunks of `table` in `generation`, durably, before the plans refer to them.
 
-        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; the plans must be left as they were then.
+        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; the plans must not be changed then.
         """
         content = {"stretches": [relation.as_json() for relation in relations]}
         self.directory.state_write(self._plan_name(snapshot, table, generation), content)
 
     def plan(self, snapshot: SnapshotPlan, table: TableSnapshotPlan) -> tuple[ChunkedRelation, ...]:
-        """Return where `table` is cut.
+        """Return the stored chunks of `table`.
 
-        :raises TailraceError: `LOG_CORRUPT` if that is lost.
+        :raises TailraceError: `LOG_CORRUPT` if they are missing.
         """
         content = self.directory.state_read(self._plan_name(snapshot, table, table.generation))
         if content is None:
             raise TailraceError(
                 Kind.LOG_CORRUPT,
-                f"read the plan of the snapshot of {table.qualified_name}: it is not there",
+                f"read the plan of the snapshot of {table.qualified_name}: the file is missing",
                 "restore the log's folder from a backup, or begin a new log with a new snapshot: set "
                 "log.path to a new directory and drop the slot",
                 {"file": self._plan_name(snapshot, table, table.generation)},
@@ -211,21 +211,21 @@ class SnapshotState:
         return tuple(ChunkedRelation.from_json(each) for each in content["stretches"])
 
     def _drop_others(self) -> None:
-        """Remove where tables were cut by snapshots that are not open, also those of a process that died."""
+        """Remove the files of snapshots that are not open, also those of a process that was killed."""
         kept = tuple(f"snapshot-{snapshot.id}-" for snapshot in self.plans.open)
         for path in self.directory.task_path(TASK).glob("snapshot-*"):
             if not path.name.startswith(kept):
                 path.unlink(missing_ok=True)
 
     def _search_log(self) -> None:
-        """Take in the units that came into the log after the plans were written."""
+        """Note the units that were appended to the log after the plans were stored."""
         offset = self.plans.log_offset
         with LogReader.open(self.directory, TASK) as reader:
             end = reader.end().offset
             if offset < reader.start:
                 raise TailraceError(
                     Kind.SNAPSHOT_FAILED,
-                    "go on with a snapshot: retention has removed the part of the log that shows which "
+                    "continue a snapshot: retention has removed the part of the log that shows which "
                     "chunks are done",
                     "begin a new log with a new snapshot: set log.path to a new directory and drop the slot",
                     {"offset": offset, "log_start": reader.start},
@@ -237,7 +237,7 @@ class SnapshotState:
             opened: dict[str, object] | None = None
             for ref in reader.blocks(offset, end) if end > offset else ():
                 data = reader.read(ref)
-                # Perhaps of a row before the first chunk: reading it once more does no harm.
+                # The row may have changed before the first chunk was read: reading it again does no harm.
                 moved |= set(frame_filters.moved(data, watched))
                 for at in frame_filters.snapshot_marks(data):
                     if ref.header.log_offset + int(at) < offset:

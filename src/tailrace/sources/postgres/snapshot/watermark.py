@@ -1,12 +1,12 @@
 """The watermark: the stream waits at a snapshot's LSN until the snapshot's chunks are in the log.
 
-The stream may not run past the point at which rows of a snapshot are to stand. While that
-point is not known it keeps behind a limit that surely lies before it; once it is known, the
-stream comes up to it, stops between two transactions, and waits until the rows are in the log.
+The stream must not pass the point at which rows of a snapshot belong. While that point is
+unknown, the stream stays behind a limit that is certainly before it. Once it is known, the
+stream advances to it, stops between two transactions, and waits until the rows are in the log.
 Meanwhile the server's messages wait in the socket.
 
-Two sides use it. The receiving thread passes what came through `pass_`; the snapshot's thread
-sets the limit, the point, and lets the stream go on. Only one of them appends: the stream
+The receiving thread passes what it received through `pass_`; the snapshot's thread sets the
+limit and the point, and releases the stream. Only one of them appends at a time: the stream
 while it passes, the snapshot while the stream is stopped.
 """
 
@@ -24,18 +24,18 @@ from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.sources.postgres.streaming import frame_filters
 from tailrace.sources.postgres.streaming.appender import PostgresAppender
 
-#: A wait looks this often whether there is still something to wait for.
+#: Interval, in seconds, at which a waiting thread checks whether it must still wait.
 LOOK_S = 0.05
 
 _NONE: Numbers = np.empty(0, np.int64)
 
 
 class StreamEnded(Exception):  # noqa: N818 - not an error: the connection that it met is over
-    """Raised to the snapshot's side when the stream has left."""
+    """Raised on the snapshot's thread when the stream has ended."""
 
 
 class SnapshotWatermark:
-    """The watermark at which one connection's stream waits for the snapshots beside it."""
+    """The watermark at which one connection's stream waits for snapshots."""
 
     def __init__(self, appender: PostgresAppender) -> None:
         self._appender = appender
@@ -52,14 +52,14 @@ class SnapshotWatermark:
 
     @property
     def expected(self) -> bool:
-        """Whether a snapshot waits for the stream to come to its LSN."""
+        """Whether a snapshot waits until the stream reaches its LSN."""
         return self._point is not None
 
     def pass_(self, data: Bytes, keep_on: Callable[[], None], appended: Callable[[Bytes], None]) -> None:
-        """Append `data`, whole frames, as far and as soon as they may pass.
+        """Append `data`, complete frames; wait before those that may not pass the watermark yet.
 
-        :param keep_on: called now and then while waiting; it raises if that is over.
-        :param appended: appends; called with runs of frames in order.
+        :param keep_on: called repeatedly while waiting; raises an error to end the wait.
+        :param appended: appends frames; called with runs of them in order.
         """
         while len(data):
             with self._changed:
@@ -77,11 +77,11 @@ class SnapshotWatermark:
                     self._wait(keep_on)
 
     def progress(self, wal_end: int, keep_on: Callable[[], None], append: Callable[[int], None]) -> None:
-        """Append that the source has nothing before `wal_end`, as far and as soon as it may pass.
+        """Append that the source has no further changes before `wal_end`; wait if that is not allowed yet.
 
-        Nothing that the server sent before it said so may be left to be passed.
+        Everything that the server sent before must have been passed.
 
-        :param append: appends it, for the LSN that it is given.
+        :param append: appends this for the given LSN.
         """
         while True:
             with self._changed:
@@ -95,7 +95,7 @@ class SnapshotWatermark:
                 self._wait(keep_on)
 
     def leave(self) -> None:
-        """The stream is over: end the waits for it."""
+        """Note that the stream has ended, and end the waits for it."""
         with self._changed:
             self._over = True
             self._stopped_there = False
@@ -116,22 +116,22 @@ class SnapshotWatermark:
     # The snapshot's thread
 
     def hold(self, lsn: int) -> None:
-        """Keep the stream behind `lsn`, or behind where it is already; later calls move that on."""
+        """Keep the stream before `lsn`, or at its present position if that is later; may be called again."""
         with self._changed:
             if self._point is None:
                 self._limit = max(lsn, self._appender.tail.position, self._limit or 0)
                 self._changed.notify_all()
 
     def at(self, lsn: int) -> None:
-        """Have the stream come up to `lsn` and stop there."""
+        """Let the stream advance to `lsn` and stop there."""
         with self._changed:
             self._limit = self._point = lsn
             self._changed.notify_all()
 
     def await_arrival(self, stopping: threading.Event, deadline_s: float) -> bool:
-        """Wait until the stream stands at the point; false if it did not come in time.
+        """Wait until the stream has stopped at the point; return False if it did not within `deadline_s`.
 
-        :raises StreamEnded: if it never will.
+        :raises StreamEnded: if the stream has ended.
         :raises Stopped: if `stopping` was set.
         """
         until = time.monotonic() + deadline_s
@@ -147,15 +147,15 @@ class SnapshotWatermark:
             return True
 
     def require_arrived(self) -> None:
-        """Raise if the stream does not stand at the point any more.
+        """Check that the stream is still stopped at the point.
 
-        :raises StreamEnded: then nothing may be appended.
+        :raises StreamEnded: if not; then nothing may be appended.
         """
         if not self._stopped_there:
             raise StreamEnded
 
     def release(self) -> None:
-        """Let the stream go on."""
+        """Let the stream continue."""
         with self._changed:
             self._limit = self._point = None
             self._stopped_there = False
@@ -163,20 +163,20 @@ class SnapshotWatermark:
 
     @contextmanager
     def quiesced(self) -> Iterator[None]:
-        """Nothing of the stream is appended while the block runs; keep it short."""
+        """Keep the stream from appending while the block runs, which must be short."""
         with self._changed:
             yield
 
     def set_filters(self, *, leave_out: Iterable[int], watch: Iterable[int]) -> None:
-        """From now on, keep rows that change in some relations out of the log, and note of others
-        when a row changes its key and is not sent whole.
+        """From now on, leave out changes of the relations `leave_out`, and note for the relations `watch`
+        when a row changes its key and is not sent completely.
         """
         with self._changed:
             self._awaiting = np.array(sorted(leave_out), np.int64)
             self._watched = np.array(sorted(watch), np.int64)
 
     def take_moved(self) -> frozenset[int]:
-        """Return the relations of which that was noted since this was last asked."""
+        """Return the relations for which that was noted since the last call."""
         with self._changed:
             moved = frozenset(self._moved)
             self._moved.clear()

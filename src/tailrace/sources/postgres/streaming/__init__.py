@@ -1,1 +1,1 @@
-"""Streaming: the replication stream into the log, and what is confirmed to the server."""
+"""Streaming: appends the replication stream to the log and confirms durable positions to the server."""

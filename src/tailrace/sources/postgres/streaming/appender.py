@@ -17,26 +17,26 @@ from tailrace.sources.postgres.streaming.unchanged_updates import UnchangedUpdat
 
 
 class PostgresAppender(Appender):
-    """An `Appender` that puts facts before what describes tables, and leaves out updates of nothing."""
+    """An `Appender` that inserts facts before Relation messages, and drops updates that change nothing."""
 
     def __init__(self, writer: LogWriter, stopping: threading.Event) -> None:
         super().__init__(writer, stopping)
         #: Facts in force at the log's end.
         self.facts_in_force = KnownFacts(writer.schema_in_force)
-        #: Puts facts before what describes tables. Of the connection that is open.
+        #: Inserts facts before Relation messages; belongs to the open connection.
         self.schema_watch: SchemaWatch | None = None
-        #: Keeps the names of columns before something describes their table.
+        #: Stores the names of columns before a description of their table is appended.
         self.column_names: ColumnNames | None = None
         self.unchanged_updates: UnchangedUpdates | None = None
 
     @property
     def tables(self) -> list[int]:
         """The oids of the tables that the log has. Any thread."""
-        # A list of a dictionary's keys is made in one step, whatever the receiver does meanwhile.
+        # list() of a dictionary is atomic, so the receiver may change the dictionary meanwhile.
         return [int(key[1:]) for key in list(self.schema_in_force) if key.startswith("F")]
 
     def append(self, chunk: Bytes) -> Summary:
-        """Append whole frames, as `Appender.append` does, with what belongs to them."""
+        """Append complete frames as `Appender.append` does, with the facts of their tables."""
         self.raise_failure()
         if (facts := self.settled_facts()) is not None:
             chunk = np.concatenate((facts, chunk))
@@ -58,18 +58,18 @@ class PostgresAppender(Appender):
         return summary
 
     def settled_facts(self) -> Bytes | None:
-        """Return facts that could not be learnt in time and are known now, None if there are none."""
+        """Return pending facts that are known now; None if there are none."""
         return None if self.schema_watch is None else self.schema_watch.settle()
 
     def discard_open_unit(self) -> None:
-        """Cut the log back to its last boundary: the source sends whole transactions again."""
+        """Truncate the log to its last boundary: the source sends whole transactions again."""
         super().discard_open_unit()
         self.facts_in_force = KnownFacts(self._writer.schema_in_force)
         if self.schema_watch is not None:
             self.schema_watch.forget()
 
     def _in_place_of(self, scanned: Bytes, chunk: Bytes, summary: Summary) -> tuple[Bytes, Summary]:
-        # Scans what takes the place of a chunk that was scanned, if it is another one.
+        # Return the chunk that replaces `scanned`, and its summary; it is scanned if it is another object.
         if chunk is scanned:
             return scanned, summary
         self._state = self._writer.scan_state()

@@ -1,8 +1,8 @@
-"""A capture task: one slot of one PostgreSQL database into one task of the change log.
+"""A capture task: captures one slot of one PostgreSQL database into one task of the change log.
 
-`CaptureTask.run` is the loop to read first: connect, reconcile, begin or resume, stream; and
-again after anything that may pass. The thread that calls it receives and appends. Two more
-threads make durable what was appended (appender) and acknowledge it to the server (status).
+Read `CaptureTask.run` first: connect, reconcile, begin or resume, stream; and the same again after
+a transient error. The calling thread receives and appends. A second thread makes durable what was
+appended (appender), a third one acknowledges it to the server (status).
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ from tailrace.sources.reconnection import Reconnection
 log = structlog.get_logger(__name__)
 
 START_DEADLINE_S = 60.0
-#: A small snapshot begins again when DDL comes into it, so many times.
+#: Number of attempts at a small snapshot, which begins again when a table is altered meanwhile.
 BEGINNINGS_MAX = 5
-#: The silence that is borne doubles while connections end in silence before a transaction came, up to this:
-#: servers before 16 say nothing while they decode a large transaction that is not for us. They answer while
-#: they read it: that anything else came does not count.
+#: Upper limit, in seconds, of the silence timeout. It doubles while connections end in silence before a
+#: transaction was received: servers before 16 send nothing while they decode a large transaction of other
+#: tables. They do answer while they read it, so other messages do not count.
 SILENCE_S_MAX = 3600.0
 
 
 class CaptureTask:
-    """Captures one database into one log. `run` once; the rest from any thread.
+    """Captures one database into one log. `run` is called once, the other methods from any thread.
 
-    :param path: where the log is or is to be.
-    :param name: of the pipeline, for messages.
-    :param semaphore: to begin (slot, snapshot), where others begin, too.
+    :param path: the log's directory, which may not exist yet.
+    :param name: the pipeline's name, for messages.
+    :param semaphore: limits how many sources create their slots and take initial snapshots at once.
     :param listener: of the log's writer.
     """
 
@@ -113,10 +113,10 @@ class CaptureTask:
         self._watch = SlotWatch(self._source, name, lambda: self._log)
 
     def run(self) -> None:
-        """Capture until `stop`, or until the snapshot is done if that is all that is wanted.
+        """Capture until `stop` is called, or, with `snapshot: only`, until the snapshot is done.
 
-        :raises TailraceError: what a person must deal with, or what did not pass within
-            `source.reconnect_s_max`.
+        :raises TailraceError: an error that the user must repair, or a transient one that lasted longer
+            than `source.reconnect_s_max`.
         """
         self._watch.start()
         try:
@@ -130,14 +130,14 @@ class CaptureTask:
                 self._log.appender.close()
 
     def stop(self) -> None:
-        """Ask `run` to return: it makes durable and acknowledges what was received."""
+        """Ask `run` to return, after making durable and acknowledging what was received."""
         self._stopping.set()
 
     def caught_up(self, lsn: int) -> bool:
-        """Return whether everything that was committed before `lsn` is durable in the log, and no
-        snapshot is wanted that is not there whole; one that is paused is not wanted now.
+        """Return whether everything that was committed before `lsn` is durable in the log, and all
+        snapshots are complete, except paused ones.
 
-        If it is not yet, the server is asked how far it is; call again.
+        If not, this asks the server for its position; call again.
         """
         self._wanted.position = max(self._wanted.position, lsn)
         if self._log is None:
@@ -150,7 +150,7 @@ class CaptureTask:
         return False
 
     def progress(self) -> CaptureProgress:
-        """Return how far the task is."""
+        """Return the task's progress."""
         task_log, stream, status = self._log, self._stream, self._status
         appender = None if task_log is None else task_log.appender
         nowhere = Tail(0, 0, 0)
@@ -175,12 +175,12 @@ class CaptureTask:
     def _run_connection(self) -> None:
         self._phase, self._stream = "connecting", None
         if self._log is not None:
-            # The process that took the log over has moved the slot on, too: what it says would mislead.
+            # A process that took over the log has also advanced the slot, whose position would mislead.
             self._log.appender.check_fence()
             self._log.appender.discard_open_unit()
         with Session.connect(self._source, self._stopping, replication=True) as session:
             server.require_supported(self._source, session.server_version)
-            if self._log is None:  # its lock is taken before anything is done to slot or publication
+            if self._log is None:  # the log is locked before slot or publication are changed
                 self._log = TaskLog.open(
                     self._path, session, self._source, self._options, self._stopping, self._listener
                 )
@@ -239,9 +239,9 @@ class CaptureTask:
             yield
 
     def _begin(self, task_log: TaskLog, session: Session, facts: ServerState, *, drop_slot: bool) -> None:
-        """Create publication and slot, and take the snapshot; the intent is on disk before.
+        """Create publication and slot, and take the snapshot; before, store durably that this begins.
 
-        If a beginning was interrupted, nothing of it is in the log.
+        If a beginning was interrupted, the log has nothing of it.
         """
         self._snapshot.clear()
         source, before = self._source, task_log.state
@@ -271,7 +271,7 @@ class CaptureTask:
             exported,
             may_begin_again=self._beginnings < BEGINNINGS_MAX,
         )
-        # The session that created the slot holds the exported snapshot: it stays idle meanwhile.
+        # The session that created the slot holds the exported snapshot: it must stay idle meanwhile.
         with Session.connect(
             source, self._stopping, statement_s=SAMPLE_DEADLINE_S, lock_wait_s=lock_wait_s(source)
         ) as reading:
@@ -286,7 +286,7 @@ class CaptureTask:
         failpoints.hit("snapshot.after_handover")
 
     def _resume(self, task_log: TaskLog, facts: ServerState) -> None:
-        """Check what may have changed while nothing ran, and write down what did."""
+        """Check what may have changed while the task did not run, and store the new state."""
         source, state = self._source, task_log.state
         with Session.connect(source, self._stopping) as session:
             require_publication(session, source.publication)
@@ -296,7 +296,7 @@ class CaptureTask:
                 log.warning(warning.message, pipeline=self._name, repair=warning.repair)
             check_disclosure(session, source)
             task_log.column_names.look(session, source)
-            # Before the stream begins: changes of a table that is new in it wait for its rows.
+            # Before the stream begins, so that changes of a new table are left out until its rows are read.
             Requests(source, task_log.snapshots).take(session)
         resumed = CaptureState(
             phase=CapturePhase.STREAMING,
@@ -333,7 +333,7 @@ class CaptureTask:
         )
 
     def _receive(self, task_log: TaskLog, session: Session, timeline: StandbyTimeline | None) -> None:
-        """Stream until stopping is asked for; then make durable and acknowledge what came."""
+        """Stream until the task is asked to stop; then make durable and acknowledge what was received."""
         appender, source = task_log.appender, self._source
         interval_s = server.status_interval_s(session, source.status_interval_s)
         command = server.start_command(source, appender.tail.position, session.server_version)

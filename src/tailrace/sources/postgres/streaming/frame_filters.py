@@ -1,9 +1,9 @@
-"""Filters over whole frames on their way into the log, as compiled scans.
+"""Filters over complete frames before they are appended to the log, as compiled scans.
 
-All of them expect whole frames, from `backend_messages.split_wire` or from the log, and look at no length
-that was not checked there. What is no whole frame is left as it is, for the log's own scan to refuse.
+All of them expect complete frames, from `backend_messages.split_wire` or from the log, which have checked
+the lengths. A frame that is not complete is left unchanged, so that the log's own scan rejects it.
 
-Updates that change none of the captured columns are the subject of `unchanged_updates`.
+`unchanged_updates` drops updates that change none of the captured columns.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from tailrace.protocol.frames import (
 )
 from tailrace.protocol.memory import address_of, i64_at, move_bytes, u16_at, u32_at
 
-#: A server that sends more than this of what was acknowledged does not follow the protocol.
+#: A server that sends more acknowledged transactions than this does not follow the protocol.
 TRANSACTIONS_DROPPED_MAX = 10_000_000
 
-#: So many prefixes of logical messages are remembered, and prefixes of together so many bytes; then they are
-#: forgotten.
+#: Maximum number and total size, in bytes, of the remembered prefixes of logical messages; beyond, all are
+#: discarded.
 PREFIXES_MAX = 64
 PREFIX_BYTES_MAX = 16 * 1024
 
-# The state of `_new_since`: whether a transaction that is dropped is open, whether all that follows is new,
-# how many transactions and messages were dropped.
+# State of `_new_since`: whether a dropped transaction is open, whether everything that follows is new, and
+# the number of transactions and messages that were dropped.
 _INSIDE, _DONE, _DROPPED = range(3)
 
-# The state of `_without_messages`: where it goes on, where what stays ends, and where the prefix ends that is
-# not known.
+# State of `_without_messages`: where the scan continues, the end of the bytes that are kept, and the end of
+# a prefix that is not known.
 _AT, _KEPT, _UNKNOWN_END = range(3)
 
 
 @iterated
 def messages(b, start=0):  # type: ignore[no-untyped-def]
-    """Yield place, size and type of the whole frames of `b`, in order, as `message_type` has it.
+    """Yield offset, size and type (as `message_type` returns it) of the complete frames of `b`, in order.
 
-    Bytes before the place of the next frame may be moved meanwhile.
+    Meanwhile, the caller may move bytes before the offset of the next frame.
     """
     i = np.int64(start)
     while True:
@@ -65,7 +65,7 @@ def messages(b, start=0):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def keep(b, begin, end, target):  # type: ignore[no-untyped-def]
-    """Move what stays of `b` forward, to `target`; return the place after it."""
+    """Move the bytes from `begin` to `end` of `b` to `target`; return the offset after them."""
     if target != begin:
         move_bytes(address_of(b), begin, end, target)
     return target + end - begin
@@ -73,7 +73,7 @@ def keep(b, begin, end, target):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def place_of(relations, relation):  # type: ignore[no-untyped-def]
-    """Return the place of `relation` among sorted numbers; -1 if it is not there."""
+    """Return the index of `relation` in a sorted array; -1 if it is not in it."""
     low = np.int64(0)
     high = np.int64(len(relations))
     while low < high:
@@ -136,7 +136,7 @@ def _snapshot_marks(b, found):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _leaves_out(b, i, end):  # type: ignore[no-untyped-def]
-    # Whether an Update, whose old key begins at i, has a value in its new row that was not sent.
+    # Return whether an Update, whose old key begins at i, has an unchanged value in its new row.
     for mark in (pg.OLD_KEY, pg.NEW_ROW):
         if i + 3 > end or b[i] != mark:
             return False
@@ -197,7 +197,7 @@ def _new_since(b, position, state):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _prefix_among(b, begin, end, known, ends, count):  # type: ignore[no-untyped-def]
-    # The place of a prefix among those that are known; -1 if it is none of them.
+    # Return the index of a prefix among the known ones; -1 if it is unknown.
     first = np.int64(0)
     for k in range(count):
         if ends[k] - first == end - begin:
@@ -212,7 +212,7 @@ def _prefix_among(b, begin, end, known, ends, count):  # type: ignore[no-untyped
 
 @compiled(nb.boolean(nb.uint8[::1], FROZEN_BYTES, nb.int64[::1], nb.boolean[::1], nb.int64, nb.int64[::1]))
 def _without_messages(b, known, ends, captured, count, state):  # type: ignore[no-untyped-def]
-    # False: the prefix of the message at state[_AT] is not known, and ends before state[_UNKNOWN_END].
+    # Returns False if the prefix of the message at state[_AT], which ends at state[_UNKNOWN_END], is unknown.
     end = state[_AT]
     target = state[_KEPT]
     for i, size, message in messages(b, state[_AT]):
@@ -237,8 +237,8 @@ def _without_messages(b, known, ends, captured, count, state):  # type: ignore[n
 
 
 def before(chunk: Bytes, limit: int, *, unit_open: bool) -> int:
-    """Return how many bytes of `chunk` lie before the first transaction whose commit record is at
-    or after `limit`; a message outside a transaction, whose LSN is its end, may be at `limit`.
+    """Return the number of bytes of `chunk` before the first transaction whose commit record is at or
+    after `limit`; a message outside a transaction, whose LSN is its end, may be at `limit`.
 
     :param unit_open: the chunk begins inside a transaction.
     """
@@ -246,12 +246,12 @@ def before(chunk: Bytes, limit: int, *, unit_open: bool) -> int:
 
 
 def without(chunk: Bytes, relations: Numbers) -> Bytes:
-    """Return `chunk`, which is changed in place, without the rows that changed in `relations`, sorted."""
+    """Return `chunk`, changed in place, without inserts, updates and deletes of `relations`, sorted."""
     return chunk[: int(_without(chunk, relations))]
 
 
 def snapshot_marks(chunk: Bytes) -> Numbers:
-    """Return where in `chunk` frames lie that begin or end a unit of a snapshot."""
+    """Return the offsets in `chunk` of the frames that begin or end a unit of a snapshot."""
     found = np.empty(64, np.int64)
     count = int(_snapshot_marks(chunk, found))
     if count > len(found):
@@ -261,25 +261,25 @@ def snapshot_marks(chunk: Bytes) -> Numbers:
 
 
 def moved(chunk: Bytes, relations: Numbers) -> list[int]:
-    """Return those of `relations`, sorted, of which a row changed its key and was not sent whole."""
+    """Return those of `relations`, sorted, with an update that changes the key and lacks unchanged values."""
     found = np.zeros(len(relations), np.bool_)
     _moved(chunk, relations, found)
     return [int(relation) for relation in relations[found]]
 
 
 class ResumptionFilter:
-    """Drops what lies before `position`, until the first that does not. One a connection.
+    """Drops transactions before `position`, until the first later one. One filter per connection.
 
-    The server is asked to start at the log's position, and may yet send transactions before it: a
-    slot's own position is saved only now and then, and goes back when the server crashes. Rows
-    have no position of their own that could be compared. So a transaction is dropped whole if its
-    commit record starts before the position, and the first one that does not ends the filter for
-    good. `<`, never `<=`: a commit record may start exactly where the one before it ended.
+    The server is asked to start at the log's position, but may send earlier transactions: it saves a
+    slot's position only from time to time, so a crash moves it back. Rows have no position that could
+    be compared. So a transaction is dropped completely if its commit record starts before the
+    position, and the first one that does not ends the filter. `<`, never `<=`: a commit record may
+    start exactly where the previous one ended.
 
-    A logical message outside a transaction carries the end of its record, so there `<=` is right:
-    one that ends at the position is in the log, and none that follows can end there too. Relation
-    and Type messages are kept always: the server sends them once a connection, perhaps inside a
-    transaction that is dropped, and later transactions rely on them.
+    A logical message outside a transaction has the end of its record as LSN, so there `<=` is right:
+    one that ends at the position is in the log, and no later one can end there. Relation and Type
+    messages are always kept: the server sends them once per connection, perhaps inside a dropped
+    transaction, and later transactions depend on them.
     """
 
     def __init__(self, position: int) -> None:
@@ -297,9 +297,9 @@ class ResumptionFilter:
         return int(self._state[_DROPPED])
 
     def apply(self, chunk: Bytes) -> Bytes:
-        """Return what is new of a run of whole XLogData frames; `chunk` is changed in place.
+        """Return the new ones of a run of complete XLogData frames; `chunk` is changed in place.
 
-        :raises TailraceError: `PROTOCOL_VIOLATION` if the dropping does not end.
+        :raises TailraceError: `PROTOCOL_VIOLATION` if too many transactions are dropped.
         """
         if self.done:
             return chunk
@@ -315,10 +315,10 @@ class ResumptionFilter:
 
 
 class MessageFilter:
-    """Drops the logical messages that `source` leaves out by their prefix. One thread.
+    """Drops logical messages with prefixes that `source` excludes. One thread.
 
-    The compiled scan compares prefixes with those that were met before: Python is asked about a prefix once,
-    as long as there are no more of them than are remembered.
+    The compiled scan compares prefixes with the known ones: Python decides once per prefix, as long as
+    there are not more prefixes than are remembered.
     """
 
     def __init__(self, source: PostgresSource) -> None:
@@ -329,7 +329,7 @@ class MessageFilter:
         self._count = 0
 
     def apply(self, chunk: Bytes) -> Bytes:
-        """Return what is to be captured of a run of whole XLogData frames; `chunk` is changed in place."""
+        """Return the captured ones of a run of complete XLogData frames; `chunk` is changed in place."""
         if not self._source.leaves_messages_out:
             return chunk
         state = np.zeros(3, np.int64)
@@ -342,7 +342,7 @@ class MessageFilter:
         if self._count == PREFIXES_MAX or begin + len(prefix) > PREFIX_BYTES_MAX:
             self._count, begin = 0, 0
         if len(prefix) > PREFIX_BYTES_MAX:
-            self._known = np.empty(len(prefix), np.uint8)  # that of one message, which is there already
+            self._known = np.empty(len(prefix), np.uint8)  # no larger than a message already in memory
         self._known[begin : begin + len(prefix)] = prefix
         self._ends[self._count] = begin + len(prefix)
         text = prefix.tobytes().decode(errors="surrogateescape")

@@ -1,11 +1,11 @@
-"""Decides at every start whether source and log still fit together, and how to go on. Pure.
+"""Decides at every start whether source and log still match, and how to continue. Pure.
 
-Facts of both go in, and out comes how to begin, or an error that names what does not fit and
-what a person can do. Nothing here ever moves a position to "latest", recreates a slot that the log
-relies on, or empties anything that was once complete.
+From the facts of both it returns the action to begin with, or raises an error that names the
+mismatch and what the user can do. It never moves a position to "latest", recreates a slot that
+the log depends on, or empties anything that was once complete.
 
-What the log holds decides over what the state file says: an unfinished snapshot is cut off
-when the log is opened, so a position above 0 is proof that one was finished.
+The log has precedence over the state file: an unfinished snapshot is cut off when the log is
+opened, so a position above 0 proves that one was finished.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from tailrace.sources.postgres.slot.invalidation import explained, prevention
 
 SnapshotMode = Literal["initial", "when_needed", "never", "only"]
 
-#: What `when_needed` goes on from. Where the source itself lost transactions, nothing does.
+#: Errors after which `when_needed` continues; not those of a source that lost transactions itself.
 RENEWABLE = frozenset({Kind.SLOT_MISSING, Kind.SLOT_INVALIDATED, Kind.SLOT_AHEAD_OF_LOG})
 
 
 class CapturePhase(enum.StrEnum):
-    """How far a task has come, as its state file says."""
+    """Phase of a task, as stored in its state file."""
 
     BEGINNING = "beginning"  # the slot may or may not exist; a snapshot may be under way
     STREAMING = "streaming"
-    RENEWING = "renewing"  # begun as well; the slot may be one that a renewal made and did not check
+    RENEWING = "renewing"  # as streaming, but a renewal may have created the slot without checking it
     FINISHED = "finished"  # `snapshot: only` is done
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureState:
-    """What a task keeps beside its log. Written durably before what it announces.
+    """The state that a task stores with its log, durably, before it does what the state announces.
 
-    `own_publication`: when the beginning was announced there was no publication, so one that is found
-    when it begins again is what that beginning made.
+    `own_publication`: the publication did not exist when the beginning was announced, so if it exists when
+    the task begins again, that beginning created it.
     """
 
     phase: CapturePhase
     system_identifier: str
     timeline: int
     announced_lsn: int  # the server's WAL end before the slot was created
-    consistent_point: int  # of the slot; 0: not known
+    consistent_point: int  # of the slot; 0: unknown
     own_publication: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -68,8 +68,8 @@ class CaptureState:
 class SlotFacts:
     """A row of `pg_replication_slots`, the same for all versions of the server.
 
-    `invalidation` is empty for a sound slot, else a word of `invalidation.REASONS`. LSNs are None
-    where the server has NULL. `failover` and `synced` (from a primary) came with 17.
+    `invalidation` is empty for a valid slot, else a key of `invalidation.REASONS`. LSNs are None
+    if the server has NULL. `failover` and `synced` (from a primary) exist since version 17.
     """
 
     plugin: str
@@ -85,10 +85,10 @@ class SlotFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The server as it is now.
+    """The present state of the server.
 
-    `left_stored_timeline_at`: where the server's history left the timeline that the log was
-    last on; None if it is still on it, or if its history does not hold that timeline.
+    `left_stored_timeline_at`: the LSN at which the server's history left the log's last timeline;
+    None if the server is still on it, or if its history does not contain that timeline.
     """
 
     system_identifier: str
@@ -102,7 +102,7 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """The log as it is now; `position` is 0 while nothing was ever finished in it."""
+    """The present state of the log; `position` is 0 while the log has no complete unit."""
 
     source: SourceFingerprint
     position: int
@@ -110,19 +110,19 @@ class LogFacts:
 
 
 class Action(enum.Enum):
-    """How to begin."""
+    """What a task does first."""
 
     FRESH = "fresh"  # create the slot, then take the snapshot
-    RESTART = "restart"  # the same, after dropping our own slot of an unfinished beginning
+    RESTART = "restart"  # the same, after dropping the task's own slot of an unfinished beginning
     RESUME = "resume"  # stream from the log's position
-    RENEW = "renew"  # changes were lost: read all tables again, and stream from where the slot begins
-    FINISHED = "finished"  # nothing is left to do
+    RENEW = "renew"  # changes were lost: read all tables again, and stream from the slot's position
+    FINISHED = "finished"  # nothing remains to be done
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The decision. `position` is where streaming starts, 0 when it is not known yet; `lost` is why changes
-    can't be had any more.
+    """The decision. `position` is where streaming starts, 0 if not known yet; `lost` is the error by which
+    changes were lost.
     """
 
     action: Action
@@ -131,20 +131,20 @@ class Start:
 
 
 _NEW_LOG = (
-    "to go on, begin a new log with a new snapshot: set log.path to a new directory{drop}; "
-    "what the old log holds stays readable"
+    "to continue, begin a new log with a new snapshot: set log.path to a new directory{drop}; "
+    "the old log stays readable"
 )
 
-#: A log keeps the name of its slot, also one that is still empty.
+#: Hint for another slot; a log, even if still empty, keeps the name of its slot.
 _OTHER_SLOT = "name another one in source.slot, and a new directory in log.path"
 
 
 def decide(source: ServerState, log: LogFacts, mode: SnapshotMode) -> Start:
-    """Return how to begin.
+    """Return how the task begins.
 
     :raises TailraceError: `SOURCE_CHANGED`, `SOURCE_TIMELINE_CHANGED`, `SOURCE_BEHIND_LOG`,
-        `SLOT_MISSING`, `SLOT_FOREIGN`, `SLOT_INVALIDATED`, `SLOT_AHEAD_OF_LOG` stop;
-        `SLOT_IN_USE` may pass.
+        `SLOT_MISSING`, `SLOT_FOREIGN`, `SLOT_INVALIDATED`, `SLOT_AHEAD_OF_LOG`, which are permanent;
+        `SLOT_IN_USE`, which is transient.
     """
     _check_same_source(source, log)
     begun = log.position > 0 or (log.state is not None and log.state.phase is not CapturePhase.BEGINNING)
@@ -169,8 +169,8 @@ def _check_slot(source: ServerState, log: LogFacts) -> None:
         raise TailraceError(
             Kind.SLOT_MISSING,
             f"resume at {format_lsn(log.position)}: the slot {log.source.slot!r} does not exist",
-            "it was dropped, or a failover went to a server without it: changes since then can't be had "
-            "any more; " + _NEW_LOG.format(drop=""),
+            "it was dropped, or a failover switched to a server without it: changes since then are lost; "
+            + _NEW_LOG.format(drop=""),
             {"slot": log.source.slot},
         )
     _check_kind(source.slot, source, log)
@@ -202,7 +202,7 @@ def _check_history(source: ServerState, log: LogFacts) -> None:
         raise TailraceError(
             Kind.SOURCE_TIMELINE_CHANGED,
             f"compare source and log: the log ends at {at} on timeline {known}, "
-            f"the server is on timeline {source.timeline}, whose history does not hold that one",
+            f"the server is on timeline {source.timeline}, whose history does not contain it",
             "it looks like a restored backup or another branch of the cluster: connect to the server that "
             "has timeline " + f"{known}, or " + _NEW_LOG.format(drop=" and drop the slot"),
             {"slot": log.source.slot},
@@ -235,7 +235,7 @@ def _begin(source: ServerState, log: LogFacts) -> Start:
     if state is None:
         raise TailraceError(
             Kind.SLOT_FOREIGN,
-            f"begin a new log: the slot {log.source.slot!r} exists, and this log did not make it",
+            f"begin a new log: the slot {log.source.slot!r} exists, but was not created for this log",
             f"drop it with {drop}; or {_OTHER_SLOT}",
             {"slot": log.source.slot},
         )
@@ -278,7 +278,7 @@ def _check_own(slot: SlotFacts, source: ServerState, log: LogFacts) -> None:
         raise TailraceError(
             Kind.SOURCE_MISCONFIGURED,
             f"use the slot {log.source.slot!r}: the server is a standby, which follows its primary's slot",
-            "connect to the primary; after a failover this server takes over from where the slot is",
+            "connect to the primary; after a failover this server continues from the slot's position",
             {"slot": log.source.slot},
         )
 
@@ -291,7 +291,7 @@ def _check_sound(slot: SlotFacts, log: LogFacts) -> None:
             f"{log.source.slot!r} ({explained(slot.invalidation)})",
             "changes are lost to this log; "
             + _NEW_LOG.format(drop=" and drop the slot")
-            + f". So that it does not happen again: {prevention(slot.invalidation)}",
+            + f". To prevent it in future: {prevention(slot.invalidation)}",
             {"slot": log.source.slot},
         )
 

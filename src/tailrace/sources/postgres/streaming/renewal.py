@@ -1,8 +1,8 @@
-"""How a log goes on after changes were lost, under `snapshot: when_needed`: all tables are read again.
+"""Continues a log after changes were lost, under `snapshot: when_needed`: all tables are read again.
 
-First it is written down that they are to be read, then the slot is made, then the log's position is moved to
-where the slot begins: after a kill between these, the next start does it again or goes on. The rows are read
-beside the stream, as those of a snapshot on demand, with which a mirror equals the source.
+First the snapshot of all tables is stored in the plans, then the slot is created, then the log's position is
+moved to the slot's: after a kill between these steps, the next start repeats them or continues. The rows are
+read while streaming, like those of a snapshot on request, after which a mirror equals the source.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ def renew(
     lost: TailraceError,
     stopping: threading.Event,
 ) -> None:
-    """Have the log go on where the slot begins, and all tables be read again.
+    """Continue the log at the slot's position, and plan to read all tables again.
 
-    :param session: for replication.
-    :param slot: as it is; one that can be streamed from is kept, but for one that a renewal made which did
-        not end.
-    :param lost: why changes were lost.
-    :raises TailraceError: `PUBLICATION_MISSING`; `SINK_KEY_MISSING` if a table can't be read again; what the
-        server refused with. `SLOT_IN_USE`, `SLOT_CREATION_HELD_UP` may pass.
+    :param session: a replication session.
+    :param slot: the present slot; a usable one is kept, unless an interrupted renewal created it.
+    :param lost: the error by which changes were lost.
+    :raises TailraceError: `PUBLICATION_MISSING`; `SINK_KEY_MISSING` if a table can't be read again; the
+        server's error. `SLOT_IN_USE` and `SLOT_CREATION_HELD_UP` are transient.
     """
     require_publication(session, source.publication)
     try:
@@ -77,7 +76,7 @@ def renew(
 
 
 def _kept_position(task_log: TaskLog, slot: SlotFacts | None) -> int | None:
-    """Return where the slot begins, if it is kept."""
+    """Return the slot's position if the slot is kept, else None."""
     state = task_log.state
     if slot is None or slot.invalidation or (state is not None and state.phase is CapturePhase.RENEWING):
         return None

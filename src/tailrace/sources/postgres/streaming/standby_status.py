@@ -1,8 +1,8 @@
-"""Sends standby status updates to the server, on a thread of its own.
+"""Sends standby status updates to the server, on a separate thread.
 
-The three positions of the message are all the same: what is durable in the log. Nothing that
-was only received, and no keepalive's WAL end, is ever acknowledged. The thread touches neither
-the receiver's buffer nor the disk, so that a slow disk delays no message.
+The three positions of the message are all the log's durable position. What was only received, and
+the WAL end of a keepalive, is never acknowledged. The thread uses neither the receiver's buffer
+nor the disk, so a slow disk delays no message.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tailrace import failpoints
 from tailrace.model import POSTGRES_EPOCH_US
 from tailrace.sources.postgres.connection.transport import Transport
 
-#: Progress that nobody asked for is reported after so long, and requests are answered no more
-#: often than this, however fast the server repeats them.
+#: Delay of a message about progress that the server did not request, and shortest time between two
+#: replies, however fast the server repeats its requests; in seconds.
 PROGRESS_DELAY_S = 0.2
 REPLY_INTERVAL_S = 0.01
 
@@ -27,7 +27,7 @@ CLOSE_DEADLINE_S = 15.0
 def status_message(position: int, clock_us: int, *, reply_wanted: bool = False) -> bytes:
     """Return a standby status update: written, flushed and applied up to `position`.
 
-    :param clock_us: since 1970.
+    :param clock_us: microseconds since 1970.
     """
     return struct.pack(
         "!cQQQqb", b"r", position, position, position, clock_us - POSTGRES_EPOCH_US, reply_wanted
@@ -35,10 +35,10 @@ def status_message(position: int, clock_us: int, *, reply_wanted: bool = False) 
 
 
 class StatusTimer:
-    """Sends what is durable: every `interval_s`, at once when asked, soon after progress.
+    """Sends the durable position: every `interval_s`, at once on request, and soon after progress.
 
-    :param durable: returns the log's durable position; it is asked right before each message.
-    :param may_acknowledge: raises if the log has another writer by now.
+    :param durable: returns the log's durable position; called right before each message.
+    :param may_acknowledge: raises an error if the log has another writer now.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class StatusTimer:
         self._thread = threading.Thread(target=self._run, name="tailrace-status", daemon=True)
 
     def start(self) -> None:
-        """Send the first message and go on from there."""
+        """Start the thread, which sends the first message at once."""
         self._asked = True
         self._thread.start()
 
     def reply(self) -> None:
-        """The server asked for a message."""
+        """Send a message at once, as the server requested."""
         with self._changed:
             self._asked = True
             self._changed.notify()
@@ -79,7 +79,7 @@ class StatusTimer:
             self._changed.notify()
 
     def progressed(self) -> None:
-        """The durable position moved."""
+        """Note that the durable position has increased."""
         with self._changed:
             self._changed.notify()
 
@@ -106,7 +106,7 @@ class StatusTimer:
             self.error = error
 
     def _wait_s(self) -> float:
-        """Return how long the next message has time, as things are."""
+        """Return the seconds until the next message is due."""
         interval_s = self._interval_s
         if self._stopped:
             interval_s = 0.0

@@ -1,7 +1,7 @@
-"""Receives one connection's stream of changes, drops what the log has, appends the rest, and notices silence.
+"""Receives one connection's stream, drops what the log has, appends the rest, and detects silence.
 
-Everything here runs on the receiving thread. The status timer and the fsync have threads of
-their own; what ended them is raised here.
+Everything here runs on the receiving thread. The status timer and the fsync have separate
+threads, whose errors are raised here.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from tailrace.sources.postgres.streaming.timeline import StandbyTimeline
 
 log = structlog.get_logger(__name__)
 
-#: How long one receive waits at most; stopping is noticed within this.
+#: Longest wait of one receive, in seconds; a request to stop is noticed within this time.
 RECEIVE_WAIT_S = 0.2
-#: … and while a snapshot waits for the stream to come to its LSN.
+#: The same while a snapshot waits until the stream reaches its LSN.
 EXPECTED_WAIT_S = 0.02
 
-#: While nothing comes for us, the log's position follows the server's WAL end when it is so far
-#: behind, or after the heartbeat's time: the server can then remove WAL that only others wrote.
+#: Without captured changes, the log's position follows the server's WAL end when it is this many bytes
+#: behind, or after the heartbeat's interval, so the server can remove WAL of other tables.
 IDLE_PROGRESS_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class AwaitedPosition:
-    """A position that somebody waits for; the receiver makes the log reach it when idle."""
+    """The position for which `caught_up` waits; an idle receiver moves the log's position to it."""
 
     position: int = 0
 
 
 class Stream:
-    """Receives from one started transport until the connection ends or stopping is asked for.
+    """Receives from one started transport until the connection ends or the task is asked to stop.
 
-    :param messages: leaves logical messages out.
-    :param timeline: of the server, where that is a standby; None: it can't change.
-    :param encoding: makes UTF-8 of the texts that come; None: they are.
-    :param raise_others: raises what ended another thread that works beside the stream.
-    :param silence_s: without any message for so long, the connection counts as dead.
-    :param idle_s: after so long without a change the log's position follows the server's.
+    :param messages: drops logical messages that are not captured.
+    :param timeline: of a server that is a standby; None: it can't change.
+    :param encoding: converts the received text to UTF-8; None: it is UTF-8.
+    :param raise_others: raises the error of another thread of this connection, if it has ended.
+    :param silence_s: after this time without any message, the connection counts as lost.
+    :param idle_s: after this time without a change, the log's position follows the server's.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class Stream:
         self._filter = ResumptionFilter(appender.tail.position)
         self._progress_at = time.monotonic()
         self.server_end = appender.tail.position
-        self.heard = False  # anything at all came
+        self.heard = False  # any message was received
         self.is_any_transaction = False  # was appended
-        self.was_silent = False  # which ended it
+        self.was_silent = False  # the connection was ended because of silence
 
     def run(self) -> None:
-        """Receive until stopping is asked for.
+        """Receive until the task is asked to stop.
 
-        :raises TailraceError: whatever ended the connection, the log, or the status timer.
-        :raises Stopped: if stopping was asked for while the disk was full, or while it waited for a snapshot.
+        :raises TailraceError: the error that ended the connection, the log, or the status timer.
+        :raises Stopped: if the task was asked to stop while the disk was full or a snapshot was awaited.
         """
         heard_at = time.monotonic()
         asked = False
@@ -105,7 +105,7 @@ class Stream:
             if received.nothing:
                 self._settle()
                 if expected:
-                    self._status.ask()  # an idle server tells how far it is only when asked
+                    self._status.ask()  # an idle server sends its position only on request
                 silent_s = time.monotonic() - heard_at
                 if silent_s > self._silence_s:
                     self.was_silent = True
@@ -117,11 +117,11 @@ class Stream:
             if received.message is not None:
                 raise _ended(received.message[0])
             self._take(received.data, received.keepalive)
-            # Only waiting for the source counts as silence, not the time that our disk took.
+            # Only waiting for the source counts as silence, not the time that the log's disk needed.
             heard_at, asked, self.heard = time.monotonic(), False, True
 
     def _settle(self) -> None:
-        """Append facts that are known at last, also while nothing comes that they could stand before."""
+        """Append facts that have become known, even if no change is received that they precede."""
         appender = self._appender
         if appender.unit_open or (facts := appender.settled_facts()) is None:
             return
@@ -156,7 +156,7 @@ class Stream:
     def _follow(self, keepalive: Keepalive) -> None:
         """Let the log's position follow an idle server's WAL end.
 
-        The server has sent everything before that end: it is the end of what it has decoded.
+        That is the end of the WAL that the server has decoded, and it has sent everything before it.
         """
         position = self._appender.tail.position
         ahead = keepalive.wal_end - position
@@ -164,7 +164,7 @@ class Stream:
             return
         now = time.monotonic()
         due = ahead > 0 and (
-            keepalive.reply_wanted  # a server that shuts down waits until we have reached its end
+            keepalive.reply_wanted  # a server that shuts down waits until its end is acknowledged
             or position < self._wanted.position
             or ahead > IDLE_PROGRESS_BYTES
             or now - self._progress_at >= self._idle_s
@@ -206,7 +206,7 @@ class Stream:
 
 
 def _ended(kind: bytes) -> TailraceError:
-    """Return the error for a message that is neither data nor dealt with by the transport."""
+    """Return the error for a message that is not data and that the transport does not handle."""
     if kind in {b"c", b"C"}:
         return TailraceError(
             Kind.SOURCE_SHUTTING_DOWN,
@@ -215,6 +215,6 @@ def _ended(kind: bytes) -> TailraceError:
         )
     return TailraceError(
         Kind.PROTOCOL_VIOLATION,
-        f"read the stream: a message of type {kind!r}, which has no place here",
+        f"read the stream: unexpected message of type {kind!r}",
         REPORT_STREAM,
     )

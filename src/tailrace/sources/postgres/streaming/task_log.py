@@ -1,4 +1,4 @@
-"""The log of a capture task, open for writing, and what is kept beside it."""
+"""The log of a capture task, open for writing, and the state that is stored with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATE = f"tasks/{TASK}/capture.state"
 
 
 def capture_state(directory: LogDirectory) -> CaptureState | None:
-    """Return how far the log's task has come; None if nothing was begun.
+    """Return the stored state of the log's capture task; None if it has not begun.
 
     :raises TailraceError: `LOG_CORRUPT`.
     """
@@ -36,9 +36,9 @@ def capture_state(directory: LogDirectory) -> CaptureState | None:
 
 @dataclass(frozen=True, slots=True)
 class TaskLog:
-    """A log whose lock this process has.
+    """A log that this process has locked.
 
-    :ivar gaps: of tables that were not captured for a while.
+    :ivar gaps: the gaps of tables that were temporarily not captured.
     """
 
     directory: LogDirectory
@@ -57,17 +57,17 @@ class TaskLog:
         stopping: threading.Event,
         listener: LogListener | None,
     ) -> TaskLog:
-        """Take the lock of the log at `path`, which may not be there yet.
+        """Lock and open the log at `path`, which may not exist yet.
 
-        :param session: for replication; nothing is done to slot or publication.
-        :raises TailraceError: as `LogWriter.open`; `CONFIG_INVALID` if a pattern of columns finds none.
+        :param session: a replication session; slot and publication are not changed.
+        :raises TailraceError: as `LogWriter.open`; `CONFIG_INVALID` if a pattern matches no column.
         """
         directory = _directory(path, session, source)
         writer = LogWriter.open(directory, TASK, options=options, listener=listener)
         try:
             names = ColumnNames(directory, writer, session, source)
             require_columns(session, source, kept_disclosure(directory, TASK), names.renames)
-            # Readers that wait for these rules find the names of today then.
+            # After the names, which readers that wait for these rules then find.
             keep_disclosure(directory, TASK, source.disclosure)
             appender = PostgresAppender(writer, stopping)
             appender.column_names = names
@@ -84,11 +84,11 @@ class TaskLog:
 
     @property
     def state(self) -> CaptureState | None:
-        """How far the task has come."""
+        """The stored state of the task."""
         return capture_state(self.directory)
 
     def keep(self, state: CaptureState) -> None:
-        """Write down how far the task has come, durably.
+        """Store the task's state durably.
 
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
         """

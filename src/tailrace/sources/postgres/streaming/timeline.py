@@ -1,9 +1,9 @@
-"""The timeline of a standby that is streamed from.
+"""Follows the timeline of a standby from which changes are streamed.
 
-A standby that is promoted goes on sending over the same connection, from its new timeline. The next
-connection compares the log's timeline with the server's, and takes a log that went on without knowing for
-one that has what the failover lost. So nothing that the standby did not replay while it was one is appended
-before it was asked, and a new timeline is written down first.
+A promoted standby continues to send over the same connection, from its new timeline. The next connection
+compares the log's timeline with the server's; a log that continued under the old timeline would look like
+one with transactions that the failover lost. So before appending anything that the server did not replay
+while it was a standby, the server is queried, and a new timeline is stored first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tailrace.sources.postgres.streaming import frame_filters
 
 log = structlog.get_logger(__name__)
 
-# What is replayed after it was promoted is the end of the old timeline. The one that a standby receives is
-# shown to members of pg_read_all_stats only.
+# After the promotion, `replayed` is the end of the old timeline. Only members of pg_read_all_stats see the
+# timeline that a standby receives.
 _WHERE = """
 SELECT pg_is_in_recovery() AS standby, pg_last_wal_replay_lsn() AS replayed,
        CASE WHEN pg_is_in_recovery() THEN (SELECT received_tli FROM pg_stat_wal_receiver)
@@ -32,12 +32,12 @@ SELECT pg_is_in_recovery() AS standby, pg_last_wal_replay_lsn() AS replayed,
 
 
 class StandbyTimeline:
-    """Follows the timeline of the standby that one connection streams from. The receiving thread's.
+    """Follows the timeline of the standby of one connection. Used only by the receiving thread.
 
-    :param connect: opens a session for SQL with the same server.
-    :param slot: the slot that is streamed from, by the server's process `pid`: another server is known by it.
-    :param timeline: that the log is on.
-    :param keep: writes another one down, durably.
+    :param connect: opens a session for SQL on the same server.
+    :param slot: the streamed slot; if its server process is not `pid`, another server has answered.
+    :param timeline: the log's timeline.
+    :param keep: stores another timeline durably.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class StandbyTimeline:
         self._timeline = timeline
         self._keep = keep
         self._session: Session | None = None
-        self._replayed = 0  # while it was a standby: all before lies on the timeline that is known
+        self._replayed = 0  # while it was a standby: everything before is on the known timeline
         self._promoted = False
 
     def before_append(self, data: Bytes, *, unit_open: bool) -> None:
-        """Make sure that the timeline of all transactions that end in `data`, whole frames, is written down.
+        """Store the timeline of the transactions that end in `data`, complete frames, if it is a new one.
 
-        :raises TailraceError: `SOURCE_UNREACHABLE` if that can't be found out.
+        :raises TailraceError: `SOURCE_UNREACHABLE` if the server can't be queried.
         """
         if not self._promoted and frame_filters.before(data, self._replayed, unit_open=unit_open) < len(data):
             self._ask()
 
     def before_position(self, lsn: int) -> None:
-        """As `before_append`, for the position `lsn`."""
+        """Do the same as `before_append` for the position `lsn`."""
         if not self._promoted and lsn > self._replayed:
             self._ask()
 
@@ -76,7 +76,7 @@ class StandbyTimeline:
             self._session = self._connect()
         row = self._session.run(_WHERE.format(slot=quote_literal(self._slot)), attempted)[0]
         if row["pid"] != str(self._pid):
-            raise connection_lost(attempted, "another server answers than the one that is streamed from")
+            raise connection_lost(attempted, "another server answers than the one that sends the stream")
         timeline = row.number("timeline")
         if timeline > self._timeline:
             log.info("the standby is on another timeline", timeline=timeline, before=self._timeline)

@@ -1,9 +1,9 @@
 """Drops updates that change none of the captured columns, under `source.skip_unchanged_updates`.
 
-Only `REPLICA IDENTITY FULL` sends the old row with each update; those of other tables are never left
-out. Old and new row are compared as the server sent them, by a compiled scan: texts byte by byte, and a
-large value that was not sent again is one that did not change. Which columns count is decided as it is
-where the log is read (names that a column had before included). While that is not known for certain, all do.
+Only tables with `REPLICA IDENTITY FULL` send the old row with each update; updates of other tables are never
+dropped. A compiled scan compares old and new row as the server sent them: text byte by byte, and a TOAST
+value that was not sent did not change. Which columns count is decided as when the log is read (including
+former names of a column). While that is not known for certain, all columns count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.sources.postgres.streaming.frame_filters import keep, messages, pl
 
 @compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def _tuple_end(b, at, end):  # type: ignore[no-untyped-def]
-    # `at` is that of the number of columns. -1: the tuple does not fit.
+    # Returns the end of the tuple whose number of columns is at `at`; -1: it is invalid.
     if at + 2 > end:
         return np.int64(-1)
     columns = u16_at(b, at)
@@ -51,7 +51,7 @@ def _tuple_end(b, at, end):  # type: ignore[no-untyped-def]
 
 @compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64, nb.int64))
 def _is_unchanged(b, at, end, counts, first, columns):  # type: ignore[no-untyped-def]
-    # Whether an Update, whose tuples begin at `at`, has a whole old row that agrees with the new one.
+    # Returns whether an Update, whose tuples begin at `at`, has a whole old row that equals the new one.
     if at >= end or b[at] != pg.OLD_ROW:
         return False
     new = _tuple_end(b, at + 1, end)
@@ -101,7 +101,7 @@ class _Entry:
 
 
 class _CountedColumns:
-    """Which columns count of the relations whose updates send the whole old row."""
+    """The columns that count, for the relations whose updates send the whole old row."""
 
     def __init__(self, entries: Mapping[int, _Entry]) -> None:
         counted = [(oid, entry.counts) for oid, entry in sorted(entries.items()) if entry.counts]
@@ -115,22 +115,22 @@ class _CountedColumns:
 
 
 class UnchangedUpdates:
-    """Leaves out updates that change nothing that is captured. Belongs to the thread that appends.
+    """Drops updates that change no captured column. Used only by the thread that appends.
 
-    :param renames: returns the names that columns have had, those in the chunk included.
+    :param renames: returns the names that columns have had, including those in the chunk.
     """
 
     def __init__(self, source: PostgresSource, renames: Callable[[], Renames]) -> None:
         self._source = source
         self._renames = renames
         self._entries: dict[int, _Entry] = {}
-        self._columns: _CountedColumns | None = None  # as the scan reads them; None: to be made
+        self._columns: _CountedColumns | None = None  # arrays for the scan; None: to be built
 
     def apply(self, chunk: Bytes, in_force: KnownFacts, has_schema: bool) -> Bytes:
         """Return the chunk without those updates; the same object if it has none.
 
         :param in_force: the facts before the chunk.
-        :raises TailraceError: `PROTOCOL_VIOLATION` if a Relation message makes no sense.
+        :raises TailraceError: `PROTOCOL_VIOLATION` if a Relation message is invalid.
         """
         if not has_schema:
             return self._without(chunk)
@@ -159,7 +159,7 @@ class UnchangedUpdates:
             self._columns = None
 
     def _counts(self, relation: Relation, known: KnownFacts) -> bytes:
-        """Return for each column whether it counts; nothing if updates don't send the whole old row."""
+        """Return for each column whether it counts; empty if updates don't send the whole old row."""
         if relation.identity is not ReplicaIdentity.FULL:
             return b""
         names = tuple(column.name for column in relation.columns)

@@ -199,9 +199,7 @@ class OneByOne:
             if found is None:
                 continue
             if not isinstance(found, Record) or found.group is not group or found.row != row:
-                raise failure_of(
-                    group, "it returned neither the record, nor Record.replace of it, nor None"
-                )
+                raise failure_of(group, "it returned neither the record, nor Record.replace of it, nor None")
             if not found.replaced:
                 same.append(row)
             else:

@@ -245,7 +245,7 @@ class _Reader:
             raise self._error(f"the type {name} takes no numbers in parentheses", at)
         shape = [int(number) if number.isdigit() else -1 for number in [*numbers, "0"]][:2]
         if len(numbers) > 2 or not 1 <= shape[0] <= 38 or not 0 <= shape[1] <= shape[0]:
-            raise self._error("numeric takes a precision of 1 to 38, and a scale of 0 to the precision", at)
+            raise self._error("numeric has 1 to 38 digits, and at most that many after the point", at)
 
     def _function(self, node: Node) -> Node:
         written, at = node["function_name"], node["at"]

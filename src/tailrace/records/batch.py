@@ -107,7 +107,7 @@ class Batch(Sequence[Record]):
         """
         if len(self.groups) == 1:
             return itertools.repeat(self.groups[0]), range(first, last)
-        # Lists of numbers: creating thousands of pairs would start a full garbage collection.
+        # Lists of numbers: creating thousands of pairs would trigger full garbage collections.
         of_group, rows = self.order[first:last].T.tolist()
         return map(self.groups.__getitem__, of_group), rows
 

@@ -289,7 +289,7 @@ class Group:
         return self.with_columns(changed)
 
     def with_columns(self, columns: pa.RecordBatch) -> Group:
-        """Return records with other columns of the same length; they have no `wire` any more."""
+        """Return records with other columns of the same length; they no longer have a `wire`."""
         made = Group.of_columns(self.topic, self.index, columns, self.relation, self.origin)
         return replace(made, orders=self.orders, is_second=self.is_second)
 

@@ -90,8 +90,8 @@ def _column(values: list[Any], topic: str, name: str) -> pa.Array:
         raise TailraceError(
             Kind.RECORD_INVALID,
             f"make a batch: {_what_differs(values, name)}",
-            "a field must have the same type in all records of a topic, one that Arrow supports; "
-            "use another topic, or convert the values in the task",
+            "all values of a field in a topic must have the same type, and one that Arrow supports; "
+            "use another topic, or convert them in the task",
             {"topic": topic},
         ) from None
 

@@ -69,7 +69,7 @@ def refusals(config: EngineConfig) -> list[ConfigProblem]:
                 for message in _refused(step, predicates, sink):
                     path = (*place, "transformations", at)
                     if words:
-                        message += "; move it to the sinks that support it, each in its own list"  # noqa: PLW2901
+                        message += "; move it to the other sinks, each in its own list"  # noqa: PLW2901
                     found.setdefault((path, message), ConfigProblem(path, words + message))
     return list(found.values())
 

@@ -201,7 +201,7 @@ class Group:
                 return values[row]
             if len(self._runs) >= _RUNS_MAX and (name, run) not in self._runs:
                 self._forget(*next(iter(self._runs)))
-            # A reader that starts at row 0, or after a run that was converted, probably reads the whole run.
+            # A run is converted whole from row 0, at its second read, or after one that was converted whole.
             if row and (name, run) not in self._runs and not self._runs.get((name, run - 1)):
                 self._runs[name, run] = False
                 values[row] = self._python(name, row, 1)[0]

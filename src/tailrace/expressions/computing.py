@@ -348,8 +348,7 @@ def _unbound(values: pa.Array) -> pa.Array:
 def _infinite(values: pa.Array, old: int, new: int) -> pa.Array:
     """Return dates and timestamps with another number for `-infinity`.
 
-    :param old: the number minus the lowest one of the type: 0 in decoded columns, 1 in DuckDB.
-    :param new: likewise.
+    :param old: its number minus the lowest one of the type: 0 in decoded columns, 1 in DuckDB.
     """
     is_date = pa.types.is_date32(values.type)
     if not is_date and not pa.types.is_timestamp(values.type):

@@ -170,8 +170,7 @@ class Mask:
         return [found if shape is None or part == KEY else with_relation(found, shape.relation)]
 
     def _with_specials(self, group: Group, found: Group, meant: Collection[str]) -> Group:
-        # A value that its column can't hold has its text in `special`. The column gets the masked text, and
-        # the text is removed from `special`, because it would reveal the value.
+        # Masks the texts in `special` for the column; `special` loses them, because they show the values.
         for place, (rows, texts) in specials(group.column("special")).items():
             image, _, name = place.partition(".")
             if image in images_of(group, self.given.apply_to) and name in meant:

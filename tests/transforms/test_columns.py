@@ -372,7 +372,7 @@ def test_a_day_that_a_month_or_year_does_not_have_is_refused(
         ({"type": "drop_fields"}, "needs either fields or keep"),
         ({"type": "mask", "fields": ["a"], "method": "hash"}, "hash needs a salt"),
         ({"type": "mask", "fields": ["a"], "length": 3}, "length belongs to the method truncate"),
-        ({"type": "mask", "fields": ["a", "a"]}, "each once"),
+        ({"type": "mask", "fields": ["a", "a"]}, "different names"),
         ({"type": "cast", "fields": {"a": "money"}}, "there is no type 'money'"),
         ({"type": "add_fields"}, "needs static, metadata or computed"),
         ({"type": "add_fields", "static": {"a": 2**63}}, "static.a: must be a whole number of 64 bits"),

@@ -293,7 +293,7 @@ def test_an_expression_that_does_not_fit_is_corrected_or_kept_from_other_tables(
         assert "correct the expression" in hint
         engine("after.number > 0").run()
     else:
-        assert "or give it only the records that it is for, by a predicate" in hint
+        assert "or restrict the transformation by a predicate" in hint
         engine("after.numbre > 0", predicate="other").run()
     assert [record.after["number"] for record in got] == NUMBERS
 
@@ -346,7 +346,7 @@ def test_a_transformation_that_raises_is_corrected_where_its_cause_says() -> Non
         return Engine(connector=LinesSource(10), on_record=got.append, transformations=[Shout(wrong=wrong)])
 
     error = refused(Kind.TASK_FAILED, engine(wrong=True))
-    assert "the cause of this error has its words and its trace" in error.hint
+    assert "the cause of this error has its message and traceback" in error.hint
     assert any('record.after["note"].upper()' in line for line in lines_of_cause(error))
     engine(wrong=False).run()
     assert [record.after["note"] for record in got] == ["none"] * 10

@@ -85,7 +85,7 @@ def test_transformations_that_keep_the_contract_pass(make: Any) -> None:
     [
         (object, "apply or apply_record"),
         (Nowhere, "it pickles"),
-        (Twice, "gave a place twice"),
+        (Twice, "returned a place twice"),
         (Raising, "KeyError was raised"),
         (Counting, "a second call gives the same"),
         (Sized, "does not depend on the others"),

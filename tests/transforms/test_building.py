@@ -115,7 +115,7 @@ engine:
         ),
         "engine.transformations[4].regex": (
             22,
-            "is no regular expression that Python knows: missing ), unterminated subpattern",
+            "is not a regular expression that Python supports: missing ), unterminated subpattern",
         ),
     }
 
@@ -183,7 +183,7 @@ def test_a_package_offers_transformations_by_name(monkeypatch: pytest.MonkeyPatc
             [{"type": "drop", "predicate": "none"}],
             r"transformations\[0\]\.predicate: there is no predicate 'none'",
         ),
-        ([Halves(), object()], r"transformations\[1\]: object is no transformation"),
+        ([Halves(), object()], r"transformations\[1\]: object is not a transformation"),
         ([{"type": "filter", "where": "op ~ '('"}], r"transformations\[0\]\.where: at character 6 .* RE2"),
         ([{"type": "filter", "where": 1}], r"transformations\[0\]\.where: must be text"),
     ],
@@ -211,7 +211,7 @@ def test_records_that_a_named_one_can_not_take_are_kept_from_it_by_a_predicate(
     monkeypatch.setattr(extensions, "factory", lambda *_: Raises)
     with pytest.raises(TailraceError) as caught:
         build([{"type": "raises"}]).apply(orders())
-    assert "can be kept from it by a predicate" in caught.value.hint
+    assert "can be restricted by a predicate" in caught.value.hint
     predicates = {"others": {"type": "table", "tables": ["public.others"]}}
     chain = build([{"type": "raises", "predicate": "others"}], predicates)
     assert places(chain.apply(orders())) == [0, 1, 2, 3, 4]

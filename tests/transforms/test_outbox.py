@@ -117,9 +117,9 @@ def test_other_tables_and_other_columns() -> None:
     assert only(applied(group, {"type": "outbox"})) is group
     with pytest.raises(TailraceError, match="no column 'id2'"):
         applied(events(), {"type": "outbox", "event_id": "id2"})
-    with pytest.raises(TailraceError, match="1 rows have nothing in 'aggregatetype'"):
+    with pytest.raises(TailraceError, match="1 rows have no value in 'aggregatetype'"):
         applied(outbox(insert(IDS[0], None, "1", "t", "{}", "1")), {"type": "outbox"})
-    with pytest.raises(TailraceError, match="no numbers"):
+    with pytest.raises(TailraceError, match="not 32-bit numbers"):
         applied(events(), {"type": "outbox", "additional": ["type:partition"]})
     with pytest.raises(TailraceError, match="must be column:header"):
         applied(events(), {"type": "outbox", "additional": ["type:body"]})

@@ -1,4 +1,4 @@
-"""Values of expressions over rows."""
+"""Computes the values of expressions over rows."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class NoColumnError(LookupError):
-    """There is no such column; the message says what there is."""
+    """There is no such column; the message says why, or suggests a similar one."""
 
 
 class Rows(Protocol):
-    """What an expression is computed over. All three raise `NoColumnError` if there is no such column."""
+    """Rows that an expression is computed over. The methods raise `NoColumnError` if a column is missing."""
 
     def __len__(self) -> int: ...
 
     def column(self, parts: Path) -> pa.Array:
-        """Return the column that a path means."""
+        """Return the column at a path."""
         ...
 
     def texts(self, parts: Path) -> pa.StringArray:
@@ -51,9 +51,9 @@ class Rows(Protocol):
 
 
 class Expression:
-    """An expression over rows whose columns begin with one of some names. It pickles as its text.
+    """An expression over columns, whose paths begin with one of `roots`. It is pickled as its text.
 
-    :raises ExpressionError: if `text` can't be read, or begins a path with another name.
+    :raises ExpressionError: if `text` can't be parsed, or has a path that begins with another name.
     """
 
     def __init__(self, text: str, roots: tuple[str, ...]) -> None:
@@ -69,13 +69,13 @@ class Expression:
 
     @property
     def path(self) -> Path | None:
-        """The column, if the expression is one and no more."""
+        """The path of the column if the expression is a single column, else None."""
         return tuple(self._tree["column_names"]) if self._tree["class"] == "COLUMN_REF" else None
 
     def values(self, rows: Rows) -> pa.Array:
         """Return the value for each row.
 
-        :raises ExpressionError: if the expression does not fit the columns, or a value its type.
+        :raises ExpressionError: if the expression does not fit the columns, or a value can't be computed.
         """
         if self.path is not None:
             try:
@@ -86,9 +86,9 @@ class Expression:
         return _computed(self.text, self._roots, rows) if found is None else found
 
     def truths(self, rows: Rows) -> pa.Array:
-        """Return for each row true, false or null.
+        """Return true, false or null for each row.
 
-        :raises ExpressionError: as `values`, and if the values are something else.
+        :raises ExpressionError: as `values`, and if the values are not boolean.
         """
         found = self.values(rows)
         if pa.types.is_null(found.type):
@@ -98,7 +98,7 @@ class Expression:
         return found
 
     def chosen(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return which rows are true; null is not.
+        """Return for which rows the expression is true, and not null.
 
         :raises ExpressionError: as `truths`.
         """
@@ -107,14 +107,14 @@ class Expression:
 
 
 def cast(values: pa.Array, to: str) -> pa.Array:
-    """Return values in another type; a null stays one.
+    """Return values cast to another type; null stays null.
 
     :param to: as `require_type` returns it.
-    :raises ExpressionError: if there is no such cast, or a value does not fit.
+    :raises ExpressionError: if there is no such cast, or a value does not fit the type.
     """
     widened = {"BIGINT": pa.int64(), "DOUBLE": pa.float64()}.get(to)
     if widened is not None and (pa.types.is_int64(plain(values).type) or values.type == widened):
-        # Whole numbers need no call of DuckDB; beyond 2**53 both round to the nearest.
+        # Integers are cast without DuckDB; beyond 2**53 both round to the nearest double.
         return plain(values).cast(widened, safe=False)
     import duckdb
 
@@ -126,7 +126,7 @@ def cast(values: pa.Array, to: str) -> pa.Array:
 
 
 def plain(values: pa.Array) -> pa.Array:
-    """Return values in the type that is computed with: one for each kind, but for decimals."""
+    """Return values in the type used for computing: one type for each kind of values, except decimals."""
     arrow: Any = values.type
     t = pa.types
     if t.is_dictionary(arrow):
@@ -149,12 +149,12 @@ def plain(values: pa.Array) -> pa.Array:
 
 
 def _by_arrow(node: Node, rows: Rows) -> pa.Array | None:
-    """Return the values of a column's comparison with texts or whole numbers, and of several of these joined.
+    """Return the values of comparisons of a column with texts or integers, also if joined by AND and OR.
 
-    A call of DuckDB takes longer than these do, and the columns beside them may need no decoding: where they
-    decide all rows, the others are not asked for.
+    A call of DuckDB takes longer. If the first comparisons decide the result of all rows, the columns of the
+    others are not read, and need not be decoded.
 
-    :return: None: it takes DuckDB.
+    :return: None: the expression requires DuckDB.
     """
     if node["class"] == "CONJUNCTION":
         is_and, found = node["type"] == "CONJUNCTION_AND", None
@@ -222,7 +222,7 @@ def _computed(text: str, roots: tuple[str, ...], rows: Rows) -> pa.Array:
         except NoColumnError as error:
             missing[place] = str(error)
         except pa.ArrowNotImplementedError:
-            raise ExpressionError(f"{'.'.join(path)} has no text", text, at) from None
+            raise ExpressionError(f"{'.'.join(path)} can't be cast to text", text, at) from None
     table = pa.table(columns or {"c": pa.nulls(len(rows), pa.bool_())})
     writer = _writer(text, roots, frozenset(missing))
     try:
@@ -247,7 +247,7 @@ _writer = functools.lru_cache(maxsize=1024)(SqlWriter)
 
 
 def _blamed(node: Node, writer: SqlWriter, table: pa.Table, error: duckdb.Error) -> Node:
-    """Return the innermost part that fails in the same way by itself."""
+    """Return the innermost part of a node that fails with the same type of error when computed alone."""
     import duckdb
 
     if isinstance(error, duckdb.InterruptException | duckdb.OutOfMemoryException):
@@ -263,11 +263,12 @@ def _blamed(node: Node, writer: SqlWriter, table: pa.Table, error: duckdb.Error)
 
 @functools.lru_cache(maxsize=1024)
 def _fitted(text: str, writer: SqlWriter, schema: pa.Schema) -> str:
-    """Return the SQL of an expression that fits columns.
+    """Return the SQL of an expression, whose types are checked against the columns.
 
-    DuckDB casts text beside numbers, and numbers to conditions. PostgreSQL does not, and neither does this.
+    DuckDB casts text implicitly to compare it with numbers, and numbers to conditions. PostgreSQL does not,
+    nor is it allowed here.
 
-    :raises ExpressionError: if it does not fit, with the place.
+    :raises ExpressionError: if it does not fit the columns; with the place.
     """
     pairs: list[tuple[Node, Node, Node]] = []
     conditions: list[Node] = []
@@ -287,17 +288,17 @@ def _fitted(text: str, writer: SqlWriter, schema: pa.Schema) -> str:
         found, other = kinds[id(left)], kinds[id(right)]
         if found != other and "null" not in (found, other):
             raise ExpressionError(
-                f"{found} and {other} don't go together: cast one of them", text, place_of(node)
+                f"{found} and {other} can't be compared: cast one of them", text, place_of(node)
             )
     return writer.sql(writer.tree)
 
 
 def _not_boolean(found: str) -> str:
-    return f"this is {found}, and must be true or false: compare it with something"
+    return f"this is {found}, and must be true or false: use a comparison"
 
 
 def _sides(node: Node) -> tuple[list[tuple[Node, Node]], list[Node]]:
-    """Return what a node compares, but for texts that stand in it, and what it takes for true or false."""
+    """Return the pairs that a node compares, without those with text literals, and the conditions in it."""
     pairs: list[tuple[Node, Node]] = []
     if node["class"] == "COMPARISON":
         pairs = [(node["left"], node["right"])]
@@ -318,7 +319,7 @@ def _sides(node: Node) -> tuple[list[tuple[Node, Node]], list[Node]]:
 
 
 def _kinds(sides: list[str], schema: pa.Schema) -> list[str]:
-    """Return the kind of each SQL over columns of a schema."""
+    """Return the kind of value of each SQL expression over the columns of a schema."""
     if not sides:
         return []
     relation = database().from_arrow(schema.empty_table())
@@ -345,9 +346,9 @@ def _unbound(values: pa.Array) -> pa.Array:
 
 
 def _infinite(values: pa.Array, old: int, new: int) -> pa.Array:
-    """Return dates and timestamps with another `-infinity`.
+    """Return dates and timestamps with another number for `-infinity`.
 
-    :param old: what it is above the lowest number: 0 for decoding's, 1 for DuckDB's.
+    :param old: its number minus the lowest one of the type: 0 in decoded columns, 1 in DuckDB.
     """
     is_date = pa.types.is_date32(values.type)
     if not is_date and not pa.types.is_timestamp(values.type):

@@ -1,7 +1,7 @@
-"""DuckDB in memory, locked: no files, no network, no extensions, no settings, one thread, a deadline.
+"""DuckDB in memory, locked down: no files, network, extensions or settings, one thread, and a deadline.
 
-It is imported when an expression is read or computed: most processes have none, and it is a tenth of what a
-process imports.
+DuckDB is imported only when an expression is parsed or computed: most processes have none, and it takes a
+tenth of the time of a process' imports.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import pyarrow as pa
 if TYPE_CHECKING:
     import duckdb
 
-#: For one call: bytes as DuckDB writes them, and seconds.
+#: Limits of one call: memory, in DuckDB's notation, and time in seconds.
 MEMORY_MAX = "512MB"
 DEADLINE_S = 60.0
 
 _threads = threading.local()
 _open: weakref.WeakValueDictionary[int, duckdb.DuckDBPyConnection] = weakref.WeakValueDictionary()
-#: What a process that was forked never closes, at each fork: closing needs threads which it does not have. A
-#: fork on another thread, as Java is started by, would close it with that thread's variables, and die of it.
+#: For each fork, the databases that the forked process must never close: closing needs threads that it does
+#: not have. After a fork on another thread, as when Java is started, the child would otherwise close them
+#: with that thread's variables, and crash.
 _inherited: list[list[duckdb.DuckDBPyConnection | None]] = []
 
 os.register_at_fork(
-    # One list at once: another thread may open a database meanwhile.
+    # Listed in a single step, because another thread may open a database meanwhile.
     before=lambda: _inherited.append([held() for held in _open.valuerefs()]),
     after_in_parent=_inherited.pop,
 )
@@ -62,16 +63,16 @@ def _opened() -> duckdb.DuckDBPyConnection:
         },
     )
     database.execute("SET TimeZone = 'UTC'")
-    # The optimizer computes constant parts first, even those that no row reaches.
+    # The optimizer computes constant parts first, even those that are not needed for any row.
     database.execute("PRAGMA disable_optimizer")
     database.execute("SET lock_configuration = true")
     return database
 
 
 def run(sql: str, table: pa.Table) -> pa.Array:
-    """Return the value of SQL for each row of a table.
+    """Return the value of an SQL expression for each row of a table.
 
-    :raises duckdb.Error: if it does not fit the columns, a value is none of its type, or it takes too long.
+    :raises duckdb.Error: if it does not fit the columns, a value is not valid, or it takes too long.
     """
     connection = database()
     guard = threading.Timer(DEADLINE_S, connection.interrupt)
@@ -86,7 +87,7 @@ def run(sql: str, table: pa.Table) -> pa.Array:
 
 
 def reason(error: duckdb.Error) -> str:
-    """Return what went wrong. DuckDB's own message may quote a row's value, unless it comes from binding."""
+    """Return the reason of an error. DuckDB's own message may quote a row's value, except when binding."""
     import duckdb
 
     text = str(error)
@@ -101,4 +102,4 @@ def reason(error: duckdb.Error) -> str:
         return "division by zero"
     if "Malformed JSON" in text:
         return "a text is not JSON"
-    return "a value is out of range, or not of that form"
+    return "a value is out of range, or can't be converted"

@@ -1,4 +1,4 @@
-"""The language: which of the trees that DuckDB's parser makes are expressions."""
+"""The expression language: parses texts with DuckDB, and checks that the tree has only allowed nodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from tailrace.expressions.database import database, run
 
-#: An expression is written by a person.
+#: Largest length of an expression, in characters; users write them by hand.
 TEXT_LENGTH_MAX = 10_000
 
-#: Levels of the tree; values in one `in (…)`, branches in one `case`.
+#: Limits: levels of the tree; values in one `in (…)` or branches in one `case`.
 DEPTH_MAX = 100
 ITEMS_MAX = 1000
 
-#: By function: least and most arguments; -1: any number.
+#: By function: smallest and largest number of arguments; -1: no limit.
 FUNCTIONS = {
     **dict.fromkeys(("abs", "ceil", "floor", "length", "lower", "ltrim", "rtrim", "trim", "upper"), (1, 1)),
     **dict.fromkeys(("ends_with", "left", "nullif", "right", "starts_with"), (2, 2)),
@@ -32,7 +32,7 @@ FUNCTIONS = {
 }
 _ALSO = {"char_length": "length", "substr": "substring", "ceiling": "ceil"}
 
-#: Patterns by the parser's names: DuckDB's function, and whether it gets PostgreSQL's escape.
+#: Pattern operators by the parser's names: DuckDB's function, and whether it gets PostgreSQL's escape.
 PATTERNS = {
     "~~": ("like_escape", True),
     "~~*": ("ilike_escape", True),
@@ -56,7 +56,7 @@ COMPARISONS = {
 _OPERATORS = {"OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE", "COMPARE_IN"}
 _LITERALS = {"INTEGER", "NUMERIC", "STRING", "BOOLEAN", "NULL_LITERAL"}
 
-#: By type's name in a cast: DuckDB's.
+#: DuckDB's type, by the name of the type in a cast.
 TYPES = {
     **dict.fromkeys(("bool", "boolean"), "BOOLEAN"),
     **dict.fromkeys(("smallint", "int2"), "SMALLINT"),
@@ -71,7 +71,7 @@ TYPES = {
     **dict.fromkeys(("timestamptz", "timestamp with time zone"), "TIMESTAMPTZ"),
 }
 
-#: Digits of `numeric` without any said, before and after the point.
+#: `numeric` without precision and scale.
 _NUMERIC = "DECIMAL(38, 10)"
 
 _HEAD, _TAIL = "SELECT (\n", "\n)"
@@ -81,7 +81,7 @@ Path = tuple[str, ...]
 
 
 class ExpressionError(ValueError):
-    """An expression that can't be read, or does not fit the columns that it is applied to.
+    """An expression that can't be parsed, or does not fit the columns that it is applied to.
 
     :param at: the place in the text, in characters from 0.
     """
@@ -100,7 +100,7 @@ class ExpressionError(ValueError):
 
 
 def require_type(text: str) -> str:
-    """Return DuckDB's name of the type that `text` names, as in a cast.
+    """Return DuckDB's name of the type `text`, which is written as in a cast.
 
     :raises ExpressionError: if there is no such type.
     """
@@ -110,15 +110,15 @@ def require_type(text: str) -> str:
     except ExpressionError as error:
         raise ExpressionError(error.message, text, max(error.at - len(before), 0)) from None
     if node["class"] != "CAST" or node["child"]["class"] != "CONSTANT":
-        raise ExpressionError("this is no type", text, 0)
+        raise ExpressionError("this is not a type", text, 0)
     return type_sql(node)
 
 
 @functools.lru_cache(maxsize=1024)
 def parsed(text: str, roots: tuple[str, ...]) -> Node:
-    """Return the tree of an expression, of which every part is one that an expression may have.
+    """Return the tree of an expression; all of its nodes are allowed in expressions.
 
-    :raises ExpressionError: if it can't be read; with the place.
+    :raises ExpressionError: if it can't be parsed, or has other nodes; with the place.
     """
     import duckdb
 
@@ -129,7 +129,7 @@ def parsed(text: str, roots: tuple[str, ...]) -> Node:
     except (duckdb.Error, RecursionError):
         raise ExpressionError("it nests too deep", text, 0) from None
     if found["error"]:
-        # What follows "at or near" may be a text, which may hold anything.
+        # After "at or near" the message may quote a text literal with any content.
         place = found.get("position")
         at = len(text) if place is None else min(_characters(asked, int(place)), len(text))
         shown = re.search(r'at or near "([^\'"]{1,30})"', found["error_message"])
@@ -153,9 +153,9 @@ _WORDS = re.compile(
 
 
 def _marked(text: str) -> str:
-    """Return the text with `^@` for `->`, which DuckDB reads as a lambda, of the weakest precedence.
+    """Return the text with `^@` for `->`, which DuckDB parses as a lambda, with the lowest precedence.
 
-    :raises ExpressionError: if it has something that is no part of the language.
+    :raises ExpressionError: if the text is empty, too long, or has tokens that are not in the language.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ExpressionError(f"it is longer than {TEXT_LENGTH_MAX} characters", text, TEXT_LENGTH_MAX)
@@ -164,19 +164,19 @@ def _marked(text: str) -> str:
     marked = list(text)
     for word in _WORDS.finditer(text):
         if word["odd"]:
-            raise ExpressionError(f"{word[0]!r} is no part of the language", text, word.start())
+            raise ExpressionError(f"{word[0]!r} is not part of the language", text, word.start())
         if word["arrow"]:
             marked[word.start() : word.end()] = "^@"
     return "".join(marked)
 
 
 def _characters(asked: str, place: int) -> int:
-    """Return a place of what DuckDB was asked, in bytes, as one of the expression, in characters."""
+    """Convert a place in the query, in bytes, to one in the expression, in characters."""
     return max(len(asked.encode()[:place].decode(errors="ignore")) - len(_HEAD), 0)
 
 
 class _Reader:
-    """Checks a tree, from its root. Each node gets `at`, its place in the text."""
+    """Checks a tree from its root, and sets `at` in each node: its place in the text."""
 
     def __init__(self, text: str, asked: str, roots: tuple[str, ...]) -> None:
         self._text = text
@@ -184,9 +184,9 @@ class _Reader:
         self._roots = roots
 
     def checked(self, node: Node, above: int, depth: int) -> Node:
-        """Return the node with its parts checked.
+        """Return the node, checked with all nodes below it.
 
-        :param above: the place of the node that it is a part of, for those without one.
+        :param above: the place of the parent, which a node without a place of its own gets.
         """
         at, place = above, node["query_location"]
         if place <= len(self._asked.encode()):
@@ -213,7 +213,7 @@ class _Reader:
             case "BETWEEN" | "CASE" | "CONJUNCTION":
                 pass
             case _:
-                raise self._error("this is no part of the language", at)
+                raise self._error("this is not part of the language", at)
         return node
 
     def _error(self, message: str, at: int) -> ExpressionError:
@@ -228,7 +228,7 @@ class _Reader:
         raise self._error(f"there is no {name!r}, but {known}; {hint}", node["at"])
 
     def _as_written(self, found: Node) -> Node:
-        # `real` and `float` are one type to DuckDB's parser, and two of PostgreSQL's.
+        # `real` and `float` are one type in DuckDB's parser, but two in PostgreSQL.
         first, length = found["query_location"], found["query_location_length"]
         written = self._asked.encode()[first : first + length]
         is_real = found["type_name"] == "FLOAT" and written.lower() == b"real"
@@ -245,7 +245,7 @@ class _Reader:
             raise self._error(f"the type {name} takes no numbers in parentheses", at)
         shape = [int(number) if number.isdigit() else -1 for number in [*numbers, "0"]][:2]
         if len(numbers) > 2 or not 1 <= shape[0] <= 38 or not 0 <= shape[1] <= shape[0]:
-            raise self._error("numeric has 1 to 38 digits, and no more of them after the point", at)
+            raise self._error("numeric has 1 to 38 digits, and at most that many after the point", at)
 
     def _function(self, node: Node) -> Node:
         written, at = node["function_name"], node["at"]
@@ -254,10 +254,10 @@ class _Reader:
         arguments = [argument["expression"] for argument in node["arguments"]]
         odd = node["distinct"] or node["filter"] or node["schema"] or node["order_bys"]["orders"]
         if odd or any(argument["name"] for argument in node["arguments"]):
-            raise self._error("this is no part of the language", at)
+            raise self._error("this is not part of the language", at)
         if name in ("->", "->>"):
             if not is_literal(arguments[1], "STRING", "INTEGER"):
-                raise self._error(f"{name} takes a member's name, or its place from 0, as it stands", at)
+                raise self._error(f"{name} takes a literal: a member's name, or an index from 0", at)
         elif name == "regexp_matches":
             self._require_pattern(arguments[1])
         elif name not in PATTERNS and name not in INFIX:
@@ -268,11 +268,11 @@ class _Reader:
         import duckdb
 
         if not is_literal(pattern, "STRING"):
-            raise self._error("a regular expression stands in the expression as it is", pattern["at"])
+            raise self._error("a regular expression must be a text literal", pattern["at"])
         try:
             run(f"regexp_matches('', {quoted(pattern['literal']['text'])})", pa.table({"c0": [None]}))
         except duckdb.Error:
-            message = "this is no regular expression that RE2 knows"
+            message = "this is not a regular expression that RE2 supports"
             raise self._error(message, pattern["at"]) from None
 
     def _require_arguments(self, name: str, written: str, arguments: list[Node], at: int) -> None:
@@ -292,7 +292,7 @@ def _near(name: str, known: Any) -> str:
 
 
 def with_parts(node: Node, change: Callable[[Node], Node]) -> Node:
-    """Return the node with each node right below it changed, in the order of the text."""
+    """Return the node with `change` applied to each of its child nodes, in the order of the text."""
     new = dict(node)
     for name in ("left", "right", "input", "lower", "upper", "child"):
         if isinstance(node.get(name), dict):
@@ -312,7 +312,7 @@ def with_parts(node: Node, change: Callable[[Node], Node]) -> Node:
 
 
 def parts_of(node: Node) -> list[Node]:
-    """Return the nodes right below, in the order of the text."""
+    """Return the child nodes, in the order of the text."""
     found: list[Node] = []
 
     def seen(part: Node) -> Node:
@@ -324,22 +324,22 @@ def parts_of(node: Node) -> list[Node]:
 
 
 def place_of(node: Node) -> int:
-    """Return where the node begins in the text, in characters from 0."""
+    """Return the place in the text at which the node begins, in characters from 0."""
     return int(node["at"])
 
 
 def is_literal(node: Node, *kinds: str) -> bool:
-    """Return whether the node is a value that stands in the text, of one of DuckDB's kinds of literals."""
+    """Return whether the node is a literal of one of these kinds, which are DuckDB's."""
     return node["class"] == "CONSTANT" and node["literal"]["kind"] in kinds
 
 
 def quoted(text: str) -> str:
-    """Return a text as SQL has it."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def type_sql(node: Node) -> str:
-    """Return DuckDB's name of the type that a cast is to."""
+    """Return DuckDB's name of a cast's target type."""
     found = node["type_expr"]
     name = TYPES[found["type_name"].lower()]
     if name != "DECIMAL":

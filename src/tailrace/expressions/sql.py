@@ -1,4 +1,4 @@
-"""Trees of expressions as DuckDB's SQL."""
+"""Writes the trees of expressions as SQL for DuckDB."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tailrace.expressions.language import (
     type_sql,
 )
 
-#: Of the SQL that is made of an expression: conditions that guard others stand in it twice.
+#: Largest length of an expression's SQL, in characters: conditions that guard others are written twice.
 _SQL_LENGTH_MAX = 200_000
 
-#: What can't fail on a row: a condition before it need not guard it.
+#: Functions and operators that can't fail on any row, so that no earlier condition has to guard them.
 _SAFE = {
     *PATTERNS,
     "lower",
@@ -35,13 +35,13 @@ _SAFE = {
     "concat",
 }
 
-#: What the error of a value that there is no column for begins with; the column's place follows.
+#: Prefix of the error for reading a column that does not exist; the column's place follows.
 MISSING = "tailrace: no column "
 
 
 @functools.lru_cache(maxsize=1024)
 def inputs_of(text: str, roots: tuple[str, ...]) -> tuple[tuple[str, Path, int], ...]:
-    """Return what an expression reads: by which method of `Rows`, the path, the place of the first use."""
+    """Return the inputs of an expression: the method of `Rows`, the path, and the place of the first use."""
     found: dict[tuple[str, Path], int] = {}
 
     def note(node: Node, kind: str) -> None:
@@ -56,7 +56,7 @@ def inputs_of(text: str, roots: tuple[str, ...]) -> tuple[tuple[str, Path, int],
 
 
 def _kind_below(node: Node) -> str:
-    # A column that becomes text has PostgreSQL's, which DuckDB's is not for each type.
+    # A column that is cast to text has PostgreSQL's text, from which DuckDB's differs for some types.
     kind = "column"
     if node["class"] == "FUNCTION":
         kind = {"||": "texts", "concat": "texts", "was_sent": "was_sent"}.get(node["function_name"], kind)
@@ -66,11 +66,11 @@ def _kind_below(node: Node) -> str:
 
 
 class SqlWriter:
-    """Writes an expression's tree, and its parts, as DuckDB's SQL over columns `c0`, `c1`, ….
+    """Writes an expression's tree, and parts of it, as DuckDB's SQL over columns `c0`, `c1`, ….
 
     The columns are in the order of `inputs_of`.
 
-    :param missing: places of columns that there are not: reading one of their values is an error.
+    :param missing: places of columns that do not exist: computing a value of them is an error.
     """
 
     def __init__(self, text: str, roots: tuple[str, ...], missing: frozenset[int]) -> None:
@@ -82,8 +82,8 @@ class SqlWriter:
     def sql(self, node: Node, kind: str = "column") -> str:
         """Return the SQL of a node.
 
-        :param kind: what a column is read as.
-        :raises OverflowError: if it grows too long.
+        :param kind: the method of `Rows` by which a column is read.
+        :raises OverflowError: if the SQL becomes too long.
         """
         key = (id(node), kind)
         if key not in self._known:
@@ -129,7 +129,7 @@ class SqlWriter:
         return self._call(node, parts)
 
     def _conjunction(self, node: Node, parts: list[str]) -> str:
-        # DuckDB computes all sides for all rows. One that may fail is guarded by those before it.
+        # DuckDB computes all operands for all rows. One that may fail is guarded by those before it.
         is_and = node["type"] == "CONJUNCTION_AND"
         word, stops, decided = ("AND", "NOT ", "false") if is_and else ("OR", "", "true")
         found, fails = parts[-1], self._may_fail(node["children"][-1])
@@ -163,17 +163,17 @@ class SqlWriter:
         if name == "was_sent":
             return parts[0]
         if name == "substring":
-            # PostgreSQL counts on before the first character, and not backwards; DuckDB counts from the end.
+            # In PostgreSQL, positions before the first character count; in DuckDB, they count from the end.
             text, first, *count = parts
             left = f", greatest({count[0]} + {first} - 1, 0)" if count else ""
             refused = f"WHEN {count[0]} < 0 THEN error('a negative length') " if count else ""
             whole = f"substring({', '.join(parts)})"
             return f"CASE {refused}WHEN {first} < 1 THEN substring({text}, 1{left}) ELSE {whole} END"
         if name in ("trim", "ltrim", "rtrim"):
-            return f"{name}({parts[0]}, ' ')"  # alone, DuckDB's takes other white space as well
+            return f"{name}({parts[0]}, ' ')"  # without ' ', DuckDB would trim other white space as well
         return f"{name}({', '.join(parts)})"
 
 
 def _pointer(name: str) -> str:
-    # A name that DuckDB would take for a path, or a pattern of names.
+    # Returns a JSON pointer for a name that DuckDB would read as a path or as a pattern of names.
     return name if re.fullmatch(r"\w+", name) else "/" + name.replace("~", "~0").replace("/", "~1")

@@ -1,1 +1,1 @@
-"""Changes on their way through the engine: columnar batches, with a view of each change as a record."""
+"""Columnar batches of changes, as the engine processes them, and a view of each change as a record."""

@@ -1,4 +1,4 @@
-"""A batch: what a task polled, and what its records become on their way to the handler."""
+"""A batch of records, from the poll of a task to the handler."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tailrace.records.record import Record
 if TYPE_CHECKING:
     from tailrace.records.making import SourceRecord
 
-#: Where a source is: names and JSON values, meaningful to that source's tasks alone.
+#: A position in a source: names and JSON values, which only the tasks of that source interpret.
 Offset = Mapping[str, Any]
 
-#: Which part of a source: names and texts. One offset is kept for each partition of a task.
+#: Identifies a part of a source: names and texts. One offset is stored for each partition of a task.
 Partition = Mapping[str, str]
 
 
 _numbers = itertools.count()
 
-#: Records whose places are made Python's numbers at a time.
+#: Number of records whose places are converted to Python numbers at a time.
 _AT_ONCE = 4096
 
 
 class Offsets(Protocol):
-    """For each record of a batch: where the next attempt goes on once this record is done."""
+    """For each record of a batch: where the next attempt continues once this record is processed."""
 
     def __getitem__(self, place: int, /) -> Offset: ...
 
@@ -40,16 +40,16 @@ class Offsets(Protocol):
 class Batch(Sequence[Record]):
     """Records of one source partition, in its order; a sequence of `Record`.
 
-    `len()` counts the records that are there; `polled` those that the task gave, of which some may
-    have been dropped since. A batch without records may still say that the source has got on
-    (`end`).
+    `len()` counts the records in the batch; `polled` those that the task returned, some of which may
+    have been dropped since. A batch without records may still have the offset that the source has
+    reached (`end`).
 
     :param groups: the records by topic and shape, each with its place in `[0, polled)`.
     :param offsets: `offsets[place]` for each place in `[0, polled)`.
-    :param end: the offset once the whole batch is done; None: that of the last record.
-    :param transaction_ends: for each place, whether no transaction is open after it; None: after each. A
-        batch without records says with None that none is open, with an empty array that it is as before.
-    :param number: tells the batch from others of this process; what becomes of its records keeps it.
+    :param end: the offset once the whole batch is processed; None: that of the last record.
+    :param transaction_ends: for each place, whether no transaction is open after it; None: after each. In a
+        batch without records None means that none is open, and an empty array that nothing has changed.
+    :param number: identifies the batch in this process; batches that are derived from it keep the number.
     """
 
     partition: Partition
@@ -66,8 +66,8 @@ class Batch(Sequence[Record]):
     ) -> Batch:
         """Return a batch of Python values in the source's order; see `records.making`.
 
-        :param partition: default: that of a source that has but one.
-        :param end: the offset once the whole batch is done; None: that of the last record.
+        :param partition: default: that of a source with a single partition.
+        :param end: the offset once the whole batch is processed; None: that of the last record.
         :raises TailraceError: `RECORD_INVALID` if the values of a topic have no Arrow type in common.
         """
         from tailrace.records.making import batch_of
@@ -82,7 +82,7 @@ class Batch(Sequence[Record]):
     @overload
     def __getitem__(self, place: slice) -> Sequence[Record]: ...
     def __getitem__(self, place: int | slice) -> Record | Sequence[Record]:
-        """Return records in the source's order; counted as `len` counts."""
+        """Return records by index in the source's order; indexes are in `[0, len)`."""
         if isinstance(place, slice):
             return [self[k] for k in range(*place.indices(len(self)))]
         group, row = self.order[range(len(self))[place]]
@@ -94,20 +94,20 @@ class Batch(Sequence[Record]):
         )
 
     def records(self, first: int, last: int) -> Iterator[Record]:
-        """Return the records from `first` to before `last` in the source's order, made as they are taken.
+        """Yield the records `[first, last)` in the source's order. Each is created when it is requested.
 
-        Several threads may take from it at once.
+        Several threads may use the iterator at once.
         """
         groups, rows = self.rows_of(first, last)
         return map(Record, groups, rows, itertools.repeat(self.partition))
 
     def rows_of(self, first: int, last: int) -> tuple[Iterable[Group], Sequence[int]]:
-        """Return of the records from `first` to before `last` in the source's order, which there are, the
-        groups, and the row in its group of each.
+        """Return the group, and the row in that group, of each of the records `[first, last)` in the source's
+        order. The batch must have these records.
         """
         if len(self.groups) == 1:
             return itertools.repeat(self.groups[0]), range(first, last)
-        # Lists of numbers: thousands of pairs would have the garbage collector look at everything.
+        # Lists of numbers: creating thousands of pairs would trigger full garbage collections.
         of_group, rows = self.order[first:last].T.tolist()
         return map(self.groups.__getitem__, of_group), rows
 
@@ -119,7 +119,7 @@ class Batch(Sequence[Record]):
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """For each record in the source's order, its row where the groups are laid end to end."""
+        """For each record in the source's order, its row in the concatenation of the groups."""
         if len(self.groups) == 1:
             return np.arange(len(self))
         starts = np.cumsum([0, *(len(group) for group in self.groups)])
@@ -127,22 +127,22 @@ class Batch(Sequence[Record]):
 
     @property
     def places(self) -> Places:
-        """The places of the records that are there, rising."""
+        """The places of the records in the batch, ascending."""
         parts = [group.index for group in self.groups]
         return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory the batch takes."""
+        """The approximate memory of the batch, in bytes."""
         return sum(group.size_bytes for group in self.groups)
 
     @property
     def end_offset(self) -> Offset | None:
-        """The offset once the whole batch is done; None if it says nothing."""
+        """The offset once the whole batch is processed; None if the batch has none."""
         if self.end is not None:
             return self.end
         return self.offsets[self.polled - 1] if self.polled else None
 
     def with_groups(self, groups: Sequence[Group]) -> Batch:
-        """Return the batch with what its records have become; places and offsets stay."""
+        """Return the batch with its records replaced; places and offsets stay."""
         return replace(self, groups=tuple(groups))

@@ -1,8 +1,7 @@
-"""What a handler gets when there is a converter: keys and values as they go out.
+"""Events: records as a converter returns them, with keys and values that are ready to be sent.
 
-A group may be converted in parts, so that what is made at once is bounded, not only what was read: a record
-of a table with many columns takes, as JSON with schemas, hundreds of times the bytes that the log has of
-it.
+A group may be converted in parts, which bounds the size of the output, not only that of the input: as JSON
+with schemas, a record of a table with many columns takes hundreds of times its bytes in the log.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from tailrace.records.values import python_values
 
 T = TypeVar("T")
 
-#: Events of a group whose values are made Python's together, about.
+#: Approximate number of a group's events whose values are converted to Python objects together.
 _RUN = 1024
 _BYTES = pa.large_binary()
 
-#: Headers of the delete (with its tombstone) and of the create that an update which changed the key becomes:
-#: the key of the other.
+#: Headers of the delete (with its tombstone) and of the create into which an update that changes the key is
+#: split. Each has the key of the other event.
 NEW_KEY, OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Converted:
-    """A group's records converted to events: one each, in the group's order, unless `rows` says so.
+    """The events of a group: one for each record, in the group's order, unless `rows` is set.
 
     :param keys: an Arrow array or a sequence of objects; None: no event has a key.
     :param values: likewise; a null value is a tombstone.
-    :param headers: a struct array of values ready to go out; None: no headers.
-    :param rows: for each event the row of the group that it came from, never falling: a record may
-        become several events that follow each other (a changed key does), or none.
+    :param headers: a struct array of values that are ready to be sent; None: no headers.
+    :param rows: for each event the row of its record in the group, never descending: a record may
+        become several consecutive events (if its key changed), or none.
     """
 
     keys: pa.Array | Sequence[Any] | None
@@ -62,7 +61,7 @@ class Converted:
         return found if self.rows is None or found is None else found[self.rows]
 
     def part(self, first: int, last: int) -> Converted:
-        """Return the events from the `first` on and before the `last`, counted from 0."""
+        """Return the events `[first, last)`, counted from 0."""
         return Converted(
             None if self.keys is None else self.keys[first:last],
             self.values[first:last],
@@ -71,7 +70,7 @@ class Converted:
         )
 
     def take(self, entries: Places) -> Converted:
-        """Return the events at `entries` (rising), each still of its row."""
+        """Return the events at `entries` (ascending); each keeps its row."""
         chosen = pa.array(entries)
 
         def taken(found: pa.Array | Sequence[Any]) -> pa.Array | Sequence[Any]:
@@ -86,16 +85,16 @@ class Converted:
 
 
 class EventKeys(NamedTuple):
-    """The keys of a group's events, and the rows that they come from, as `Converted` has them."""
+    """The keys of a group's events and their rows, as in `Converted`."""
 
     keys: pa.Array | Sequence[Any] | None
     rows: Places | None
 
 
 class Event(NamedTuple):
-    """A record as it goes out, and the record that it was: a commit decodes nothing.
+    """A converted record, together with the record, so that a commit decodes nothing.
 
-    Events of one record have its place and follow each other; it is processed when the last one is.
+    The events of one record have its place and are consecutive; it is processed when the last of them is.
     """
 
     topic: str
@@ -107,9 +106,9 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Events(Sequence[Event]):
-    """A batch converted; a sequence of `Event` in the source's order.
+    """A converted batch; a sequence of `Event` in the source's order.
 
-    Those who can take columns use `keys` and `values`, Arrow arrays in the same order.
+    Handlers of columns use `keys` and `values`, Arrow arrays in the same order.
 
     :param converted: for each group of `batch`.
     """
@@ -136,17 +135,17 @@ class Events(Sequence[Event]):
         return itertools.chain.from_iterable(map(_event, *run) for run in runs)
 
     def maker(self, first: int, last: int) -> Callable[[int], Event]:
-        """Return what makes an event, from the `first` on and before the `last` in the source's order, by
-        its number there. Any thread.
+        """Return a function that creates one of the events `[first, last)`, by its number in the source's
+        order. Any thread.
 
-        Their keys and values are made Python's here, together. What makes of them an event is called when it
-        is wanted: thousands that wait would have the garbage collector look through everything.
+        Their keys and values are converted to Python objects here, together. The events themselves are
+        created on demand: thousands of waiting ones would slow down each garbage collection.
         """
         parts, places = self._parts(first, last)
         return lambda number: _event(parts[number - first], places[number - first])
 
     def _parts(self, first: int, last: int) -> tuple[Sequence[_Part], Sequence[int]]:
-        # Of each event its part, and its place there.
+        # Returns for each event its part, and its place in the part.
         of_event, entries = self.order[first:last].T
         parts: dict[int, _Part] = {}
         places = entries.copy()
@@ -159,7 +158,7 @@ class Events(Sequence[Event]):
 
     @property
     def places(self) -> Places:
-        """For each event the place of its record in the batch that was polled; never falling."""
+        """For each event the place of its record in the batch that was polled; never descending."""
         if all(found.rows is None for found in self.converted):
             return self.batch.places
         return np.sort(np.concatenate(self._places()))
@@ -172,7 +171,7 @@ class Events(Sequence[Event]):
         return pairs_in_order(self._places(), self._are_second())
 
     def by_topic(self, first: int, last: int) -> Iterator[tuple[str, Converted]]:
-        """Yield events of the places in `[first, last)`, those of a topic in the source's order."""
+        """Yield the events of the places `[first, last)` by topic; those of a topic in the source's order."""
         found: dict[str, list[tuple[Places, Flags | None, Converted]]] = {}
         parts = zip(self.batch.groups, self.converted, self._places(), self._are_second(), strict=True)
         for group, converted, places, flags in parts:
@@ -201,9 +200,9 @@ class Events(Sequence[Event]):
 
     @functools.cached_property
     def keys(self) -> pa.Array:
-        """The keys as one array; null where there is none. Structs have the fields of all topics.
+        """The keys as one array; null for an event without a key. Structs have the fields of all topics.
 
-        :raises TailraceError: `CONVERSION_FAILED` if no type of Arrow's holds them all.
+        :raises TailraceError: `CONVERSION_FAILED` if no Arrow type can hold them all.
         """
         return self._in_order([found.keys for found in self.converted])
 
@@ -222,8 +221,8 @@ class Events(Sequence[Event]):
             # Arrow's message may quote a value.
             raise TailraceError(
                 Kind.CONVERSION_FAILED,
-                "put keys or values of events into one array: no type of Arrow's holds them all",
-                "take the events one by one",
+                "put keys or values of events into one array: no Arrow type can hold them all",
+                "read the events one by one",
                 {"topics": ", ".join(sorted({group.topic for group in self.batch.groups}))},
             ) from None
         if len(arrays) == 1:
@@ -233,10 +232,10 @@ class Events(Sequence[Event]):
 
 
 def interleaved(parts: Sequence[Converted], order: Places) -> Converted:
-    """Return events of several groups as if they were one group's, without `rows`.
+    """Return events of several groups merged as those of one group, without `rows`.
 
-    :param parts: ready to go out: keys and values are texts or bytes, and no header is nested.
-    :param order: of the events, laid end to end.
+    :param parts: ready to be sent: keys and values are texts or bytes, and no header is nested.
+    :param order: indexes into the concatenation of the parts.
     """
     if len(parts) == 1:
         return parts[0]
@@ -269,7 +268,7 @@ def _array(part: pa.Array | Sequence[Any] | None, count: int, kind: pa.DataType 
 
 
 def _in_bytes(values: pa.Array) -> pa.Array:
-    # Numbers, flags and times have no bytes of their own but those of their texts.
+    # Numbers, booleans and times are sent as texts.
     kind = values.type
     is_fixed = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
     return (texts_of(values) if is_fixed else values).cast(_BYTES)
@@ -277,7 +276,7 @@ def _in_bytes(values: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    # Events of a group that follow each other there, as Python's values.
+    # Consecutive events of a group, as Python objects.
     group: Group
     partition: Partition
     rows: Sequence[int]
@@ -287,7 +286,7 @@ class _Part:
 
     @classmethod
     def of(cls, batch: Batch, group: int, found: Converted, first: int) -> _Part:
-        # `found`: events of the group, from its entry `first` on.
+        # `found` has the events of the group from entry `first` on.
         return cls(
             batch.groups[group],
             batch.partition,
@@ -311,23 +310,24 @@ def _python(values: pa.Array | Sequence[Any]) -> Sequence[Any]:
     return python_values(values) if isinstance(values, pa.Array) else values
 
 
-#: About so many bytes of keys and values are made at once.
+#: Approximate size of the keys and values that are converted at once, in bytes.
 CONVERTED_BYTES = 16 << 20
 
-#: For the first part, before anything is known: what a column takes in a record, schema included.
+#: Estimated size of a column in a record, schema included, in bytes. Determines the size of the first part.
 _COLUMN_BYTES = 512
-#: The next part has at most so many times the records of the one before: records differ.
+#: Largest ratio of the records in a part to those in the part before, because sizes of records differ.
 _GROWTH = 8
 
 
 def made_in_parts(make: Callable[[int, int], tuple[T, int]], records: int, columns: int) -> Iterator[T]:
-    """Yield what is made of so many records, part by part in their order.
+    """Yield the results of `make` for `records` records, in parts in their order.
 
-    A part has `CONVERTED_BYTES`, unless its records are much larger than those before, or it is one record.
+    A part has about `CONVERTED_BYTES`; more only if its records are much larger than those before, or if it
+    is a single record.
 
-    :param make: called with a part's first record and the one behind its last, counted from 0; it returns
-        how many bytes it made, too.
-    :param columns: the most that a record has.
+    :param make: called with the bounds of a part, counted from 0, the second exclusive; returns the result
+        and its size in bytes.
+    :param columns: the largest number of columns of a record.
     """
     at, size = 0, max(1, CONVERTED_BYTES // (_COLUMN_BYTES * columns))
     while at < records:
@@ -339,7 +339,7 @@ def made_in_parts(make: Callable[[int, int], tuple[T, int]], records: int, colum
 
 
 def bytes_of(converted: Converted) -> int:
-    """Return about how many bytes keys and values take; objects other than bytes and text count none."""
+    """Return the approximate size of keys and values in bytes; objects other than bytes and text count 0."""
     found = 0
     for made in (converted.keys, converted.values):
         if isinstance(made, pa.Array):
@@ -350,7 +350,7 @@ def bytes_of(converted: Converted) -> int:
 
 
 def width(group: Group) -> int:
-    """Return how many columns the records of a group have."""
+    """Return the number of columns of a group's records, at least 1."""
     if group.wire is not None:
         return max(1, len(group.relation.columns)) if group.relation is not None else 1
     return max(1, *(int(column.type.num_fields) for column in group.columns.schema))

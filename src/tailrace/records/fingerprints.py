@@ -1,8 +1,8 @@
-"""64-bit fingerprints of values in columns: equal values have equal ones, in every batch.
+"""64-bit fingerprints of values in columns: equal values have equal fingerprints, in every batch.
 
-Values are fingerprinted as their text, so that a number has the same one whatever its width. Two
-different values have the same with a chance of about 2⁻⁶⁴: good for spreading work, not for telling
-values apart.
+The fingerprint is that of the value's text, so that it does not depend on the width of a number. Two
+different values have the same fingerprint with a probability of about 2⁻⁶⁴: good for distributing work, not
+for identifying values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTHING = np.zeros(0, np.uint8)
 
 @compiled(nb.void(FROZEN_BYTES, nb.int32[::1], nb.uint64[::1]))
 def _take_texts(data, ends, prints):  # type: ignore[no-untyped-def]
-    # Goes on from `prints` with the bytes of each text, and its length.
+    # Extends the hashes in `prints` by the bytes of each text, and by its length.
     for r in range(len(prints)):
         x = prints[r]
         first, last = np.int64(ends[r]), np.int64(ends[r + 1])
@@ -39,7 +39,7 @@ def _take_texts(data, ends, prints):  # type: ignore[no-untyped-def]
 
 
 def fingerprints(values: pa.Array) -> Fingerprints:
-    """Return the fingerprint of each value; that of a struct is of its fields' values, in order."""
+    """Return the fingerprint of each value; for a struct, of the values of its fields in their order."""
     prints = np.full(len(values), _START, np.uint64)
     _take(values, prints)
     return prints
@@ -72,12 +72,12 @@ def _texts(values: pa.Array) -> pa.Array:
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return values
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        # As numbers: the text of a time in a time zone needs the zones' data base.
+        # As numbers: the text of a time in a time zone requires the time zone database.
         values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     if pa.types.is_null(kind):
         return pa.nulls(len(values), pa.string())
     if pa.types.is_nested(kind) or pa.types.is_dictionary(kind):
-        # No key of a table is of such a type; one that a transformation made may be.
+        # A table's key never has such a type; a key that a transformation made can have one.
         return pa.array(
             [None if value is None else repr(value) for value in python_values(values)], pa.string()
         )

@@ -1,7 +1,7 @@
-"""A group: changes of one shape that go to one topic, as Arrow columns.
+"""A group: changes of one shape and one topic, as Arrow columns.
 
-A group that comes from a log is decoded only when its columns are asked for: a converter that knows
-the wire's bytes (`Group.wire`) writes its output straight from them.
+A group from a log is decoded only when its columns are read: a converter that supports the source's
+format (`Group.wire`) writes its output directly from it.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from tailrace.model import Relation
 from tailrace.protocol.frames import Numbers
 from tailrace.records.values import python_values, with_specials
 
-#: Places of records: 64-bit, rising.
+#: Places of records: 64-bit, ascending.
 Places = npt.NDArray[np.int64]
 
 Flags = npt.NDArray[np.bool_]
 
 _Rows = Places | slice
 
-#: The columns that a group of changes has: those of `decode.images`, and headers. `key`, `before` and
-#: `after` are structs or null, `source` a struct of what the source tells of the change (what it
-#: holds is the source's affair; `decode.images.SOURCE` is PostgreSQL's). `headers` is a struct; a
-#: null member is no header.
+#: The columns of a group of changes: those of `decode.images`, and headers. `key`, `before` and
+#: `after` are structs or null, `source` is a struct of the change's metadata, whose fields depend on the
+#: source (`decode.images.SOURCE`: PostgreSQL's). `headers` is a struct; a null member means that the
+#: record does not have the header.
 ENVELOPE = (*images.NAMES, "headers")
 
-#: The columns of a group whose records are no longer changes (flattened, outbox events).
+#: The columns of a group whose records are no longer changes (flattened rows, outbox events).
 PLAIN = ("op", "key", "value", "source", "headers")
 
-#: Columns that are decoded without the others.
+#: Columns that can be decoded without the others.
 _DECODED_APART = frozenset(images.NAMES) - {"special"}
 
-#: Columns of which `special` may hold values.
+#: Columns whose values may be in `special`.
 _ROWS = frozenset({"key", "before", "after", "value"})
 
-#: Rows whose values are made Python's together: one by one costs ten times as much.
+#: Rows whose values are converted to Python objects together (a run): one by one costs ten times as much.
 _RUN = 1024
-#: Runs of values that a group keeps, at most; then the oldest goes.
+#: Largest number of runs that a group keeps; then the oldest is removed.
 _RUNS_MAX = 64
 
-#: Stands for a value in `Group.made`.
+#: Placeholder in `Group.made` for a value that is not converted yet.
 NOT_MADE: Any = object()
 
 
@@ -58,18 +58,18 @@ NOT_MADE: Any = object()
 class Group:
     """Changes of one shape, for one topic, in the order of the batch that they belong to.
 
-    Immutable: what changes a group makes another. Columns that a group lacks count as null.
+    Immutable: methods that change a group return a new one. Columns that a group lacks are null.
 
-    :param topic: where its records go: `<schema>.<table>` to begin with, a sink's own affair in the end.
-    :param index: each record's place in the batch that was polled, rising but for `is_second`. It survives
-        filtering, so that what was dropped can be counted as done.
-    :param relation: the table, as it is let out; None for what belongs to none.
-    :param origin: what the source is called, as far as it is known; converters write it.
-    :param orders: each record's number among the changes of its table in its transaction, from 1; None: as
-        far as the group has them.
-    :param is_second: whether each record is the second of two at its place: of an update that changed the
-        key, the create behind the delete (`transforms.changed_keys`). None: each has a place of its own.
-    :param made: by column, each row's value as Python's, or `NOT_MADE`: see `value_at`, which fills it.
+    :param topic: the topic of its records: initially `<schema>.<table>`; its meaning is up to the sink.
+    :param index: each record's place in the batch that was polled, ascending except for `is_second`. Filters
+        keep it, so that dropped records can be counted as processed.
+    :param relation: the table, with the columns that are delivered; None for records without a table.
+    :param origin: the names of the source, as far as they are known; converters write them.
+    :param orders: each record's number among the changes of its table in its transaction, from 1; None: they
+        follow from the records of the group.
+    :param is_second: whether each record is the second of two at its place: for an update that changed the
+        key, the create after the delete (`transforms.changed_keys`). None: each has a place of its own.
+    :param made: by column, each row's value as a Python object, or `NOT_MADE`; `value_at` fills it.
     """
 
     topic: str
@@ -77,13 +77,13 @@ class Group:
     relation: Relation | None = None
     _changes: TableChanges | None = None
     _columns: pa.RecordBatch | None = None
-    #: Named columns that come beside those of `_changes`: headers, so far.
+    #: Named columns in addition to those of `_changes`: only headers so far.
     _beside: dict[str, pa.Array] = field(default_factory=dict)
-    # Changed under the lock, as `made` is. By column and run, whether the whole run was made, or a single one
-    # of it.
+    # By column and run: whether the whole run was converted, or only single rows of it. Changed under the
+    # lock, as is `made`.
     made: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)
     _runs: dict[tuple[str, int], bool] = field(default_factory=dict, init=False, repr=False)
-    # By name, what of the changes was decoded apart, and its `special`.
+    # By name: the columns that were decoded separately, with their `special`.
     _images: dict[str, tuple[pa.Array, pa.Array | None]] = field(default_factory=dict, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     origin: SourceInfo | None = None
@@ -99,7 +99,7 @@ class Group:
         origin: SourceInfo | None = None,
         orders: Numbers | None = None,
     ) -> Group:
-        """Make a group of changes as the log holds them; nothing is decoded."""
+        """Create a group of changes from a log; nothing is decoded."""
         return cls(topic, index, changes.relation, changes, origin=origin, orders=orders)
 
     @classmethod
@@ -111,7 +111,7 @@ class Group:
         relation: Relation | None = None,
         origin: SourceInfo | None = None,
     ) -> Group:
-        """Make a group of columns with names of `ENVELOPE` or `PLAIN`, one row for each of `index`."""
+        """Create a group of columns with names of `ENVELOPE` or `PLAIN`, with one row for each of `index`."""
         if columns.num_rows != len(index):
             raise ValueError(f"{columns.num_rows} rows for {len(index)} places")
         return cls(topic, index, relation, None, columns, origin=origin)
@@ -120,19 +120,19 @@ class Group:
         return len(self.index)
 
     def __reduce__(self) -> tuple[Callable[..., Group], tuple[object, ...]]:
-        # What is decoded already is decoded again over there: the wire's bytes are fewer.
+        # Decoded columns are not sent, but decoded again by the receiver: the source's bytes are fewer.
         beside = pa.RecordBatch.from_pydict(self._beside) if self._beside else None
         others = {name: getattr(self, name) for name in _SENT_AS_THEY_ARE}
         return _restored, (_sent(self._columns), _sent(beside), others)
 
     @property
     def wire(self) -> TableChanges | None:
-        """The changes as the source sent them, as long as that is what the records say; else None."""
+        """The changes as the source sent them, as long as they represent the records; else None."""
         return self._changes
 
     @functools.cached_property
     def columns(self) -> pa.RecordBatch:
-        """The records as columns, decoded at the first call.
+        """The records as columns, decoded at the first access.
 
         :raises TailraceError: `DECODE_FAILED`.
         """
@@ -161,9 +161,9 @@ class Group:
         return self._image("key")[0]
 
     def member(self, column: str, name: str) -> pa.Array | None:
-        """Return a field of `key`, `before` or `after`, decoded alone where nothing is decoded yet.
+        """Return a field of `key`, `before` or `after` without decoding other fields.
 
-        None: that can't be, or there is none; `column` has it then, or not.
+        None: the group is decoded already, or there is no such field; use `column` then.
         :raises TailraceError: `DECODE_FAILED`.
         """
         if not self._is_on_the_wire or column not in ("key", "before", "after"):
@@ -179,11 +179,11 @@ class Group:
         return self.column("headers")
 
     def value_at(self, name: str, row: int) -> Any:
-        """Return a value of a column as Python's own, None if there is no such column. Any thread.
+        """Return a value of a column as a Python object; None if there is no such column. Any thread.
 
-        What Python's type, or the column's, does not hold is PostgreSQL's text.
+        A value that Python's type, or the column's, can't hold is PostgreSQL's text.
 
-        Who asks for several rows near each other pays for converting a whole run of them once.
+        If rows are read in sequence, whole runs of rows are converted together.
         """
         values = self.made.get(name)
         if values is None or (value := values[row]) is NOT_MADE:
@@ -192,7 +192,7 @@ class Group:
 
     def _made(self, name: str, row: int) -> Any:
         run = row // _RUN
-        # Threads that deliver want the same run at about the same time: one of them converts it.
+        # Delivering threads read the same run at about the same time: one of them converts it.
         with self._lock:
             values = self.made.get(name)
             if values is None:
@@ -201,7 +201,7 @@ class Group:
                 return values[row]
             if len(self._runs) >= _RUNS_MAX and (name, run) not in self._runs:
                 self._forget(*next(iter(self._runs)))
-            # Who begins at the beginning, or was in the run before, goes on.
+            # A run is converted whole from row 0, at its second read, or after one that was converted whole.
             if row and (name, run) not in self._runs and not self._runs.get((name, run - 1)):
                 self._runs[name, run] = False
                 values[row] = self._python(name, row, 1)[0]
@@ -226,7 +226,7 @@ class Group:
         return with_specials(values, name, special.slice(first, count))
 
     def _image(self, name: str) -> tuple[pa.Array, pa.Array | None]:
-        # A column, and what of `special` is about its values, if anything is.
+        # Returns a column, and its `special`; None if the column has none.
         if self._is_on_the_wire and name in _DECODED_APART:
             assert self._changes is not None
             found = self._images.get(name)
@@ -241,7 +241,7 @@ class Group:
         return self._changes is not None and "columns" not in self.__dict__
 
     def take(self, rows: Places) -> Group:
-        """Return the records at `rows` (counted within the group, rising)."""
+        """Return the records at `rows` (counted within the group, ascending)."""
         if len(rows) == len(self):
             return self
         arrow = pa.array(rows)
@@ -256,7 +256,7 @@ class Group:
         return self._part(np.s_[first:last], changes, lambda column: column.slice(first, last - first))
 
     def _part(self, rows: _Rows, changes: TableChanges | None, of: Callable[[Any], Any]) -> Group:
-        # The records of `rows`; `of` returns theirs of a column, or of several.
+        # Returns the records of `rows`; `of` selects their rows from a column, or from a batch of columns.
         return replace(
             self,
             index=self.index[rows],
@@ -268,7 +268,7 @@ class Group:
         )
 
     def with_wire(self, changes: TableChanges) -> Group:
-        """Return the same records, seen otherwise on the wire already: see `TableChanges.reshaped`."""
+        """Return the same records with changed cells, which are not decoded: see `TableChanges.reshaped`."""
         return replace(self, relation=changes.relation, _changes=changes)
 
     def with_topic(self, topic: str) -> Group:
@@ -276,28 +276,28 @@ class Group:
         return replace(self, topic=topic)
 
     def with_headers(self, headers: pa.Array) -> Group:
-        """Return the same records with these headers alone; what the wire says stays true."""
+        """Return the same records with only these headers; `wire` stays valid."""
         if self._changes is not None:
             return replace(self, _beside={**self._beside, "headers": headers})
         return self.with_column("headers", headers)
 
     def with_column(self, name: str, column: pa.Array) -> Group:
-        """Return the records with a column put in the place of the one of that name, or added."""
+        """Return the records with a column added, or replaced if there is one of that name."""
         columns = self.columns
         at = columns.schema.get_field_index(name)
         changed = columns.append_column(name, column) if at < 0 else columns.set_column(at, name, column)
         return self.with_columns(changed)
 
     def with_columns(self, columns: pa.RecordBatch) -> Group:
-        """Return records with other columns, as many rows; they are no longer what the wire says."""
+        """Return records with other columns of the same length; they no longer have a `wire`."""
         made = Group.of_columns(self.topic, self.index, columns, self.relation, self.origin)
         return replace(made, orders=self.orders, is_second=self.is_second)
 
     def repeated(self, rows: Places, is_second: Flags, columns: pa.RecordBatch) -> Group:
-        """Return records of which some share a place.
+        """Return new records made from those of the group, of which some share a place.
 
-        :param rows: for each, the row of the record that it was made of; never falling.
-        :param columns: theirs.
+        :param rows: for each new record, the row of the record that it was made from; never descending.
+        :param columns: the columns of the new records.
         """
         orders = None if self.orders is None else self.orders[rows]
         made = Group.of_columns(self.topic, self.index[rows], columns, self.relation, self.origin)
@@ -305,15 +305,15 @@ class Group:
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory the records take."""
+        """The approximate memory of the records, in bytes."""
         return self.columns.nbytes if self._changes is None else self._changes.size_bytes
 
 
 def source_order(places: Sequence[Places], is_second: Sequence[Flags | None]) -> Places:
-    """Return the order of records or events, laid end to end: by place, and then the second.
+    """Return the indexes that sort the concatenated records or events by place, a second one after the first.
 
-    :param places: of each group's; or other numbers that rise with the place.
-    :param is_second: likewise; None: each is alone at its place.
+    :param places: for each group, the places; or other numbers that rise with the place.
+    :param is_second: for each group, as `Group.is_second`.
     """
     found = np.concatenate(places)
     if all(each is None for each in is_second):
@@ -329,14 +329,14 @@ def pairs_in_order(places: Sequence[Places], is_second: Sequence[Flags | None]) 
         return np.empty((0, 2), np.int64)
     of_group = np.repeat(np.arange(len(places)), [len(at) for at in places])
     entries = np.concatenate([np.arange(len(at)) for at in places])
-    if len(places) > 1:  # one alone is in order
+    if len(places) > 1:  # a single group is in order
         order = source_order(places, is_second)
         of_group, entries = of_group[order], entries[order]
     return np.stack([of_group, entries], axis=1)
 
 
 def _sent(columns: pa.RecordBatch | None) -> bytes | None:
-    # As a stream of Arrow's: pickled, a slice would carry along what it is a slice of.
+    # As an Arrow stream: a pickled slice would include the whole batch that it is a slice of.
     if columns is None:
         return None
     out = pa.BufferOutputStream()

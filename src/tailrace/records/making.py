@@ -1,4 +1,4 @@
-"""Batches of Python values, for tasks that have nothing better: grouped by topic, Arrow types inferred."""
+"""Makes batches from Python values, for tasks without Arrow columns: grouped by topic, types inferred."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PLAIN = ("key", "value", "source", "headers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """A record as a task makes it: a change if it has an `op`, else a key and a value.
+    """A record that a task creates: a change if it has an `op`, else a key and a value.
 
-    Mappings become structs, whose fields are those of all records of the topic together.
+    Mappings become structs with the fields of all records of the topic.
 
-    :param offset: where the next attempt goes on once this record is done.
-    :param op: what the change did: `r`, `c`, `u`, `d`, `t`; then `before` and `after` count, not `value`.
-    :param ends_transaction: whether no transaction of the source is open after it.
+    :param offset: where the next attempt continues once this record is processed.
+    :param op: the operation of a change, `r`, `c`, `u`, `d`, `t`: `before` and `after` are used, not `value`.
+    :param ends_transaction: whether no transaction of the source is open after the record.
     """
 
     topic: str
@@ -43,7 +43,7 @@ class SourceRecord:
 def batch_of(records: Iterable[SourceRecord], partition: Partition, end: Offset | None = None) -> Batch:
     """Return a batch of records in the source's order.
 
-    :param end: the offset once the whole batch is done; None: that of the last record.
+    :param end: the offset once the whole batch is processed; None: that of the last record.
     :raises TailraceError: `RECORD_INVALID` if the values of a topic have no Arrow type in common.
     """
     listed = list(records)
@@ -86,11 +86,11 @@ def _column(values: list[Any], topic: str, name: str) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        # Arrow's own words may quote the values.
+        # Arrow's message may quote the values.
         raise TailraceError(
             Kind.RECORD_INVALID,
             f"make a batch: {_what_differs(values, name)}",
-            "values of one name are of one type in all records of a topic, and of a type that Arrow has; "
+            "all values of a field in a topic must have the same type, and one that Arrow supports; "
             "use another topic, or convert them in the task",
             {"topic": topic},
         ) from None

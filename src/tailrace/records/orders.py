@@ -1,7 +1,7 @@
-"""The numbers of changes within their transaction and table: `data_collection_order` of Debezium's events.
+"""Numbers changes within their transaction and table: `data_collection_order` of Debezium's events.
 
-They are counted before records are transformed, as Debezium does: a predicate splits a table's changes, and
-a filter drops some, without giving others another number.
+Changes are numbered before records are transformed, as in Debezium, so that predicates and filters do not
+affect the numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.protocol.frames import Numbers
 
 
 def order_in_table(commit_lsn: Numbers, xid: Numbers) -> Numbers:
-    """Return the numbers of a table's changes, from 1 again at each transaction."""
+    """Return the numbers of a table's changes, which start from 1 in each transaction."""
     count = len(xid)
     if count == 0:
         return np.empty(0, np.int64)
@@ -25,10 +25,10 @@ def order_in_table(commit_lsn: Numbers, xid: Numbers) -> Numbers:
 
 
 class TableOrders:
-    """Numbers changes part by part, in the order of the log: a transaction may come in several."""
+    """Numbers changes part by part, in the order of the log; a transaction may span several parts."""
 
     def __init__(self) -> None:
-        # By table: commit LSN and transaction number of its last change, and the number of that.
+        # By table: commit LSN, transaction number (xid) and order number of its last change.
         self._last: dict[str, tuple[int, int, int]] = {}
 
     def of(self, changes: TableChanges) -> Numbers | None:

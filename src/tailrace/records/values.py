@@ -1,7 +1,7 @@
-"""Arrow's values as Python's own, a column at a time. What Python's type can't hold is PostgreSQL's text.
+"""Converts Arrow columns to Python objects. A value that Python's type can't hold becomes PostgreSQL's text.
 
-`to_pylist` makes a timestamp, a decimal or a struct value by value, which is most of what reading a record
-costs.
+`to_pylist` creates timestamps, decimals and structs value by value, which would be most of the cost of
+reading a record.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _EPOCH = dt.date(1970, 1, 1).toordinal()
 _DAYS_MIN, _DAYS_MAX = dt.date.min.toordinal() - _EPOCH, dt.date.max.toordinal() - _EPOCH
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
-#: Rows with more columns are made by `dict(zip(…))`, which is as quick then.
+#: Largest number of columns for which code is compiled; for more, `dict(zip(…))` is as fast.
 _COLUMNS_COMPILED_MAX = 32
 
-# The product with a power of ten is exact: more digits than decimal128 has. A context apart: a handler may
-# have set another precision for its own thread.
+# Has more digits than decimal128, so that the product with a power of ten is exact. A separate context,
+# because a handler may set another precision for its thread.
 _EXACT = Context(prec=80)
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """Return the values as `to_pylist` does; dates and timestamps before year 1 or after 9999, and infinite
-    ones, as texts.
+    """Return the values as `to_pylist` does, but with texts for infinite dates and timestamps, and for those
+    before year 1 or after year 9999.
     """
     read = _READERS.get(array.type.id, _as_arrow_gives)
     return read(array)
@@ -59,8 +59,8 @@ def _lists(array: pa.ListArray) -> list[Any]:
 
 @functools.lru_cache(maxsize=256)
 def _dicts_of(names: tuple[str, ...]) -> Callable[[Iterable[tuple[Any, ...]]], list[Any]]:
-    # Returns what makes rows dictionaries. A display of constant keys takes a third of `dict(zip(…))`; that
-    # needs code for these names.
+    # Returns a function that converts rows to dictionaries. A dict display with constant keys takes a third
+    # of the time of `dict(zip(…))`, but needs code that is compiled for these names.
     if not 0 < len(names) <= _COLUMNS_COMPILED_MAX:
         return lambda rows: [dict(zip(names, row, strict=False)) for row in rows]
     values = [f"v{place}" for place in range(len(names))]
@@ -100,7 +100,7 @@ def _stamps(array: pa.Array) -> list[Any]:
     kind = array.type
     if kind.unit not in _PER_DAY:
         return _as_arrow_gives(array)
-    # As another zone's clock shows it, a day less.
+    # In other time zones the local time may be out of Python's range: the bounds are a day narrower.
     less = kind.tz not in {None, "UTC"}
     first, last = (_DAYS_MIN + less) * _PER_DAY[kind.unit], (_DAYS_MAX + 1 - less) * _PER_DAY[kind.unit] - 1
     numbers = array.view(pa.int64())
@@ -128,19 +128,19 @@ def _with_texts(array: pa.Array, numbers: pa.Array, first: int, last: int) -> li
 def _inside(array: pa.Array) -> list[Any]:
     if array.type.unit != "us" or array.type.tz not in {None, "UTC"}:
         return _as_arrow_gives(array)
-    # numpy makes moments without a time zone in one go, and what is added to one that has a zone: a tenth of
-    # what giving each its zone takes.
+    # numpy converts timestamps without a time zone in one call, and time deltas, which are added to a
+    # timestamp with a time zone: a tenth of the time of setting the zone of each value.
     plain = array.view(pa.timestamp("us")).to_numpy(zero_copy_only=False)
     if array.type.tz is None:
         return list(plain.astype(object))
-    epoch = pa.scalar(0, array.type).as_py()  # with the very zone that pyarrow gives
+    epoch = pa.scalar(0, array.type).as_py()  # has the same tzinfo that pyarrow returns
     since: list[Any] = (plain - np.datetime64(0, "us")).astype(object).tolist()
     if array.null_count == 0:
         return list(map(epoch.__add__, since))
     return [None if each is None else epoch + each for each in since]
 
 
-#: By Arrow's number of the type.
+#: Readers by the id of the Arrow type.
 _READERS: dict[int, Callable[[pa.Array], list[Any]]] = {
     pa.struct([]).id: _structs,
     pa.list_(pa.null()).id: _lists,
@@ -153,7 +153,7 @@ _READERS: dict[int, Callable[[pa.Array], list[Any]]] = {
 
 
 def with_specials(values: list[Any], name: str, special: pa.Array) -> list[Any]:
-    """Put the texts of values that their columns don't hold into the dicts of a column of records.
+    """Put the texts of values that their columns can't hold into the dicts of a column, and return these.
 
     :param values: of the column `name`: `key`, `before`, `after` or `value`.
     :param special: the records' column `special`.

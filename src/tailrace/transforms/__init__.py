@@ -1,4 +1,4 @@
-"""Transformations: what a record goes through before it is converted, and predicates that choose."""
+"""Transformations, which change records before they are converted, and predicates, which choose records."""
 
 from tailrace.records.group import Group
 from tailrace.records.record import Record

@@ -1,9 +1,8 @@
-"""Transformations one after another, each for all records or for those that a predicate chooses.
+"""A chain of transformations, each applied to all records or to those that a predicate chooses.
 
-A chain is a value: it may be pickled, and applied by several threads at once. What goes in at
-`apply` is one group; what comes out are the groups that its records have become, each record at
-most once (an update that changed its key: `changed_keys`) and with its place, so that what is missing is
-known to be dropped.
+A chain can be pickled, and several threads can call it at once. `apply` takes one group and returns the
+groups that its records became. Each record occurs at most once (an update that changed its key can become
+two: `changed_keys`) and keeps its place, so that a place without a record is known to be dropped.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from tailrace.transforms.groups.rows import described
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A transformation with what chooses its records.
+    """A transformation with the predicate that chooses its records.
 
-    :param name: for messages: its place in the list and what it is.
-    :param trusted: it is one of our own, whose places need no check.
+    :param name: for messages: its place in the list and its type.
+    :param trusted: whether it is built in, so that the places of its records need no check.
     """
 
     name: str
@@ -34,10 +33,10 @@ class Step:
     trusted: bool = False
 
     def apply(self, group: Group) -> Iterator[Group]:
-        """Yield what becomes of the records, those that are not chosen included.
+        """Yield the transformed records, and those that the predicate does not choose.
 
-        :raises TailraceError: the transformation's own, or `TASK_FAILED` for what else it raises.
-        :raises RetriableError: of the transformation or the predicate.
+        :raises TailraceError: the transformation's own, or `TASK_FAILED` for any other exception.
+        :raises RetriableError: if the transformation or the predicate raises it.
         :raises StopEngine: likewise.
         """
         chosen, rest = self._parted(group)
@@ -56,7 +55,7 @@ class Step:
         except Exception as error:
             raise self._failure(error, group, "choose records") from error
         if flags.shape != (len(group),) or flags.dtype != np.bool_:
-            raise self._breach(group, f"its predicate gave {flags.dtype} of {flags.shape}")
+            raise self._breach(group, f"its predicate returned {flags.dtype} of shape {flags.shape}")
         chosen = flags != self.negate
         if chosen.all():
             return group, None
@@ -79,9 +78,9 @@ class Step:
         given = _in_order(group)
         places = np.concatenate([_in_order(made) for made in found]) if found else given[:0]
         if len(np.unique(places)) < len(places) or not np.isin(places, given).all():
-            raise self._breach(group, "it gave a place twice, or one that it was not given")
+            raise self._breach(group, "it returned a place twice, or one that its input does not have")
         if any((np.diff(_in_order(made)) <= 0).any() for made in found):
-            raise self._breach(group, "it gave a group whose places don't rise")
+            raise self._breach(group, "it returned a group whose places are not in ascending order")
 
     def _failure(self, error: Exception, group: Group, what: str) -> TailraceError:
         where = {"transformation": self.name, "table": described(group)}
@@ -90,8 +89,8 @@ class Step:
         return TailraceError(
             Kind.TASK_FAILED,
             f"{what}: {type(error).__name__} was raised",
-            "the cause of this error has its words and its trace; records that it can't take can be kept "
-            "from it by a predicate, if it is named in the configuration",
+            "the cause of this error has its message and traceback; a transformation that the "
+            "configuration names can be restricted by a predicate to the records that it supports",
             where,
         )
 
@@ -99,25 +98,25 @@ class Step:
         return TailraceError(
             Kind.TASK_FAILED,
             f"transform records: {found}",
-            "tailrace.transforms.contract says what a transformation may do",
+            "tailrace.transforms.contract describes what a transformation may return",
             {"transformation": self.name, "table": described(group)},
         )
 
 
 def _in_order(group: Group) -> Places:
-    # The places, told apart where records share one.
+    # Numbers that rise with the place, and differ where two records share one.
     return group.index if group.is_second is None else group.index * 2 + group.is_second
 
 
 def close_of(transformation: object) -> Callable[[], None]:
-    """Return the method `close`, which one that holds nothing need not have."""
+    """Return the transformation's method `close`; a function that does nothing if it has none."""
     found: Callable[[], None] = getattr(transformation, "close", lambda: None)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Steps in their order. Without any, records stay as they are."""
+    """A sequence of steps. Without steps it leaves records unchanged."""
 
     steps: tuple[Step, ...] = ()
 
@@ -125,9 +124,9 @@ class Chain:
         return len(self.steps)
 
     def apply(self, group: Group) -> list[Group]:
-        """Return what becomes of a group's records; no group is empty. Any thread.
+        """Return the groups that a group's records become; none is empty. Any thread.
 
-        :raises TailraceError: with the step and the table in its context; others as `Step.apply`.
+        :raises TailraceError: with the step and the table in its context; other errors as `Step.apply`.
         """
         groups: Iterable[Group] = [group] if len(group) else []
         for step in self.steps:
@@ -135,7 +134,7 @@ class Chain:
         return list(groups)
 
     def close(self) -> None:
-        """Close every transformation, also when one of them fails; the first failure is raised."""
+        """Close every transformation, even if one fails to close; then raise the first failure."""
         failures: list[Exception] = []
         for step in self.steps:
             try:

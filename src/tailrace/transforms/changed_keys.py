@@ -1,7 +1,7 @@
-"""An update that changes the key as two records: the delete of the old key, and the create under the new one.
+"""Splits an update that changes the key into two records: a delete of the old and a create of the new key.
 
-A converter makes them of the update itself as long as its key is columns of the row before. A step after
-which it is not, such as `flatten`, gets the two records, as each transformation of Kafka Connect does.
+A converter splits the update itself as long as the key consists of columns of the row before. A step whose
+result no longer allows that, such as `flatten`, gets the two records, as in Kafka Connect.
 
 Source: Debezium, RelationalChangeRecordEmitter (`emitUpdateAsPrimaryKeyChangeRecord`).
 """
@@ -38,17 +38,17 @@ _DELETE, _CREATE = (pa.scalar(op.value, pa.string()) for op in (Op.DELETE, Op.CR
 
 @dataclass(frozen=True, slots=True)
 class WithSplitUpdates:
-    """Does a step on records of which those that it would part from their former key are two."""
+    """A step that gets two records for each update whose former key would be lost by it."""
 
     step: Transformation
 
     def apply(self, group: Group) -> Iterable[Group]:
-        """As the step's; the two records have one place (`Group.is_second`)."""
+        """Apply the step; the two records share a place (`Group.is_second`)."""
         return self.step.apply(split(group) if _loses_former_key(self.step, group) else group)
 
 
 def _loses_former_key(step: Any, group: Group) -> bool:
-    """Return whether the key will not be columns of the row before."""
+    """Return whether the key no longer consists of columns of the row before after the step."""
     if not group.is_change or isinstance(step, Flatten):
         return group.is_change
     if isinstance(step, ExtractField | HoistField):
@@ -56,9 +56,9 @@ def _loses_former_key(step: Any, group: Group) -> bool:
     if isinstance(step, Routing):
         return step.given.key_field is not None
     if isinstance(step, AddFields) and step.expressions and step.given.apply_to != ROW:
-        return True  # what is computed is of the row after
+        return True  # the values are computed from the row after
     if isinstance(step, AddFields | FieldsFromHeaders) and step.given.apply_to == KEY:
-        return True  # no row before has what is added to keys alone
+        return True  # the row before lacks columns that are added to keys only
     edits_one = isinstance(step, SetHeaders) or (isinstance(step, _EDITING) and step.given.apply_to != BOTH)
     return edits_one and bool(step.meant(field_names(group, KEY)))
 
@@ -68,7 +68,7 @@ _EDITING = Rename | DropFields | Mask | AddFields | Cast | Timestamps | FieldsFr
 
 
 def split(group: Group) -> Group:
-    """Return changes with two in the place of each update that changed the key.
+    """Return changes in which each update that changed the key is replaced by two.
 
     :raises TailraceError: `DECODE_FAILED`.
     """
@@ -99,7 +99,7 @@ def split(group: Group) -> Group:
 
 
 def _with_changed_key(group: Group) -> Places:
-    """Return the updates of which both keys are known, and differ."""
+    """Return the rows of updates whose old and new keys are known and differ."""
     none = np.empty(0, np.int64)
     images = [group.column(name) for name in ("key", "before", "after")]
     if not all(pa.types.is_struct(image.type) for image in images) or images[1].null_count == len(group):
@@ -109,7 +109,7 @@ def _with_changed_key(group: Group) -> Places:
         return none
     rows = np.flatnonzero(_UPDATES.matches(group) & ~_is_unknown(group, list(key)))
     if len(rows):
-        # Of most updates whose whole row before is sent, that is seen without texts.
+        # Most updates with a complete row before have equal keys: no need to compare their texts.
         rows = rows[~np.logical_and.reduce([_is_same(key[n], before[n], after[n], rows) for n in key])]
     if not len(rows):
         return none
@@ -119,7 +119,7 @@ def _with_changed_key(group: Group) -> Places:
         for name in key:
             texts = {image: _texts(taken, image, name) for image in ("key", "before", "after")}
             if _differs(texts["key"], texts["after"]).any():
-                return none  # a transformation changed the keys: the row before does not say what they were
+                return none  # a transformation changed the keys: the row before does not have the old ones
             changed |= _differs(texts["before"], texts["after"])
     except pa.ArrowNotImplementedError:
         return none
@@ -127,7 +127,7 @@ def _with_changed_key(group: Group) -> Places:
 
 
 def _is_same(key: pa.Array, before: pa.Array, after: pa.Array, rows: Places) -> Flags:
-    """Return in which rows a column of the key is the same, as far as its type tells."""
+    """Return in which rows a key column certainly is the same; false for types that are not compared."""
     if pa.types.is_nested(key.type) or pa.types.is_floating(key.type):
         return np.zeros(len(rows), np.bool_)
     at = pa.array(rows)
@@ -149,7 +149,7 @@ def _differs(one: pa.Array, other: pa.Array) -> Flags:
 
 
 def _is_unknown(group: Group, names: Sequence[str]) -> Flags:
-    """Return of which records a column of the key was not sent, before or after."""
+    """Return for which records a key column was not sent, before or after."""
     found = np.asarray(group.column("before").is_null())
     sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
     partial = group.column("partial")
@@ -165,5 +165,5 @@ def _keys(key: pa.Array, before: pa.Array, is_old: Flags) -> pa.Array:
 
 
 def _without(column: pa.Array | None, rows: Flags) -> pa.Array | None:
-    # The column, null in some rows.
+    # Returns the column with nulls in `rows`.
     return None if column is None else column.take(pa.array(np.arange(len(column)), mask=rows))

@@ -1,6 +1,6 @@
-"""From what a file or a program says to a chain.
+"""Builds a chain from the entries of a configuration file or of a program.
 
-An entry is a mapping as in the file, one of `config.transformations`' models, or an object that
+An entry is a mapping as in the file, a model of `config.transformations`, or an object that
 implements `Transformation` or `RecordTransformation`; a predicate likewise.
 """
 
@@ -29,7 +29,7 @@ from tailrace.transforms.contract import Predicate, RecordTransformation, Transf
 from tailrace.transforms.groups import columns
 from tailrace.transforms.groups.single_records import OneByOne
 
-#: What may stand in a list of transformations, and in a mapping of predicates.
+#: Entries of a list of transformations, and of a mapping of predicates.
 TransformationLike = Transformation | RecordTransformation | steps.TransformationConfig | Mapping[str, Any]
 PredicateLike = Predicate | Section | Mapping[str, Any]
 
@@ -71,8 +71,8 @@ def build(
     """Return the chain of `transformations`, whose predicates are named in `predicates`.
 
     :param splits_updates: whether an update that changed the key becomes two records where its former key
-        would be lost: for who converts the records (`changed_keys`).
-    :raises TailraceError: `CONFIG_INVALID`, with the place in the list; as `extensions.factory`.
+        would be lost: needed if the records are converted (`changed_keys`).
+    :raises TailraceError: `CONFIG_INVALID`, with the place in the list; or as `extensions.factory`.
     """
     chosen = {name: _predicate(name, given) for name, given in (predicates or {}).items()}
     found = [_step(place, given, chosen) for place, given in enumerate(transformations)]
@@ -121,7 +121,7 @@ def _predicate(name: str, given: PredicateLike) -> Predicate:
         found: Predicate = _read(lambda: _CHOOSING[type(model)](model), where)
         return found
     if not isinstance(given, Predicate):
-        raise _invalid(where, f"{type(given).__name__} is no predicate: it has no method matches")
+        raise _invalid(where, f"{type(given).__name__} is not a predicate: it has no method matches")
     return given
 
 
@@ -132,7 +132,7 @@ def _as_transformation(given: object, where: Path) -> Transformation:
         return OneByOne(given)
     raise _invalid(
         where,
-        f"{type(given).__name__} is no transformation: it needs apply or apply_record",
+        f"{type(given).__name__} is not a transformation: it has no method apply or apply_record",
     )
 
 
@@ -142,7 +142,7 @@ def _called(make: Callable[..., Any], given: Mapping[str, Any], where: Path) -> 
     except TailraceError:
         raise
     except Exception as error:
-        # Its words may quote a setting, which may be a secret in the wrong place.
+        # Its message may quote a setting, which may be a misplaced secret.
         raise _invalid(where, f"its package refused the settings: {type(error).__name__}") from error
 
 
@@ -155,7 +155,7 @@ def _validated(annotation: Any, given: Mapping[str, Any], where: Path) -> Any:
     try:
         return _reader(annotation).validate_python(dict(given))
     except ValidationError as error:
-        problems = from_pydantic(error, Section, ())  # it has no names to be near to
+        problems = from_pydantic(error, Section, ())  # no names of settings, so none are suggested
         raise _refused(
             [ConfigProblem((*where, *problem.path), problem.message) for problem in problems]
         ) from None

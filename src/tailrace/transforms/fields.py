@@ -1,7 +1,8 @@
-"""Columns of rows and keys, edited wherever they occur, and with them what is noted of them.
+"""Edits columns of rows and keys wherever they occur, together with the notes about them.
 
-A row's column occurs in `before` and `after`, or in the `value` of a record that is no change any
-more. `special` and `unchanged` name columns: they follow a column to its new name, and go with it.
+A row's column occurs in `before` and `after`, or in the `value` of a record that is no longer a
+change. `special` and `unchanged` name columns: a column that is renamed is renamed in them too, and one
+that is removed is removed from them.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from tailrace.transforms.groups.values import edited, flags_of
 
 Fields = dict[str, pa.Array]
 
-#: What becomes of a column: its name, another one, or None where it goes.
+#: Returns the new name of a column: the same, another one, or None if the column is removed.
 Naming = Callable[[str], str | None]
 
-#: What `apply_to` says.
+#: Values of `apply_to`.
 ROW, KEY, BOTH = "row", "key", "both"
 
 
 def same_name(name: str) -> str:
-    """Return the name: what is noted of a column stays with it."""
+    """Return the name unchanged: notes about a column stay as they are."""
     return name
 
 
 def without(names: Collection[str]) -> Naming:
-    """Return what becomes of columns when those of these names go."""
+    """Return a naming that removes the columns of these names."""
     return lambda name: None if name in names else name
 
 
 def field_names(group: Group, part: str) -> tuple[str, ...]:
-    """Return the names of columns in a part of the records; of the wire's without decoding."""
+    """Return the names of the columns in a part of the records, without decoding them."""
     wire, relation = group.wire, group.relation
     if wire is not None:
         row = ("prefix", "content") if relation is None else tuple(c.name for c in relation.columns)
@@ -56,7 +57,7 @@ def field_names(group: Group, part: str) -> tuple[str, ...]:
 
 
 def fitting(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the names that one of the patterns means; `*` is any run of characters."""
+    """Return the names that match one of the patterns; `*` matches any run of characters."""
     expressions = [re.compile(".*".join(map(re.escape, p.split("*"))), re.DOTALL) for p in patterns]
     return [name for name in names if any(found.fullmatch(name) for found in expressions)]
 
@@ -68,10 +69,10 @@ def with_edited(
     naming: Naming = same_name,
     special: Naming | None = None,
 ) -> Group:
-    """Return records whose rows or keys, or both, are what `edit` makes of their fields.
+    """Return records in whose rows or keys, or both, `edit` has replaced the fields.
 
-    :param naming: what becomes of a column's name, for what is noted of columns of the row.
-    :param special: the same for the texts of values that a column does not hold, if it differs.
+    :param naming: new names of the columns, for the notes about columns of the row.
+    :param special: the same for the texts in `special`, if it differs.
     """
     found = _with_images(group, part, lambda _, fields: edit(fields))
     return with_notes(found, part, naming, special)
@@ -82,8 +83,8 @@ def with_converted(
 ) -> Group:
     """Return records with other values in the columns of these names.
 
-    :param convert: returns them; called with `key`, `before`, `after` or `value`, the column's name and its
-        values.
+    :param convert: returns the new values; called with `key`, `before`, `after` or `value`, the column's name
+        and its values.
     """
     meant = set(names)
 
@@ -103,7 +104,7 @@ def _with_images(group: Group, part: str, edit: Callable[[str, Fields], Mapping[
 
 
 def with_notes(group: Group, part: str, naming: Naming = same_name, special: Naming | None = None) -> Group:
-    """Return records with what is noted of a part's columns; `naming` and `special` as for `with_edited`."""
+    """Return records with renamed notes about a part's columns; parameters as for `with_edited`."""
     special, found = special or naming, group
     unchanged, texts = group.column("unchanged"), group.column("special")
     if part != KEY and naming is not same_name and pa.types.is_list(unchanged.type):
@@ -114,12 +115,12 @@ def with_notes(group: Group, part: str, naming: Naming = same_name, special: Nam
 
 
 def with_relation(group: Group, relation: Relation | None) -> Group:
-    """Return the records as those of `relation`."""
+    """Return the records with `relation` as their table."""
     return replace(group, relation=relation)
 
 
 def images_of(group: Group, part: str) -> tuple[str, ...]:
-    """Return the names of the columns that a part of the records is."""
+    """Return the names of the group's columns that a part of the records consists of."""
     rows = ("before", "after") if group.is_change else ("value",)
     return rows if part == ROW else ("key",) if part == KEY else (*rows, "key")
 
@@ -144,7 +145,7 @@ def _renamed_keys(maps: pa.MapArray, images: Collection[str], naming: Naming) ->
 
 
 def with_values(group: Group, image: str, name: str, rows: npt.NDArray[np.int64], values: pa.Array) -> Group:
-    """Return records with other values in some rows (rising) of one field of a row or key."""
+    """Return records with other values in some rows (ascending) of one field of a row or key."""
 
     def edit(found: Fields) -> Fields:
         return {**found, name: replaced(found[name], rows, values)}
@@ -153,7 +154,7 @@ def with_values(group: Group, image: str, name: str, rows: npt.NDArray[np.int64]
 
 
 def specials_of_values(maps: pa.Array, old: Flags) -> pa.Array:
-    """Return the texts of keys, and of rows that become values: before where `old`, else after."""
+    """Return the texts of keys, and of the rows that become values: before where `old`, else after."""
     own = own_specials(maps, old, np.ones(len(maps), np.bool_))
     if own.null_count == len(own):
         return own
@@ -163,7 +164,7 @@ def specials_of_values(maps: pa.Array, old: Flags) -> pa.Array:
 
 
 def own_specials(maps: pa.Array, old: Flags, single: Flags) -> pa.Array:
-    """Return the texts; of `single` changes those of keys, and of the row before where `old`, else after."""
+    """Return `special`; `single` changes keep texts of the key and one row: before if `old`, else after."""
     if maps.null_count == len(maps):
         return maps
     keys, items, parents = special_entries(maps)
@@ -172,10 +173,10 @@ def own_specials(maps: pa.Array, old: Flags, single: Flags) -> pa.Array:
 
 
 def specials_of_keys(maps: pa.Array, names: Iterable[str], rows: Flags, old: Flags) -> pa.Array:
-    """Return the texts, those of keys made again in some rows.
+    """Return `special` with the texts of keys, in some rows, replaced by those of the row's columns.
 
     :param names: the key's columns.
-    :param old: where they are of the row before, and not of that after, or of the value.
+    :param old: where the key is of the row before, instead of the row after or the value.
     """
     if maps.null_count == len(maps):
         return maps
@@ -196,22 +197,22 @@ def _is_of_key(keys: pa.Array) -> Flags:
 
 
 def _is_own(keys: pa.Array, parents: npt.NDArray[np.int64], old: Flags) -> Flags:
-    # Which texts are of the row before where `old`, and of the row after elsewhere.
+    # Returns which texts belong to the row before where `old`, and to the row after or the value elsewhere.
     found: Flags = old[parents] == flags_of(pc.starts_with(keys, "before."))
     return found
 
 
 def _renamed(names: pa.StringArray, naming: Naming) -> pa.StringArray:
-    """Return the names as they are called then; null where they go."""
+    """Return the new names; null for columns that are removed."""
     coded = names.dictionary_encode()
     known = pa.array([naming(name) for name in coded.dictionary.to_pylist()], pa.string())
     return known.take(coded.indices)
 
 
 def _maps(parents: npt.NDArray[np.int64], count: int, keys: pa.Array, items: pa.Array) -> pa.MapArray:
-    """Return `count` maps of entries, each of the map at its place in `parents` (rising).
+    """Return `count` maps; `parents` (ascending) has the place of each entry's map.
 
-    An entry whose key is null goes. A map without entries is null, as decoding has it.
+    An entry whose key is null is left out. A map without entries is null, as after decoding.
     """
     kept = keys.is_valid()
     entries = np.bincount(parents[flags_of(kept)], minlength=count)
@@ -219,11 +220,11 @@ def _maps(parents: npt.NDArray[np.int64], count: int, keys: pa.Array, items: pa.
 
 
 def _offsets(entries: npt.NDArray[np.int64], is_null: Flags) -> pa.Array:
-    # Of lists or maps with so many entries.
+    # Returns the offsets of lists or maps with these numbers of entries.
     offsets = np.concatenate(([0], np.cumsum(entries))).astype(np.int32)
     return pa.array(offsets, mask=np.append(is_null, [False]))
 
 
 def failure(group: Group, message: str, hint: str) -> TailraceError:
-    """Return the error of records that a transformation can't take under its options."""
+    """Return the error of records that a transformation does not support with its options."""
     return TailraceError(Kind.TRANSFORM_FAILED, message, hint, {"table": described(group)})

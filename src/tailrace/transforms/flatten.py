@@ -1,7 +1,7 @@
-"""The row instead of the change: what Debezium calls the new record state.
+"""Replaces a change by its row: what Debezium calls new record state extraction.
 
-A change that has a row becomes a record whose value is the row after it, with whatever of its
-metadata is asked for; a delete is dropped, becomes a tombstone, or keeps its old row with a mark.
+A change of a row becomes a record whose value is the row after, with the metadata that the options
+name; a delete is dropped, becomes a tombstone, or becomes its old row with a field that marks it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from tailrace.transforms.selection import Operations
 
 _DELETES, _TRUNCATES, _MESSAGES = Operations("d"), Operations("t"), Operations("m")
 
-#: Types whose values can be large, and are no texts in events.
+#: Types whose values can be large, and are not texts in events.
 _OTHERS = frozenset({OIDS["numeric"], OIDS["bit"], OIDS["varbit"]})
 
-#: Added by `rewrite`: whether the row was deleted, as Debezium's text.
+#: Field that `rewrite` adds: whether the row was deleted, as the text that Debezium writes.
 DELETED = "__deleted"
 
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """Takes rows out of changes."""
+    """Replaces changes by their rows."""
 
     given: options.FlattenConfig
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the rows; messages, and records that are no changes, stay as they are.
+        """Return the rows; messages, and records that are not changes, stay unchanged.
 
-        :raises TailraceError: `TRANSFORM_FAILED` at a truncate that may not be dropped.
+        :raises TailraceError: `TRANSFORM_FAILED` for a truncate if `truncates` is `error`.
         """
         if not group.is_change or _MESSAGES.matches(group).any():
             return [group]
@@ -51,7 +51,7 @@ class Flatten:
             raise failure(
                 group,
                 "flatten changes: the table was truncated, and a truncate has no row",
-                "set truncates: drop, or take truncates out before by a predicate of operations",
+                "set truncates: drop, or drop truncates in an earlier step with a predicate of operations",
             )
         deleted = _DELETES.matches(group)
         kept = ~truncated if self.given.deletes != "drop" else ~truncated & ~deleted
@@ -86,7 +86,7 @@ class Flatten:
 
 
 def _metadata(group: Group, wanted: Sequence[str], prefix: str) -> dict[str, pa.Array]:
-    """Return what is asked for by what it is called: `op`, `source.ts_ms`, `op:operation`."""
+    """Return the metadata in `wanted`, by field name; entries: `op`, `source.ts_ms`, `op:operation`."""
     found = {}
     for each in wanted:
         what, colon, other = each.partition(":")
@@ -102,20 +102,20 @@ def _either(group: Group, is_deleted: Flags, after: pa.Array) -> pa.Array:
         raise failure(
             group,
             "flatten changes: a column has another type in the row before than in the row after",
-            "have the transformations before this one treat both rows alike",
+            "apply the transformations before this one to both rows in the same way",
         ) from None
 
 
 def _holds_text(relation: Relation | None, name: str, arrow: pa.DataType) -> bool:
     if not pa.types.is_string(arrow) or relation is None:
         return bool(pa.types.is_string(arrow) or pa.types.is_binary(arrow))
-    # Numbers and bits may be texts here, but not in events: their schemas say what they are.
+    # Numbers and bits may be texts here, but not in events, whose schemas have other types for them.
     others = _OTHERS if relation.modes.decimal != "string" else _OTHERS - {OIDS["numeric"]}
     return not any(c.name == name and known_type(c).oid in others for c in relation.columns)
 
 
 def _with_placeholders(group: Group, found: dict[str, pa.Array]) -> dict[str, pa.Array]:
-    # As in Debezium's JSON: a value that was not sent is shown by a text, where the column can hold one.
+    # As in Debezium's JSON: a placeholder replaces a value that was not sent, if the column can hold a text.
     unchanged = group.column("unchanged")
     if pa.types.is_null(unchanged.type):
         return found

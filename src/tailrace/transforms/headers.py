@@ -1,4 +1,4 @@
-"""Headers from what records hold, and fields from headers. Headers alone leave the wire as it is."""
+"""Sets headers from values of records, and fields from headers. Changing only headers decodes no rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailrace.transforms.groups.values import members, struct_of
 
 
 def with_headers(group: Group, added: Mapping[str, pa.Array]) -> Group:
-    """Return records with headers put in or added."""
+    """Return records with headers added; one of the same name is replaced."""
     known = group.headers
     found = members(known) if pa.types.is_struct(known.type) else {}
     return group.with_headers(struct_of({**found, **added}, None, len(group)))
@@ -26,7 +26,7 @@ def with_headers(group: Group, added: Mapping[str, pa.Array]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class SetHeaders:
-    """Makes headers of what expressions say; a null is no header."""
+    """Sets headers to the values of expressions; null sets none."""
 
     given: options.SetHeadersConfig
     expressions: Mapping[str, Expression]
@@ -36,7 +36,7 @@ class SetHeaders:
         return cls(given, {name: Expression(text, ROOTS) for name, text in given.headers.items()})
 
     def meant(self, names: Iterable[str]) -> list[str]:
-        """Return those of the columns that go once they are headers."""
+        """Return those of the columns that are removed because they are moved to headers."""
         if self.given.operation != "move":
             return []
         moved = {found.path[1] for found in self.expressions.values() if found.path is not None}
@@ -45,7 +45,7 @@ class SetHeaders:
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the headers.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
+        :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit the records.
         """
         added = computed(group, self.expressions, self.given.missing, "set the header")
         found = with_headers(group, added)
@@ -54,7 +54,7 @@ class SetHeaders:
 
 @dataclass(frozen=True, slots=True)
 class DropHeaders:
-    """Takes headers away."""
+    """Removes headers."""
 
     given: options.DropHeadersConfig
 
@@ -73,7 +73,7 @@ def _without_headers(group: Group, names: Collection[str]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class FieldsFromHeaders:
-    """Makes columns of headers."""
+    """Copies or moves headers to columns."""
 
     given: options.FieldsFromHeadersConfig
 
@@ -82,7 +82,7 @@ class FieldsFromHeaders:
         return [name for name in names if name in self.given.fields]
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the records with the columns; null where a record lacks the header."""
+        """Return the records with the columns; null where a record does not have the header."""
         rows, headers = GroupRows(group, "null"), self.given.fields
         added = {name: rows.column(("headers", header)) for name, header in headers.items()}
         made = with_added(group, self.given.apply_to, added)

@@ -1,4 +1,4 @@
-"""What a record's key and value are as a whole: a key from columns, one field alone, one more around."""
+"""Transformations of whole keys and values: a key from columns, a single field, or a wrapping field."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ValueToKey:
-    """Makes the key of columns of the row: the row after, and before a delete."""
+    """Makes the key from columns of the row: of the row after, or of the row before for a delete."""
 
     given: options.ValueToKeyConfig
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the records with their keys; a record without a row has none.
+        """Return the records with their keys; a record without a row has no key.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if there is no such column, if the source does not tell it
+        :raises TailraceError: `TRANSFORM_FAILED` if there is no such column, if the source does not send it
             with each delete, or did not send its value.
         """
         self._require_no_unchanged(group)
@@ -45,7 +45,7 @@ class ValueToKey:
         return [self._with_key(group, key, deleted)]
 
     def _with_key(self, group: Group, key: pa.Array, deleted: np.ndarray | None) -> Group:
-        # What is noted of the row's columns is so of the key's.
+        # The notes about the row's columns apply to the key's columns, too.
         every = np.ones(len(group), np.bool_)
         old = ~every if deleted is None else deleted
         found = group.with_column("key", key)
@@ -60,22 +60,22 @@ class ValueToKey:
             raise failure(
                 group,
                 f"make keys of columns: there is no column {', '.join(map(repr, missing))}",
-                "name other columns, or give it only the records that it is for, by a predicate of tables",
+                "name other columns, or restrict the transformation to tables that have them by a predicate",
             )
         return struct_of({name: found[name] for name in self.given.fields}, rows.is_null(), len(group))
 
     def _require_no_unchanged(self, group: Group) -> None:
-        # NULL or a placeholder stands in the place of such a value: keys of different rows would be equal.
+        # NULL or a placeholder replaces such a value: keys of different rows would be equal.
         if silent := [name for name in self.given.fields if not_sent(group, [name]).any()]:
             raise failure(
                 group,
                 f"make keys of columns: an update did not send {', '.join(map(repr, silent))}, because large "
                 "values that stay the same are not sent",
-                "give the table REPLICA IDENTITY FULL, or make keys of other columns",
+                "set REPLICA IDENTITY FULL on the table, or make keys of other columns",
             )
 
     def _require_sent(self, group: Group, deleted: np.ndarray) -> None:
-        # A delete has its key, or all of the row: a column that it does not have is not NULL.
+        # A delete has only the key, or the whole row: a column that is absent from it need not be NULL.
         partial = group.column("partial")
         sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
         silent = [name for name in self.given.fields if name not in sent]
@@ -87,21 +87,21 @@ class ValueToKey:
             raise failure(
                 group,
                 f"make keys of columns: deletes don't send {', '.join(map(repr, silent))}",
-                "give the table REPLICA IDENTITY FULL, or keep deletes from it by a predicate",
+                "set REPLICA IDENTITY FULL on the table, or exclude deletes by a predicate of operations",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractField:
-    """Takes one field out of a key or value: it is the key or value then."""
+    """Replaces a key or value by one of its fields."""
 
     given: options.ExtractFieldConfig
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the records with the field alone.
+        """Return the records with the field as their key or value.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if there is no such field, if it is to be the value of a
-            change, or if its type does not hold a value: null would be another key, or a tombstone.
+        :raises TailraceError: `TRANSFORM_FAILED` if there is no such field, if it would be the value of a
+            change, or if its type can't hold one of its values: null would be another key, or a tombstone.
         """
         column, values = _whole(group, self.given.apply_to)
         name = self.given.field
@@ -112,36 +112,36 @@ class ExtractField:
             raise failure(
                 group,
                 f"extract a field: the {column} has no field {name!r}",
-                "name another field, or give it only the records that it is for, by a predicate of tables",
+                "name another field, or restrict the transformation to tables that have it by a predicate",
             )
         _require_held(group, column, [name])
         return [group.with_column(column, found[name])]
 
 
 def _require_held(group: Group, column: str, names: Sequence[str]) -> None:
-    # What `special` notes of a field stays behind, and its null would be taken for a value.
+    # The field's entry in `special` is lost, and the null in its column would be read as its value.
     noted = specials(group.column("special"))
     for name in names:
         rows, _ = noted.get(f"{column}.{name}", (_NO_ROWS, None))
         if len(rows) and members(group.column(column))[name].take(pa.array(rows)).null_count:
             raise failure(
                 group,
-                f"change what the {column} is: its field {name!r} has a value that its type does not "
+                f"change the {column}'s shape: its field {name!r} has a value that its type can't "
                 "hold, such as NaN or infinity, and would become null",
-                f"cast it to text before: {{type: cast, fields: {{{name}: text}}}}",
+                f"cast it to text first: {{type: cast, fields: {{{name}: text}}}}",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class HoistField:
-    """Puts a key or value into a field of that name."""
+    """Wraps a key or value in a struct with one field."""
 
     given: options.HoistFieldConfig
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the records with one level more; null stays null.
+        """Return the records with the wrapped key or value; null stays null.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if it is the value of a change, or as `ExtractField.apply`.
+        :raises TailraceError: `TRANSFORM_FAILED` for the value of a change, or as `ExtractField.apply`.
         """
         column, values = _whole(group, self.given.apply_to)
         if pa.types.is_struct(values.type):

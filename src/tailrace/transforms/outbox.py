@@ -1,7 +1,7 @@
-"""The outbox pattern: rows inserted into an outbox table become the events that they hold.
+"""The outbox pattern: rows inserted into an outbox table become the events that they contain.
 
-An inserted row becomes an event whose topic, key, value and headers stand in its columns. Deletes
-and truncates are how an outbox is emptied: they say nothing. An update is none that it knows.
+The columns of an inserted row have the topic, key, value and headers of its event. Deletes and truncates,
+which empty an outbox, are dropped. Updates are logged and dropped, or stop the engine.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _INSERTS, _UPDATES = Operations("rc"), Operations("u")
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """Makes events of the rows of outbox tables; all other records stay as they are."""
+    """Makes events of the rows of outbox tables; all other records stay unchanged."""
 
     given: options.OutboxConfig
 
     def apply(self, group: Group) -> list[Group]:
         """Return the events, a group for each topic.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if the table lacks a column that is asked for, a row
-            does not say where it goes, or one was updated and that is fatal.
+        :raises TailraceError: `TRANSFORM_FAILED` if the table lacks a column that the options name, a row
+            has no value to route by, or a row was updated and `on_update` is `fatal`.
         """
         relation, given = group.relation, self.given
         if relation is None or not group.is_change:
@@ -61,8 +61,8 @@ class Outbox:
         if self.given.on_update == "fatal":
             raise failure(
                 group,
-                f"read an outbox: {count} of its rows were updated, and a row is an event once",
-                "only insert into it and delete from it; on_update: warn skips updates",
+                f"read an outbox: {count} of its rows were updated, and each row is only one event",
+                "only insert rows and delete them; on_update: warn skips updates",
             )
         tell = log.warning if self.given.on_update == "warn" else log.error
         tell("outbox_updates_skipped", table=group.topic, updates=count)
@@ -82,7 +82,7 @@ class Outbox:
                 raise failure(
                     group,
                     f"read an outbox: the table has no column {name!r}",
-                    f"name the column of {option} by its option, or the outbox tables by tables",
+                    f"correct the option {option} or set tables to the outbox tables only",
                 )
         payload, empty = self._payload(group, columns[given.payload])
         inside = {alias: columns[name] for name, place, alias in placed if place == "envelope"}
@@ -103,7 +103,7 @@ class Outbox:
         return self._routed(made, columns[given.route_by])
 
     def _payload(self, group: Group, payload: pa.Array) -> tuple[pa.Array, pa.Array | None]:
-        """Return the payloads, and which records are tombstones because theirs is empty."""
+        """Return the payloads, and which records are tombstones because their payload is empty."""
         empty = None
         if self.given.tombstone_on_empty_payload:
             empty = pc.is_null(payload)
@@ -114,8 +114,8 @@ class Outbox:
             if not pa.types.is_string(payload.type):
                 raise failure(
                     group,
-                    f"expand an outbox's payloads: {self.given.payload!r} is {payload.type}, no text",
-                    "give it a type of text or JSON, or set expand_json_payload: false",
+                    f"expand an outbox's payloads: {self.given.payload!r} is {payload.type}, not text",
+                    "use a column of text or JSON, or set expand_json_payload: false",
                 )
             payload = expanded(payload)
         return payload, empty
@@ -132,15 +132,15 @@ class Outbox:
             if not topic or not topic.strip():
                 raise failure(
                     group,
-                    f"route an outbox's events: {len(part)} rows have nothing in {self.given.route_by!r}",
-                    "fill the column (not null), or route by another one (route_by)",
+                    f"route an outbox's events: {len(part)} rows have no value in {self.given.route_by!r}",
+                    "set the column in each row (NOT NULL), or route by another one (route_by)",
                 )
             found.append(part.with_topic(topic))
         return found
 
 
 def _placed(placement: str) -> tuple[str, str, str]:
-    """Return a column, where it goes, and what it is called there."""
+    """Return a column, where it is placed, and its name there."""
     name, place, *alias = placement.split(":")
     return name, place, alias[0] if alias else name
 
@@ -151,13 +151,13 @@ def _partitions(group: Group, values: pa.Array, name: str) -> pa.Array:
     except ExpressionError:
         raise failure(
             group,
-            f"place events in partitions: the column {name!r} holds no numbers of 32 bits",
-            "place another column: partition takes numbers from 0",
+            f"place events in partitions: the values of the column {name!r} are not 32-bit numbers",
+            "use another column: a partition is a number from 0",
         ) from None
 
 
 def expanded(texts: pa.StringArray) -> pa.Array:
-    """Return texts as JSON: those that are JSON as they stand, any other as a JSON text."""
+    """Return texts as JSON: valid JSON unchanged, any other text as a JSON string."""
     valid: Flags = are_json(texts)
     if not valid.all():
         texts = pc.if_else(pa.array(valid), texts, quoted(texts))

@@ -1,6 +1,6 @@
-"""Another topic for records: by the old one's name, or by what an expression says of each.
+"""Changes the topic of records, by a regular expression for topics or an expression for each record.
 
-The records themselves stay as they are, also on the wire, unless the former topic goes into keys.
+The records themselves stay unchanged and are not decoded, unless the former topic is added to their keys.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tailrace.transforms.groups.values import edited
 
 
 def replaced(topic: str, regex: str, replacement: str) -> str | None:
-    """Return the name that `replacement` makes of a topic; None if `regex` does not fit all of it.
+    """Return the topic that `replacement` gives; None if `regex` does not match the whole `topic`.
 
-    A group that took no part is empty.
+    A group of `regex` that did not participate in the match is replaced by an empty text.
     """
     found = re.fullmatch(regex, topic)
     if found is None:
@@ -39,7 +39,7 @@ def replaced(topic: str, regex: str, replacement: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Renames topics that a regular expression fits, or gives each record the one that an expression says."""
+    """Renames topics that match a regular expression, or sets each record's topic by an expression."""
 
     given: options.Route
     topic: Expression | None
@@ -49,10 +49,10 @@ class Routing:
         return cls(given, None if given.topic is None else Expression(given.topic, ROOTS))
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the records, a group for each topic. Without another one they keep theirs.
+        """Return the records, a group for each topic. A record without a new topic keeps its own.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit them, or there is something
-            that is no topic.
+        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit the records, or a new topic
+            is not a text or is empty.
         """
         return [
             part if topic is None else _routed(part, topic, self.given.key_field)
@@ -72,18 +72,18 @@ class Routing:
         if not pa.types.is_string(names.type):
             raise failure(
                 group,
-                f"route records: the topic's expression gives {names.type}, and a topic is text",
+                f"route records: the value of the topic's expression is {names.type}, and a topic is text",
                 "cast it, or name the topic with: case when … then 'a topic' end",
             )
         return parted(group, names)
 
 
 def parted(group: Group, names: pa.StringArray) -> list[tuple[str | None, Group]]:
-    """Return the records by name; those without one first, under None."""
+    """Return the records grouped by name; those without a name first, under None."""
     coded = names.dictionary_encode()
     codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     known: dict[int, str] = dict(enumerate(coded.dictionary.to_pylist()))
-    # Sorted once, however many names there are; within a name records stay in their order.
+    # A single sort, however many names there are; records of one name stay in their order.
     order = np.argsort(codes, kind="stable")
     present, first = np.unique(codes[order], return_index=True)
     last = [*first[1:], len(order)]
@@ -98,12 +98,12 @@ def _routed(group: Group, topic: str, key_field: str | None) -> Group:
         raise TailraceError(
             Kind.TRANSFORM_FAILED,
             "route records: the new topic's name is empty",
-            "correct the replacement or the expression; NULL keeps the topic that a record has",
+            "correct the replacement or the expression; NULL keeps the record's topic",
             {"table": described(group), "topic": group.topic},
         )
     if topic == group.topic:
         return group
-    # A record without a key stays without one.
+    # A record without a key does not get one.
     if key_field is not None and not pa.types.is_null(group.column("key").type):
         former = pa.repeat(pa.scalar(group.topic), len(group))
         key = edited(group.column("key"), lambda found: {**found, key_field: former})

@@ -1,4 +1,4 @@
-"""The predicates, which choose records of a group; and what keeps the chosen ones alone."""
+"""Predicates, which choose records of a group, and the transformations that keep or drop records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tables:
     patterns: tuple[str, ...]
 
     def matches(self, group: Group) -> Flags:
-        """Return which records are of one of the tables; decodes nothing."""
+        """Return which records belong to one of the tables; decodes nothing."""
         relation = group.relation
         if relation is not None:
             return _all(group, matches_any(self.patterns, relation.schema, relation.table))
@@ -48,7 +48,7 @@ class Operations:
     letters: str
 
     def matches(self, group: Group) -> Flags:
-        """Return which changes did one of the operations; decodes nothing."""
+        """Return which changes are one of the operations; decodes nothing."""
         wire = group.wire
         if wire is not None:
             return np.isin(wire.op, np.frombuffer(self.letters.encode(), np.uint8))
@@ -63,7 +63,7 @@ class TopicChoice:
     pattern: str
 
     def matches(self, group: Group) -> Flags:
-        """Return which records go to a topic that the pattern fits: all or none."""
+        """Return which records have a topic that matches the pattern: all or none."""
         return _all(group, re.fullmatch(self.pattern, group.topic) is not None)
 
 
@@ -86,7 +86,7 @@ class Tombstones:
     """Chooses records whose value is null."""
 
     def matches(self, group: Group) -> Flags:
-        """Return which records are tombstones; a change is none."""
+        """Return which records are tombstones; a change is not one."""
         return _all(group, False) if group.is_change else flags_of(pc.is_null(group.column("value")))
 
 
@@ -100,7 +100,7 @@ class Where:
     def matches(self, group: Group) -> Flags:
         """Return for which records the expression is true.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if it does not fit them.
+        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit the records.
         """
         with fitting_expression(group, "choose records"):
             return self.expression.chosen(GroupRows(group, self.missing))
@@ -124,7 +124,7 @@ class Filter:
     def apply(self, group: Group) -> list[Group]:
         """Return the records that are kept.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit them.
+        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit the records.
         """
         with fitting_expression(group, "filter records"):
             found = self.where.truths(GroupRows(group, self.given.missing))
@@ -135,7 +135,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Keeps none: for the records that a predicate chooses."""
+    """Drops all records that its predicate chooses."""
 
     def apply(self, group: Group) -> list[Group]:
         """Return nothing."""

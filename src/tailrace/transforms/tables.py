@@ -1,7 +1,7 @@
-"""Transformations for tables: changes stay cells, so that a table's rows, keys and JSON are made of them.
+"""Transformations of tables: they change the cells of changes, from which rows, keys and JSON are made later.
 
-A table's key is columns of its rows: what `apply_to` says makes no difference here. What has no meaning for a
-table is refused before (`config.transformations.tables`).
+A table's key consists of columns of its rows, so `apply_to` has no effect here. Transformations that have no
+meaning for a table are refused when the configuration is read (`config.transformations.tables`).
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from tailrace.transforms.groups.values import TEXT
 from tailrace.transforms.selection import Drop, Tables, TopicChoice
 from tailrace.transforms.timestamps import Timestamps
 
-#: Schema and table, after which a target names its folder.
+#: Schema and table, from which a target derives the name of its folder.
 Name = tuple[str, str]
 
-#: What a computed column is made of, by its name: a mark of each column that it reads.
+#: For each computed column, by name: a mark of each column that it is computed from.
 Inputs = dict[str, list[str]]
 
-#: Columns that were computed, by name, with the type of their values.
+#: Computed columns by name, with the type of their values.
 Computed = dict[str, tuple[pa.DataType, ComputedColumn]]
 
 
 @dataclass(frozen=True, slots=True)
 class TableChain:
-    """Transformations of one sink's tables. May be pickled; holds secrets, and shows none.
+    """The transformations of one sink's tables. Can be pickled; holds secrets, but does not show them.
 
-    :param keeps_keys: rows are told apart by their keys (a mirror): a step that would change them is refused.
+    :param keeps_keys: whether keys identify rows (a mirror), so that a step that changes them is refused.
     """
 
     chain: Chain = field(default=Chain(), repr=False)
@@ -64,9 +64,9 @@ class TableChain:
     def apply(
         self, changes: TableChanges, origin: SourceInfo | None = None
     ) -> list[tuple[Name, TableChanges]]:
-        """Return what becomes of changes, by the table that they go to; no part is empty.
+        """Return the transformed changes, by the table that they are written to; no part is empty.
 
-        A function of the changes: the same ones give the same for ever, wherever it is computed.
+        Deterministic: the same changes always give the same result, in any process.
 
         :raises TailraceError: as `Chain.apply`; `CONFIG_INVALID` if a key would be lost.
         """
@@ -83,9 +83,9 @@ class TableChain:
         return found
 
     def of_table(self, relation: Relation) -> tuple[Relation, Inputs]:
-        """Return a table as these steps leave it, and what its computed columns are made of.
+        """Return a table as it is after these steps, and the inputs of its computed columns.
 
-        For steps that are the same for all rows of a table, as those of a mirror are.
+        For steps that apply to all rows of a table alike, as those of a mirror do.
 
         :raises TailraceError: as `apply`.
         """
@@ -98,7 +98,7 @@ class TableChain:
         return _table_of(group)[0], inputs
 
     def mark(self, relation: Relation) -> str:
-        """Return a mark of the steps that concern a table; empty if none does. It tells no secret."""
+        """Return a hash of the steps that apply to a table; empty if none does. It reveals no secret."""
         marks = [step.mark() for step in self._concerning(relation)]
         if not marks:
             return ""
@@ -136,7 +136,7 @@ def table_chain(
 
 
 def _of_both(step: TransformationConfig) -> TransformationConfig:
-    # What is done to the row and its key alike is done to cells.
+    # Steps that apply to the row and the key alike change cells.
     return step.model_copy(update={"apply_to": BOTH}) if isinstance(step, OfKeyAndRow) else step
 
 
@@ -147,17 +147,17 @@ def _target(topic: str, relation: Relation) -> Name:
     return (schema, table) if dot and schema and table else (relation.schema, topic)
 
 
-#: Tables stay as they are.
+#: A chain that leaves tables unchanged.
 NO_STEPS = TableChain()
 
 
 @dataclass(frozen=True, slots=True)
 class TableStep:
-    """Does a step to a table, whose changes stay cells.
+    """A step that is applied to the cells of a table's changes.
 
-    :param given: the step's options, as they were given.
-    :param keeps_keys: rows are told apart by their keys (a mirror): a step that would change them is refused,
-        and a value that was not sent is the one that the row has.
+    :param given: the step's options, as in the configuration.
+    :param keeps_keys: whether keys identify rows (a mirror): then a step that changes keys is refused, and a
+        value that was not sent stays the one that the row has.
     """
 
     given: TransformationConfig
@@ -165,17 +165,17 @@ class TableStep:
     keeps_keys: bool
 
     def apply(self, group: Group) -> Iterable[Group]:
-        """Return the changes as the step leaves them.
+        """Return the transformed changes.
 
-        :raises TailraceError: as the step's; `TRANSFORM_FAILED` if a value that is needed was not sent;
-            `CONFIG_INVALID` if it drops, masks or computes a column of the key.
+        :raises TailraceError: as the step; `TRANSFORM_FAILED` if a value that is needed was not sent;
+            `CONFIG_INVALID` if the step drops, masks or computes a column of the key.
         """
         relation, wire = _table_of(group)
         if self.keeps_keys:
             _require_kept(self.step, relation)
         step = self.step
         if isinstance(step, DropFields):
-            # A column that is left out of the row is so out of the key.
+            # A column that is dropped from the row is dropped from the key, too.
             gone = step.meant([column.name for column in relation.columns])
             return [group.with_wire(wire.reshaped(reshaped(relation, gone, {})))] if gone else [group]
         if isinstance(step, AddFields):
@@ -185,7 +185,7 @@ class TableStep:
         return step.apply(group)
 
     def mark(self) -> list[Any]:
-        """Return what tells the step from others, as JSON has it. It tells no secret."""
+        """Return JSON values that identify the step and its options. They reveal no secret."""
         what = self.given.model_dump(
             mode="json", exclude={"predicate", "negate", "salt", "type"}, exclude_defaults=True
         )
@@ -194,7 +194,7 @@ class TableStep:
         return [type(self.given).__name__, what, secret]
 
     def inputs(self, relation: Relation) -> Inputs:
-        """Return what the columns are made of that the step computes."""
+        """Return the inputs of the columns that the step computes."""
         known = {column.name: column for column in relation.columns}
         if isinstance(self.step, Cast | Timestamps):
             return {name: [_mark(name, known.get(name))] for name in self.step.meant(known)}
@@ -218,13 +218,13 @@ class TableStep:
         return found
 
     def _unsent(self, group: Group, name: str, text: str) -> Flags:
-        """Return where the source did not send a column that an expression reads.
+        """Return in which rows the source did not send a column that an expression reads.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if the row that is there does not give the value either.
+        :raises TailraceError: `TRANSFORM_FAILED` for a mirror, unless none of the inputs was sent.
         """
         relation, wire = _table_of(group)
         kind = wire.tuples().current.kind
-        # An expression that asks whether a value was sent says itself what it is without it.
+        # An expression that calls `was_sent` for a column handles the missing value itself.
         asked = {path[-1] for how, path, _ in inputs_of(text, ROOTS) if how == "was_sent"}
         read = _columns_read(text) - asked
         places = [at for at, column in enumerate(relation.columns) if column.name in read]
@@ -237,8 +237,8 @@ class TableStep:
                 group,
                 f"compute the column {name!r}: an update did not send all that it is computed from, because "
                 "large values that stay the same are not sent, and the other values may have changed",
-                "ALTER TABLE … REPLICA IDENTITY FULL has the source send them; or compute the column where "
-                "the mirror is read",
+                "run ALTER TABLE … REPLICA IDENTITY FULL, so that the source sends them; or compute the "
+                "column in queries of the mirror",
             )
         return unsent
 
@@ -255,7 +255,7 @@ def _converted(group: Group, step: Cast | Timestamps) -> Computed:
             made.append(step.converted(group, image, name, values))
         new, old = made
         texts = _texts(group, name, new), _texts(group, name, old)
-        # Of a delete, the row is the one before.
+        # The row of a delete is the row before.
         current = pc.if_else(pa.array(wire.op == ord(Op.DELETE)), texts[1], texts[0])
         unsent = np.zeros(len(group), np.bool_)
         column = ComputedColumn(names.index(name), current, texts[1], unsent, is_cast=True)
@@ -263,12 +263,12 @@ def _converted(group: Group, step: Cast | Timestamps) -> Computed:
     return found
 
 
-#: What steps do to the columns that they mean.
+#: Verbs for what a step does to its columns, for messages.
 _DOING = {DropFields: "drops", Mask: "masks", Cast: "casts", Timestamps: "converts", AddFields: "replaces"}
 
 
 def _require_kept(step: Any, relation: Relation) -> None:
-    """:raises TailraceError: `CONFIG_INVALID` if a step would change what tells the rows of a table apart."""
+    """:raises TailraceError: `CONFIG_INVALID` if a step would change a column of the table's key."""
     what = _DOING.get(type(step))
     if what is None or (isinstance(step, Mask) and step.given.method == "hash"):
         return
@@ -279,9 +279,9 @@ def _require_kept(step: Any, relation: Relation) -> None:
         raise TailraceError(
             Kind.CONFIG_INVALID,
             f"transform a mirror's table: its key has {', '.join(map(repr, sorted(lost)))}, which "
-            f"a transformation {what}, so that rows could not be told apart",
-            "give it other columns or, by a predicate of tables, other tables; columns of a key may be "
-            "renamed, hashed and cast to text; with mode: append any column may be changed",
+            f"a transformation {what}, so that the key would no longer identify rows",
+            "exclude these columns or, by a predicate of tables, this table; columns of a key can be "
+            "renamed, hashed and cast to text; with mode: append any column can be changed",
             {"table": relation.qualified_name},
         )
 
@@ -323,7 +323,7 @@ def _with_columns(group: Group, found: Computed) -> Group:
 
 
 def _type_of(arrow: pa.DataType) -> tuple[int, int]:
-    """Return PostgreSQL's type, and its modifier, of values that are given as `arrow`."""
+    """Return the OID and the modifier of PostgreSQL's type for values of the type `arrow`."""
     if pa.types.is_decimal(arrow) and arrow.precision <= 38 and 0 <= arrow.scale <= arrow.precision:
         return OIDS["numeric"], ((arrow.precision << 16) | arrow.scale) + 4
     if pa.types.is_decimal(arrow):
@@ -347,7 +347,7 @@ _TYPES = {
 
 
 def _texts(group: Group, name: str, values: pa.Array) -> pa.StringArray:
-    """Return values as PostgreSQL would send them."""
+    """Return values as the texts that PostgreSQL would send."""
     arrow = values.type
     if pa.types.is_boolean(arrow):
         return pc.if_else(values, "t", "f")
@@ -356,6 +356,6 @@ def _texts(group: Group, name: str, values: pa.Array) -> pa.StringArray:
     except pa.ArrowNotImplementedError:
         raise failure(
             group,
-            f"compute the column {name!r}: its values, {arrow}, have no text",
-            "leave the column as it is, or compute texts or numbers from it",
+            f"compute the column {name!r}: values of the type {arrow} can't be written as text",
+            "do not convert the column, or compute texts or numbers from it",
         ) from None

@@ -1,4 +1,4 @@
-"""Points in time from one form to another: counted since 1970, text, dates and times. All in UTC."""
+"""Converts points in time between numbers since 1970, texts, dates, times and timestamps. All in UTC."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tailrace.transforms.groups.values import cast
 _UTC = "UTC"
 _INSTANT = pa.timestamp("us", tz=_UTC)
 _ISO_DIGITS = 6
-#: So far from 1970 `strftime` knows the year.
+#: Largest distance from 1970 at which `strftime` writes the year correctly, in seconds.
 _YEARS_MAX_S = 30_000 * 31_556_952
 _UNITS = {"unix_s": "s", "unix_ms": "ms", "unix_us": "us", "unix_ns": "ns"}
 
 
 @dataclass(frozen=True, slots=True)
 class Timestamps:
-    """Gives columns of points in time another form."""
+    """Converts columns of points in time to another form."""
 
     given: options.TimestampsConfig
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the records with the columns in the other form.
+        """Return the records with converted columns.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if values are no points in time, or out of range.
+        :raises TailraceError: `TRANSFORM_FAILED` if values are not points in time, or out of range.
         """
         part = self.given.apply_to
         meant = self.meant(field_names(group, part))
@@ -42,11 +42,11 @@ class Timestamps:
         return [with_converted(group, part, meant, partial(self.converted, group))]
 
     def meant(self, names: Iterable[str]) -> list[str]:
-        """Return those of the columns that get another form."""
+        """Return those of the columns that are converted."""
         return fitting(self.given.fields, names)
 
     def converted(self, group: Group, _image: str, name: str, values: pa.Array) -> pa.Array:
-        """Return values of a column as they are to be.
+        """Return the converted values of a column.
 
         :raises TailraceError: as `apply`.
         """
@@ -59,7 +59,7 @@ class Timestamps:
                 return self._written(self._read(times))
             if self.given.to in _TYPES:
                 return with_infinities(times, _TYPES[self.given.to], lambda v: self._written(self._read(v)))
-            # An infinity has no number and no such text: `special` says what it was, unless that was a text.
+            # An infinity has no number and no formatted text: `special` has it, unless the column was text.
             known = finite(times)
             if pa.types.is_string(arrow) and known.null_count > times.null_count:
                 raise pa.ArrowInvalid
@@ -68,9 +68,9 @@ class Timestamps:
             # Arrow's own message may quote a value.
             raise failure(
                 group,
-                f"convert the column {name!r} from {arrow} to {self.given.to}: a value is no point in time, "
-                "or out of range",
-                "check unit and read_format, or give it only the records that it is for, by a predicate",
+                f"convert the column {name!r} from {arrow} to {self.given.to}: a value is not a point in "
+                "time, or out of range",
+                "check unit and read_format, or restrict the transformation by a predicate",
             ) from None
 
     def _read(self, values: pa.Array) -> pa.Array:
@@ -99,26 +99,26 @@ class Timestamps:
             return _instants(times)
         if not self.given.format:
             return stamp_texts(_instants(times), _ISO_DIGITS)
-        # Arrow's years have 16 bits.
+        # Arrow stores years in 16 bits.
         if pc.any(pc.greater(pc.abs(_counted(times, "s")), _YEARS_MAX_S)).as_py():
             raise pa.ArrowInvalid
-        # Arrow writes the fraction of a second with its second, if there is one.
+        # For times with fractions, Arrow's %S would write the fraction as well.
         whole = pc.floor_temporal(times, unit="second").cast(pa.timestamp("s", tz=_UTC))
         return pc.strftime(whole, format=self.given.format)
 
 
 def _parsed(texts: pa.StringArray, reading: str) -> pa.Array:
-    """Return the points in time that texts say.
+    """Return the points in time that texts represent.
 
-    :raises pyarrow.ArrowInvalid: if a text has another form, or its month has no such day.
+    :raises pyarrow.ArrowInvalid: if a text has another format, or its month does not have that day.
     """
 
     def parsed(more: str, how: str) -> pa.Array:
         given = pc.binary_join_element_wise(texts, more, "") if more else texts
         return pc.strptime(given, format=reading + how, unit="us")
 
-    # Arrow takes 30 February for 1 March. What is read later counts: here an offset of none, and January, in
-    # which each day of a month is the one that was read.
+    # Arrow reads 30 February as 1 March. A later field overrides an earlier one: here an offset of 0, and
+    # January, which has all 31 days. A different day or year shows that the month does not have the day.
     local, in_january = parsed(" +0000", " %z"), parsed(" +0000 1", " %z %m")
     for part in (pc.day, pc.year):
         if pc.any(pc.not_equal(part(local), part(in_january))).as_py():
@@ -137,7 +137,7 @@ def _counted(times: pa.Array, unit: str) -> pa.Array:
 def _in_unit(times: pa.Array, unit: str) -> pa.Array:
     if times.type.unit != unit and (times.type.unit, unit) in _COARSER:
         names = {"s": "second", "ms": "millisecond", "us": "microsecond"}
-        # Down, also before 1970.
+        # Rounded down, before 1970 too.
         times = pc.floor_temporal(times, unit=names[unit])
     return times.cast(pa.timestamp(unit, tz=_UTC))
 

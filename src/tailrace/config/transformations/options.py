@@ -1,7 +1,7 @@
-"""The list `transformations`: what is done to records, in this order.
+"""The list `transformations`: the transformations of records, in their order.
 
-Each entry has a `type`. One that is not named here belongs to an installed package, which offers it
-under the entry points `tailrace.transformations`, and checks its settings itself.
+Each entry has a `type`. A type that is not defined here belongs to an installed package, which provides it
+under the entry points `tailrace.transformations`, and validates its settings itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tailrace.extensions import TRANSFORMATIONS as GROUP
 
 def _time_format(text: str) -> str:
     if "%f" in text:
-        raise ValueError("knows no %f: times are read and written to the second; ISO 8601 has fractions")
+        raise ValueError("does not support %f: times have a precision of seconds; ISO 8601 has fractions")
     if "%" not in text:
         raise ValueError("must be a format of strftime, such as %Y-%m-%d")
     return text
@@ -49,19 +49,19 @@ class FilterConfig(TransformationConfig, WithExpressions):
 
     where: Expression = Field(description="Condition; a record for which it is false is dropped.")
     nulls: Literal["drop", "keep"] = Field(
-        default="drop", description="What becomes of records for which the condition is NULL."
+        default="drop", description="Whether records for which the condition is NULL are dropped or kept."
     )
 
 
 class DropConfig(TransformationConfig):
-    """Drops every record, of those that the predicate chooses."""
+    """Drops all records, or those that the predicate chooses."""
 
 
 class Route(TransformationConfig, WithExpressions):
-    """Gives records another topic: by its name, or by an expression."""
+    """Changes the topic of records, by a regular expression for topics or by an expression."""
 
     regex: Regex | None = Field(
-        default=None, description="Regular expression that has to fit the whole topic; others stay."
+        default=None, description="Regular expression that must match the whole topic; other topics stay."
     )
     replacement: str | None = Field(
         default=None, description="The new topic; `$1` and `${name}` are groups of `regex`."
@@ -73,8 +73,8 @@ class Route(TransformationConfig, WithExpressions):
     key_field: str | None = Field(
         default=None,
         min_length=1,
-        description="Name of a field that is added to the keys of routed records and holds the former topic, "
-        "so that keys of several tables stay apart.",
+        description="Name of a field that is added to the keys of routed records and has the former topic, "
+        "so that keys of different tables differ.",
     )
 
     @model_validator(mode="after")
@@ -82,25 +82,27 @@ class Route(TransformationConfig, WithExpressions):
         if (self.regex is None) == (self.topic is None):
             raise ValueError("needs either regex or topic")
         if (self.regex is None) != (self.replacement is None):
-            raise ValueError("regex and replacement belong together")
+            raise ValueError("regex and replacement must be set together")
         if self.regex is not None and self.replacement is not None:
             check_references(self.regex, self.replacement)
         return self
 
 
 class RenameConfig(OfKeyAndRow):
-    """Gives columns other names."""
+    """Renames columns."""
 
     fields: Annotated[dict[Text, Text], Field(min_length=1)] = Field(
-        description="By a column's name: its new one. A table without such a column stays as it is."
+        description="New name by column name. A table without such a column stays unchanged."
     )
 
 
 class DropFieldsConfig(OfRow):
-    """Leaves columns out, or all but some."""
+    """Drops the named columns, or all others."""
 
-    fields: Names | None = Field(default=None, description=FIELDS + " These go.")
-    keep: Names | None = Field(default=None, description=FIELDS + " Instead of `fields`: all others go.")
+    fields: Names | None = Field(default=None, description=FIELDS + " These are dropped.")
+    keep: Names | None = Field(
+        default=None, description=FIELDS + " Instead of `fields`: all others are dropped."
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -110,7 +112,7 @@ class DropFieldsConfig(OfRow):
 
 
 class MaskConfig(MaskOptions, OfKeyAndRow):
-    """Puts something else in the place of columns' values; NULL stays NULL."""
+    """Masks the values of columns; NULL stays NULL."""
 
     fields: Names = Field(description=FIELDS)
     method: MaskMethod = Field(default="fixed", description=MaskOptions.model_fields["method"].description)
@@ -121,7 +123,7 @@ def _constant(value: object) -> object:
         raise ValueError("must be a whole number of 64 bits, or text: put it in quotes")
     is_number = isinstance(value, int | float) and math.isfinite(value)
     if not is_number and not isinstance(value, str | None):
-        raise ValueError("must be text, a number, true, false or null: put anything else in quotes")
+        raise ValueError("must be text, a number, true, false or null: put other values in quotes")
     return value
 
 
@@ -129,13 +131,13 @@ class AddFieldsConfig(OfRow, WithExpressions):
     """Adds columns."""
 
     static: dict[Text, Annotated[bool | int | float | str | None, PlainValidator(_constant)]] = Field(
-        default={}, description="By name: a constant."
+        default={}, description="Constant by column name."
     )
     metadata: dict[Text, Metadata] = Field(
         default={},
-        description="By name: what is known of the change: " + ", ".join(f"`{n}`" for n in METADATA) + ".",
+        description="Metadata of the change by column name: " + ", ".join(f"`{n}`" for n in METADATA) + ".",
     )
-    computed: dict[Text, Expression] = Field(default={}, description="By name: an expression.")
+    computed: dict[Text, Expression] = Field(default={}, description="Expression by column name.")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -143,46 +145,44 @@ class AddFieldsConfig(OfRow, WithExpressions):
         if not names:
             raise ValueError("needs static, metadata or computed")
         if len(set(names)) < len(names):
-            raise ValueError("gives a name twice")
+            raise ValueError("must not have a name twice")
         return self
 
 
 class CastConfig(OfKeyAndRow):
-    """Gives columns another type."""
+    """Casts columns to other types."""
 
     fields: Annotated[dict[Text, TypeText], Field(min_length=1)] = Field(
-        description="By a column's name: its new type, one of those of a cast in an expression."
+        description="New type by column name: one of the types of casts in expressions."
     )
 
 
 class FlattenConfig(TransformationConfig):
-    """Makes a change the row after it, as Debezium's new record state does."""
+    """Replaces a change by its row after, as Debezium's new record state extraction does."""
 
     deletes: Literal["drop", "tombstone", "rewrite"] = Field(
         default="tombstone",
         description="`tombstone`: a delete has the value null; `drop`: it is dropped; `rewrite`: its value "
-        "is the row before, and every record has a field `__deleted`, `true` or `false` as text.",
+        "is the row before, and every record has a field `__deleted` with the text `true` or `false`.",
     )
     truncates: Literal["drop", "error"] = Field(
-        default="drop", description="A truncate has no row: it is dropped, or stops the engine."
+        default="drop", description="A truncate, which has no row, is dropped or stops the engine."
     )
     add_fields: tuple[RenamedMetadata, ...] = Field(
         default=(),
-        description="Metadata that become fields, by the names of `add_fields.metadata`; `op:operation` "
-        "gives one another name. A dot becomes an underscore.",
+        description="Metadata that are added as fields, with the names of `add_fields.metadata`; "
+        "`op:operation` sets another name. A dot becomes an underscore.",
     )
-    add_fields_prefix: str = Field(default="__", description="What stands before the names of these fields.")
+    add_fields_prefix: str = Field(default="__", description="Prefix of the names of these fields.")
     add_headers: tuple[RenamedMetadata, ...] = Field(
-        default=(), description="Metadata that become headers, likewise."
+        default=(), description="Metadata that are added as headers, likewise."
     )
-    add_headers_prefix: str = Field(
-        default="__", description="What stands before the names of these headers."
-    )
+    add_headers_prefix: str = Field(default="__", description="Prefix of the names of these headers.")
     unavailable: Literal["placeholder", "null"] = Field(
         default="placeholder",
-        description="A value that the source did not send: `placeholder` gives columns of text and bytes the "
-        "text of `source.unavailable_value_placeholder`; `null`: NULL. Other types are NULL. `unchanged` "
-        "names them in any case.",
+        description="Replacement for values that the source did not send: `placeholder`: the text of "
+        "`source.unavailable_value_placeholder` in columns of text and bytes, NULL in others; `null`: NULL. "
+        "`unchanged` has the names of these columns in any case.",
     )
 
 
@@ -194,38 +194,38 @@ def _placement(text: str) -> str:
 
 
 class OutboxConfig(TransformationConfig):
-    """Makes events of rows that are inserted into outbox tables."""
+    """Makes events from rows that are inserted into outbox tables."""
 
     tables: Patterns = Field(
-        default=("*.outbox",), description="The outbox tables; records of others stay as they are."
+        default=("*.outbox",), description="The outbox tables; records of other tables stay unchanged."
     )
-    event_id: Text = Field(default="id", description="Column of the event's id: the header `id`.")
+    event_id: Text = Field(default="id", description="Column of the event's id, sent as the header `id`.")
     event_key: Text = Field(default="aggregateid", description="Column of the event's key.")
     payload: Text = Field(default="payload", description="Column of the event's value.")
-    route_by: Text = Field(default="aggregatetype", description="Column that says where events go.")
+    route_by: Text = Field(default="aggregatetype", description="Column from which the topic is derived.")
     route_topic_regex: Regex = Field(
-        default="(?<routedByValue>.*)", description="Regular expression for what `route_by` holds."
+        default="(?<routedByValue>.*)", description="Regular expression for the values of `route_by`."
     )
     route_topic_replacement: Text = Field(
         default="outbox.event.${routedByValue}",
-        description="The topic; `$1` and `${name}` are groups of `route_topic_regex`. What that does not fit "
-        "is the topic itself.",
+        description="The topic; `$1` and `${name}` are groups of `route_topic_regex`. A value that does not "
+        "match it is itself the topic.",
     )
     additional: tuple[Annotated[str, AfterValidator(_placement)], ...] = Field(
         default=(),
         description="More columns, each as `column:header`, `column:envelope` or `column:partition`, with an "
-        "alias after another colon. With an envelope the value has the field `payload` and these. "
-        "`partition`: a number, in the column `partition` of the records, for handlers that take columns.",
+        "optional `:alias`. With an envelope the value has the field `payload` and these fields. "
+        "`partition`: a number, in the column `partition` of the records, for handlers of columns.",
     )
     expand_json_payload: bool = Field(
-        default=False, description="Whether a payload that is JSON goes out as JSON, not as a text of it."
+        default=False, description="Whether a payload that is JSON is sent as JSON instead of as text."
     )
     tombstone_on_empty_payload: bool = Field(
         default=False, description="Whether an event with an empty payload is a tombstone."
     )
     on_update: Literal["warn", "error", "fatal"] = Field(
         default="warn",
-        description="When a row of an outbox was updated: `warn` and `error` log that and skip it, `fatal` "
+        description="If a row of an outbox was updated: `warn` and `error` log and skip the update, `fatal` "
         "stops the engine.",
     )
 
@@ -236,35 +236,34 @@ class OutboxConfig(TransformationConfig):
 
 
 class TimestampsConfig(OfKeyAndRow):
-    """Gives columns of points in time another form; all in UTC."""
+    """Converts columns of points in time to another form; all in UTC."""
 
     fields: Names = Field(description=FIELDS)
     to: Literal["unix_s", "unix_ms", "unix_us", "unix_ns", "string", "date", "time", "timestamp"] = Field(
-        description="`unix_…`: counted since 1970; `string`: by `format`; `date`; `time` of the day; "
-        "`timestamp` with time zone."
+        description="`unix_…`: time since 1970 in that unit; `string`: text in `format`; `date`; `time` of "
+        "day; `timestamp` with time zone."
     )
     unit: Literal["s", "ms", "us", "ns"] = Field(
-        default="ms", description="Unit of numbers that are read, counted since 1970."
+        default="ms", description="Unit of numbers that are read; they count from 1970."
     )
     read_format: Annotated[str, AfterValidator(_time_format)] | None = Field(
         default=None,
-        description="How texts are read, as `strptime` has it, such as `%d.%m.%Y`. Default: ISO 8601.",
+        description="Format of texts that are read, for `strptime`, such as `%d.%m.%Y`. Default: ISO 8601.",
     )
     format: Annotated[str, AfterValidator(_time_format)] | None = Field(
         default=None,
-        description="How `string` writes, to the second, as `strftime` has it. Default: ISO 8601 with "
-        "microseconds.",
+        description="Format of `string`, for `strftime`, to the second. Default: ISO 8601 with microseconds.",
     )
 
 
 class SetHeadersConfig(TransformationConfig, WithExpressions):
-    """Makes headers of what expressions say; NULL is no header."""
+    """Sets headers to the values of expressions; NULL sets none."""
 
     headers: Annotated[dict[Text, Expression], Field(min_length=1)] = Field(
-        description="By a header's name: an expression, such as `after.tenant` or a text in quotes."
+        description="Expression by header name, such as `after.tenant` or a text in quotes."
     )
     operation: Literal["copy", "move"] = Field(
-        default="copy", description="`move`: the columns, of which alone the expressions may be, go."
+        default="copy", description="`move`: the expressions must be single columns, which are removed."
     )
 
     @model_validator(mode="after")
@@ -281,22 +280,20 @@ class SetHeadersConfig(TransformationConfig, WithExpressions):
 
 
 class DropHeadersConfig(TransformationConfig):
-    """Takes headers away."""
+    """Removes headers."""
 
     headers: Names = Field(description="Names of headers.")
 
 
 class FieldsFromHeadersConfig(OfRow):
-    """Makes columns of headers."""
+    """Copies or moves headers to columns."""
 
-    fields: Annotated[dict[Text, Text], Field(min_length=1)] = Field(
-        description="By the column's name: the header."
-    )
-    operation: Literal["copy", "move"] = Field(default="copy", description="`move`: the headers go.")
+    fields: Annotated[dict[Text, Text], Field(min_length=1)] = Field(description="Header by column name.")
+    operation: Literal["copy", "move"] = Field(default="copy", description="`move`: the headers are removed.")
 
 
 class ValueToKeyConfig(TransformationConfig):
-    """Makes the key of columns of the row."""
+    """Makes the key from columns of the row."""
 
     fields: Names = Field(description="Names of columns, in the order of the key.")
 
@@ -304,16 +301,16 @@ class ValueToKeyConfig(TransformationConfig):
 class _OneField(TransformationConfig):
     field: Text = Field(description="Name of the field.")
     apply_to: Literal["key", "row"] = Field(
-        default="key", description="`key`; or `row`: the value of a record that is no change any more."
+        default="key", description="`key`; or `row`: the value of a record that is no longer a change."
     )
 
 
 class ExtractFieldConfig(_OneField):
-    """Makes one field of the key, or of the value, the whole of it."""
+    """Replaces the key, or the value, by one of its fields."""
 
 
 class HoistFieldConfig(_OneField):
-    """Puts the key, or the value, into a field."""
+    """Wraps the key, or the value, in a field."""
 
 
 class ThirdParty(TransformationConfig, Extension):

@@ -1,4 +1,4 @@
-"""The mapping `predicates`: by name, which records a transformation is for."""
+"""The mapping `predicates`: conditions by name, which choose the records of transformations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.extensions import PREDICATES as GROUP
 
 
 class PredicateConfig(Section):
-    """What all predicates have in common."""
+    """Settings of all predicates."""
 
     type: str = Field(default="", description="Kind of the predicate.")
 
@@ -30,7 +30,7 @@ Operation = Literal["read", "create", "update", "delete", "truncate", "message"]
 
 
 class OperationPredicate(PredicateConfig):
-    """Chooses changes by what they did."""
+    """Chooses changes by their operation."""
 
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = Field(
         description="`read` (a row of a snapshot), `create`, `update`, `delete`, `truncate`, `message`."
@@ -38,14 +38,14 @@ class OperationPredicate(PredicateConfig):
 
     @property
     def letters(self) -> str:
-        """The operations as `op` has them."""
+        """The operations as letters of `op`."""
         return "".join(_OPERATIONS[operation] for operation in self.operations)
 
 
 class TopicPredicate(PredicateConfig):
     """Chooses the records of topics."""
 
-    pattern: Regex = Field(description="Regular expression that has to fit the whole topic.")
+    pattern: Regex = Field(description="Regular expression that must match the whole topic.")
 
 
 class HeaderPredicate(PredicateConfig):
@@ -84,14 +84,14 @@ else:
 
 
 class WithTransformations(Section):
-    """What has transformations, and predicates for them."""
+    """Settings of what has transformations, with predicates for them."""
 
     transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
         default=(),
-        description="What changes go through, in this order: in each sink first those of the file, then its "
-        "own; those of `engine` are for handlers. See [Transformations](transformations.md).",
+        description="Transformations of changes, in their order: each sink first applies those of the file, "
+        "then its own; those of `engine` are for handlers. See [Transformations](transformations.md).",
     )
     predicates: dict[str, AnyPredicate] = Field(
         default={},
-        description="By name, what chooses changes for transformations; a sink knows those of the file, too.",
+        description="Predicates for transformations, by name; a sink can use those of the file, too.",
     )

@@ -1,4 +1,4 @@
-"""What the settings of transformations and predicates have in common: names, patterns, expressions."""
+"""Types and settings that transformations and predicates share: names, patterns, expressions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from tailrace.config.fields import Extension, Name, Section
 from tailrace.extensions import names
 
-#: What a path in an expression begins with.
+#: Names with which a path in an expression can begin.
 ROOTS = ("op", "topic", "key", "before", "after", "value", "source", "headers")
 
 
@@ -31,24 +31,24 @@ def _type_name(text: str) -> str:
 
 def _names(found: tuple[str, ...]) -> tuple[str, ...]:
     if not found or "" in found or len(set(found)) != len(found):
-        raise ValueError("must be a list of names, each once")
+        raise ValueError("must be a list of different names")
     return found
 
 
 def python_regex(text: str) -> str:
-    """Return a regular expression whose groups may be named as Java does, `(?<name>…)`.
+    """Return a regular expression in Python's syntax; names of groups may be in Java's, `(?<name>…)`.
 
-    :raises ValueError: if it is none.
+    :raises ValueError: if it is not a regular expression.
     """
     written = re.sub(r"\(\?<(?=[A-Za-z_])", "(?P<", text)
     try:
         re.compile(written)
     except re.error as error:
-        raise ValueError(f"is no regular expression that Python knows: {error.msg}") from None
+        raise ValueError(f"is not a regular expression that Python supports: {error.msg}") from None
     return written
 
 
-#: In a replacement: `$1`, `${name}`, and Python's `\1`, `\g<name>`.
+#: Matches references to groups in a replacement: `$1`, `${name}`, and Python's `\1`, `\g<name>`.
 REFERENCE = re.compile(r"\$(\d+)|\$\{(\w+)\}|\\(\d+)|\\g<(\w+)>")
 
 
@@ -70,19 +70,21 @@ Text = Annotated[str, Field(min_length=1)]
 ROWS = ("after", "before", "value")
 
 
-FIELDS = "Names of columns; `*` is any run of characters."
+FIELDS = "Names of columns; `*` matches any run of characters."
 
 
 class TransformationConfig(Section):
-    """What all transformations have in common."""
+    """Settings of all transformations."""
 
     type: str = Field(
-        default="", description="Kind of the transformation: one of those below, or of an installed package."
+        default="", description="Kind of the transformation: one of those below, or an installed package's."
     )
     predicate: Name | None = Field(
         default=None, description="Name of a predicate: only records that it chooses are transformed."
     )
-    negate: bool = Field(default=False, description="Whether those that `predicate` does not choose are.")
+    negate: bool = Field(
+        default=False, description="Whether to transform the records that `predicate` does not choose."
+    )
 
     @model_validator(mode="after")
     def _has_predicate(self) -> Self:
@@ -93,33 +95,33 @@ class TransformationConfig(Section):
 
 Part = Literal["row", "key", "both"]
 _PART = (
-    "`row`: the rows before and after, or the value of a record that is no change any more; `key`; `both`."
+    "`row`: the rows before and after, or the value of a record that is no longer a change; `key`; `both`."
 )
 
 
 class OfKeyAndRow(TransformationConfig):
-    """A transformation of columns, by default wherever they occur."""
+    """A transformation of columns, by default in rows and keys."""
 
     apply_to: Part = Field(default="both", description=_PART)
 
 
 class OfRow(TransformationConfig):
-    """A transformation of columns, by default of the row alone."""
+    """A transformation of columns, by default only in rows."""
 
     apply_to: Part = Field(default="row", description=_PART)
 
 
 class WithExpressions(Section):
-    """What is computed by expressions."""
+    """Settings of what is computed by expressions."""
 
     missing: Literal["error", "null"] = Field(
         default="error",
-        description="A column of the expression that a table does not have: `error` stops with the table's "
-        "name; `null` takes it for NULL.",
+        description="If a table does not have a column of the expression: `error` stops with the table's "
+        "name; `null` uses NULL.",
     )
 
 
-#: What is known of a change beside its row. Debezium's names, and what the log knows beyond them.
+#: Metadata of a change: Debezium's names, and those of the log in addition.
 METADATA = (
     "op", "topic", "ts_ms", "ts_us", "ts_ns", "version", "connector", "name", "snapshot", "db", "sequence",
     "schema", "table", "txId", "lsn", "xmin", "commit_lsn", "commit_time", "ordinal", "log_offset", "xid",
@@ -130,7 +132,7 @@ METADATA = (
 def _metadata(text: str) -> str:
     name = text.removeprefix("source.")
     if name not in METADATA:
-        raise ValueError(f"must be one of {', '.join(METADATA)}, also with source. before it")
+        raise ValueError(f"must be one of {', '.join(METADATA)}, optionally with the prefix source.")
     return text
 
 
@@ -148,7 +150,7 @@ RenamedMetadata = Annotated[str, AfterValidator(_renamed_metadata)]
 def one_of(models: Mapping[str, type[Section]], other: type[Extension], group: str) -> Any:
     """Return the type of an entry whose `type` chooses among `models`.
 
-    :param other: the model of an entry that a package announces in `group` of entry points.
+    :param other: the model of an entry whose type a package announces in the entry point group `group`.
     """
 
     def tag(value: Any) -> str:
@@ -162,6 +164,6 @@ def one_of(models: Mapping[str, type[Section]], other: type[Extension], group: s
     return Annotated[Union[(*tagged, Annotated[other, Tag(_OTHER)])], Discriminator(tag)]
 
 
-#: What an entry is tagged with that another package offers. Tags are marked, so that `problems` can
-#: tell them from keys of the file.
+#: Tag of an entry whose type another package provides. Tags are in angle brackets, so that `problems` can
+#: distinguish them from keys of the file.
 _OTHER = "<third party>"

@@ -1,8 +1,8 @@
-"""Checks which transformations a sink of tables supports: those that map a table to a table.
+"""Checks that a sink of tables supports its transformations: those that map a table to a table.
 
-A table has rows of columns. It has no headers, its key is columns of its rows, and a change stays a change
-of its row. A mirror is the table's present state, besides: what would leave in it rows that the source's
-table does not give is refused.
+A table has rows of columns. It has no headers, its key consists of columns of its rows, and a change stays a
+change of its row. A mirror, moreover, is the table's current state: a transformation is refused if the mirror
+could then differ from the transformed rows of the source's table.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from tailrace.config.transformations.predicates import (
 )
 from tailrace.config.transformations.steps import ROOTS, TransformationConfig
 
-_NO_HEADERS = "a table has no headers; add_fields makes columns of what is known of a change"
-_NO_KEY = "a table's key is columns of its rows: there is none beside them"
+_NO_HEADERS = "a table has no headers; add_fields adds columns with metadata of a change"
+_NO_KEY = "a table's key consists of columns of its rows"
 _SENSELESS: dict[type[TransformationConfig], str] = {
-    FlattenConfig: "rows of a table are flat already, and `_op` says what was done to them",
-    OutboxConfig: "events of an outbox go to topics; the outbox table itself can be written as any other",
+    FlattenConfig: "rows of a table are flat already, and the column `_op` has the operation",
+    OutboxConfig: "events of an outbox are sent to topics; the outbox table can be written as any other",
     SetHeadersConfig: _NO_HEADERS,
     DropHeadersConfig: _NO_HEADERS,
     FieldsFromHeadersConfig: _NO_HEADERS,
     ValueToKeyConfig: f"{_NO_KEY}; source.message_keys chooses them",
     ExtractFieldConfig: _NO_KEY,
     HoistFieldConfig: _NO_KEY,
-    ThirdParty: "a table's columns must follow from the table alone, which is not known of another package's",
+    ThirdParty: "a table's columns must depend on the table alone, which can't be known of other packages",
 }
-#: Metadata that is no single value.
+#: Metadata that is not a single value.
 _LISTS = frozenset({"unchanged", "special"})
 
 
 def refusals(config: EngineConfig) -> list[ConfigProblem]:
-    """Return what of the transformations of sinks, and of the pipeline for them, sinks of tables can't do."""
+    """Return a problem for each transformation, of a sink or the file, that a sink of tables can't apply."""
     found: dict[tuple[Path, str], ConfigProblem] = {}
     for number, sink in enumerate(config.sinks):
         if not isinstance(sink, FolderSink):
@@ -69,7 +69,7 @@ def refusals(config: EngineConfig) -> list[ConfigProblem]:
                 for message in _refused(step, predicates, sink):
                     path = (*place, "transformations", at)
                     if words:
-                        message += "; give it to the sinks that it is for, each in its own list"  # noqa: PLW2901
+                        message += "; move it to the other sinks, each in its own list"  # noqa: PLW2901
                     found.setdefault((path, message), ConfigProblem(path, words + message))
     return list(found.values())
 
@@ -85,18 +85,18 @@ def _refused(
         yield f"can't be done to a table's key alone: {_NO_KEY}: leave apply_to out"
     if isinstance(step, Route) and step.key_field is not None:
         yield (
-            "can't be done to a table: key_field: rows of several tables stay apart by a column that "
-            "add_fields makes of the metadata `table`"
+            "can't be done to a table: key_field: to distinguish rows of several tables, add a column with "
+            "the metadata `table` by add_fields"
         )
     if isinstance(step, AddFieldsConfig) and _LISTS & {
         name.removeprefix("source.") for name in step.metadata.values()
     }:
-        yield "can't be done to a table: `unchanged` and `special` stand in columns of their own already"
+        yield "can't be done to a table: `unchanged` and `special` have columns of their own already"
     predicate = predicates.get(step.predicate) if step.predicate is not None else None
     if isinstance(predicate, HeaderPredicate | TombstonePredicate | ThirdPartyPredicate):
         yield (
-            "can't be done to a table: its predicate asks for headers or tombstones, which changes of tables "
-            "do not have, or is another package's"
+            "can't be done to a table: its predicate is another package's, or one of headers or tombstones, "
+            "which changes of tables do not have"
         )
     for text in _expressions(step, predicate):
         if roots := {path[0] for _, path, _ in _inputs(text)} & {"headers", "value"}:
@@ -110,27 +110,27 @@ def _refused_by_mirror(
 ) -> Iterator[str]:
     if isinstance(step, FilterConfig):
         yield (
-            "can't be done to a mirror: a row whose later change is dropped would stay in it as it was; "
-            "leave tables out with the sink's `tables`, or filter where the mirror is read"
+            "can't be done to a mirror: if a later change of a row is dropped, the mirror keeps the old row; "
+            "exclude tables with the sink's `tables`, or filter in queries of the mirror"
         )
         return
     if isinstance(step, Route):
-        yield "can't be done to a mirror: its tables are those of the source; mode: append takes it"
+        yield "can't be done to a mirror: its tables are those of the source; mode: append supports it"
     if predicate is not None and not isinstance(predicate, TablePredicate | TopicPredicate):
         yield (
-            "can't be done to a mirror: its predicate chooses single changes, and a row of a mirror has to "
-            "be the same whichever change brought it; predicates of tables and topics can be used"
+            "can't be done to a mirror: its predicate chooses single changes, but a row of a mirror must not "
+            "depend on which change wrote it; use a predicate of tables or topics"
         )
     if not isinstance(step, AddFieldsConfig):
         return
     if sink.keyless == "full_row" and (step.metadata or step.computed):
         yield (
-            "can't be done to a mirror with keyless: full_row: rows are told apart by all of their columns, "
-            "and a delete does not give these again"
+            "can't be done to a mirror with keyless: full_row: all columns together identify a row, and a "
+            "delete does not have the values of the added ones"
         )
     for text in step.computed.values():
         if any(path[0] == "before" or kind == "was_sent" for kind, path, _ in _inputs(text)):
-            yield "can't be done to a mirror: `before` and `was_sent` say how a row came to be; take `after`"
+            yield "can't be done to a mirror: `before` and `was_sent` depend on the change; use `after`"
 
 
 def _expressions(step: TransformationConfig, predicate: AnyPredicate | None) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Groups of records as columns: what transformations read and change."""
+"""Transformations of groups of records, whose columns they read and change."""

@@ -1,7 +1,7 @@
-"""Columns renamed and left out, masked, added and cast.
+"""Transformations that rename, drop, mask, add and cast columns.
 
-What is done to a table's columns alike in rows and keys is done to the wire's cells where it can
-be: such a change is still the source's bytes, and nothing is decoded.
+A transformation that changes a table's columns alike in rows and keys is applied to the cells, if
+possible: the changes stay in the source's format, and nothing is decoded.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from tailrace.transforms.groups.values import TEXT, cast, struct_of
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Gives columns other names."""
+    """Renames columns."""
 
     given: options.RenameConfig
 
     def meant(self, names: Iterable[str]) -> list[str]:
-        """Return those of the columns that get another name."""
+        """Return those of the columns that are renamed."""
         return [name for name in names if name in self.given.fields]
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the records under the new names.
+        """Return the records with the new names.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if a table would have a name twice.
+        :raises TailraceError: `TRANSFORM_FAILED` if two columns of a table would have the same name.
         """
         part, names = self.given.apply_to, self.given.fields
         known = field_names(group, part)
@@ -97,12 +97,12 @@ def _renamed(relation: Relation | None, names: Mapping[str, str]) -> Relation | 
 
 @dataclass(frozen=True, slots=True)
 class DropFields:
-    """Leaves columns out, or all but some."""
+    """Drops the named columns, or all others."""
 
     given: options.DropFieldsConfig
 
     def meant(self, names: Collection[str]) -> list[str]:
-        """Return those of the columns that are left out."""
+        """Return those of the columns that are dropped."""
         if self.given.keep is None:
             return fitting(self.given.fields or (), names)
         kept = set(fitting(self.given.keep, names))
@@ -115,11 +115,11 @@ class DropFields:
 
 
 def without_columns(group: Group, part: str, names: Collection[str]) -> Group:
-    """Return records whose rows or keys, or both, lack columns that they have."""
+    """Return records without these columns in their rows or keys, or both."""
     if not names:
         return group
     relation, gone = group.relation, set(names)
-    # On the wire a column is left out of the key too.
+    # A column that is dropped from the cells is dropped from the key, too.
     in_key = gone & set(relation.key) if relation is not None else set()
     if group.wire is not None and relation is not None and part != KEY and not in_key:
         return group.with_wire(group.wire.reshaped(reshaped(relation, gone, {})))
@@ -135,7 +135,7 @@ def without_columns(group: Group, part: str, names: Collection[str]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Puts something else in the place of columns' values; NULL stays NULL."""
+    """Masks the values of columns; NULL stays NULL."""
 
     given: options.MaskConfig
     salt: Salt | None
@@ -151,7 +151,7 @@ class Mask:
     def apply(self, group: Group) -> list[Group]:
         """Return the records with masked values.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if values have no text that could be masked.
+        :raises TailraceError: `TRANSFORM_FAILED` if values can't be written as text, which is masked.
         """
         part = self.given.apply_to
         meant = self.meant(field_names(group, part))
@@ -170,7 +170,7 @@ class Mask:
         return [found if shape is None or part == KEY else with_relation(found, shape.relation)]
 
     def _with_specials(self, group: Group, found: Group, meant: Collection[str]) -> Group:
-        # A value that its column does not hold is masked as its text is, which goes: it would show it.
+        # Masks the texts in `special` for the column; `special` loses them, because they show the values.
         for place, (rows, texts) in specials(group.column("special")).items():
             image, _, name = place.partition(".")
             if image in images_of(group, self.given.apply_to) and name in meant:
@@ -185,7 +185,7 @@ class Mask:
         masked = self._masked(group, name, values)
         if group.is_change or group.relation is None or not pa.types.is_string(values.type):
             return masked
-        # What `flatten` put in the place of a value that was not sent stays, and nothing else does.
+        # Only the placeholder by which `flatten` replaced a value that was not sent stays unmasked.
         unsent = pc.invert(GroupRows(group, "null").was_sent(("value", name)))
         is_placeholder = pc.equal(values, group.relation.modes.unavailable_placeholder)
         return pc.if_else(pc.and_(unsent, is_placeholder), values, masked)
@@ -201,8 +201,8 @@ class Mask:
         except ExpressionError:
             raise failure(
                 group,
-                f"mask the column {name!r}: its values, {values.type}, have no text",
-                "mask it by the method fixed or null, or drop it",
+                f"mask the column {name!r}: the type {values.type} can't be written as text",
+                "use the method fixed or null, or drop the column",
             ) from None
         if method == "truncate":
             return pc.utf8_slice_codeunits(texts, start=0, stop=self.given.length)
@@ -217,7 +217,7 @@ def _constant(mask: MaskOptions, arrow: pa.DataType) -> tuple[pa.Scalar, pa.Scal
 
 
 def _number(value: float, arrow: pa.DataType) -> pa.Scalar | None:
-    """Return a number in a type; None if that is none of numbers, or does not hold it."""
+    """Return a number in an Arrow type; None if that is not a numeric type or can't hold it."""
     try:
         if pa.types.is_integer(arrow) and value == int(value):
             return pa.scalar(int(value), arrow)
@@ -238,7 +238,7 @@ def _hashed(texts: pa.StringArray, salt: bytes) -> pa.StringArray:
 
 @dataclass(frozen=True, slots=True)
 class AddFields:
-    """Adds columns: constants, what is known of the change, and what expressions say."""
+    """Adds columns: constants, metadata of the change, and values of expressions."""
 
     given: options.AddFieldsConfig
     expressions: Mapping[str, Expression]
@@ -255,7 +255,7 @@ class AddFields:
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the columns; one of the same name is replaced.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
+        :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit the records.
         """
         return [with_added(group, self.given.apply_to, self.added(group))]
 
@@ -277,7 +277,7 @@ def with_added(group: Group, part: str, added: Mapping[str, pa.Array]) -> Group:
         return {**found, **added}
 
     if part != ROW and pa.types.is_null(group.column("key").type):
-        # A record without a key gets one of what is added.
+        # A record without a key gets one with the added columns.
         group = group.with_column("key", struct_of(added, None, len(group)))
     found = with_edited(group, part, edit, without(added))
     texts = [name for name, values in added.items() if pa.types.is_string(values.type)]
@@ -285,7 +285,7 @@ def with_added(group: Group, part: str, added: Mapping[str, pa.Array]) -> Group:
 
 
 def _with_texts(group: Group, names: Iterable[str], part: str) -> Group:
-    """Return records whose table has texts under these names: no form of another type is theirs any more."""
+    """Return records whose table has text columns of these names, without the forms of their former types."""
     if group.relation is None or part == KEY:
         return group
     kept = set(group.relation.key) if part == ROW else set()
@@ -298,7 +298,7 @@ def _repeated(value: object, count: int) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Gives columns another type."""
+    """Casts columns to other types."""
 
     given: options.CastConfig
     types: Mapping[str, str]
@@ -314,7 +314,7 @@ class Cast:
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the columns cast.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if a value does not fit.
+        :raises TailraceError: `TRANSFORM_FAILED` if a value does not fit the new type.
         """
         part = self.given.apply_to
         meant = self.meant(field_names(group, part))
@@ -327,14 +327,14 @@ class Cast:
         if not meant:
             return [group]
         found = with_converted(group, part, meant, partial(self.converted, group))
-        noted = set(self._texts(meant))  # texts hold every value
+        noted = set(self._texts(meant))  # a text column can hold every value
         return [_with_texts(with_notes(found, part, special=without(noted)), noted, part)]
 
     def _texts(self, names: Iterable[str]) -> list[str]:
         return [name for name in self.meant(names) if self.types[name] == TEXT]
 
     def converted(self, group: Group, image: str, name: str, values: pa.Array) -> pa.Array:
-        """Return values of a field of `key`, `before`, `after` or `value` as they are to be.
+        """Return the values of a field of `key`, `before`, `after` or `value`, cast.
 
         :raises TailraceError: as `apply`.
         """
@@ -344,12 +344,12 @@ class Cast:
         except pa.ArrowNotImplementedError:
             raise failure(
                 group,
-                f"cast the column {name!r} to text: {values.type} has none",
-                "leave it as it is, or give it only the records that it is for, by a predicate",
+                f"cast the column {name!r} to text: the type {values.type} can't be written as text",
+                "do not cast the column, or restrict the transformation by a predicate",
             ) from None
         except ExpressionError as error:
             raise failure(
                 group,
                 f"cast the column {name!r} from {values.type} to {to.lower()}: {error.message}",
-                "choose a wider type, or give it only the records that it is for, by a predicate",
+                "choose a wider type, or restrict the transformation by a predicate",
             ) from None

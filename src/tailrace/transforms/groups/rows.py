@@ -1,9 +1,9 @@
-"""A group's records as what expressions are computed over.
+"""The columns of a group's records over which expressions are computed.
 
 Paths begin with `op`, `topic`, `key`, `before`, `after`, `value`, `source` or `headers`. Of a group that is
-still as the wire has it, only what is asked for is made: `op` and `source` need no decoding. What is known
-of a change beside its row is a column too, by Debezium's names and our own: `ts_ms` and its like are the
-commit's time, no clock is read, so that the same change gives the same.
+not decoded yet, only the requested columns are made: `op` and `source` need no decoding. Metadata of a change
+are columns as well, with Debezium's names and our own: `ts_ms` and the like are the time of the commit. No
+clock is read, so that the same change always gives the same values.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tailrace.transforms.groups.texts import column_texts
 
 
 class GroupRows:
-    """A group, by paths.
+    """The rows of a group, as columns by path.
 
-    :param missing: `null`: a column that there is not is NULL throughout.
+    :param missing: `null`: a column that does not exist has only NULLs; `error`: it raises `NoColumnError`.
     """
 
     def __init__(self, group: Group, missing: str = "error") -> None:
@@ -42,9 +42,9 @@ class GroupRows:
         return len(self._group)
 
     def column(self, parts: tuple[str, ...]) -> pa.Array:
-        """Return the column that a path means.
+        """Return the column at a path.
 
-        :raises NoColumnError: if there is none, and that is not taken for NULL.
+        :raises NoColumnError: if there is none, unless `missing` is `null`.
         """
         if parts not in self._known:
             try:
@@ -59,7 +59,7 @@ class GroupRows:
         """Return the column's values as PostgreSQL writes them.
 
         :raises NoColumnError: as `column`.
-        :raises pyarrow.ArrowNotImplementedError: if its type has no text.
+        :raises pyarrow.ArrowNotImplementedError: if values of its type can't be written as text.
         """
         root, *members = parts
         if len(members) != 1 or root not in ("key", "before", "after", "value"):
@@ -100,14 +100,14 @@ def not_sent(group: Group, names: Iterable[str]) -> Flags:
 
 
 def _below(found: pa.Array, parts: list[str], first: int, group: Group) -> pa.Array:
-    # What the members from `parts[first]` on lead to.
+    # Returns the member at the path `parts[first:]` of a column.
     for place in range(first, len(parts)):
         found = _member(found, parts[place], ".".join(parts[:place]), group)
     return found
 
 
 def root_column(group: Group, name: str) -> pa.Array:
-    """Return a column that the path `name` alone means; nulls if there is none."""
+    """Return the column at the path `name`, of one part; nulls if there is none."""
     if name == "topic":
         return pa.repeat(pa.scalar(group.topic), len(group))
     wire = group.wire
@@ -144,20 +144,20 @@ def _unknown(name: str, so_far: str, group: Group, known: Iterable[str]) -> str:
 
 
 def described(group: Group) -> str:
-    """Return what a group's records are, for a message."""
+    """Return the name of a group's table, or else of its topic, for a message."""
     return group.topic if group.relation is None else group.relation.qualified_name
 
 
 @contextlib.contextmanager
 def fitting_expression(group: Group, what: str) -> Iterator[None]:
-    """Have an expression that does not fit a group raise `TRANSFORM_FAILED`; `what` was attempted."""
+    """Raise `TRANSFORM_FAILED` in place of an `ExpressionError`; `what` was attempted."""
     try:
         yield
     except ExpressionError as error:
         raise TailraceError(
             Kind.TRANSFORM_FAILED,
             f"{what}: {error}",
-            "correct the expression; or give it only the records that it is for, by a predicate of tables",
+            "correct the expression, or restrict the transformation by a predicate of tables",
             {"table": described(group)},
         ) from error
 
@@ -165,10 +165,10 @@ def fitting_expression(group: Group, what: str) -> Iterator[None]:
 def computed(
     group: Group, expressions: Mapping[str, Expression], missing: str, what: str
 ) -> dict[str, pa.Array]:
-    """Return what expressions give, by their names; `what` is attempted with each.
+    """Return the values of expressions by name; `what` is attempted with each.
 
     :param missing: as for `GroupRows`.
-    :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
+    :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit the records.
     """
     rows, found = GroupRows(group, missing), {}
     for name, expression in expressions.items():
@@ -182,9 +182,9 @@ _CALLED = {"txId": "xid"}
 
 
 def metadata_column(group: Group, name: str) -> pa.Array:
-    """Return a column of `config.transformations.steps.METADATA`; `source.` before it changes nothing.
+    """Return a column of `config.transformations.steps.METADATA`; a prefix `source.` is ignored.
 
-    Null where it is not known of these records.
+    Null where the records do not have it.
     """
     name = name.removeprefix("source.")
     count, rows = len(group), GroupRows(group, "null")
@@ -218,7 +218,7 @@ def _time(times: pa.Array, name: str) -> pa.Array:
         return us
     if name == "ts_ns":
         return pc.multiply(us, 1000)
-    # Down, not towards zero, as the JSON converter does: times before 1970 are negative.
+    # Rounded down, not towards zero, as in the JSON converter: times before 1970 are negative.
     thousandths = pc.floor(pc.divide(us.cast(pa.float64(), safe=False), 1000.0))
     return thousandths.cast(pa.int64())
 

@@ -1,11 +1,11 @@
-"""A transformation of single records, made one of groups.
+"""Applies a transformation of single records to groups.
 
-Records that come back as they were stay in their group, as they are on the wire; the others are put
-into new groups, by topic and by what they have become.
+Records that are returned unchanged stay in their group and are not decoded; the others are put into
+new groups, by topic and by the fields that were replaced.
 
-A value that Python's type, or the column's, can't hold is a text there (`records.values`). Such a text that
-comes back where it was is the value that it was. One that is elsewhere, beside values of another type, is
-NULL there and noted in `special`.
+A value that Python's type, or the column's, can't hold is a text in a record (`records.values`). If the text
+is returned in the same field, that field keeps the original value. If it is returned in another field, whose
+values have another type, it is NULL there and the text is in `special`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROWS = ("key", "before", "after", "value")
 
 
 class OddTexts:
-    """The values of some records of a group, as a transformation returned them."""
+    """Builds columns of returned values, and restores values that are texts in Python's records."""
 
     def __init__(self, group: Group, records: Sequence[Record]) -> None:
         self._group = group
@@ -37,13 +37,13 @@ class OddTexts:
         self._known: dict[int, list[Any]] = {}
         kinds = [(name, group.column(name).type) for name in _ROWS]
         self._fields = [(name, field) for name, kind in kinds if pa.types.is_struct(kind) for field in kind]
-        #: For each record the texts that are noted again, by what they are called in `special`.
+        #: For each record the texts that were moved to other fields, by their keys in `special`.
         self.moved: dict[int, dict[str, str]] = {}
 
     def column(self, name: str, values: Sequence[Any]) -> pa.Array:
-        """Return the column `name` of these values, one a record.
+        """Return the column `name` of these values, one for each record.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if they can't stand in one column.
+        :raises TailraceError: `TRANSFORM_FAILED` if one column can't hold them all.
         """
         original, given = self._group.column(name), list(values)
         kept: dict[str, list[int]] = {}
@@ -67,7 +67,7 @@ class OddTexts:
         return pa.array([list(each.items()) or None for each in entries], _SPECIAL)
 
     def _odd_in(self, values: Sequence[Any], kind: pa.DataType) -> dict[str, dict[int, Any]]:
-        # By field and record those values that are odd, but for fields whose type makes such values anyway.
+        # Returns odd values by field and record, except for fields whose type can have such values.
         known = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
         found: dict[str, dict[int, Any]] = {}
         for place, value in enumerate(values):
@@ -77,13 +77,13 @@ class OddTexts:
         return {field: texts for field, texts in found.items() if not self._is_text(field, values)}
 
     def _is_text(self, field: str, values: Sequence[Any]) -> bool:
-        # Whether a field that was not there before holds texts alone: then all of them stay texts.
+        # Returns whether a new field has only texts: then all of them stay texts.
         known = any(field == each.name for _, each in self._fields)
         there = (value.get(field) for value in values if isinstance(value, Mapping))
         return not known and all(held is None or isinstance(held, str) for held in there)
 
     def _odd_of(self, place: int) -> list[Any]:
-        # The values in a record that its columns' types do not make.
+        # Returns the values of a record that are odd for the types of its columns.
         if place not in self._known:
             record = self._records[place]
             rows = {name: getattr(record, name) for name, _ in self._fields}
@@ -112,13 +112,13 @@ class OddTexts:
                 return values.cast(kind)
         except pa.ArrowInvalid:
             pass  # its message may quote a value
-        raise failure_of(self._group, f"its values for {field!r} can't stand in one column")
+        raise failure_of(self._group, f"one column can't hold all of its values for {field!r}")
 
 
 def _is_odd(value: Any, kind: pa.DataType | None) -> bool:
-    """Return whether a type does not make a value: a text, or a list that has one.
+    """Return whether a value is a text, or a list with a text, although its column's type is another one.
 
-    :param kind: None: one that is not known, which makes none.
+    :param kind: None: the type is not known, and every text is odd.
     """
     if isinstance(value, list):
         kind = kind.value_type if kind is not None and pa.types.is_list(kind) else None
@@ -129,9 +129,9 @@ def _is_odd(value: Any, kind: pa.DataType | None) -> bool:
 
 
 def column_of(group: Group, name: str, values: Sequence[Any]) -> pa.Array:
-    """Return values as a column, of the types that the column `name` had.
+    """Return values as a column, of the types that the column `name` had if they fit.
 
-    :raises TailraceError: `TRANSFORM_FAILED` if they can't stand in one column.
+    :raises TailraceError: `TRANSFORM_FAILED` if one column can't hold them all.
     """
     known = group.columns.schema
     before = known.field(name).type if name in known.names else pa.null()
@@ -143,11 +143,11 @@ def column_of(group: Group, name: str, values: Sequence[Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
         # Arrow's message may quote a value.
-        raise failure_of(group, f"its values for {name!r} can't stand in one column") from None
+        raise failure_of(group, f"one column can't hold all of its values for {name!r}") from None
 
 
 def _merged(inferred: pa.DataType, before: pa.DataType) -> pa.DataType:
-    """Return the type of the new values: as before where that was there before and holds them as they are."""
+    """Return the type of the new values: the former type of the field if it holds them exactly."""
     t = pa.types
     if t.is_null(before):
         return inferred
@@ -163,7 +163,7 @@ def _merged(inferred: pa.DataType, before: pa.DataType) -> pa.DataType:
 
 
 def _holds(before: pa.DataType, inferred: pa.DataType) -> bool:
-    # Arrow cuts off what a whole number or a date has no room for, and takes any number for a point in time.
+    # Arrow truncates values that don't fit an integer or a date, and reads any number as a point in time.
     t = pa.types
     if t.is_null(inferred):
         return True
@@ -173,8 +173,8 @@ def _holds(before: pa.DataType, inferred: pa.DataType) -> bool:
 
 
 def failure_of(group: Group, found: str) -> TailraceError:
-    """Return the error of records that can't be taken as they were returned."""
-    return failure(group, f"transform records one by one: {found}", "Record.replace says what may be given")
+    """Return the error of returned records that are not valid."""
+    return failure(group, f"transform records one by one: {found}", "Record.replace describes valid values")
 
 
 class OneByOne:
@@ -187,10 +187,10 @@ class OneByOne:
         return f"OneByOne({self._transformation!r})"
 
     def apply(self, group: Group) -> list[Group]:
-        """Return the records as the transformation wants them.
+        """Return the records that the transformation returns.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if it returns what is no record of the group, or
-            values of kinds that can't stand in one column.
+        :raises TailraceError: `TRANSFORM_FAILED` if it returns something other than the group's record,
+            or values that one column can't hold.
         """
         same: list[int] = []
         changed: dict[tuple[str, tuple[str, ...]], list[Record]] = {}
@@ -199,9 +199,7 @@ class OneByOne:
             if found is None:
                 continue
             if not isinstance(found, Record) or found.group is not group or found.row != row:
-                raise failure_of(
-                    group, "it returned something else than the record, Record.replace of it or None"
-                )
+                raise failure_of(group, "it returned neither the record, nor Record.replace of it, nor None")
             if not found.replaced:
                 same.append(row)
             else:
@@ -218,11 +216,11 @@ class OneByOne:
 def _require_fit(group: Group, replaced: Mapping[str, Any]) -> None:
     topic = replaced.get("topic", group.topic)
     if not isinstance(topic, str) or not topic.strip():
-        raise failure_of(group, "it gave a topic that is empty, or no text")
+        raise failure_of(group, "it returned a topic that is empty or not a text")
     for name in ("before", "after", "headers"):
         given = replaced.get(name, {})
         if not (isinstance(given, Mapping) or (given is None and name != "headers")):
-            raise failure_of(group, f"its {name!r} is no mapping")
+            raise failure_of(group, f"its {name!r} is not a mapping")
 
 
 def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:
@@ -247,7 +245,7 @@ def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:
 
 
 def _with_notes(group: Group, names: Sequence[str], records: Sequence[Record]) -> Group:
-    # What is noted of a value that was not sent, or that its column can't hold, goes with the value.
+    # Removes notes about values that were replaced: that they were not sent, or that their column can't hold.
     for name in ("special", "unchanged"):
         noted = group.column(name)
         entries = noted.to_pylist() if len(noted) > noted.null_count else []

@@ -1,7 +1,7 @@
-"""Columns of a group as PostgreSQL casts them to text.
+"""Casts columns of a group to text as PostgreSQL does.
 
-As long as a group is as the source sent it, the texts are the source's. Later they are made of the typed
-values, and of `special`, which has the text of a value that its column can't hold.
+The texts of a group that is not decoded yet are those that the source sent. Otherwise they are made from the
+typed values, and from `special`, which has the text of a value that its column can't hold.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tailrace.records.group import Group
 
 
 def column_texts(group: Group, image: str, name: str, values: pa.Array) -> pa.StringArray:
-    """Return the texts of a field of `key`, `before`, `after` or `value`, whose values are these.
+    """Return the texts of a field of `key`, `before`, `after` or `value` with the values `values`.
 
-    :raises pyarrow.ArrowNotImplementedError: if the type has none, such as a map.
+    :raises pyarrow.ArrowNotImplementedError: if the type can't be written as text, such as a map.
     """
     wire, relation = group.wire, group.relation
     if wire is not None and relation is not None and name in cast_as_sent(relation):

@@ -1,7 +1,7 @@
-"""Columns in other types, and fields of struct columns.
+"""Casts columns, and edits the fields of struct columns.
 
-To text a cast goes as PostgreSQL writes it, to all else as in an expression. Fields are what a row or a key
-is made of; the struct's own nulls stay.
+A cast to text writes values as PostgreSQL does; other casts are those of expressions. The fields of a struct
+are the columns of a row or a key; the struct's own nulls stay.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ TEXT = "VARCHAR"
 
 
 def cast(values: pa.Array, to: str) -> pa.Array:
-    """Return values in another type; a null stays one.
+    """Return values cast to another type; null stays null.
 
     :param to: as `expressions.language.require_type` returns it.
-    :raises ExpressionError: if there is no such cast, or a value does not fit.
+    :raises ExpressionError: if there is no such cast, or a value does not fit the type.
     """
     if to != TEXT:
         return computing.cast(values, to)
     try:
         return texts_of(values)
     except pa.ArrowNotImplementedError:
-        raise ExpressionError(f"{values.type} has no text", to, 0) from None
+        raise ExpressionError(f"{values.type} can't be cast to text", to, 0) from None
 
 
 def flags_of(values: pa.BooleanArray) -> Flags:
-    """Return flags, of which none is null, as numpy has them."""
+    """Return a boolean array without nulls as a numpy array."""
     found: Flags = values.to_numpy(zero_copy_only=False)
     return found
 
@@ -47,7 +47,7 @@ def members(values: pa.StructArray) -> dict[str, pa.Array]:
 
 
 def struct_of(found: Mapping[str, pa.Array], absent: pa.Array | None, count: int) -> pa.Array:
-    """Return a struct of fields; null where `absent`. Without any field it is empty, not null."""
+    """Return a struct of fields; null where `absent`. Without fields it is an empty struct, not null."""
     if not found:
         return _empty(absent, count)
     fields = [pa.field(name, values.type) for name, values in found.items()]
@@ -62,7 +62,7 @@ def _empty(absent: pa.Array | None, count: int) -> pa.Array:
 
 
 def edited(values: pa.Array, edit: Callable[[dict[str, pa.Array]], Mapping[str, pa.Array]]) -> pa.Array:
-    """Return a struct with what `edit` makes of its fields; another column stays as it is."""
+    """Return a struct whose fields `edit` has replaced; a column of another type is returned unchanged."""
     if not pa.types.is_struct(values.type):
         return values
     absent = pc.is_null(values) if values.null_count else None
@@ -72,9 +72,9 @@ def edited(values: pa.Array, edit: Callable[[dict[str, pa.Array]], Mapping[str, 
 def either(condition: Flags, first: pa.Array, second: pa.Array) -> pa.Array:
     """Return `first` where the condition is true, else `second`: structs, with the fields of both.
 
-    :raises pyarrow.ArrowTypeError: if a field has a type in each, and no type holds both.
+    :raises pyarrow.ArrowTypeError: if a field has different types in the two, and no type holds both.
     """
-    # Structs are taken by place, whatever their fields are.
+    # By `take`, which works for structs with any fields.
     count = len(first)
     places = np.arange(count) + np.where(condition, count, 0)
     return end_to_end([second, first]).take(pa.array(places))

@@ -122,7 +122,7 @@ def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:
     with pytest.raises(TailraceError) as raised:
         store.write([(A, {"lsn": object()})], 5)
     assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
-    assert "give JSON objects" in raised.value.hint
+    assert "return offsets as JSON objects" in raised.value.hint
     assert store.read([A]) == {0: {"lsn": 1}}
     store.write([(B, {"lsn": 2})], 5)
     store.stop()

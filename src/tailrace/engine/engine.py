@@ -121,7 +121,7 @@ class Engine:
         self._store: OffsetStore | None = None
         self._connector_offsets: ConnectorOffsets | None = None
         self._metrics = EngineMetrics(parts.name, self.view)
-        self._shown = MetricsEndpoint(parts.name)
+        self._endpoint = MetricsEndpoint(parts.name)
         self._connector_called = False
         self._creating = threading.Lock()
         self._pools: dict[str, Pool] = {}  # of each task's present attempt
@@ -306,7 +306,7 @@ class Engine:
     def _start_all(self) -> bool:
         """Go through the states until tasks poll; return whether they do."""
         parts = self._parts
-        self._shown.open(parts.options, self._metrics)
+        self._endpoint.open(parts.options, self._metrics)
         self._store = parts.new_store()
         self._within_limit("start the offset store", self._store.start)
         self._connector_offsets = ConnectorOffsets(self._store, parts.commit_timeout_s)
@@ -429,7 +429,7 @@ class Engine:
 
     def _end(self) -> None:
         """Close the remaining parts, and report the end."""
-        for close in (*self._parts.stages.closers, self._parts.runner.close, self._shown.close):
+        for close in (*self._parts.stages.closers, self._parts.runner.close, self._endpoint.close):
             try:
                 self._within_limit("close", close)
             except BaseException as failure:  # noqa: BLE001 - the end continues

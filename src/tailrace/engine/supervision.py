@@ -38,7 +38,7 @@ _AT_WORK = (Phase.CREATED, Phase.STARTING, Phase.POLLING, Phase.RESTARTING)
 
 
 @dataclass(slots=True)
-class _Books:
+class _TaskState:
     # Of one task.
     backoff: Backoff
     phase: Phase = Phase.CREATED
@@ -58,27 +58,27 @@ class Supervision:
         self._policy = options.on_task_failure
         self._end = end
         self._lock = threading.Lock()
-        self._books = [_Books(restarts_of(options)) for _ in range(count)]
+        self._states = [_TaskState(restarts_of(options)) for _ in range(count)]
         self._isolated: list[TailraceError] = []
 
     def phase(self, number: int) -> Phase:
         """Return the present phase of a task."""
-        return self._books[number].phase
+        return self._states[number].phase
 
     def restarts(self, number: int) -> int:
         """Return the number of restarts of a task."""
-        return self._books[number].restarts
+        return self._states[number].restarts
 
     def error(self, number: int) -> TailraceError | None:
         """Return the last failure of a task; None if it has not failed."""
-        return self._books[number].error
+        return self._states[number].error
 
     def note(self, number: int, phase: Phase) -> None:
         """Set the phase of a task; `FAILED` is final."""
         with self._lock:
-            books = self._books[number]
-            if books.phase is not Phase.FAILED:
-                books.phase = phase
+            state = self._states[number]
+            if state.phase is not Phase.FAILED:
+                state.phase = phase
 
     def failed(
         self, number: int, error: BaseException, doing: str, *, got_on: bool, may_restart: bool = True
@@ -92,17 +92,17 @@ class Supervision:
         failure = as_task_failure(error, number, doing)
         wait_s = None
         with self._lock:
-            books = self._books[number]
-            books.error = failure
+            state = self._states[number]
+            state.error = failure
             if self._policy == "restart" and may_restart:
-                backoff = books.backoff.after_success() if got_on else books.backoff
-                books.backoff, wait_s = backoff.after_failure()
+                backoff = state.backoff.after_success() if got_on else state.backoff
+                state.backoff, wait_s = backoff.after_failure()
             if wait_s is not None:
-                books.phase = Phase.RESTARTING
-                books.restarts += 1
+                state.phase = Phase.RESTARTING
+                state.restarts += 1
             else:
-                books.phase = Phase.FAILED
-            is_last = not any(other.phase in _AT_WORK for other in self._books)
+                state.phase = Phase.FAILED
+            is_last = not any(other.phase in _AT_WORK for other in self._states)
             isolates = self._policy == "isolate" and not is_last
             if self._policy == "isolate":
                 self._isolated.append(failure)
@@ -120,8 +120,8 @@ class Supervision:
     def finished(self, number: int) -> None:
         """Note that a task has no more records, and that all of them are processed."""
         with self._lock:
-            self._books[number].phase = Phase.FINISHED
-            is_last = not any(other.phase in _AT_WORK for other in self._books)
+            self._states[number].phase = Phase.FINISHED
+            is_last = not any(other.phase in _AT_WORK for other in self._states)
         if is_last:
             self._end(EngineEvent.TASKS_FINISHED, None)
 

@@ -358,8 +358,8 @@ class TaskThread:
             pass
         except StopEngine:
             supervision.stop_asked()
-        except BaseException as error:  # noqa: BLE001 - `_verdict` decides what follows
-            wait_s = self._verdict(error, attempt)
+        except BaseException as error:  # noqa: BLE001 - it decides what follows
+            wait_s = self._decide_wait(error, attempt)
         self._end(attempt, failed=wait_s is not None or supervision.phase(self.number) is Phase.FAILED)
         return wait_s
 
@@ -385,7 +385,7 @@ class TaskThread:
         while not latches.ending.wait(POLL_S):
             attempt.commits.tick()
 
-    def _verdict(self, error: BaseException, attempt: _Attempt) -> float | None:
+    def _decide_wait(self, error: BaseException, attempt: _Attempt) -> float | None:
         if not self._environment.latches.ending.is_set():
             wait_s = self._wait_before_next(error, attempt)
             if wait_s is not None:
@@ -438,11 +438,11 @@ class TaskThread:
             stopped = attempt.stop()
         except BaseException as error:  # noqa: BLE001 - `Supervision` decides what follows
             stopped = True
-            self._broke(error, attempt)
+            self._report_failure(error, attempt)
         if stopped and attempt.started:
             environment.notify("task_stopped", self.number)
         if attempt.unkept and not failed and latches.ending.is_set():
-            self._broke(unkept(attempt.commits.failure), attempt)
+            self._report_failure(unkept(attempt.commits.failure), attempt)
 
     def _end_processing(self, attempt: _Attempt, *, failed: bool) -> None:
         try:
@@ -454,13 +454,13 @@ class TaskThread:
         except BaseException as error:  # noqa: BLE001 - `Supervision` decides what follows
             # A failed attempt has already reported its error; this one is a consequence.
             if not failed:
-                self._broke(error, attempt)
+                self._report_failure(error, attempt)
 
     def _processing_left_s(self) -> float:
         latches, processing = self._environment.latches, self._environment.options.record_processing
         return latches.processing_left_s if latches.ending.is_set() else processing.shutdown_timeout_ms / 1000
 
-    def _broke(self, error: BaseException, attempt: _Attempt) -> None:
+    def _report_failure(self, error: BaseException, attempt: _Attempt) -> None:
         self._environment.supervision.failed(
             self.number, error, attempt.doing, got_on=True, may_restart=False
         )

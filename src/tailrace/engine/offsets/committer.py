@@ -38,7 +38,7 @@ LOOK_RECORDS = 256
 #: Wait before a failed commit is retried within a batch, in seconds.
 AGAIN_S = 1.0
 #: Time since the last commit that is longer than any policy's interval, in seconds.
-_AGES_S = 1e9
+_FOREVER_S = 1e9
 
 
 @dataclass(slots=True, eq=False)
@@ -205,7 +205,7 @@ class OffsetCommitter(Commits):
         if are_transaction_ends(points):
             return points
         try:
-            takes_all = self._policy.is_due(sys.maxsize, False, _AGES_S)
+            takes_all = self._policy.is_due(sys.maxsize, False, _FOREVER_S)
         except BaseException as error:  # noqa: BLE001 - raised by the user's policy; the end continues
             log.warning("a commit policy failed", task=self._name, error=type(error).__name__)
             takes_all = False

@@ -150,7 +150,7 @@ class FileOffsetStore:
                 self._write({**self._offsets, **given})
             finally:
                 if self._is_stopped:
-                    self._let_go()
+                    self._release_lock()
 
     def _as_json(self, offset: Offset) -> Offset:
         """Return an offset as the next attempt reads it: keys that are numbers become strings.
@@ -194,10 +194,10 @@ class FileOffsetStore:
         """Release the lock; if a write hangs, it releases the lock once it has ended."""
         self._is_stopped = True
         if self._lock.acquire(timeout=_STOP_S):
-            self._let_go()
+            self._release_lock()
             self._lock.release()
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         if self._held >= 0:
             os.close(self._held)
             self._held = -1
@@ -207,7 +207,7 @@ class FileOffsetStore:
             content = durable.read_state(self._path)
         except TailraceError as error:
             raise self._unreadable(
-                error.message, f"restore the file from a backup; or {self._anew}"
+                error.message, f"restore the file from a backup; or {self._removal_hint}"
             ) from error
         if content is None:
             return
@@ -221,14 +221,14 @@ class FileOffsetStore:
         if content.get("form") != _FORM:
             raise self._unreadable(
                 f"it has form {content.get('form')!r}, this version reads form {_FORM}",
-                f"run the version of Tailrace that wrote it; or {self._anew}",
+                f"run the version of Tailrace that wrote it; or {self._removal_hint}",
             )
         self._others = dict(content["engines"])
         for entry in self._others.pop(self._name, []):
             self._offsets[key_of(entry["partition"])] = entry["offset"]
 
     @property
-    def _anew(self) -> str:
+    def _removal_hint(self) -> str:
         name = self._path.name
         return (
             f"remove {name} and {durable.previous_of(self._path).name}, and every source is read from its "

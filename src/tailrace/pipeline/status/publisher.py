@@ -43,7 +43,7 @@ class StatusFile:
     def __init__(self, log_path: Path) -> None:
         self._log_path = log_path
         self._next_s = 0.0
-        self._complained = False
+        self._has_warned = False
 
     def turn(self, view: PipelineView) -> None:
         """Write `view` if `WRITE_INTERVAL_S` have passed."""
@@ -60,9 +60,9 @@ class StatusFile:
         try:
             write_whole(path, json.dumps(view.as_json()).encode())
         except OSError as error:
-            if not self._complained:
+            if not self._has_warned:
                 log.warning("could not write the status file", file=str(path), reason=error.strerror)
-            self._complained = True
+            self._has_warned = True
 
 
 class StatusPublisher:

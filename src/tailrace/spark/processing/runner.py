@@ -96,7 +96,7 @@ class SparkRunner:
 
 
 #: Placeholder for a group that is not sent back.
-_NOTHING = Group("", np.empty(0, np.int64), _columns=pa.RecordBatch.from_pydict({}))
+_PLACEHOLDER = Group("", np.empty(0, np.int64), _columns=pa.RecordBatch.from_pydict({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Preparing:
         found = []
         for staged in self.stage(part):
             number = numbers.get(id(staged.group), -1)
-            found.append((number, staged if number < 0 else replace(staged, group=_NOTHING)))
+            found.append((number, staged if number < 0 else replace(staged, group=_PLACEHOLDER)))
         return found
 
 

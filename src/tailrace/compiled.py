@@ -48,6 +48,15 @@ def compiled(
     return made
 
 
+def iterated(function: Callable[..., Any]) -> Any:
+    """Make of a function a generator that kernels go through.
+
+    It can neither be inlined nor be given a signature: it is compiled as a part of each kernel that it is
+    called by, and kept with that one.
+    """
+    return nb.njit(function)
+
+
 def load_all() -> None:
     """Load all kernels of the imported modules; compile those that are not cached."""
     for kernel in KERNELS:

@@ -52,7 +52,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.model import LogRange
 from tailrace.sinks.files.parquet import parquet_format
 from tailrace.sinks.files.sink import FileSink
-from tailrace.ranges.plan import pieces
+from tailrace.ranges.plan import input_splits
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
@@ -61,7 +61,7 @@ sink = FileSink("lake", out, parquet_format())
 sink.open(LogDirectory.open(log).identity, "shop")
 with LogReader.open(log, "0") as reader:
     start, end = reader.start, reader.end().offset
-    planned = pieces("0", list(reader.blocks(start, end)), start, end)
+    planned = input_splits("0", list(reader.blocks(start, end)), start, end)
 before = memory("VmRSS")
 sink.write(InProcess(), log, LogRange("0", start, end), planned)
 print(memory("VmHWM") - before)

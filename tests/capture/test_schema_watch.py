@@ -19,8 +19,8 @@ from tailrace.config import ColumnPolicy
 from tailrace.model import Column, parse_lsn
 from tailrace.pipeline.log.schemas import versions
 from tailrace.protocol.facts import ColumnFacts, Facts
-from tailrace.ranges.changes import stretches_of
-from tailrace.ranges.plan import pieces
+from tailrace.ranges.changes import decoded_batches
+from tailrace.ranges.plan import input_splits
 from tailrace.sources.postgres.schema import relation_messages
 from tailrace.sources.postgres.schema.column_matching import CatalogColumn, aligned
 from tailrace.sources.postgres.schema.table_facts import CatalogTable, CatalogTables, missing_columns
@@ -452,9 +452,9 @@ def test_a_table_described_hundreds_of_times_is_read_from_the_log(pg: Database, 
         running.catch_up(pg.query)
     with LogReader.open(tmp_path / "log", "0") as reader:
         start, end = reader.start, reader.end().offset
-        parts = pieces("0", reader.blocks(start, end), start, end)
-    stretches = (stretch for piece in parts for stretch in stretches_of(tmp_path / "log", piece))
-    found = [changes for stretch in stretches for changes in stretch.changes]
+        parts = input_splits("0", reader.blocks(start, end), start, end)
+    batches = (decoded for split in parts for decoded in decoded_batches(tmp_path / "log", split))
+    found = [changes for decoded in batches for changes in decoded.changes]
     items = [changes for changes in found if changes.relation.table == "items"]
     assert sum(int((changes.op == ord("c")).sum()) for changes in items) == 300
     assert sum(changes.count for changes in found) == 603

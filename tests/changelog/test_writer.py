@@ -56,7 +56,7 @@ def test_nothing_is_durable_or_readable_before_sync(log: LogDirectory) -> None:
         assert writer.sync().position == source.lsn + 8
 
 
-def test_a_chunk_with_a_boundary_inside_is_one_unbroken_stretch(log: LogDirectory) -> None:
+def test_a_chunk_with_a_boundary_inside_is_one_unbroken_batch(log: LogDirectory) -> None:
     source = Source()
     with LogWriter.open(log, "0") as writer:
         first = source.transaction(2)

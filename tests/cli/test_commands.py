@@ -383,7 +383,7 @@ def test_tail_that_showed_nothing_says_where_it_began(orders, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tailrace.pipeline.log.inspection.next_piece", interrupted)
+    monkeypatch.setattr("tailrace.pipeline.log.inspection.next_split", interrupted)
     done = run("tail", orders.directory.path)
     assert (done.exit_code, done.stderr) == (130, f"continue with --from {orders.writer.durable.offset}\n")
 

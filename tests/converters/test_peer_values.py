@@ -20,7 +20,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.converters.debezium import JsonConverter
 from tailrace.model import ValueModes
 from tailrace.ranges import plan
-from tailrace.ranges.changes import stretches_of
+from tailrace.ranges.changes import decoded_batches
 from tailrace.records.group import Group
 from tailrace_bench.support import debezium
 from tests.support.capture.captured import capturing
@@ -73,10 +73,10 @@ def events(log: Path, modes: ValueModes) -> list[str]:
     found: list[str] = []
     with LogReader.open(log, "0") as reader:
         start, end = reader.start, reader.end().offset
-        pieces = plan.pieces("0", reader.blocks(start, end), start, end)
-    for piece in pieces:
-        for stretch in stretches_of(log, piece, ["public.t"], modes):
-            for changes in stretch.changes:
+        splits = plan.input_splits("0", reader.blocks(start, end), start, end)
+    for split in splits:
+        for decoded in decoded_batches(log, split, ["public.t"], modes):
+            for changes in decoded.changes:
                 group = Group.of_changes("public.t", np.arange(changes.count), changes)
                 found += JsonConverter().convert(group).values.to_pylist()
     return found

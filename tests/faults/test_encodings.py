@@ -19,8 +19,8 @@ from tailrace.decode.changes import TableChanges
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import control_json
-from tailrace.ranges.changes import stretches_of
-from tailrace.ranges.plan import pieces
+from tailrace.ranges.changes import decoded_batches
+from tailrace.ranges.plan import input_splits
 from tailrace.records.group import Group
 from tailrace.records.record import Record
 from tests.support.capture.captured import capturing
@@ -51,8 +51,8 @@ def in_encoding(pg: Database) -> Iterator[Any]:
 def changes_in(path: Path) -> list[TableChanges]:
     with LogReader.open(path, "0") as reader:
         start, end = reader.start, reader.end().offset
-        parts = pieces("0", reader.blocks(start, end), start, end)
-    return [changes for piece in parts for some in stretches_of(path, piece) for changes in some.changes]
+        parts = input_splits("0", reader.blocks(start, end), start, end)
+    return [changes for split in parts for some in decoded_batches(path, split) for changes in some.changes]
 
 
 def rows_of(changes: list[TableChanges]) -> list[Any]:

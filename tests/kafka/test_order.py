@@ -123,8 +123,8 @@ def records_of(**more: Any) -> Records:
 def sent(log: HandmadeLog, end: int, share: Share | None = None, **more: Any) -> NotedWriter:
     writer = NotedWriter()
     with LogReader.open(log.path, "0") as reader:
-        pieces = plan.pieces("0", reader.blocks(0, end), 0, end)
-        for outgoing in records_of(**more).outgoing(reader, pieces, 0, end, Sent(share)):
+        splits = plan.input_splits("0", reader.blocks(0, end), 0, end)
+        for outgoing in records_of(**more).outgoing(reader, splits, 0, end, Sent(share)):
             outgoing.send(cast(Writer, writer))
     return writer
 
@@ -286,8 +286,8 @@ def test_two_tables_do_not_share_a_topic_though_only_one_has_changes_since_the_s
     def send_the_second(**more: Any) -> dict[str, list[Told]]:
         writer = NotedWriter()
         with LogReader.open(log.path, "0") as reader:
-            pieces = plan.pieces("0", reader.blocks(first, end), first, end)
-            for outgoing in records_of(**more).outgoing(log.path, pieces, first, end, Sent(share)):
+            splits = plan.input_splits("0", reader.blocks(first, end), first, end)
+            for outgoing in records_of(**more).outgoing(log.path, splits, first, end, Sent(share)):
                 outgoing.send(cast(Writer, writer))
         return writer.told()
 
@@ -303,8 +303,8 @@ def test_a_record_that_is_refused_is_found_in_its_table(log: HandmadeLog, no_bro
     log.commit(*TABLES, insert(1, 1, "one"), insert(2, 2, "two"), insert(1, 3, "three"))
     end = log.commit(insert(2, 4, "four"), insert(1, 5, "five"))
     with LogReader.open(log.path, "0") as reader:
-        pieces = plan.pieces("0", reader.blocks(0, end), 0, end)
-        (outgoing,) = records_of(**SPLITS["routes"]).outgoing(reader, pieces, 0, end, Sent())
+        splits = plan.input_splits("0", reader.blocks(0, end), 0, end)
+        (outgoing,) = records_of(**SPLITS["routes"]).outgoing(reader, splits, 0, end, Sent())
     assert [table.relation and table.relation.table for table in outgoing.tables] == ["t_1", "t_2"]
     for number, (state, table, lsn) in enumerate(
         [("one", "t_1", 1100), ("two", "t_2", 1100), ("three", "t_1", 1100), ("four", "t_2", 1200)]
@@ -319,7 +319,7 @@ def test_a_record_that_is_refused_is_found_in_its_table(log: HandmadeLog, no_bro
 def test_changes_keep_their_number_in_transaction_and_table_when_they_are_split(
     log: HandmadeLog, no_broker: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)
+    monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)
     wider = relation(1, "public.t_1", {**COLUMNS, "more": TEXT})
     whole = log.transaction(
         *TABLES, insert(1, 1, "new"), insert(2, 2, "new"), update(1, 1, "paid"), insert(1, 3, "new"),

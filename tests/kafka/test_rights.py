@@ -50,10 +50,10 @@ def write(orders: Orders) -> None:
     """Open the sink anew and have it write the whole log."""
     sink = build(orders.config.sinks[0], PostgresSource(), orders.directory / "log")
     with LogReader.open(orders.directory / "log", "0") as reader:
-        pieces = plan.pieces("0", reader.blocks(0, orders.ends[-1]), 0, orders.ends[-1])
+        splits = plan.input_splits("0", reader.blocks(0, orders.ends[-1]), 0, orders.ends[-1])
     try:
         sink.open(orders.log.identity, orders.name)
-        sink.write(None, orders.directory / "log", LogRange("0", 0, orders.ends[-1]), pieces)
+        sink.write(None, orders.directory / "log", LogRange("0", 0, orders.ends[-1]), splits)
     finally:
         sink.close()
 

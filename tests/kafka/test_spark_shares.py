@@ -31,9 +31,9 @@ from tests.support.kafka.shares_rig import (
     fill,
     open_until_killed,
     opened,
-    pieces_of,
     places,
     sink_of,
+    splits_of,
     unordered,
     with_two,
     write,
@@ -230,7 +230,7 @@ def test_a_members_offset_is_read_after_what_another_had_begun_before_it_is_ende
     write_with_two(kafka, topic_name, log, ends[0], spark).close()
     (job,) = spark.jobs
     member = left_open(kafka, topic_name, 1)
-    write_share(replace(job, end=ends[1], pieces=pieces_of(log, ends[0], ends[1])), 0)
+    write_share(replace(job, end=ends[1], splits=splits_of(log, ends[0], ends[1])), 0)
     sink = opened(with_two(kafka, topic_name), log)
     assert (sink.position("0"), sink.reach("0")) == (ends[0], ends[1])
     write(sink, log, ends[1])

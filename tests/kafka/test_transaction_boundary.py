@@ -44,8 +44,8 @@ def write(target: KafkaSink, log: HandmadeLog, end: int) -> int:
     """Write from where the sink is to `end`, as one range."""
     start = target.position("0") or 0
     with LogReader.open(log.path, "0") as reader:
-        pieces = plan.pieces("0", reader.blocks(start, end), start, end)
-    return target.write(None, log.path, LogRange("0", start, end), pieces).rows
+        splits = plan.input_splits("0", reader.blocks(start, end), start, end)
+    return target.write(None, log.path, LogRange("0", start, end), splits).rows
 
 
 def transactions(kafka: EmbeddedKafka, topic: str) -> list[list[int]]:
@@ -113,7 +113,7 @@ def test_what_is_written_is_what_another_boundary_writes(
     atomic: bool,
 ) -> None:
     monkeypatch.setattr(kafka_transactions, "_FIRST_BYTES", parts)
-    monkeypatch.setattr(kafka_transactions, "STRETCH_BYTES_MAX", parts)
+    monkeypatch.setattr(kafka_transactions, "DECODED_BYTES_MAX", parts)
     end = fill(log, 40)[-1]
     given: dict[str, Any] = {"atomic_source_offset_commit": atomic}
     given["provide_transaction_metadata"] = parts == 300

@@ -36,7 +36,7 @@ class Ranges:
 
     reach = position
 
-    def write(self, spark: Any, log: Path, span: Any, pieces: Any) -> SinkCommit:
+    def write(self, spark: Any, log: Path, span: Any, splits: Any) -> SinkCommit:
         self._spans.append((span.start, span.end))
         return SinkCommit(span)
 

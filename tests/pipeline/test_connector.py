@@ -304,10 +304,10 @@ def test_a_sink_whose_target_stands_still_is_waited_for_once(stage, monkeypatch)
     writing, may_end = threading.Event(), threading.Event()
 
     class StandingStill(FakeSink):
-        def write(self, spark, log, span, pieces):
+        def write(self, spark, log, span, splits):
             writing.set()
             may_end.wait(120)
-            return super().write(spark, log, span, pieces)
+            return super().write(spark, log, span, splits)
 
     monkeypatch.setattr(run_module, "DRAIN_DEADLINE_S", 0.2)
     monkeypatch.setattr(run_module, "GIVE_UP_DEADLINE_S", 60.0)  # that of Spark's jobs
@@ -326,7 +326,7 @@ def test_a_sink_whose_target_stands_still_is_waited_for_once(stage, monkeypatch)
 @pytest.mark.slow
 def test_connector_and_task_keep_to_the_contracts(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(connector_module, "LogConsumer", lambda *of, **_: LogConsumer(*of, rows_max=3))
-    monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)
+    monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)
     log = LogOfOrders(tmp_path / "log")
     log.insert(1, 2, 3, 4, 5)
     log.insert(6)

@@ -63,14 +63,14 @@ class MemorySink:
 
     reach = position
 
-    def write(self, spark, log, span, pieces):
+    def write(self, spark, log, span, splits):
         self.target.writing.set()
         assert self.target.may_write.wait(60)
         if self.target.failures:
             raise self.target.failures.pop(0)
-        assert [pieces[0].start, pieces[-1].end] == [span.start, span.end]
+        assert [splits[0].start, splits[-1].end] == [span.start, span.end]
         self.target.spans.append((span.start, span.end))
-        return SinkCommit(span, rows=sum(piece.rows for piece in pieces), bytes=span.size)
+        return SinkCommit(span, rows=sum(split.rows for split in splits), bytes=span.size)
 
     def close(self):
         pass
@@ -251,7 +251,7 @@ def test_an_unexpected_error_shows_no_contents(orders, quick):
     assert "row contents" not in str(caught.value)
 
 
-def test_a_stretch_without_rows_moves_the_sink_without_a_batch(orders, quick):
+def test_a_batch_without_rows_moves_the_sink_without_a_batch(orders, quick):
     first = orders.insert(1)
     target = Target()
     feed = feed_of(orders, target)
@@ -259,7 +259,7 @@ def test_a_stretch_without_rows_moves_the_sink_without_a_batch(orders, quick):
     running.start()
     wait_until(lambda: feed.view.position == first, 60, "the first row")
     quiet = orders.progress()
-    wait_until(lambda: feed.view.position == quiet, 60, "the quiet stretch")
+    wait_until(lambda: feed.view.position == quiet, 60, "the quiet batch")
     assert target.spans == [(0, first)]
     # It is recorded with the end of the run, so that status says the same afterwards.
     feed.finish_at(quiet)
@@ -285,14 +285,14 @@ def test_an_idle_sink_writes_what_it_is_told_of_at_once(orders, monkeypatch):
     assert running.join(10)
 
 
-def test_a_stretch_without_rows_that_is_recorded_holds_up_no_row_after_it(orders, monkeypatch):
+def test_a_batch_without_rows_that_is_recorded_holds_up_no_row_after_it(orders, monkeypatch):
     monkeypatch.setattr(feeding, "QUIET_RECORD_S", 0.0)
     quiet = orders.progress()
     target = Target()
     feed = feed_of(orders, target, interval_ms=3_600_000)
     running = Background("feed", feed.run)
     running.start()
-    wait_until(lambda: target.position == quiet, 60, "the quiet stretch")
+    wait_until(lambda: target.position == quiet, 60, "the quiet batch")
     end = orders.insert(1)
     feed.look()
     wait_until(lambda: target.position == end, 60, "the row")

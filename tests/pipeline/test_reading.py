@@ -47,8 +47,8 @@ def drained(reading):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Stretches so small that each transaction of the tests takes several."""
-    monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)
+    """Batches so small that each transaction of the tests takes several."""
+    monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)
 
 
 @pytest.fixture
@@ -75,17 +75,17 @@ def test_everything_is_given_once_in_order_while_the_log_grows(log, small):
 @given(
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6),
     rows_max=st.integers(1, 5),
-    stretch=st.sampled_from([1, 300, 1 << 20]),
+    batch=st.sampled_from([1, 300, 1 << 20]),
     data=st.data(),
 )
-def test_any_offset_goes_on_exactly_behind_its_record(tmp_path_factory, sizes, rows_max, stretch, data):
+def test_any_offset_goes_on_exactly_behind_its_record(tmp_path_factory, sizes, rows_max, decoded, data):
     log = LogOfOrders(tmp_path_factory.mktemp("any") / "log")
     numbers = iter(range(1000))
     for size in sizes:
         log.insert(*[next(numbers) for _ in range(size)])
     pipeline = pipeline_at(log.directory.path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(changes_module, "STRETCH_BYTES_MAX", stretch)
+        patch.setattr(changes_module, "DECODED_BYTES_MAX", decoded)
         everything = drained(LogConsumer("shop", pipeline, None, rows_max=rows_max))
         assert [number for number, *_ in everything] == list(range(sum(sizes)))
         ends = np.cumsum(sizes) - 1
@@ -96,7 +96,7 @@ def test_any_offset_goes_on_exactly_behind_its_record(tmp_path_factory, sizes, r
     log.close()
 
 
-def test_a_stretch_without_records_still_gets_the_offset_on(log):
+def test_a_batch_without_records_still_gets_the_offset_on(log):
     reading = LogConsumer("shop", pipeline_at(log.directory.path), None)
     end = log.progress()
     batch = reading.next()
@@ -129,13 +129,13 @@ def test_after_an_error_nothing_is_lost_or_repeated(log, small, monkeypatch):
     log.insert(3)
     reading = LogConsumer("shop", pipeline_at(log.directory.path), None, rows_max=3)
     given_out = [record.after["id"] for record in reading.next()]
-    stretches = vars(reading_module)["stretches_of"]
+    batches = vars(reading_module)["decoded_batches"]
 
     def fails(*_):
         raise TailraceError(Kind.LOG_FULL, "for once")
         yield
 
-    monkeypatch.setattr(reading_module, "stretches_of", fails)
+    monkeypatch.setattr(reading_module, "decoded_batches", fails)
     log.insert(4)
     raised = []
     while not raised:
@@ -144,7 +144,7 @@ def test_after_an_error_nothing_is_lost_or_repeated(log, small, monkeypatch):
         except TailraceError as error:
             raised.append(error.kind)
     assert raised == [Kind.LOG_FULL]
-    monkeypatch.setattr(reading_module, "stretches_of", stretches)
+    monkeypatch.setattr(reading_module, "decoded_batches", batches)
     given_out += [number for number, *_ in drained(reading)]
     assert given_out == [1, 2, 3, 4]
 

@@ -38,9 +38,9 @@ class MemorySink:
 
     reach = position
 
-    def write(self, spark, log, span, pieces):
+    def write(self, spark, log, span, splits):
         self.spans.append(span)
-        return SinkCommit(span, rows=sum(piece.rows for piece in pieces))
+        return SinkCommit(span, rows=sum(split.rows for split in splits))
 
     def close(self):
         pass

@@ -50,11 +50,11 @@ class HeldSink(FakeSink):
         self.order, self.key = order, key
         self.at_it, self.may = threading.Event(), threading.Event()
 
-    def write(self, spark, log, span, pieces):
+    def write(self, spark, log, span, splits):
         self.at_it.set()
         assert self.may.wait(60)
         self.order.append(self.key)
-        return super().write(spark, log, span, pieces)
+        return super().write(spark, log, span, splits)
 
 
 class Stage:

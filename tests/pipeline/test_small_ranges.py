@@ -124,7 +124,7 @@ def test_a_backlog_and_a_merge_that_is_sparks_start_it(pg: Database, tmp_path: P
     pg.execute("insert into orders select n, repeat('x', 100) from generate_series(1, 120000) n")
     assert changed(file, pg, dict(os.environ)).returncode == 0
     assert texts_of_days(tmp_path / "mirror") == ["changed"]
-    assert len(notes(tmp_path / "mirror")) == 120_000  # a range of several pieces
+    assert len(notes(tmp_path / "mirror")) == 120_000  # a range of several splits
 
 
 def test_without_java_what_needs_spark_says_so_and_the_rest_goes_on(pg: Database, tmp_path: Path) -> None:

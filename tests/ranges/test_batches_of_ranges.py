@@ -9,8 +9,8 @@ import pytest
 from tailrace.changelog.reader import LogReader
 from tailrace.protocol.frames import TRANSACTION_OPEN, OpenUnit
 from tailrace.ranges.batches import batches_of
-from tailrace.ranges.changes import DecodedBatch, stretches_of
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.changes import DecodedBatch, decoded_batches
+from tailrace.ranges.plan import InputSplit
 from tailrace.records.batch import Batch
 from tests.support.spark.wire import INT8, HandmadeLog, insert, relation
 
@@ -18,16 +18,16 @@ KEPT = relation(1, "public.kept", {"id": INT8})
 LEFT_OUT = relation(2, "public.left_out", {"id": INT8})
 
 
-def stretches(path: Path) -> list[DecodedBatch]:
+def batches(path: Path) -> list[DecodedBatch]:
     with LogReader.open(path, "0") as reader:
         end = reader.end().offset
-        return list(stretches_of(reader, Piece("0", 0, 0, end, tuple(reader.blocks(0, end)))))
+        return list(decoded_batches(reader, InputSplit("0", 0, 0, end, tuple(reader.blocks(0, end)))))
 
 
-def batch_of(stretch: DecodedBatch, table: str) -> Batch:
+def batch_of(decoded: DecodedBatch, table: str) -> Batch:
     """Return what one table has, as a `python` sink with `tables` delivers it."""
-    changes = [c for c in stretch.changes if c.relation and c.relation.table == table]
-    (batch,) = batches_of({}, "log", DecodedBatch(changes, stretch.end, stretch.open_at_end), 10, None)
+    changes = [c for c in decoded.changes if c.relation and c.relation.table == table]
+    (batch,) = batches_of({}, "log", DecodedBatch(changes, decoded.end, decoded.open_at_end), 10, None)
     return batch
 
 
@@ -36,8 +36,8 @@ def test_the_last_of_a_transactions_records_ends_it(tmp_path: Path) -> None:
         log.commit(KEPT, LEFT_OUT, insert(1, "1"), insert(1, "2"), insert(2, "1"))
         log.commit(insert(2, "2"), insert(1, "3"))
         log.commit(insert(2, "3"), insert(1, "4"), insert(2, "4"))
-        (stretch,) = stretches(log.path)
-    batch = batch_of(stretch, "kept")
+        (decoded,) = batches(log.path)
+    batch = batch_of(decoded, "kept")
     ends = batch.transaction_ends
     assert ends is not None
     assert [(record.after["id"], bool(ends[record.place])) for record in batch] == [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.changelog.format import BlockRef, RunHeader
 from tailrace.errors import Kind, TailraceError
-from tailrace.ranges.plan import MIB, PIECE_BYTES_MAX, PIECES_MIN, piece_count, pieces
+from tailrace.ranges.plan import MIB, SPLIT_BYTES_MAX, SPLITS_MIN, input_splits, split_count
 
 
 def run(offset: int, size: int, rows: int = 10) -> BlockRef:
@@ -32,15 +32,15 @@ SIZES = st.lists(st.integers(1, 3 * MIB), min_size=1, max_size=200)
 
 
 @given(SIZES)
-def test_pieces_cover_the_range_once_and_in_order(sizes: list[int]) -> None:
+def test_splits_cover_the_range_once_and_in_order(sizes: list[int]) -> None:
     blocks = runs(sizes)
     end = 1000 + sum(sizes)
-    plan = pieces("0", blocks, 1000, end)
-    assert [piece.index for piece in plan] == list(range(len(plan)))
+    plan = input_splits("0", blocks, 1000, end)
+    assert [split.index for split in plan] == list(range(len(plan)))
     assert plan[0].start == 1000
     assert plan[-1].end == end
     assert all(one.end == other.start for one, other in itertools.pairwise(plan))
-    assert [block for piece in plan for block in piece.blocks] == blocks
+    assert [block for split in plan for block in split.blocks] == blocks
 
 
 @given(SIZES, st.data())
@@ -50,31 +50,31 @@ def test_a_plan_depends_on_nothing_but_its_range(sizes: list[int], data: st.Data
     first = data.draw(st.integers(0, len(blocks) - 1))
     last = data.draw(st.integers(first, len(blocks) - 1))
     start, end = blocks[first].header.log_offset, blocks[last].header.end
-    alone = pieces("0", blocks[first : last + 1], start, end)
-    assert pieces("0", blocks, start, end) == alone
-    assert pieces("0", blocks[: last + 1], start, end) == alone
+    alone = input_splits("0", blocks[first : last + 1], start, end)
+    assert input_splits("0", blocks, start, end) == alone
+    assert input_splits("0", blocks[: last + 1], start, end) == alone
 
 
 @given(st.integers(1, 1 << 40))
-def test_the_number_of_pieces_grows_with_the_range_alone(size: int) -> None:
-    count = piece_count(size)
-    assert count * PIECE_BYTES_MAX >= size
-    assert count >= PIECES_MIN or size < PIECES_MIN * 4 * MIB
+def test_the_number_of_splits_grows_with_the_range_alone(size: int) -> None:
+    count = split_count(size)
+    assert count * SPLIT_BYTES_MAX >= size
+    assert count >= SPLITS_MIN or size < SPLITS_MIN * 4 * MIB
 
 
 def test_a_large_range_is_cut_evenly() -> None:
-    plan = pieces("0", runs([MIB] * 1000), 1000, 1000 + 1000 * MIB)
+    plan = input_splits("0", runs([MIB] * 1000), 1000, 1000 + 1000 * MIB)
     assert len(plan) == 16
-    assert {(piece.end - piece.start) // MIB for piece in plan} <= {62, 63, 64}
-    assert sum(piece.rows for piece in plan) == 10_000
+    assert {(split.end - split.start) // MIB for split in plan} <= {62, 63, 64}
+    assert sum(split.rows for split in plan) == 10_000
 
 
-def test_one_huge_block_is_one_piece() -> None:
-    assert len(pieces("0", runs([500 * MIB]), 1000, 1000 + 500 * MIB)) == 1
+def test_one_huge_block_is_one_split() -> None:
+    assert len(input_splits("0", runs([500 * MIB]), 1000, 1000 + 500 * MIB)) == 1
 
 
-def test_an_empty_range_has_no_pieces() -> None:
-    assert pieces("0", [], 5, 5) == []
+def test_an_empty_range_has_no_splits() -> None:
+    assert input_splits("0", [], 5, 5) == []
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -82,11 +82,11 @@ def test_a_range_with_a_hole_is_refused(missing: int) -> None:
     blocks = runs([100, 100, 100])
     del blocks[missing]
     with pytest.raises(TailraceError) as caught:
-        pieces("0", blocks, 1000, 1300)
+        input_splits("0", blocks, 1000, 1300)
     assert caught.value.kind is Kind.LOG_RANGE_INVALID
 
 
-def test_a_piece_survives_pickling() -> None:
-    plan = pieces("0", runs([MIB] * 20), 1000, 1000 + 20 * MIB)
+def test_a_split_survives_pickling() -> None:
+    plan = input_splits("0", runs([MIB] * 20), 1000, 1000 + 20 * MIB)
     assert pickle.loads(pickle.dumps(plan)) == plan  # noqa: S301
     assert len(pickle.dumps(plan[0])) < 2000

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.writer import LogWriter
 from tailrace.protocol import frames
-from tailrace.ranges.changes import stretches_of
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.changes import decoded_batches
+from tailrace.ranges.plan import InputSplit
 from tailrace.realtime.switching import Marker, MarkerKind
 from tests.support.changelog.frames_of import Source, append, new_log, relation_frame
 from tests.support.realtime.markers import markers_in
@@ -51,8 +51,8 @@ def test_who_knows_nothing_of_markers_reads_the_changes_around_them(tmp_path: Pa
             append(writer, source.transaction(1))
         end = writer.sync().offset
         with LogReader.open(log, "0") as reader:
-            piece = Piece("0", 0, 0, end, tuple(reader.blocks(0, end)))
-            assert sum(each.count for found in stretches_of(reader, piece) for each in found.changes) == 5
+            split = InputSplit("0", 0, 0, end, tuple(reader.blocks(0, end)))
+            assert sum(each.count for found in decoded_batches(reader, split) for each in found.changes) == 5
             assert len(reader.boundaries(0, end)) == 7
             found = [marker for ref in reader.blocks(0, end) for _, marker in markers_in(reader.read(ref))]
     assert [marker.kind for marker in found] == list(MarkerKind)

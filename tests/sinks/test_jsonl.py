@@ -11,8 +11,8 @@ from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.ranges.batches import VALUES_MAX
-from tailrace.ranges.changes import stretches_of
-from tailrace.ranges.plan import pieces
+from tailrace.ranges.changes import decoded_batches
+from tailrace.ranges.plan import input_splits
 from tailrace.sinks.files.jsonl import JsonlWriter
 from tests.support.sinks.rig import relation
 from tests.support.spark.wire import INT8, HandmadeLog, insert
@@ -32,11 +32,11 @@ def test_lines_of_a_wide_table_are_made_in_parts(tmp_path: Path, monkeypatch: py
         shape = relation(1, "public.wide", {"id": INT8, **{f"c{n}": INT8 for n in range(columns - 1)}})
         end = log.commit(shape, *[insert(1, number, *[None] * (columns - 1)) for number in range(rows)])
     with LogReader.open(log.path, "0") as reader:
-        found = pieces("0", reader.blocks(0, end), 0, end)
+        found = input_splits("0", reader.blocks(0, end), 0, end)
     writer = JsonlWriter(str(tmp_path / "lines"), "0", SourceInfo("shop", "shop", "1"))
-    for piece in found:
-        for stretch in stretches_of(log.path, piece):
-            for changes in stretch.changes:
+    for split in found:
+        for decoded in decoded_batches(log.path, split):
+            for changes in decoded.changes:
                 writer.write(changes)
     writer.close()
     assert writer.rows == rows

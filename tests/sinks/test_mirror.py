@@ -215,7 +215,7 @@ def test_mirrors_are_what_the_source_is(spark, log, tmp_path):
     told = stories()
     log.commit(*(part for story in told for part in (story.described, *story.first)))
     middle = log.writer.tail.offset
-    # One transaction a table, in blocks of their own: nets of pieces are made one across them.
+    # One transaction a table, in blocks of their own: nets of splits are made one across them.
     for story in told:
         half = len(story.then) // 2
         log.commit(*story.then[:half])

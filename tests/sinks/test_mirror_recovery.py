@@ -289,7 +289,7 @@ def test_a_topic_that_has_rows_without_a_transaction_again_gives_each_key_one_ro
     log.append(snapshot(1, (1, ACCOUNTS, ["1\tone\t1", "2\ttwo\t2", "1\tchanged\t10"])))
     log.append(snapshot(1, (1, ACCOUNTS, ["2\tchanged\t20", "3\tthree\t3"])))
     end = log.writer.sync().offset
-    for lake, taken in (("at once", write_alone), ("in pieces", write)):
+    for lake, taken in (("at once", write_alone), ("in splits", write)):
         sink = opened("mirror", tmp_path / lake, log, reads_once=KafkaJoinSection.snapshot_has_keys_once)
         taken(sink, log, 0, end)
         assert table(tmp_path / lake) == [
@@ -315,14 +315,14 @@ def test_a_value_that_was_never_sent_is_marked_as_unknown(tmp_path, log):
 def test_a_row_that_moved_takes_nothing_from_who_came_to_its_key(buffered, tmp_path, log, monkeypatch):
     monkeypatch.setattr(files, "BUFFERED_BYTES_MAX", buffered)
     monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each transaction's changes come apart
-    monkeypatch.setattr(range_changes, "STRETCH_BYTES_MAX", 1)
+    monkeypatch.setattr(range_changes, "DECODED_BYTES_MAX", 1)
     moved = rekey(1, (1, None, None), (2, UNCHANGED, 1))
     log.commit(ACCOUNTS, moved, insert(1, 1, "another row's", 2), update(1, 2, UNCHANGED, 3))
     end = log.commit(insert(1, 5, "later", 5))
     with LogReader.open(log.path, "0") as reader:
-        (piece,) = plan.pieces("0", reader.blocks(0, end), 0, end)
+        (split,) = plan.input_splits("0", reader.blocks(0, end), 0, end)
     sink = opened("mirror", tmp_path / "lake", log)
-    sink.write(None, log.path, LogRange("0", 0, end), [piece])
+    sink.write(None, log.path, LogRange("0", 0, end), [split])
     assert {row["id"]: row["note"] for row in table(tmp_path / "lake")} == {
         1: "another row's",
         2: None,  # never sent: the log begins after the row came

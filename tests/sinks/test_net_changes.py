@@ -117,7 +117,7 @@ def applied(before: Table, changes: pa.Table) -> Table:
 
 
 def cut(events: list[Row], cuts: list[int]) -> list[list[Row]]:
-    """Cut into stretches, never between the two events of one statement."""
+    """Cut into batches, never between the two events of one statement."""
     edges = [0]
     for at in sorted(min(at, len(events)) for at in cuts):
         inside = 0 < at < len(events) and events[at - 1]["_log_offset"] == events[at]["_log_offset"]
@@ -129,18 +129,18 @@ def cut(events: list[Row], cuts: list[int]) -> list[list[Row]]:
 @given(st.integers(0, 2**32), st.integers(0, 40), st.lists(st.integers(0, 60), max_size=5))
 def test_the_net_of_any_history_makes_of_the_old_table_the_new_one(seed, statements, cuts):
     before, source = random_history(seed, statements)
-    pieces = [net(table(part), KEY) for part in cut(source.events, cuts)]
-    for piece in pieces:
-        assert len(set(piece["k"].to_pylist())) == len(piece)
-    if not pieces:
+    splits = [net(table(part), KEY) for part in cut(source.events, cuts)]
+    for split in splits:
+        assert len(set(split["k"].to_pylist())) == len(split)
+    if not splits:
         return
-    steps = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
-    whole = net(pa.concat_tables(pieces), KEY, steps)
+    steps = np.repeat(np.arange(len(splits)), [len(split) for split in splits])
+    whole = net(pa.concat_tables(splits), KEY, steps)
     assert applied(before, whole) == source.rows
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(0, 60))
-def test_net_changes_applied_piece_by_piece_give_the_same_table(seed, statements, at):
+def test_net_changes_applied_split_by_split_give_the_same_table(seed, statements, at):
     before, source = random_history(seed, statements)
     for part in cut(source.events, [at]):
         before = applied(before, net(table(part), KEY))

@@ -77,7 +77,7 @@ def fed(config: PythonConfig, log: LogOfOrders, upto: int) -> SinkWorker:
 
 
 def test_batches_come_in_order_and_the_next_life_goes_on(log, called, monkeypatch) -> None:
-    monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)
+    monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)
     log.insert(1, 2, 3)
     end = log.insert(4, 5)
     config = config_of("batch", batch_rows_max=2)
@@ -122,7 +122,7 @@ def test_one_that_goes_on_failing_stops_and_keeps_its_place(log, called) -> None
 
 
 def test_its_place_within_a_transaction_never_goes_back(log, called, monkeypatch) -> None:
-    monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)  # each block is decoded alone
+    monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)  # each block is decoded alone
     monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)
     end = log.insert_in_blocks((1, 2), (3, 4), (5, 6))
 
@@ -136,11 +136,11 @@ def test_its_place_within_a_transaction_never_goes_back(log, called, monkeypatch
     sink = build(config_of("record", batch=False), PostgresSource(), path)
     sink.open(log.directory.identity, "shop")
     with LogReader.open(path, "0") as reader:
-        pieces = plan.pieces("0", reader.blocks(0, end), 0, end)
+        splits = plan.input_splits("0", reader.blocks(0, end), 0, end)
     places = []
     for _ in range(4):
         with pytest.raises(TailraceError):
-            sink.write(None, path, LogRange("0", 0, end), pieces)
+            sink.write(None, path, LogRange("0", 0, end), splits)
         places.append(Readers(log.directory).get("mine").kept["0"]["log_offset"])
     sink.close()
     assert len(set(places)) == 1
@@ -197,9 +197,8 @@ def test_an_async_function_runs_on_one_loop_range_after_range(log, called) -> No
     sink.open(log.directory.identity, "shop")
     with LogReader.open(path, "0") as reader:
         for begin, end in itertools.pairwise(ends):
-            sink.write(
-                None, path, LogRange("0", begin, end), plan.pieces("0", reader.blocks(begin, end), begin, end)
-            )
+            splits = plan.input_splits("0", reader.blocks(begin, end), begin, end)
+            sink.write(None, path, LogRange("0", begin, end), splits)
     assert len(called.seen) == 2
     assert len(set(called.seen)) == 1
     assert called.seen[0].is_running()

@@ -148,7 +148,7 @@ def followed(story: Story, spark: Any) -> dict[str, dict[str, Rows]]:
         sink = make("mirror", lake, public(*FOLLOWED))
         write(sink, story.log, story.begun.offset)
         for cut in ends:
-            write(sink, story.log, cut.offset, nearby, in_small_pieces=len(ends) == 1)
+            write(sink, story.log, cut.offset, nearby, in_small_splits=len(ends) == 1)
             name = kind if cut is story.altered or len(ends) == 1 else "done"
             found[name] = {case: mirrored(lake, f"public.{TABLES[case]}") for case in FOLLOWED}
     return found
@@ -551,7 +551,7 @@ def test_rows_that_share_a_key_for_a_while_or_swap_theirs_are_all_there(
     sink = make("mirror", lake, keyless="full_row")
     if step:
         write(sink, scene.path / "log", begun.offset)
-    write(sink, scene.path / "log", done.offset, Nearby(spark), in_small_pieces=step)
+    write(sink, scene.path / "log", done.offset, Nearby(spark), in_small_splits=step)
     for table in ("deferred", "long"):
         assert mirrored(lake, f"public.{table}") == (done.columns[table], done.rows[table])
 

@@ -247,11 +247,11 @@ def test_a_first_batch_that_was_planned_is_the_same_after_a_restart(log: Handmad
     end = before.latestOffset(begin, ReadAllAvailable())
     fill(log, 1, first=3)
     after = as_planned(log, startingOffset=starting)
-    pieces = [each.value for each in after.partitions(after.initialOffset(), end)]
-    assert (pieces[0].start, pieces[-1].end) == (begin["offset"], end["offset"])
+    splits = [each.value for each in after.partitions(after.initialOffset(), end)]
+    assert (splits[0].start, splits[-1].end) == (begin["offset"], end["offset"])
     follows = after.latestOffset(end, ReadAllAvailable())
-    pieces = [each.value for each in after.partitions(end, follows)]
-    assert (pieces[0].start, pieces[-1].end) == (end["offset"], log.writer.durable.offset)
+    splits = [each.value for each in after.partitions(end, follows)]
+    assert (splits[0].start, splits[-1].end) == (end["offset"], log.writer.durable.offset)
     assert after.partitions(follows, follows) == []
 
 

@@ -231,10 +231,10 @@ def _write(end: socket.socket, frame: bytes) -> None:
 def _exactly(end: socket.socket, size: int) -> bytes:
     found = bytearray()
     while len(found) < size:
-        piece = end.recv(min(size - len(found), 1 << 18))
-        if not piece:
+        split = end.recv(min(size - len(found), 1 << 18))
+        if not split:
             raise EOFError
-        found += piece
+        found += split
     return bytes(found)
 
 

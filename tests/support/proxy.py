@@ -245,16 +245,16 @@ class Proxy:
 
     def _write(self, pipe: _Pipe) -> None:
         budget = self._budget.get(pipe.direction)
-        piece = pipe.pending if budget is None else pipe.pending[:budget]
+        split = pipe.pending if budget is None else pipe.pending[:budget]
         try:
-            sent = pipe.target.send(piece) if piece else 0
+            sent = pipe.target.send(split) if split else 0
         except BlockingIOError:
             return
         except OSError:
             self._drop(pipe, reset=True)
             return
         if pipe in self._splitters:
-            self.messages.extend(self._splitters[pipe].feed(piece[:sent]))
+            self.messages.extend(self._splitters[pipe].feed(split[:sent]))
         pipe.pending = pipe.pending[sent:]
         if budget is not None:
             self._budget[pipe.direction] = budget - sent

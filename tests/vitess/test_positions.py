@@ -10,8 +10,8 @@ import pytest
 
 from tailrace.changelog import runs
 from tailrace.changelog.reader import LogReader
-from tailrace.ranges.changes import stretches_of
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.changes import decoded_batches
+from tailrace.ranges.plan import InputSplit
 from tailrace.sources.vitess.streaming import keyspace_stream, shard_streams, silent_shards
 from tests.support.vitess import fake_vtgate
 from tests.support.vitess.capturing import capturing
@@ -77,12 +77,12 @@ def test_all_rows_of_a_transaction_that_was_too_large_for_a_block_have_its_posit
     with LogReader.open(tmp_path / "log", "0") as reader:
         start, end = reader.start, reader.end().offset
         blocks = reader.blocks(start, end)
-        pieces = [
-            Piece("0", number, block.header.log_offset, block.header.end, (block,))
+        splits = [
+            InputSplit("0", number, block.header.log_offset, block.header.end, (block,))
             for number, block in enumerate(blocks)
         ]
         assert sum(block.header.open_at_end is not None for block in blocks) > 3
-        events = events_in(reader, pieces)
+        events = events_in(reader, splits)
     assert [gtid_of(event).rpartition(":")[2] for event in events] == ["1-2", *["1-3"] * 200, "1-4"]
     assert {rank_of(event) for event in events[1:-1]} == {3}
 
@@ -114,10 +114,10 @@ def test_rows_have_a_watermark_that_keeps_its_word(tmp_path: Path, monkeypatch: 
             found.wait_for_rows(number + 1)
     with LogReader.open(tmp_path / "log", "0") as reader:
         start, end = reader.start, reader.end().offset
-        piece = Piece("0", 0, start, end, tuple(reader.blocks(start, end)))
+        split = InputSplit("0", 0, start, end, tuple(reader.blocks(start, end)))
         sources = [
             source
-            for decoded in stretches_of(reader, piece)
+            for decoded in decoded_batches(reader, split)
             for changes in decoded.changes
             for source in changes.source().to_pylist()
         ]

@@ -58,7 +58,7 @@ def write(sink: Sink, wide: Wide, spark: Any) -> None:
         edges = [reader.start, wide.snapshot_end, reader.end().offset]
         ranges = [(start, end, reader.blocks(start, end)) for start, end in pairwise(edges)]
     for start, end, blocks in ranges:
-        sink.write(spark, wide.log, LogRange("0", start, end), plan.pieces("0", blocks, start, end))
+        sink.write(spark, wide.log, LogRange("0", start, end), plan.input_splits("0", blocks, start, end))
 
 
 def compare(kind: str, wide: Wide, expected: Expectation, table: pa.Table) -> None:

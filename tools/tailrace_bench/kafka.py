@@ -28,7 +28,7 @@ from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.model import LogRange
 from tailrace.ranges import plan
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.plan import InputSplit
 from tailrace.sinks.build import build
 from tailrace.sinks.contract import SinkCommit
 from tailrace_bench.decode import captured
@@ -69,7 +69,7 @@ class SinkRun:
 
 #: The runs of one range: exactly once, at least once.
 Pair = tuple[SinkRun, SinkRun]
-Write = Callable[[LogRange, Sequence[Piece]], SinkRun]
+Write = Callable[[LogRange, Sequence[InputSplit]], SinkRun]
 
 
 def measure(rows: int | None = None) -> Result:
@@ -168,7 +168,7 @@ class _Runs:
     def alone(self, rows_a_range: int) -> SinkRun:
         """Write the log exactly once."""
         with self._sink(atomic=True) as write:
-            return _sum([write(span, pieces) for span, pieces in self._ranges(rows_a_range)])
+            return _sum([write(span, splits) for span, splits in self._ranges(rows_a_range)])
 
     def in_pairs(self, rows_a_range: int, first: int) -> list[Pair]:
         """Write the log exactly once and at least once, range by range.
@@ -177,18 +177,19 @@ class _Runs:
         """
         pairs = []
         with self._sink(atomic=True) as once, self._sink(atomic=False) as least:
-            for turn, (span, pieces) in enumerate(self._ranges(rows_a_range), first):
-                writes = (functools.partial(write, span, pieces) for write in (once, least))
+            for turn, (span, splits) in enumerate(self._ranges(rows_a_range), first):
+                writes = (functools.partial(write, span, splits) for write in (once, least))
                 ours, theirs = in_turn(turn, *writes)
                 pairs.append((ours, theirs))
         return pairs
 
-    def _ranges(self, rows_a_range: int) -> Iterator[tuple[LogRange, Sequence[Piece]]]:
+    def _ranges(self, rows_a_range: int) -> Iterator[tuple[LogRange, Sequence[InputSplit]]]:
         with LogReader.open(self._path, TASK) as reader:
             start, end = reader.start, reader.end().offset
             while start < end:
                 upto = reader.boundary_within(start, rows_a_range, _BYTES_MAX, end)
-                yield LogRange(TASK, start, upto), plan.pieces(TASK, reader.blocks(start, upto), start, upto)
+                splits = plan.input_splits(TASK, reader.blocks(start, upto), start, upto)
+                yield LogRange(TASK, start, upto), splits
                 start = upto
 
     @contextmanager
@@ -197,9 +198,9 @@ class _Runs:
         config = KafkaSinkConfig.model_validate(topics.sink(self._bootstrap, name, atomic=atomic))
         sink = build(config, PostgresSource(), self._path)
 
-        def write(span: LogRange, pieces: Sequence[Piece]) -> SinkRun:
+        def write(span: LogRange, splits: Sequence[InputSplit]) -> SinkRun:
             done: list[SinkCommit] = []
-            took = timed(lambda: done.append(sink.write(None, self._path, span, pieces)))
+            took = timed(lambda: done.append(sink.write(None, self._path, span, splits)))
             return SinkRun(done[0].rows, took.seconds, took.cpu_seconds, 1, done[0].seconds["commit"])
 
         sink.open(LogDirectory.open(self._path).identity, name)

@@ -174,8 +174,8 @@ class _Runs:
             start, end = reader.start, reader.end().offset
             while start < end:
                 upto = reader.boundary_within(start, config.batch_rows_max, config.batch_bytes_max, end)
-                pieces = plan.pieces(TASK, reader.blocks(start, upto), start, upto)
-                sink.write(self._spark, self._path, LogRange(TASK, start, upto), pieces)
+                splits = plan.input_splits(TASK, reader.blocks(start, upto), start, upto)
+                sink.write(self._spark, self._path, LogRange(TASK, start, upto), splits)
                 start = upto
 
     def _timed(self, name: str, work: Callable[[], object]) -> Pass:

@@ -108,7 +108,8 @@ class CloudEventsConverter:
             "datacontenttype": "application/json",
         }
         if options.extension_attributes_enable:
-            context |= _extensions(table, facts, transaction=options.provide_transaction_metadata)
+            wanted = options.provide_transaction_metadata
+            context |= _extensions(facts, table.schema, table.table, table.is_snapshot, wanted)
         schema = None
         if options.schemas_enable:
             filled = is_filled(options.rows_in_part, with_schema=True)
@@ -122,10 +123,13 @@ def _data(table: ChangeTable) -> Part:
     return Slot(AFTER) if table.is_message else {"before": Slot(BEFORE), "after": Slot(AFTER)}
 
 
-def _extensions(table: ChangeTable, facts: SourceInfo, *, transaction: bool) -> dict[str, Part]:
-    source = source_members(facts, table.schema, table.table, is_snapshot=table.is_snapshot)
+@functools.lru_cache(maxsize=256)
+def _extensions(
+    facts: SourceInfo, schema: str, table: str, is_snapshot: bool, transaction: bool
+) -> dict[str, Part]:
+    source = source_members(facts, schema, table, is_snapshot=is_snapshot)
     members = {"op": Text((OP_LETTER,)), **source}
-    of_transaction = transaction_of(table, facts) if transaction else None
+    of_transaction = transaction_of(facts) if transaction and not is_snapshot else None
     for name in ("id", "total_order", "data_collection_order"):
         members[f"tx_{name}"] = _member(of_transaction, name)
     return {f"iodebezium{name.replace('_', '')}": _as_text(part) for name, part in members.items()}

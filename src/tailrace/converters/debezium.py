@@ -153,8 +153,8 @@ class JsonConverter:
 
     def _event(self, table: ChangeTable, facts: SourceInfo, now_ns: Callable[[], int]) -> dict[str, Part]:
         source = source_of(table, facts)
-        wanted = self._options.provide_transaction_metadata
-        transaction = transaction_of(table, facts) if wanted else None
+        has_transaction = self._options.provide_transaction_metadata and table.source is None
+        transaction = transaction_of(facts) if has_transaction and not table.is_snapshot else None
         op, times = Text((OP_LETTER,)), own_times(self._options.event_time, now_ns)
         if table.is_message:
             first = {"op": op, "ts_ms": times["ts_ms"]}

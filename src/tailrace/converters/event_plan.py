@@ -194,10 +194,8 @@ def source_of(table: ChangeTable, facts: SourceInfo) -> Part:
     return source_members(facts, table.schema, table.table, is_snapshot=table.is_snapshot)
 
 
-def transaction_of(table: ChangeTable, facts: SourceInfo) -> Part:
-    """Return what an event's `transaction` is: null outside of one."""
-    if table.is_snapshot or table.source is not None:
-        return None
+def transaction_of(facts: SourceInfo) -> Part:
+    """Return what an event's `transaction` is, where it has one: rows of a snapshot have none."""
     orders = {"total_order": Slot(TOTAL_ORDER), "data_collection_order": Slot(TABLE_ORDER)}
     if facts.has_shards:
         return {

@@ -121,7 +121,7 @@ class TablePolicy:
         return cls(rules, {name: Salt.of(secret) for name, secret in secrets.items()})
 
     def __repr__(self) -> str:
-        return f"<Disclosed: {self._rules!r}>"
+        return f"<TablePolicy: {self._rules!r}>"
 
     def __reduce__(self) -> tuple[type[TablePolicy], tuple[ColumnPolicy, dict[str, Salt], Renames]]:
         return TablePolicy, (self._rules, self._salts, self._renames)

@@ -126,10 +126,12 @@ def variable_scales(json: int) -> ColumnType:
     fields = [pa.field("scale", pa.int32()), pa.field("value", pa.binary())]
 
     def read(cells: Cells) -> Typed:
-        values = _rendered(cells, forms.ANY_SCALE_BYTES, pa.binary())
-        scales = np.empty(len(cells), np.int32)
-        forms.read_scales(*cells.arrays, scales)
-        parts, nulls = [pa.array(scales), values.values], values.values.is_null()
+        count = len(cells)
+        scales = np.empty(count, np.int32)
+        values = _rendered(cells, 0, pa.binary(), scales)
+        digits = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(scales)])
+        parts = [digits, values.values]
+        nulls = values.values.is_null()
         return Typed(pa.StructArray.from_arrays(parts, fields=fields, mask=nulls), values.special_rows)
 
     return ColumnType(pa.struct(fields), read, json)
@@ -221,13 +223,22 @@ def _read_text(cells: Cells) -> Typed:
     return Typed(gather(cells), _NO_ROWS)
 
 
-def _rendered(cells: Cells, style: int, arrow: pa.DataType = _STRING) -> Typed:
+def _rendered(
+    cells: Cells,
+    style: int,
+    arrow: pa.DataType = _STRING,
+    scales: npt.NDArray[np.int32] | None = None,
+) -> Typed:
+    # With `scales`: numbers of any scale, whose scales are put there.
     count = len(cells)
     offsets, valid, outcome = np.empty(count + 1, np.int64), _bits(count), np.empty(count, np.uint8)
     growth = forms.PAIRS_GROWTH if style == forms.PAIRS else 1
     size = cells.size * growth + count * forms.TEXT_GROWTH_FIXED
     out = np.empty(size + 8, np.uint8)
-    specials = forms.read_texts(*cells.arrays, style, offsets, out, valid, outcome)
+    if scales is not None:
+        specials = forms.read_variable_scales(*cells.arrays, scales, offsets, out, valid, outcome)
+    else:
+        specials = forms.read_texts(*cells.arrays, style, offsets, out, valid, outcome)
     require_room(int(offsets[-1]))
     array = string_array(offsets.astype(np.int32), out, valid, -1)
     if arrow == _STRING:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tailrace.ranges.plan import Piece
+    from tailrace.ranges.plan import InputSplit
 
 log = structlog.get_logger(__name__)
 
@@ -59,9 +59,9 @@ POLL_S = 0.05
 #: Interval at which a sink's position is committed to the log's list of readers, in seconds. A commit takes
 #: two fsyncs, and the position that counts is in the sink's own record.
 REGISTER_S = 1.0
-#: Largest range, of one piece, that is written in this process: Spark would use a single task for it, and
+#: Largest range, of one split, that is written in this process: Spark would use a single task for it, and
 #: take longer to start it than this process to write the range.
-IN_PROCESS_BYTES_MAX = plan.PIECE_BYTES_MIN
+IN_PROCESS_BYTES_MAX = plan.SPLIT_BYTES_MIN
 #: Interval at which a part of the log without rows is recorded in the sink, in seconds.
 QUIET_RECORD_S = 30.0
 
@@ -262,8 +262,8 @@ class SinkWorker:
                 if not self._stop.is_set():
                     self._news.wait(POLL_S)
                 continue
-            pieces = _pieces(span, blocks)
-            is_small = self._is_small(span, pieces)
+            splits = _splits(span, blocks)
+            is_small = self._is_small(span, splits)
             if self.on_spark and (not is_small or self._spark.comes_first):
                 # Only now: a sink that has everything does not wait for Spark.
                 session = session or self._session()
@@ -274,7 +274,7 @@ class SinkWorker:
                     break
                 began_s = time.monotonic()
                 try:
-                    commit = sink.write(None if is_small else session, self._log_path, span, pieces)
+                    commit = sink.write(None if is_small else session, self._log_path, span, splits)
                 except SparkNeededError:
                     self._in_process = False
                     continue
@@ -322,9 +322,9 @@ class SinkWorker:
             if (reached := sink.position(TASK) or 0) > span.start:
                 self._show(position=reached, batches=self.view.batches + 1)
 
-    def _is_small(self, span: LogRange, pieces: Sequence[Piece]) -> bool:
+    def _is_small(self, span: LogRange, splits: Sequence[InputSplit]) -> bool:
         """Return whether the range is written in this process."""
-        return self._in_process and len(pieces) <= 1 and span.size <= IN_PROCESS_BYTES_MAX
+        return self._in_process and len(splits) <= 1 and span.size <= IN_PROCESS_BYTES_MAX
 
     def _bytes_wanted(self, waiting: int) -> int:
         """Return the most bytes of the next batch; while Spark starts, the most that this process writes."""
@@ -491,11 +491,11 @@ class SinkWorker:
         self.view = replace(self.view, **changes)  # type: ignore[arg-type]
 
 
-def _pieces(span: LogRange, blocks: Sequence[BlockRef | HeldBlock]) -> Sequence[Piece]:
+def _splits(span: LogRange, blocks: Sequence[BlockRef | HeldBlock]) -> Sequence[InputSplit]:
     if blocks and isinstance(blocks[0], HeldBlock):
-        return [plan.Piece(TASK, 0, span.start, span.end, tuple(blocks))]
+        return [plan.InputSplit(TASK, 0, span.start, span.end, tuple(blocks))]
     refs = [block for block in blocks if isinstance(block, BlockRef)]
-    return plan.pieces(TASK, refs, span.start, span.end)
+    return plan.input_splits(TASK, refs, span.start, span.end)
 
 
 def _rows_in(blocks: Sequence[BlockRef | HeldBlock]) -> int:

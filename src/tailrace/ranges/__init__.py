@@ -1,1 +1,1 @@
-"""Ranges of the log: how they are cut into pieces, and which changes are in them."""
+"""Ranges of the log: how they are cut into splits, and which changes are in them."""

@@ -1,4 +1,4 @@
-"""Stretches of a log as the engine's batches, and what the engine's offsets say of a log.
+"""Batches of a log as the engine's batches, and what the engine's offsets say of a log.
 
 An offset says of which log it is, and before which log offset everything is done. It may lie inside
 of a transaction: the log is then read from the boundary before it, and what lies before the offset
@@ -73,26 +73,26 @@ def log_offset_of(offset: Offset, log_id: str) -> int:
 
 
 def batches_of(
-    partition: Partition, log_id: str, stretch: DecodedBatch, rows_max: int, origin: SourceInfo | None
+    partition: Partition, log_id: str, decoded: DecodedBatch, rows_max: int, origin: SourceInfo | None
 ) -> Iterator[Batch]:
-    """Yield the changes of a stretch in batches of at most `rows_max` records, in log order.
+    """Yield the changes of a decoded batch in batches of at most `rows_max` records, in log order.
 
     They have fewer where a table has so many columns that they would hold more than `VALUES_MAX` values.
-    A stretch without changes gives one batch without records. The `end` of a batch is behind its
-    last record; that of the last one is the stretch's.
+    A batch without changes gives one batch without records. The `end` of a batch is behind its
+    last record; that of the last one is the batch's.
     """
-    changes = stretch.changes
+    changes = decoded.changes
     parts = [of_table.log_offset for of_table in changes]
     offsets = np.concatenate(parts) if parts else np.empty(0, np.int64)
     order = np.argsort(offsets, kind="stable")
     offsets = offsets[order]
-    ends = _transaction_ends(stretch, order)
+    ends = _transaction_ends(decoded, order)
     columns = [len(of_table.relation.columns) for of_table in changes if of_table.relation is not None]
     rows_max = min(rows_max, max(1, VALUES_MAX // max([1, *columns])))
     for first in range(0, max(len(offsets), 1), rows_max):
         upto = min(first + rows_max, len(offsets))
         is_last = upto == len(offsets)
-        end = stretch.end if is_last else int(offsets[upto - 1]) + 1
+        end = decoded.end if is_last else int(offsets[upto - 1]) + 1
         tables = changes if is_last and not first else _between(changes, int(offsets[first]), end)
         orders = TableOrders()
         yield Batch(
@@ -113,8 +113,8 @@ def _between(changes: Sequence[TableChanges], start: int, end: int) -> list[Tabl
     return [part for part in parts if part.count]
 
 
-def _transaction_ends(stretch: DecodedBatch, order: Numbers) -> npt.NDArray[np.bool_] | None:
-    changes, unit = stretch.changes, stretch.open_at_end
+def _transaction_ends(decoded: DecodedBatch, order: Numbers) -> npt.NDArray[np.bool_] | None:
+    changes, unit = decoded.changes, decoded.open_at_end
     # A unit that is open without changes began after the last of these.
     is_open = unit is not None and unit.ordinal > 0
     if not len(order):

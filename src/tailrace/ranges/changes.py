@@ -1,7 +1,7 @@
-"""From a piece of the log to its changes: read its blocks, decode them, yield what is in them.
+"""From an input split to its changes: read its blocks, decode them, yield what is in them.
 
-The data source, every sink and the engine read the log through `stretches_of`, so a piece gives the same
-changes to all of them. Nothing is kept between calls: a piece carries what is needed.
+The data source, every sink and the engine read the log through `decoded_batches`, so a split gives the same
+changes to all of them. Nothing is kept between calls: a split carries what is needed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import Bytes, OpenUnit, control_json
 from tailrace.protocol.metadata_frames import schema_frames
-from tailrace.ranges.plan import MIB, Piece
+from tailrace.ranges.plan import MIB, InputSplit
 
 log = structlog.get_logger(__name__)
 
 #: Blocks are decoded together up to this size: capture writes small ones when little happens,
 #: and a decoding call has a fixed cost. It bounds an executor's memory, too.
-STRETCH_BYTES_MAX = 4 * MIB
+DECODED_BYTES_MAX = 4 * MIB
 
 #: How often it is looked again for what capture has yet to learn of a table.
 PENDING_S = 1.0
@@ -61,7 +61,7 @@ class DecodedBatch:
     """What was decoded together.
 
     :param changes: table by table, each in log order; only tables that changed.
-    :param end: the log offset up to which the piece is decoded now.
+    :param end: the log offset up to which the split is decoded now.
     :param open_at_end: the unit that is open there.
     """
 
@@ -70,70 +70,70 @@ class DecodedBatch:
     open_at_end: OpenUnit | None
 
 
-def stretches_of(
+def decoded_batches(
     log: LogReader | Path | str,
-    piece: Piece,
+    split: InputSplit,
     tables: Collection[str] | None = None,
     modes: ValueModes = OWN_FORMS,
     table_policy: TablePolicy = EVERYTHING,
 ) -> Iterator[DecodedBatch]:
-    """Yield what is in `piece`, stretch by stretch, in log order.
+    """Yield what is in `split`, batch by batch, in log order.
 
-    Every change lies in `[piece.start, piece.end)`, and from one stretch to the next the log offsets
+    Every change lies in `[split.start, split.end)`, and from one batch to the next the log offsets
     only rise. Nothing is read before it is asked for.
 
-    :param log: where the log is, or a reader of the piece's task.
+    :param log: where the log is, or a reader of the split's task.
     :param tables: qualified names (`schema.table`) to decode; None: all, and logical messages.
     :param modes: how values are given.
     :param table_policy: what of the tables is let out.
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`, `CONFIG_INVALID`,
         `SCHEMA_PENDING`.
     """
-    if not piece.blocks:
+    if not split.blocks:
         return
-    reader = log if isinstance(log, LogReader) else LogReader.open(log, piece.task)
-    # Now that the piece is durable: a new name is kept before the log has rows under it.
+    reader = log if isinstance(log, LogReader) else LogReader.open(log, split.task)
+    # Now that the split is durable: a new name is kept before the log has rows under it.
     table_policy = with_renames(table_policy, reader)
-    schema = Catalog(reader.schema_before(piece.blocks[0]))
-    waiting: list[BlockRef | HeldBlock] = list(piece.blocks)
+    schema = Catalog(reader.schema_before(split.blocks[0]))
+    waiting: list[BlockRef | HeldBlock] = list(split.blocks)
     settled: dict[tuple[int, int], bytes] = {}
     beyond = _Beyond(reader)
     while waiting:
         wanted = None if tables is None else schema.named(tables)
-        stretch, waiting = _next_stretch(waiting, wanted)
-        if not stretch:
+        blocks, waiting = _next_blocks(waiting, wanted)
+        if not blocks:
             continue
-        raw = _joined([reader.read(block) for block in stretch])
-        first = stretch[0].header
-        changes_shape = any(block.header.has_schema for block in stretch)
-        in_stretch = [frame for _, frame in schema_frames(raw)] if changes_shape else []
-        if more := settled_facts(reader, first.log_offset, [*schema.frames, *in_stretch]):
+        raw = _joined([reader.read(block) for block in blocks])
+        first = blocks[0].header
+        changes_shape = any(block.header.has_schema for block in blocks)
+        in_batch = [frame for _, frame in schema_frames(raw)] if changes_shape else []
+        if more := settled_facts(reader, first.log_offset, [*schema.frames, *in_batch]):
             settled |= more
             table_policy = with_renames(table_policy, reader)  # kept before these facts were in the log
-        last = stretch[-1].header
+        last = blocks[-1].header
         decoded = decode_block(
             raw,
             first.log_offset,
             first.open_at_start,
             schema.frames,
-            # A table that gets a wanted name within the stretch is not among `wanted`.
+            # A table that gets a wanted name within the batch is not among `wanted`.
             tables=None if changes_shape else wanted,
             modes=modes,
             table_policy=table_policy,
             settled=settled,
             beyond=beyond.of(last.open_at_end, last.end),
         )
-        for frame in in_stretch:
+        for frame in in_batch:
             schema.apply(frame)
         found = [
-            changes.slice(piece.start, piece.end)
+            changes.slice(split.start, split.end)
             for changes in decoded
             if tables is None or (changes.relation and changes.relation.qualified_name in tables)
         ]
         yield DecodedBatch(
             [changes for changes in found if changes.count],
-            min(last.end, piece.end),
-            last.open_at_end if last.end <= piece.end else None,
+            min(last.end, split.end),
+            last.open_at_end if last.end <= split.end else None,
         )
 
 
@@ -197,7 +197,7 @@ def with_renames(table_policy: TablePolicy, reader: LogReader) -> TablePolicy:
     return table_policy if table_policy.discloses_all else table_policy.knowing(reader.renames())
 
 
-def _next_stretch(
+def _next_blocks(
     blocks: list[BlockRef | HeldBlock], wanted: frozenset[int] | None
 ) -> tuple[list[BlockRef | HeldBlock], list[BlockRef | HeldBlock]]:
     """Return the next blocks to decode together, which follow each other, and what remains.
@@ -205,7 +205,7 @@ def _next_stretch(
     Among blocks in memory, those without changes are missing.
 
     With `wanted`, blocks that touch none of these relations are left out, and a block with
-    schema frames ends its stretch: it may say that another relation bears a wanted name.
+    schema frames ends its batch: it may say that another relation bears a wanted name.
     """
     begin = 0
     while wanted is not None and begin < len(blocks) and not _concerns(blocks[begin], wanted):
@@ -214,7 +214,7 @@ def _next_stretch(
     while end < len(blocks):
         header = blocks[end].header
         follows = end == begin or header.log_offset == blocks[end - 1].header.end
-        if not follows or (end > begin and size + header.raw_size > STRETCH_BYTES_MAX):
+        if not follows or (end > begin and size + header.raw_size > DECODED_BYTES_MAX):
             break
         if wanted is not None and not _concerns(blocks[end], wanted):
             break

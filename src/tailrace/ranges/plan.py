@@ -1,12 +1,12 @@
-"""How a range of the log is cut into pieces that executors decode side by side.
+"""How a range of the log is cut into input splits that executors decode side by side.
 
 Pure: a plan is a function of the range and of the blocks that hold it. It never asks how many
 cores there are, what time it is or what the log has gained or lost since, so that a range that
-is read again, on another machine or after a failure, is cut into the same pieces. Sinks rest
-on it: they name files after pieces.
+is read again, on another machine or after a failure, is cut into the same splits. Sinks rest
+on it: they name files after splits.
 
 Cuts lie on block edges, at any place in a transaction: a block's header tells which unit is
-open at its start and the number of its next change, so a piece is decoded without the one
+open at its start and the number of its next change, so a split is decoded without the one
 before it. Only a range's own ends may lie inside a block.
 """
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-#: Smaller pieces cost more in start-up than they gain in spread.
-PIECE_BYTES_MIN = 4 * MIB
-#: A failed or slow task is repeated as a whole: larger pieces make that dear.
-PIECE_BYTES_MAX = 64 * MIB
-#: A range that is large enough gives at least so many pieces, so that a machine with more
+#: Smaller splits cost more in start-up than they gain in spread.
+SPLIT_BYTES_MIN = 4 * MIB
+#: A failed or slow task is repeated as a whole: larger splits make that dear.
+SPLIT_BYTES_MAX = 64 * MIB
+#: A range that is large enough gives at least so many splits, so that a machine with more
 #: cores than the writer's has work for them.
-PIECES_MIN = 8
+SPLITS_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class InputSplit:
     """A part of a range, `[start, end)` in log offsets, and the blocks that hold it.
 
-    `index` counts a range's pieces from 0 in log order. `rows` is an upper bound: a block at
+    `index` counts a range's splits from 0 in log order. `rows` is an upper bound: a block at
     an end of the range may hold changes outside of it.
     """
 
@@ -52,8 +52,8 @@ class Piece:
         return sum(block.header.rows for block in self.blocks)
 
 
-def pieces(task: str, blocks: Sequence[BlockRef], start: int, end: int) -> list[Piece]:
-    """Return the pieces of `[start, end)` in log order; none if the range is empty.
+def input_splits(task: str, blocks: Sequence[BlockRef], start: int, end: int) -> list[InputSplit]:
+    """Return the splits of `[start, end)` in log order; none if the range is empty.
 
     :param blocks: the blocks that hold the range, in log order, as `LogReader.blocks` gives
         them; a block without a byte in the range is ignored.
@@ -63,8 +63,8 @@ def pieces(task: str, blocks: Sequence[BlockRef], start: int, end: int) -> list[
         return []
     inside = [block for block in blocks if block.header.log_offset < end and block.header.end > start]
     _require_contiguous(inside, start, end)
-    count = piece_count(end - start)
-    found: list[Piece] = []
+    count = split_count(end - start)
+    found: list[InputSplit] = []
     taken = 0
     for index in range(count):
         goal = start + (end - start) * (index + 1) // count
@@ -75,15 +75,15 @@ def pieces(task: str, blocks: Sequence[BlockRef], start: int, end: int) -> list[
             continue
         mine = tuple(inside[taken:upto])
         first, last = mine[0].header.log_offset, mine[-1].header.end
-        found.append(Piece(task, len(found), max(start, first), min(end, last), mine))
+        found.append(InputSplit(task, len(found), max(start, first), min(end, last), mine))
         taken = upto
     return found
 
 
-def piece_count(size: int) -> int:
-    """Return into how many pieces a range of `size` bytes is cut, blocks permitting."""
-    enough = min(PIECES_MIN, size // PIECE_BYTES_MIN)
-    needed = -(-size // PIECE_BYTES_MAX)
+def split_count(size: int) -> int:
+    """Return into how many splits a range of `size` bytes is cut, blocks permitting."""
+    enough = min(SPLITS_MIN, size // SPLIT_BYTES_MIN)
+    needed = -(-size // SPLIT_BYTES_MAX)
     return max(1, enough, needed)
 
 

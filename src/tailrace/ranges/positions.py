@@ -4,7 +4,7 @@
     16/B374D848                  an LSN of the source, as PostgreSQL writes it
     2026-01-31T12:00:00+01:00    a time of commit; without a zone it is UTC
 
-As the start of a stretch, a place is inclusive: the transaction whose commit record is at
+As the start of a range, a place is inclusive: the transaction whose commit record is at
 that LSN, or that committed at that time, belongs to it. As an end it is exclusive.
 """
 

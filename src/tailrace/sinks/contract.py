@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.changelog.directory import LogIdentity
-    from tailrace.ranges.plan import Piece
+    from tailrace.ranges.plan import InputSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Sink(Protocol):
         """
 
     def write(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
     ) -> SinkCommit:
         """Write the changes of `span` into the sink and record the range, atomically.
 
@@ -103,7 +103,7 @@ class Sink(Protocol):
             a session; others get none for small ranges (`SinkConfig.small_ranges_in_process`).
         :param log: the log's directory, as executors see it.
         :param span: starts at or before `position`; both ends are boundaries of the log.
-        :param pieces: `ranges.plan.pieces` of exactly `span`.
+        :param splits: `ranges.plan.input_splits` of exactly `span`.
         :raises SparkNeededError: without a session, if only Spark can write the range.
         :raises TailraceError: `LOG_RANGE_INVALID` if `span` would leave a gap;
             `SINK_SCHEMA_REFUSED`, `SINK_KEY_MISSING`, `SINK_WRITE_FAILED`, `SINK_FOREIGN`,

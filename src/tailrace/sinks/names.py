@@ -68,13 +68,13 @@ def table_directory(schema: str, table: str) -> str:
     return f"{name[: TABLE_DIRECTORY_BYTES_MAX - 34].rstrip('~')}~~{digest}"
 
 
-def file_name(task: str, start: int, end: int, piece: int, part: int, suffix: str) -> str:
-    """Return a data file's name: a function of the range, its piece and the part in the piece.
+def file_name(task: str, start: int, end: int, split: int, part: int, suffix: str) -> str:
+    """Return a data file's name: a function of the range, its split and the part in the split.
 
-    :param part: number of the file among those of one table and one name in the piece, from 0: a new file
+    :param part: number of the file among those of one table and one name in the split, from 0: a new file
         begins when the table's schema or name changes.
     """
-    return f"{_encoded(task)}-{start:016x}-{end:016x}-{piece:05d}-{part:03d}.{suffix}"
+    return f"{_encoded(task)}-{start:016x}-{end:016x}-{split:05d}-{part:03d}.{suffix}"
 
 
 def staging_directory(task: str, start: int) -> str:

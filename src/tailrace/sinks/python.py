@@ -42,7 +42,7 @@ from tailrace.engine.threads import Pool, SystemClock
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange, ValueModes
 from tailrace.ranges.batches import LOG_OFFSET, batches_of, log_offset_of
-from tailrace.ranges.changes import DecodedBatch, stretches_of
+from tailrace.ranges.changes import DecodedBatch, decoded_batches
 from tailrace.records.batch import Batch, Offset
 from tailrace.sinks.contract import SinkCommit, first_missing, function_failure
 from tailrace.sinks.target import locked, writing
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.changelog.directory import LogIdentity
-    from tailrace.ranges.plan import Piece
+    from tailrace.ranges.plan import InputSplit
 
 #: Interval at which the position is stored while a range is delivered, in seconds.
 KEEP_INTERVAL_S = 1.0
@@ -118,7 +118,7 @@ class PythonSink:
         return _exact(directory, self.name, task)
 
     def write(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
     ) -> SinkCommit:
         """Deliver the changes of `span` that were not delivered yet; see `contract.Sink.write`.
 
@@ -132,7 +132,7 @@ class PythonSink:
         with LogReader.open(directory, span.task) as reader:
             progress = _Progress(directory, reader, self.name, span.task)
             try:
-                rows = self._deliver(self._batches(reader, pieces, begin), progress)
+                rows = self._deliver(self._batches(reader, splits, begin), progress)
             finally:
                 progress.keep()
             progress.keep_at(span.end)
@@ -153,31 +153,31 @@ class PythonSink:
             os.close(self._lock)
             self._lock = None
 
-    def _batches(self, reader: LogReader, pieces: Sequence[Piece], begin: int) -> Iterator[Batch]:
+    def _batches(self, reader: LogReader, splits: Sequence[InputSplit], begin: int) -> Iterator[Batch]:
         table_policy = TablePolicy.of(self._rules)
         log_id = LogDirectory.open(self._log_path).identity.log_id
-        for piece in pieces:
-            if piece.end <= begin:
+        for split in splits:
+            if split.end <= begin:
                 continue
-            for stretch in stretches_of(reader, piece, None, self._modes, table_policy):
-                if stretch.end <= begin:
+            for decoded in decoded_batches(reader, split, None, self._modes, table_policy):
+                if decoded.end <= begin:
                     continue  # a delivered part of a transaction: its end would be stored as the position
-                wanted = self._wanted(stretch, begin)
+                wanted = self._wanted(decoded, begin)
                 yield from batches_of(
                     self._partition, log_id, wanted, self._config.batch_rows_max, self._origin
                 )
 
-    def _wanted(self, stretch: DecodedBatch, begin: int) -> DecodedBatch:
+    def _wanted(self, decoded: DecodedBatch, begin: int) -> DecodedBatch:
         tables = [
-            changes.slice(begin, stretch.end)
-            for changes in stretch.changes
+            changes.slice(begin, decoded.end)
+            for changes in decoded.changes
             if self._config.wants(
                 changes.relation.schema if changes.relation else "",
                 changes.relation.table if changes.relation else "",
             )
         ]
         return DecodedBatch(
-            [changes for changes in tables if changes.count], stretch.end, stretch.open_at_end
+            [changes for changes in tables if changes.count], decoded.end, decoded.open_at_end
         )
 
     def _deliver(self, batches: Iterator[Batch], progress: _Progress) -> int:

@@ -1,12 +1,12 @@
-"""The job that writes a range: all tables at once, with one Spark task for each piece.
+"""The job that writes a range: all tables at once, with one Spark task for each split.
 
-A range of one piece is written by the same functions in this process, if Spark has not started or would
-take longer to start a job than this process takes to write the piece.
+A range of one split is written by the same functions in this process, if Spark has not started or would
+take longer to start a job than this process takes to write the split.
 
-An executor decodes its piece and writes one file per table (one more if a table's schema changes
-within the piece) into the range's staging folder, with PyArrow. Its files are not visible until
+An executor decodes its split and writes one file per table (one more if a table's schema changes
+within the split) into the range's staging folder, with PyArrow. Its files are not visible until
 the driver commits them. So a task may be repeated, run twice at once, or be left over from a dead
-engine: the same piece gives the same names and the same bytes, each put in place by a rename.
+engine: the same split gives the same names and the same bytes, each put in place by a rename.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, LogRange, Relation, ValueModes
-from tailrace.ranges.changes import stretches_of
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.changes import decoded_batches
+from tailrace.ranges.plan import InputSplit
 from tailrace.sinks import names
 from tailrace.sinks.target import Target, remove_folder, writing
 from tailrace.spark import jobs
@@ -160,12 +160,12 @@ class FileWriter(Protocol):
 OpenWriter = Callable[[str, Relation], FileWriter]
 
 
-def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[StagedFile]:
-    """Write the changes of one piece, and return the files, which are on disk."""
+def write_split(job: WriteJob, open_writer: OpenWriter, split: InputSplit) -> list[StagedFile]:
+    """Write the changes of one split, and return the files, which are on disk."""
     failpoints.hit("sink.in_task")
-    files = _Files(job, open_writer, piece.index)
-    stretches = stretches_of(job.log, piece, modes=job.given.modes, table_policy=job.table_policy)
-    for changes in itertools.chain.from_iterable(stretch.changes for stretch in stretches):
+    files = _Files(job, open_writer, split.index)
+    batches = decoded_batches(job.log, split, modes=job.given.modes, table_policy=job.table_policy)
+    for changes in itertools.chain.from_iterable(decoded.changes for decoded in batches):
         relation = changes.relation
         # A logical message has no table.
         if relation is None or not job.given.wants(relation.schema, relation.table):
@@ -179,12 +179,12 @@ def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[St
 
 
 class _Files:
-    """The files of a piece: one for each table and folder, and for each version of the table's schema."""
+    """The files of a split: one for each table and folder, and for each version of the table's schema."""
 
-    def __init__(self, job: WriteJob, open_writer: OpenWriter, piece: int) -> None:
+    def __init__(self, job: WriteJob, open_writer: OpenWriter, split: int) -> None:
         self._job = job
         self._open_writer = open_writer
-        self._piece = piece
+        self._split = split
         self._open: dict[tuple[str, Relation, Relation], _Writing] = {}
         # The last number of a folder, and of a relation, which may be renamed.
         self._parts: dict[str | int, int] = {}
@@ -206,7 +206,7 @@ class _Files:
             self._parts[directory] = self._parts[source.oid] = number
             first = int(changes.log_offset[0])
             self._open[place] = _Writing(
-                self._job, self._open_writer, source, relation, directory, first, self._piece, number
+                self._job, self._open_writer, source, relation, directory, first, self._split, number
             )
         self._open[place].write(changes)
 
@@ -231,14 +231,14 @@ class _Writing:
         relation: Relation,
         directory: str,
         first: int,
-        piece: int,
+        split: int,
         part: int,
     ) -> None:
         self._source = source
         self._held = job.names(relation)
         self._first = first
         self._directory = directory
-        self._name = names.file_name(job.task, job.start, job.end, piece, part, job.suffix)
+        self._name = names.file_name(job.task, job.start, job.end, split, part, job.suffix)
         self._path = os.path.join(job.staging, names.staged_name(self._directory, self._name))
         self._temporary = f"{self._path}.{secrets.token_hex(4)}.tmp"
         self._writer = open_writer(self._temporary, self._held)
@@ -263,7 +263,7 @@ def write_files(
     target: Target,
     log: Path,
     span: LogRange,
-    pieces: Sequence[Piece],
+    splits: Sequence[InputSplit],
     given: SinkInput,
     form: FileFormat,
     origin: SourceInfo,
@@ -275,8 +275,8 @@ def write_files(
     :param have: as in `WriteJob`, like `have_relations`.
     :raises TailraceError: as `run`; `SINK_WRITE_FAILED`.
     """
-    wanted = [piece for piece in pieces if piece.end > span.start]
-    if not any(piece.rows for piece in wanted):
+    wanted = [split for split in splits if split.end > span.start]
+    if not any(split.rows for split in wanted):
         return []
     staging = target.staging(span.task, span.start)
     with writing(target.sink, "create the staging folder"):
@@ -286,7 +286,7 @@ def write_files(
         str(log), str(staging), span.task, span.start, span.end, given, TablePolicy.of(given.rules),
         form.suffix, form.names, origin, span.start, have, have_relations,
     )  # fmt: skip
-    done = run(spark, wanted, partial(write_piece, job, form.opener(origin, span.task)), target.sink)
+    done = run(spark, wanted, partial(write_split, job, form.opener(origin, span.task)), target.sink)
     return [file for files in done for file in files]
 
 

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.ranges.plan import Piece, pieces
+from tailrace.ranges.plan import InputSplit, input_splits
 from tailrace.spark.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ class TailraceDataSource(DataSource):
         return options.model_copy(update={"task": position.task_named(options.path, options.task)})
 
 
-class PiecePartition(InputPartition):
+class SplitPartition(InputPartition):
     """A Spark partition: an input split of the log, or None for an empty range."""
 
-    value: Piece | None
+    value: InputSplit | None
 
 
 class _Rows:
@@ -129,31 +129,31 @@ class _Rows:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tailrace.spark.schema import Conformer, to_arrow
 
-        piece = partition.value
-        if piece is None:
+        split = partition.value
+        if split is None:
             return
         conformer = Conformer(to_arrow(self._schema))
-        for stretch in self._stretches(piece):
+        for decoded in self._decoded(split):
             if self._options.table is not None:
-                yield from map(conformer.rows, stretch)
-            elif stretch:
-                yield conformer.envelopes(stretch, piece.task)
+                yield from map(conformer.rows, decoded)
+            elif decoded:
+                yield conformer.envelopes(decoded, split.task)
 
-    def _stretches(self, piece: Piece) -> Iterator[list[TableChanges]]:
+    def _decoded(self, split: InputSplit) -> Iterator[list[TableChanges]]:
         """Yield the changes of an input split; waits before those of an altered table for its new schema."""
-        from tailrace.ranges.changes import PENDING_S, stretches_of
+        from tailrace.ranges.changes import PENDING_S, decoded_batches
 
         options = self._options
         wanted = None if options.table is None else {options.table}
         until_s = time.monotonic() + _PENDING_S_MAX
         while True:
             try:
-                for stretch in stretches_of(
-                    options.path, piece, wanted, options.value_modes, self._table_policy
+                for decoded in decoded_batches(
+                    options.path, split, wanted, options.value_modes, self._table_policy
                 ):
-                    yield stretch.changes
-                    rest = tuple(block for block in piece.blocks if block.header.end > stretch.end)
-                    piece = replace(piece, start=max(piece.start, stretch.end), blocks=rest)
+                    yield decoded.changes
+                    rest = tuple(block for block in split.blocks if block.header.end > decoded.end)
+                    split = replace(split, start=max(split.start, decoded.end), blocks=rest)
             except TailraceError as error:
                 if error.kind is not Kind.SCHEMA_PENDING or time.monotonic() >= until_s:
                     raise
@@ -183,7 +183,7 @@ class BatchReader(DataSourceReader):
                 {"log": self._options.path},
             )
         # Without partitions Spark would read one that it creates itself.
-        return _partitions(reader, self._options.task, start, end) or [PiecePartition(None)]
+        return _partitions(reader, self._options.task, start, end) or [SplitPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._rows.read(partition)
@@ -277,4 +277,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _partitions(reader: LogReader, task: str, start: int, end: int) -> list[InputPartition]:
     if start >= end:
         return []
-    return [PiecePartition(piece) for piece in pieces(task, reader.blocks(start, end), start, end)]
+    return [SplitPartition(split) for split in input_splits(task, reader.blocks(start, end), start, end)]

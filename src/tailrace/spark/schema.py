@@ -149,12 +149,12 @@ class Conformer:
             [self._column(batch, field) for field in self._target], schema=self._target
         )
 
-    def envelopes(self, stretch: Sequence[TableChanges], task: str) -> pa.RecordBatch:
+    def envelopes(self, decoded: Sequence[TableChanges], task: str) -> pa.RecordBatch:
         """Return the changes of all tables in a decode batch as envelopes, in log order.
 
         :raises TailraceError: as `TableChanges.envelope`.
         """
-        batches = [changes.envelope(task) for changes in stretch]
+        batches = [changes.envelope(task) for changes in decoded]
         batch = batches[0]
         if len(batches) > 1:
             batch = pa.concat_batches(batches)

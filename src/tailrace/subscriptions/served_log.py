@@ -25,12 +25,12 @@ from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, Relation, ValueModes
-from tailrace.pipeline.log.consumer import next_piece
+from tailrace.pipeline.log.consumer import next_split
 from tailrace.pipeline.log.inspection import origin_of
 from tailrace.pipeline.log.root import log_folders
 from tailrace.protocol.metadata_frames import schema_frames
-from tailrace.ranges.changes import stretches_of, with_renames
-from tailrace.ranges.plan import MIB, Piece
+from tailrace.ranges.changes import decoded_batches, with_renames
+from tailrace.ranges.plan import MIB, InputSplit
 from tailrace.ranges.positions import locate, parse_point
 from tailrace.subscriptions.events import DecodedRange, EventLines, chosen
 from tailrace.subscriptions.filters import ChangeFilter
@@ -168,17 +168,17 @@ class ServedLog:
     def _read(self, at: int, wanted: ChangeFilter) -> tuple[EventLines, int]:
         directory, reader = self._open()
         until = time.monotonic() + _READ_S
-        while (piece := next_piece(reader, TASK, at, bytes_max=_DECODED_BYTES_MAX)) is not None:
-            piece = _first_of(piece)
+        while (split := next_split(reader, TASK, at, bytes_max=_DECODED_BYTES_MAX)) is not None:
+            split = _first_of(split)
             policy, modes = self._table_policy(), self.place.modes
-            for decoded in stretches_of(reader, piece, wanted.exact_tables, modes, policy):
+            for decoded in decoded_batches(reader, split, wanted.exact_tables, modes, policy):
                 events, left_out = chosen(
                     decoded.changes, wanted, TASK, origin_of(directory), since=at, bytes_max=PART_BYTES_MAX
                 )
                 at = events.end if left_out else decoded.end
                 if len(events):
                     return events, at
-            at = max(at, piece.end)
+            at = max(at, split.end)
             if time.monotonic() > until:
                 break
         return EventLines(), at
@@ -189,15 +189,15 @@ class ServedLog:
         :raises TailraceError: as `read`.
         """
         directory, reader = self._open()
-        piece = next_piece(reader, TASK, at)
-        if piece is None:
+        split = next_split(reader, TASK, at)
+        if split is None:
             return
         policy, origin = self._table_policy(), origin_of(directory)
-        for decoded in stretches_of(reader, piece, None, self.place.modes, policy):
+        for decoded in decoded_batches(reader, split, None, self.place.modes, policy):
             yield DecodedRange(at, decoded.end, decoded.changes, TASK, origin)
             at = decoded.end
-        if at < piece.end:
-            yield DecodedRange(at, piece.end, (), TASK, origin)
+        if at < split.end:
+            yield DecodedRange(at, split.end, (), TASK, origin)
 
     def _open(self) -> tuple[LogDirectory, LogReader]:
         with self._lock:
@@ -266,12 +266,12 @@ class ServedLog:
             )
 
 
-def _first_of(piece: Piece) -> Piece:
+def _first_of(split: InputSplit) -> InputSplit:
     """Return the first blocks of an input split, as many as are decoded in one batch."""
     size = 0
-    for number, block in enumerate(piece.blocks):
+    for number, block in enumerate(split.blocks):
         size += block.header.raw_size
         if number and size > _DECODED_BYTES_MAX:
-            blocks = piece.blocks[:number]
-            return replace(piece, end=min(piece.end, blocks[-1].header.end), blocks=blocks)
-    return piece
+            blocks = split.blocks[:number]
+            return replace(split, end=min(split.end, blocks[-1].header.end), blocks=blocks)
+    return split

@@ -82,7 +82,7 @@ class Feeding:
             self._fail(kind, reader, span)
         for _ in range(self._rng.choice((1, 1, 1, 1, 2))):
             sink = self._opened(kind)
-            sink.write(self._spark, self._log.path, span, self._pieces(reader, span))
+            sink.write(self._spark, self._log.path, span, self._splits(reader, span))
             assert sink.position(TASK) == span.end
 
     def _fail(self, kind: str, reader: LogReader, span: LogRange) -> None:
@@ -93,7 +93,7 @@ class Feeding:
         part = LogRange(TASK, span.start, end)
         failpoints.arm(f"{self._rng.choice(FAILS_AT)}=error@{self._rng.randint(1, 3)}")
         try:
-            self._opened(kind).write(self._spark, self._log.path, part, self._pieces(reader, part))
+            self._opened(kind).write(self._spark, self._log.path, part, self._splits(reader, part))
         except failpoints.FailpointError:
             if self._rng.random() < 0.5:
                 self._sinks.pop(kind).close()
@@ -109,15 +109,15 @@ class Feeding:
             self._sinks[kind].open(self._log.identity, "t")
         return self._sinks[kind]
 
-    def _pieces(self, reader: LogReader, span: LogRange) -> list[plan.Piece]:
-        """Cut as the planner does, or into more pieces than it would."""
+    def _splits(self, reader: LogReader, span: LogRange) -> list[plan.InputSplit]:
+        """Cut as the planner does, or into more splits than it would."""
         cut = self._rng.choice((1, 1, 2, 4))
-        found: list[plan.Piece] = []
+        found: list[plan.InputSplit] = []
         at = span.start
         while at < span.end:
             most = max(1, (span.end - span.start) // cut)
             upto = reader.boundary_within(at, 1 << 40, most, span.end)
-            found.append(plan.Piece(TASK, len(found), at, upto, tuple(reader.blocks(at, upto))))
+            found.append(plan.InputSplit(TASK, len(found), at, upto, tuple(reader.blocks(at, upto))))
             at = upto
         return found
 

@@ -11,7 +11,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges
 from tailrace.protocol import frames
 from tailrace.ranges import plan
-from tailrace.ranges.changes import stretches_of
+from tailrace.ranges.changes import decoded_batches
 
 Row = dict[str, str | None]
 
@@ -46,12 +46,12 @@ def read_log(path: Path, *, start: int | None = None, end: int | None = None) ->
     with LogReader.open(path, "0") as reader:
         begin = reader.start if start is None else start
         until = reader.end().offset if end is None else end
-        pieces = plan.pieces("0", reader.blocks(begin, until), begin, until)
+        splits = plan.input_splits("0", reader.blocks(begin, until), begin, until)
     found = [
         change
-        for piece in pieces
-        for stretch in stretches_of(path, piece)
-        for changes in stretch.changes
+        for split in splits
+        for decoded in decoded_batches(path, split)
+        for changes in decoded.changes
         for change in _changes(changes)
     ]
     return sorted(found, key=lambda change: change.log_offset)

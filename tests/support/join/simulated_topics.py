@@ -147,11 +147,11 @@ class SimulatedTopics:
         name = f"{700 + self._number}:{self._lsn}" if self._postgres else f"file:{self._number}"
         self.counts[name] = rows
         snapshot = rng.random() < 0.15
-        pieces = [self._row(name, order, before) for order in range(1, rows + 1)]
+        splits = [self._row(name, order, before) for order in range(1, rows + 1)]
         if snapshot:
-            pieces.insert(rng.randint(0, len(pieces)), {"own": None, "op": "r"})
-        cut = rng.randint(1, len(pieces)) if pieces and rng.random() < 0.3 else None
-        for at, document in enumerate(pieces):
+            splits.insert(rng.randint(0, len(splits)), {"own": None, "op": "r"})
+        cut = rng.randint(1, len(splits)) if splits and rng.random() < 0.3 else None
+        for at, document in enumerate(splits):
             if at == cut:
                 for partition in rng.sample(self._all(), len(self._all())):
                     partition.close(keep=True)

@@ -15,7 +15,7 @@ from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.converters.debezium import JsonConverter
 from tailrace.model import OWN_FORMS, LogRange
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.plan import InputSplit
 from tailrace.sinks.contract import SinkCommit
 from tailrace.sinks.kafka.sink import KafkaSink
 from tailrace.transforms.chain import Chain
@@ -95,25 +95,25 @@ def opened(sink: KafkaSink, log: HandmadeLog) -> KafkaSink:
 
 
 def write(sink: KafkaSink, log: HandmadeLog, end: int, spark: Any = None) -> SinkCommit:
-    """Write from where the sink is to `end`, as its feed does, but one piece a transaction.
+    """Write from where the sink is to `end`, as its feed does, but one split a transaction.
 
     :param spark: None: tasks run where they stand.
     """
     start = sink.position("0") or 0
     if spark is None and sink._config.on_spark:
         spark = InProcess()
-    return sink.write(spark, log.path, LogRange("0", start, end), pieces_of(log, start, end))
+    return sink.write(spark, log.path, LogRange("0", start, end), splits_of(log, start, end))
 
 
-def pieces_of(log: HandmadeLog, start: int, end: int) -> tuple[Piece, ...]:
-    """Return a piece for each transaction of a range."""
-    at, pieces = start, []
+def splits_of(log: HandmadeLog, start: int, end: int) -> tuple[InputSplit, ...]:
+    """Return a split for each transaction of a range."""
+    at, splits = start, []
     with LogReader.open(log.path, "0") as reader:
         while at < end:
             upto = reader.boundary_within(at, 1, 1, end)
-            pieces.append(Piece("0", len(pieces), at, upto, tuple(reader.blocks(at, upto))))
+            splits.append(InputSplit("0", len(splits), at, upto, tuple(reader.blocks(at, upto))))
             at = upto
-    return tuple(pieces)
+    return tuple(splits)
 
 
 def content(kafka: EmbeddedKafka, prefix: str) -> Content:

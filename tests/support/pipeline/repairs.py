@@ -14,7 +14,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.model import LogRange
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.plan import InputSplit
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
@@ -38,8 +38,8 @@ class Mirror:
             start = reader.start if at is None else at
         if start < end:
             with LogReader.open(self._log, "0") as reader:
-                piece = Piece("0", 0, start, end, tuple(reader.blocks(start, end)))
-            self.sink.write(self._spark, self._log, LogRange("0", start, end), [piece])
+                split = InputSplit("0", 0, start, end, tuple(reader.blocks(start, end)))
+            self.sink.write(self._spark, self._log, LogRange("0", start, end), [split])
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         found = DeltaTable(str(self._lake / f"public.{table}")).to_pyarrow_table(columns=list(columns))

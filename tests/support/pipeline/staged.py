@@ -68,7 +68,7 @@ class FakeSink:
 
     reach = position
 
-    def write(self, spark, log, span, pieces):
+    def write(self, spark, log, span, splits):
         self.spans.append(span.end)
         return SinkCommit(span, rows=1)
 

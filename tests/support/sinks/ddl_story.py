@@ -19,7 +19,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.model import LogRange
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.plan import InputSplit
 from tailrace.sinks.contract import Sink, SparkNeededError
 from tailrace.sinks.delta.append import DeltaAppend
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
@@ -392,22 +392,22 @@ def make(
     return DeltaSink("lake", path, mode, given)
 
 
-def write(sink: Sink, log: Path, upto: int, spark: Any = None, *, in_small_pieces: bool = False) -> None:
-    """Bring a sink to `upto` in one range, in one piece or a piece for a few transactions."""
+def write(sink: Sink, log: Path, upto: int, spark: Any = None, *, in_small_splits: bool = False) -> None:
+    """Bring a sink to `upto` in one range, in one split or a split for a few transactions."""
     sink.open(LogDirectory.open(log).identity, "shop")
     try:
         start = at = sink.position(TASK) or 0
-        pieces: list[Piece] = []
+        splits: list[InputSplit] = []
         with LogReader.open(log, TASK) as reader:
             while at < upto:
-                end = reader.boundary_within(at, 12, 1 << 20, upto) if in_small_pieces else upto
-                pieces.append(Piece(TASK, len(pieces), at, end, tuple(reader.blocks(at, end))))
+                end = reader.boundary_within(at, 12, 1 << 20, upto) if in_small_splits else upto
+                splits.append(InputSplit(TASK, len(splits), at, end, tuple(reader.blocks(at, end))))
                 at = end
         span = LogRange(TASK, start, upto)
         try:
-            sink.write(None if isinstance(spark, InProcess) else spark, log, span, pieces)
+            sink.write(None if isinstance(spark, InProcess) else spark, log, span, splits)
         except SparkNeededError:
-            sink.write(spark or InProcess(), log, span, pieces)  # type: ignore[arg-type]
+            sink.write(spark or InProcess(), log, span, splits)  # type: ignore[arg-type]
     finally:
         sink.close()
 

@@ -18,7 +18,7 @@ from tailrace.config.transformations.options import AnyTransformation
 from tailrace.config.transformations.predicates import AnyPredicate
 from tailrace.model import LogRange
 from tailrace.protocol import frames
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.plan import InputSplit
 from tailrace.sinks.contract import Sink, SinkCommit, SparkNeededError
 from tailrace.sinks.delta.append import DeltaAppend
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
@@ -101,25 +101,25 @@ def write_alone(sink: Sink, log: HandmadeLog, start: int, end: int) -> SinkCommi
 
     :raises SparkNeededError: as `Sink.write`.
     """
-    return sink.write(None, log.path, LogRange(TASK, start, end), _pieces(log, start, end))
+    return sink.write(None, log.path, LogRange(TASK, start, end), _splits(log, start, end))
 
 
 def write(sink: Sink, log: HandmadeLog, start: int, end: int, spark: Any = None) -> SinkCommit:
-    """Write `[start, end)`, one piece a transaction: a plan would put small ones together."""
-    span, planned = LogRange(TASK, start, end), _pieces(log, start, end)
+    """Write `[start, end)`, one split a transaction: a plan would put small ones together."""
+    span, planned = LogRange(TASK, start, end), _splits(log, start, end)
     try:
         return sink.write(spark, log.path, span, planned)
     except SparkNeededError:
         return sink.write(InProcess(), log.path, span, planned)  # type: ignore[arg-type]
 
 
-def _pieces(log: HandmadeLog, start: int, end: int) -> list[Piece]:
-    planned: list[Piece] = []
+def _splits(log: HandmadeLog, start: int, end: int) -> list[InputSplit]:
+    planned: list[InputSplit] = []
     with LogReader.open(log.path, TASK) as reader:
         at = start
         while at < end:
             upto = reader.boundary_within(at, 1, 1, end)
-            planned.append(Piece(TASK, len(planned), at, upto, tuple(reader.blocks(at, upto))))
+            planned.append(InputSplit(TASK, len(planned), at, upto, tuple(reader.blocks(at, upto))))
             at = upto
     return planned
 

@@ -13,8 +13,8 @@ import numpy as np
 from tailrace.changelog.reader import LogReader
 from tailrace.converters.debezium import JsonConverter
 from tailrace.decode.json.debezium import SourceInfo
-from tailrace.ranges.changes import stretches_of
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.changes import decoded_batches
+from tailrace.ranges.plan import InputSplit
 from tailrace.records.group import Group
 
 ORIGIN = SourceInfo("shop", "shop", "3.6.0", "vitess")
@@ -24,14 +24,14 @@ def events_of(log: Path) -> list[Any]:
     """Return the events of all changes in the log, in its order, with their transactions."""
     with LogReader.open(log, "0") as reader:
         start, end = reader.start, reader.end().offset
-        return events_in(reader, [Piece("0", 0, start, end, tuple(reader.blocks(start, end)))])
+        return events_in(reader, [InputSplit("0", 0, start, end, tuple(reader.blocks(start, end)))])
 
 
-def events_in(reader: LogReader, pieces: Sequence[Piece]) -> list[Any]:
-    """Return the events of pieces, each piece read alone."""
+def events_in(reader: LogReader, splits: Sequence[InputSplit]) -> list[Any]:
+    """Return the events of splits, each split read alone."""
     found: list[tuple[int, Any]] = []
-    for piece in pieces:
-        for decoded in stretches_of(reader, piece):
+    for split in splits:
+        for decoded in decoded_batches(reader, split):
             for changes in decoded.changes:
                 group = Group.of_changes("t", np.arange(changes.count), changes, ORIGIN)
                 converter = JsonConverter(provide_transaction_metadata=True, tombstones_on_delete=False)

@@ -13,7 +13,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges
 from tailrace.model import OWN_FORMS, Op, ValueModes
 from tailrace.ranges import plan
-from tailrace.ranges.changes import stretches_of
+from tailrace.ranges.changes import decoded_batches
 from tailrace.sources.postgres.connection.session import SESSION_SETTINGS
 from tests.support.capture.captured import capturing
 from tests.support.postgres import Database
@@ -47,10 +47,10 @@ def both_ways(log: Path, modes: ValueModes = OWN_FORMS) -> dict[str, tuple[Table
     found: dict[str, dict[str, TableChanges]] = {}
     with LogReader.open(log, "0") as reader:
         start, end = reader.start, reader.end().offset
-        pieces = plan.pieces("0", reader.blocks(start, end), start, end)
-    for piece in pieces:
-        for stretch in stretches_of(log, piece, modes=modes):
-            for changes in stretch.changes:
+        splits = plan.input_splits("0", reader.blocks(start, end), start, end)
+    for split in splits:
+        for decoded in decoded_batches(log, split, modes=modes):
+            for changes in decoded.changes:
                 way = "snapshot" if changes.op[0] == ord(Op.READ) else "stream"
                 ways = found.setdefault(changes.relation.table, {})
                 assert way not in ways, "a table of the zoo is small"

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from tailrace.changelog.directory import TASK
 from tailrace.changelog.reader import LogReader
 from tailrace.ranges import plan
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.plan import InputSplit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +34,7 @@ class EventsSource(DataSource):
 
 
 class _Part(InputPartition):
-    value: Piece
+    value: InputSplit
 
 
 class EventsReader(DataSourceReader):
@@ -48,7 +48,7 @@ class EventsReader(DataSourceReader):
         """Return the input splits of the log, which are those of every reader."""
         with LogReader.open(self._path, TASK) as reader:
             start, end = reader.start, reader.end().offset
-            return [_Part(piece) for piece in plan.pieces(TASK, reader.blocks(start, end), start, end)]
+            return [_Part(split) for split in plan.input_splits(TASK, reader.blocks(start, end), start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the events of an input split."""
@@ -58,12 +58,12 @@ class EventsReader(DataSourceReader):
         from tailrace import __version__
         from tailrace.converters.debezium import JsonConverter
         from tailrace.decode.json.debezium import SourceInfo
-        from tailrace.ranges.changes import stretches_of
+        from tailrace.ranges.changes import decoded_batches
         from tailrace.records.group import Group
 
         converter, origin = JsonConverter(schemas_enable=False), SourceInfo(self._name, "bench", __version__)
-        stretches = stretches_of(self._path, partition.value)
-        for changes in chain.from_iterable(stretch.changes for stretch in stretches):
+        batches = decoded_batches(self._path, partition.value)
+        for changes in chain.from_iterable(decoded.changes for decoded in batches):
             group = Group.of_changes(self._name, np.arange(changes.count, dtype=np.int64), changes, origin)
             events = converter.convert(group)
             columns = [pa.array(column).cast(pa.binary()) for column in (events.keys, events.values)]

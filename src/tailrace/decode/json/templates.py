@@ -54,55 +54,36 @@ def template(document: Part, *, ensure_ascii: bool = False, ending: str = "") ->
     :param ensure_ascii: whether letters beyond ASCII are escaped.
     :param ending: what each document ends with.
     """
-    writing = _Writing(ensure_ascii)
-    writing.add(document)
-    return writing.ended(ending)
+    parts: Template = []
+    constant = _added(document, "", parts, ensure_ascii) + ending
+    return [*parts, (constant, NOTHING)] if constant else parts
 
 
-class _Writing:
-    """A template as far as it is written."""
-
-    def __init__(self, ensure_ascii: bool) -> None:
-        self._ensure_ascii = ensure_ascii
-        self._parts: Template = []
-        self._constant = ""  # what was added since the last slot
-
-    def add(self, part: Part) -> None:
-        if isinstance(part, dict):
-            self._constant += "{"
-            for place, (name, member) in enumerate(part.items()):
-                self._constant += f"{',' if place else ''}{self._json(name)}:"
-                self.add(member)
-            self._constant += "}"
-        elif isinstance(part, Slot):
-            self._end(part.number)
-        elif isinstance(part, Text):
-            self._constant += '"'
-            for piece in part.parts:
-                if isinstance(piece, int):
-                    self._end(piece)
-                else:
-                    self._constant += self._json(piece)[1:-1]
-            self._constant += '"'
-        elif isinstance(part, Unless):
-            value = template(part.value, ensure_ascii=self._ensure_ascii)
-            self._end(UNLESS | len(value) << 8 | part.row)
-            self._parts += value
-        else:
-            self._constant += part.text if isinstance(part, Json) else self._json(part)
-
-    def ended(self, ending: str) -> Template:
-        if self._constant or ending:
-            self._constant += ending
-            self._end(NOTHING)
-        return self._parts
-
-    def _end(self, slot: int) -> None:
-        self._parts.append((self._constant, slot))
-        self._constant = ""
-
-    def _json(self, value: str | int | None) -> str:
-        return _written(value, self._ensure_ascii)
+def _added(part: Part, constant: str, parts: Template, ensure_ascii: bool) -> str:
+    # Adds what a part is behind a constant; returns what stands behind its last slot.
+    if isinstance(part, dict):
+        separator = "{"
+        for name, member in part.items():
+            before = f"{constant}{separator}{_written(name, ensure_ascii)}:"
+            constant, separator = _added(member, before, parts, ensure_ascii), ","
+        return constant + ("}" if part else "{}")
+    if isinstance(part, Slot):
+        parts.append((constant, part.number))
+        return ""
+    if isinstance(part, Text):
+        constant += '"'
+        for piece in part.parts:
+            if isinstance(piece, int):
+                parts.append((constant, piece))
+                constant = ""
+            else:
+                constant += _written(piece, ensure_ascii)[1:-1]
+        return constant + '"'
+    if isinstance(part, Unless):
+        value = template(part.value, ensure_ascii=ensure_ascii)
+        parts += [(constant, UNLESS | len(value) << 8 | part.row), *value]
+        return ""
+    return constant + (part.text if isinstance(part, Json) else _written(part, ensure_ascii))
 
 
 @functools.lru_cache(maxsize=1024)

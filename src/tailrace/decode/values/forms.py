@@ -61,8 +61,8 @@ TEXTS = 14
 # numbers as Java writes them, bits as a boolean or as bytes, and what is JSON already.
 DOUBLE, AMOUNT_DOUBLE, VARIABLE_SCALE, PAIRS_QUOTED, JAVA, BIT, BITS, RAW = range(27, 35)
 
-# What columns of bytes alone have: the bytes of which JSON has base64, those of `VARIABLE_SCALE` at last.
-UNSCALED_BYTES, AMOUNT_BYTES, BITS_BYTES, ANY_SCALE_BYTES = range(35, 39)
+# What columns of bytes alone have: the bytes of which JSON has base64.
+UNSCALED_BYTES, AMOUNT_BYTES, BITS_BYTES = range(35, 38)
 
 #: Parameter of `JAVA`: the number is a `real`.
 REAL = 1
@@ -223,9 +223,6 @@ def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     elif form == UNSCALED or form == UNSCALED_BYTES:
         letters = PLAIN_LETTERS if form == UNSCALED else RAW_BYTES
         return write_unscaled(b, p, length, parameter_in(style), letters, out, to)
-    elif form == ANY_SCALE_BYTES:
-        size, scale = trimmed(b, p, length)
-        return write_unscaled(b, p, size, scale, RAW_BYTES, out, to)
     elif form == AMOUNT_UNSCALED or form == AMOUNT_BYTES:
         letters = PLAIN_LETTERS if form == AMOUNT_UNSCALED else RAW_BYTES
         return _write_amount_unscaled(b, p, length, parameter_in(style), letters, out, to)
@@ -279,8 +276,27 @@ def read_texts(b, start, length, kind, style, offsets, out, valid, outcome):  # 
     return specials
 
 
-@compiled(nb.void(*CELLS, nb.int32[::1]))
-def read_scales(b, start, length, kind, scales):  # type: ignore[no-untyped-def]
-    """Read how many digits numbers have after the point, without zeros at the end; 0 for what is none."""
+@compiled(nb.int64(*CELLS, nb.int32[::1], nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
+def read_variable_scales(b, start, length, kind, scales, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
+    """Read numbers of any scale: the digits after the point, and the bytes of the unscaled number.
+
+    As `read_texts` otherwise.
+    """
+    specials = 0
+    to = np.int64(0)
+    offsets[0] = 0
     for r in range(len(start)):
-        scales[r] = trimmed(b, start[r], length[r])[1] if kind[r] == TEXT else 0
+        outcome[r] = PLAIN
+        scales[r] = 0
+        if kind[r] == TEXT:
+            size, scale = trimmed(b, start[r], length[r])
+            end = write_unscaled(b, start[r], size, scale, RAW_BYTES, out, to)
+            if end >= 0:
+                valid[r >> 3] |= np.uint8(1 << (r & 7))
+                scales[r] = scale
+                to = end
+            else:
+                outcome[r] = SPECIAL_NULL
+                specials += 1
+        offsets[r + 1] = to
+    return specials

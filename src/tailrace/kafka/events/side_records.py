@@ -36,7 +36,7 @@ from tailrace.model import Column, Relation, ValueModes
 from tailrace.protocol.frames import CONTROL_LSN_AT, XLOG_START_AT, Numbers
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.ranges.changes import settled_facts, with_renames
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.plan import InputSplit
 from tailrace.records.group import Group
 
 #: What has become of a table: known for the first time, or another one.
@@ -251,7 +251,7 @@ def _group(
 
 def shape_changes(
     log: LogReader | Path,
-    pieces: Sequence[Piece],
+    splits: Sequence[InputSplit],
     start: int,
     end: int,
     modes: ValueModes,
@@ -259,13 +259,13 @@ def shape_changes(
 ) -> Iterator[ShapeChange]:
     """Yield the shapes that are new in `[start, end)`, in log order.
 
-    :param pieces: of a range that holds it.
+    :param splits: of a range that holds it.
     :raises TailraceError: `LOG_RANGE_GONE`, `LOG_CORRUPT`, and `CONFIG_INVALID` as `TablePolicy.shape`.
     """
-    blocks = [block for piece in pieces for block in piece.blocks]
+    blocks = [block for split in splits for block in split.blocks]
     if not any(block.header.has_schema for block in blocks):
         return
-    reader = log if isinstance(log, LogReader) else LogReader.open(log, pieces[0].task)
+    reader = log if isinstance(log, LogReader) else LogReader.open(log, splits[0].task)
     in_force = reader.schema_before(blocks[0])
     shaped = [block for block in blocks if block.header.has_schema]
     here = [frame for block in shaped for _, frame in schema_frames(reader.read(block))]

@@ -27,8 +27,8 @@ from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.status.views import HANDLER, SinkState, SinkView
 from tailrace.ranges.batches import LOG_OFFSET, REMOVE_OFFSETS, batches_of, log_offset_of, offset_of
-from tailrace.ranges.changes import stretches_of
-from tailrace.ranges.plan import MIB, Piece
+from tailrace.ranges.changes import decoded_batches
+from tailrace.ranges.plan import MIB, InputSplit
 from tailrace.realtime.path import RealtimePath
 from tailrace.records.batch import Batch, Offset, Partition
 
@@ -36,14 +36,14 @@ from tailrace.records.batch import Batch, Offset, Partition
 RANGE_BYTES_MAX = 256 * MIB
 
 
-def next_piece(
+def next_split(
     reader: LogReader,
     task: str,
     start: int,
     *,
     bytes_max: int = RANGE_BYTES_MAX,
     until: int | None = None,
-) -> Piece | None:
+) -> InputSplit | None:
     """Return the part of the log from `start` on, of about `bytes_max` at most; None: nothing yet.
 
     :param until: a boundary at which the part ends at the latest; None: the log's end.
@@ -53,7 +53,7 @@ def next_piece(
     if found is None:
         return None
     upto, blocks = found
-    return Piece(task, 0, start, upto, tuple(blocks))
+    return InputSplit(task, 0, start, upto, tuple(blocks))
 
 
 def partition_of(pipeline: PipelineConfig) -> Partition:
@@ -71,7 +71,7 @@ class LogConsumer:
 
     :param engine: name of the engine.
     :param begin: the offset up to which everything is processed; None: nothing is.
-    :param rows_max: most records of a batch. Its bytes are bounded by `STRETCH_BYTES_MAX`.
+    :param rows_max: most records of a batch. Its bytes are bounded by `DECODED_BYTES_MAX`.
     """
 
     def __init__(
@@ -260,23 +260,23 @@ class LogConsumer:
         """Plan the next part of the log; return whether there is any."""
         assert self._reader is not None
         if not self.realtime.works:
-            piece = next_piece(self._reader, TASK, self._at, until=self.realtime.reads_until)
+            split = next_split(self._reader, TASK, self._at, until=self.realtime.reads_until)
         else:
-            piece = self._piece_in_memory()
-        if piece is None:
+            split = self._split_in_memory()
+        if split is None:
             return False
         modes = self._pipeline.source.value_modes
         rows_max, origin = self._rows_max, self._origin
-        stretches = stretches_of(self._reader, piece, None, modes, self._table_policy)
+        batches = decoded_batches(self._reader, split, None, modes, self._table_policy)
         self._batches = itertools.chain.from_iterable(
-            batches_of(self.partition, self._log_id, stretch, rows_max, origin) for stretch in stretches
+            batches_of(self.partition, self._log_id, decoded, rows_max, origin) for decoded in batches
         )
         return True
 
-    def _piece_in_memory(self) -> Piece | None:
+    def _split_in_memory(self) -> InputSplit | None:
         assert self._reader is not None
         self._held = self.realtime.take_after(self._at, self._held, RANGE_BYTES_MAX)
         if not self._held:
             # Segments without changes are not in memory; unread, retention would have to keep them.
-            return next_piece(self._reader, TASK, self._at) if self.realtime.lag_segments else None
-        return Piece(TASK, 0, self._at, self._held[-1].header.end, tuple(self._held))
+            return next_split(self._reader, TASK, self._at) if self.realtime.lag_segments else None
+        return InputSplit(TASK, 0, self._at, self._held[-1].header.end, tuple(self._held))

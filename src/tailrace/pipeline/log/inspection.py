@@ -26,11 +26,11 @@ from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, ValueModes
-from tailrace.pipeline.log.consumer import next_piece
+from tailrace.pipeline.log.consumer import next_split
 from tailrace.ranges import plan
 from tailrace.ranges.batches import MESSAGES_TOPIC
-from tailrace.ranges.changes import DecodedBatch, PendingWaits, stretches_of
-from tailrace.ranges.plan import Piece, pieces
+from tailrace.ranges.changes import DecodedBatch, PendingWaits, decoded_batches
+from tailrace.ranges.plan import InputSplit, input_splits
 from tailrace.ranges.positions import LogPoint, locate
 from tailrace.records.group import Group
 
@@ -80,8 +80,8 @@ def json_lines(
         not fit a table.
     """
     left = wanted.limit
-    for stretch in _stretches(directory, task, wanted, table_policy):
-        lines, _ = _lines(directory, task, stretch.changes, replace(wanted, limit=left))
+    for decoded in _decoded(directory, task, wanted, table_policy):
+        lines, _ = _lines(directory, task, decoded.changes, replace(wanted, limit=left))
         yield from lines
         if left is not None:
             left -= len(lines)
@@ -106,19 +106,19 @@ def follow(
         at = reader.end().offset if wanted.begin is None else locate(reader, wanted.begin)
         yield Followed((), at)
         while not stop.is_set():
-            piece = next_piece(reader, task, at)
-            if piece is None:
+            split = next_split(reader, task, at)
+            if split is None:
                 stop.wait(LOOK_S)
                 continue
             try:
-                for stretch in stretches_of(reader, piece, _exact(wanted), wanted.modes, table_policy):
-                    lines, last = _lines(directory, task, stretch.changes, replace(wanted, limit=left))
+                for decoded in decoded_batches(reader, split, _exact(wanted), wanted.modes, table_policy):
+                    lines, last = _lines(directory, task, decoded.changes, replace(wanted, limit=left))
                     left = None if left is None else left - len(lines)
-                    at = last + 1 if left == 0 else stretch.end
+                    at = last + 1 if left == 0 else decoded.end
                     yield Followed(lines, at)
                     if left == 0:
                         return
-                at = piece.end
+                at = split.end
             except TailraceError as error:
                 pending.wait(error, at, stop)
 
@@ -151,17 +151,17 @@ def _exact(wanted: Selection) -> tuple[str, ...] | None:
     return (wanted.table,) if exact and wanted.table is not None else None
 
 
-def _stretches(
+def _decoded(
     directory: LogDirectory, task: str, wanted: Selection, table_policy: TablePolicy
 ) -> Iterator[DecodedBatch]:
     with LogReader.open(directory, task) as reader:
         start, end = reader.start, reader.end().offset
         blocks = reader.blocks(start, end)
-        # The given positions may lie inside a transaction: a piece can begin and end anywhere.
+        # The given positions may lie inside a transaction: a split can begin and end anywhere.
         begin = start if wanted.begin is None else locate(reader, wanted.begin)
         until = end if wanted.end is None else min(end, locate(reader, wanted.end))
-    for piece in plan.pieces(task, blocks, begin, until):
-        yield from stretches_of(directory.path, piece, _exact(wanted), wanted.modes, table_policy)
+    for split in plan.input_splits(task, blocks, begin, until):
+        yield from decoded_batches(directory.path, split, _exact(wanted), wanted.modes, table_policy)
 
 
 def _mask(changes: TableChanges, task: str, wanted: Selection) -> Mask:
@@ -225,31 +225,31 @@ def _key_mask(changes: TableChanges, task: str, key: dict[str, str]) -> Mask:
 
 
 def unreadable(log: LogDirectory) -> Iterator[Damage]:
-    """Yield the first undecodable block of each piece of a log whose checksums are correct.
+    """Yield the first undecodable block of each split of a log whose checksums are correct.
 
     :raises TailraceError: `LOG_CORRUPT`, if they are not.
     """
     for task in log.tasks():
         with LogReader.open(log, task) as reader:
             start, end = reader.start, reader.end().offset
-            for piece in pieces(task, reader.blocks(start, end), start, end):
-                found = _stop_in(reader, log, piece)
+            for split in input_splits(task, reader.blocks(start, end), start, end):
+                found = _stop_in(reader, log, split)
                 if found is not None:
                     yield found
 
 
-def _stop_in(reader: LogReader, log: LogDirectory, piece: Piece) -> Damage | None:
-    reached = piece.start
+def _stop_in(reader: LogReader, log: LogDirectory, split: InputSplit) -> Damage | None:
+    reached = split.start
     try:
-        for stretch in stretches_of(reader, piece):
-            for changes in stretch.changes:
+        for decoded in decoded_batches(reader, split):
+            for changes in decoded.changes:
                 changes.tuples()
-            reached = stretch.end
+            reached = decoded.end
     except TailraceError as error:
         if error.kind in {Kind.LOG_RANGE_GONE, Kind.SCHEMA_PENDING}:
             return None  # retention has removed it, or its catalogue facts are not known yet
-        blocks = (block for block in piece.blocks if isinstance(block, BlockRef))
+        blocks = (block for block in split.blocks if isinstance(block, BlockRef))
         block = next(block for block in blocks if block.header.end > reached)
-        inside = (log.task_path(piece.task) / block.segment).relative_to(log.path)
+        inside = (log.task_path(split.task) / block.segment).relative_to(log.path)
         return Damage(str(inside), block.file_at, f"no reader gets past offset {reached}: {error.message}")
     return None

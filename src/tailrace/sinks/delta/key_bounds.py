@@ -1,7 +1,7 @@
 """Finds files without a common key from the bounds of their keys, without reading rows.
 
 Most tables have ascending keys. Then new rows have higher keys than all rows of the mirror, and the
-net changes of different pieces have no common key. If the bounds prove this, no rows need to be matched.
+net changes of different splits have no common key. If the bounds prove this, no rows need to be matched.
 
 Pure. Only whole numbers have bounds; without bounds nothing is proved.
 """

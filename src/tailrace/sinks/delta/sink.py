@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.changelog.directory import LogIdentity
-    from tailrace.ranges.plan import Piece
+    from tailrace.ranges.plan import InputSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +155,13 @@ class DeltaSink:
         return max(reached, default=None)
 
     def write(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
     ) -> SinkCommit:
         """As `contract.Sink.write`."""
         have = first_missing(self.name, span, self.position(span.task))
         if have >= span.end:
             return SinkCommit(span)
-        span, pieces = self._with_columns(spark, log, span, pieces)
+        span, splits = self._with_columns(spark, log, span, splits)
         if self.position(span.task) is None:
             self._begin(span)
         started = time.perf_counter()
@@ -171,7 +171,7 @@ class DeltaSink:
             missing = LogRange(span.task, have, span.end)
             tables, relations = self._tables_have(span.task), self._relations_have(span.task)
             staged = write_files(
-                spark, self._opened(), log, missing, pieces, self._given, self._mode.format, self._origin,
+                spark, self._opened(), log, missing, splits, self._given, self._mode.format, self._origin,
                 tables, relations,
             )  # fmt: skip
             failpoints.hit("sink.after_write")
@@ -182,7 +182,7 @@ class DeltaSink:
             self._have.pop(span.task, None)
             raise
         if self._mode.kind == "mirror":
-            self._remove_unread(spark, log, span, pieces)
+            self._remove_unread(spark, log, span, splits)
         committed = time.perf_counter()
         failpoints.hit("sink.before_position")
         self._record(span.task, span.end)
@@ -219,22 +219,22 @@ class DeltaSink:
         self._record(span.task, span.start)
 
     def _with_columns(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
-    ) -> tuple[LogRange, Sequence[Piece]]:
-        """Return a range and its pieces, extended if a table already has columns of changes after the range.
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
+    ) -> tuple[LogRange, Sequence[InputSplit]]:
+        """Return a range and its splits, extended if a table already has columns of changes after the range.
 
         An interrupted write added the columns. Rows of a shorter range would remove them again, with values
         that can't be restored.
         """
         since = self._columns_since(span.task)
         if since is None or since < span.end:
-            return span, pieces
+            return span, splits
         with LogReader.open(log, span.task) as reader:
             end = reader.boundary_within(reader.boundary_up_to(since), 1, 1, reader.end().offset)
-            pieces = plan.pieces(span.task, reader.blocks(span.start, end), span.start, end)
-        if spark is None and len(pieces) > 1:
+            splits = plan.input_splits(span.task, reader.blocks(span.start, end), span.start, end)
+        if spark is None and len(splits) > 1:
             raise SparkNeededError
-        return LogRange(span.task, span.start, end), pieces
+        return LogRange(span.task, span.start, end), splits
 
     def _commit(
         self, spark: SparkSession | None, log: Path, span: LogRange, have: int, staged: Sequence[StagedFile]
@@ -266,13 +266,13 @@ class DeltaSink:
         failpoints.hit("sink.after_publish")
 
     def _remove_unread(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
     ) -> None:
         """Remove rows that no longer exist from each table that a snapshot has read again as a whole.
 
         This may be done twice: it is recorded afterwards, and the range's position after that.
         """
-        if not any(block.header.has_schema for piece in pieces for block in piece.blocks):
+        if not any(block.header.has_schema for split in splits for block in split.blocks):
             return
         name = f"read-{names.task_name(span.task)}.json"
         done: dict[str, int] = self._opened().read(name) or {}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.changelog.directory import LogIdentity
-    from tailrace.ranges.plan import Piece
+    from tailrace.ranges.plan import InputSplit
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +80,7 @@ class FileSink:
         return self.position(task)
 
     def write(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
     ) -> SinkCommit:
         """As `contract.Sink.write`."""
         started = time.perf_counter()
@@ -94,7 +94,7 @@ class FileSink:
         assert self._origin is not None, "open comes first"
         missing = LogRange(span.task, have, span.end)
         staged = write_files(
-            spark, self._opened(), log, missing, pieces, self._given, self._format, self._origin, {}, {}
+            spark, self._opened(), log, missing, splits, self._given, self._format, self._origin, {}, {}
         )
         failpoints.hit("sink.after_write")
         written = time.perf_counter()

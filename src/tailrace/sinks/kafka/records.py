@@ -40,8 +40,8 @@ from tailrace.kafka.producer.sender import Partitions
 from tailrace.kafka.producer.writer import Writer
 from tailrace.model import Op, ValueModes
 from tailrace.protocol.frames import Numbers
-from tailrace.ranges.changes import stretches_of
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.changes import decoded_batches
+from tailrace.ranges.plan import InputSplit
 from tailrace.records.events import Converted, bytes_of, made_in_parts, width
 from tailrace.records.group import Group
 from tailrace.records.orders import TableOrders
@@ -123,14 +123,14 @@ class Records:
         self,
         writer: Writer,
         log: LogReader | Path,
-        pieces: Sequence[Piece],
+        splits: Sequence[InputSplit],
         start: int,
         end: int,
         share: Share | None = None,
     ) -> Sent:
         """Send the changes of `[start, end)`, and what goes beside them.
 
-        :param pieces: of a range that holds it.
+        :param splits: of a range that holds it.
         :param share: what is sent of their records; None: all. What goes beside them goes with the first one;
             heartbeats are the driver's.
         :raises TailraceError: what reading the log raises, and as `Writer.send`, with the place in the
@@ -138,9 +138,9 @@ class Records:
         """
         sent = Sent(share)
         if self._config.schema_changes_topic and (share is None or share.number == 0):
-            for change in shape_changes(log, pieces, start, end, self._form.modes, self._form.table_policy):
+            for change in shape_changes(log, splits, start, end, self._form.modes, self._form.table_policy):
                 self._send_shape(writer, change)
-        for outgoing in self.outgoing(log, pieces, start, end, sent):
+        for outgoing in self.outgoing(log, splits, start, end, sent):
             outgoing.send(writer)
         if self._config.provide_transaction_metadata:
             self._send_boundaries(writer, sent.boundaries)
@@ -151,7 +151,7 @@ class Records:
     def outgoing(
         self,
         log: LogReader | Path,
-        pieces: Sequence[Piece],
+        splits: Sequence[InputSplit],
         start: int,
         end: int,
         sent: Sent,
@@ -162,26 +162,26 @@ class Records:
 
         :param sent: what is yielded is added to it.
         """
-        if not pieces:
+        if not splits:
             return
-        reader = log if isinstance(log, LogReader) else LogReader.open(log, pieces[0].task)
-        self._name_topics(reader, pieces[0])
-        for piece in pieces:
-            if piece.end <= start:
+        reader = log if isinstance(log, LogReader) else LogReader.open(log, splits[0].task)
+        self._name_topics(reader, splits[0])
+        for split in splits:
+            if split.end <= start:
                 continue
-            for stretch in stretches_of(reader, piece, None, self._form.modes, self._form.table_policy):
+            for decoded in decoded_batches(reader, split, None, self._form.modes, self._form.table_policy):
                 by_topic: dict[str, list[Portion]] = {}
-                for changes in stretch.changes:
+                for changes in decoded.changes:
                     for portion in self._portions(changes.slice(start, end), sent):
                         by_topic.setdefault(portion[0].topic, []).append(portion)
                 while by_topic:  # what is sent is let go of
                     yield from self._of_topic(by_topic.pop(next(iter(by_topic))), sent)
 
-    def has_beside(self, pieces: Sequence[Piece]) -> bool:
-        """Return whether records that belong to single transactions go beside the changes of these pieces."""
+    def has_beside(self, splits: Sequence[InputSplit]) -> bool:
+        """Return whether records that belong to single transactions go beside the changes of these splits."""
         if self._config.provide_transaction_metadata:
             return True
-        blocks = (block for piece in pieces for block in piece.blocks)
+        blocks = (block for split in splits for block in split.blocks)
         return bool(self._config.schema_changes_topic) and any(block.header.has_schema for block in blocks)
 
     def fits(self, topic: str) -> int:
@@ -226,10 +226,10 @@ class Records:
             topic = legal(self._config.schema_changes_topic, "")
             self.send_beside(writer, side_records.shape(topic, change, self._origin))
 
-    def _name_topics(self, log: LogReader, first: Piece) -> None:
+    def _name_topics(self, log: LogReader, first: InputSplit) -> None:
         """Check that no topic is that of two tables, be it that only one of them has changes here.
 
-        :param first: the first piece that is sent.
+        :param first: the first split that is sent.
         :raises TailraceError: as `Topics.of_table`.
         """
         if self._are_topics_named or not first.blocks:

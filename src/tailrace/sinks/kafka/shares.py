@@ -34,7 +34,7 @@ from tailrace.kafka.producer.layout import (
 )
 from tailrace.kafka.producer.partitioner import Share
 from tailrace.kafka.producer.writer import Writer
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.plan import InputSplit
 from tailrace.sinks.kafka.records import Form, Records
 from tailrace.waits import wait_until
 
@@ -58,7 +58,7 @@ class ShareJob:
     """
 
     log: str
-    pieces: tuple[Piece, ...]
+    splits: tuple[InputSplit, ...]
     end: int
     account: Account
     form: Form
@@ -152,7 +152,7 @@ class _Attempt:
         failpoints.hit("kafka.in_share")
         records = Records(job.form, job.account, job.counted)
         try:
-            found = records.send(self._writer, Path(job.log), job.pieces, step.start, step.end, share)
+            found = records.send(self._writer, Path(job.log), job.splits, step.start, step.end, share)
             sent = time.perf_counter()
             self._writer.commit(job.head.member_offset(step.end))
         except TailraceError as error:

@@ -41,7 +41,7 @@ from tailrace.kafka.producer.layout import (
 )
 from tailrace.kafka.producer.writer import Writer
 from tailrace.model import LogRange, ValueModes
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.plan import InputSplit
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.kafka.records import Form, Records, Sent
 from tailrace.sinks.kafka.shares import ShareJob, write_share
@@ -125,7 +125,7 @@ class KafkaSink:
         return None if self._open is None else self._open.standing.reach
 
     def write(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
     ) -> SinkCommit:
         """As `contract.Sink.write`: records and offset in one transaction of each producer, or one after
         the other.
@@ -137,7 +137,7 @@ class KafkaSink:
         have = first_missing(self.name, span, self.position(span.task))
         if have >= span.end:
             return SinkCommit(span)
-        return self._open.write(spark, log, span, pieces, have)
+        return self._open.write(spark, log, span, splits, have)
 
     def beat(self) -> None:
         """As `contract.Beats.beat`: a heartbeat with the offset that there is, in one transaction."""
@@ -183,7 +183,7 @@ class _Open:
         self.standing = self._carry_out(taking(self._producers, _fresh, fenced=self._account.atomic))
 
     def write(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece], have: int
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit], have: int
     ) -> SinkCommit:
         """Write the changes of `span` from `have` on.
 
@@ -194,7 +194,7 @@ class _Open:
         attempts = 0
         while True:
             try:
-                return self._write(spark, log, span, pieces, have)
+                return self._write(spark, log, span, splits, have)
             except TailraceError as error:
                 reached = self.standing.position or have
                 have, attempts = reached, (1 if reached > have else attempts + 1)
@@ -252,15 +252,15 @@ class _Open:
                 )
 
     def _write(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece], have: int
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit], have: int
     ) -> SinkCommit:
         if self.standing.head is None and self._producers:
             self.standing = self._carry_out(beginning(self._log_id, have, self._producers, _fresh))
         head = self.standing.head
         failpoints.hit("sink.before_write")
         if head is None or not head.producers:
-            return self._write_alone(log, span, pieces, have)
-        written = self._write_shares(spark, log, span, pieces, head)
+            return self._write_alone(log, span, splits, have)
+        written = self._write_shares(spark, log, span, splits, head)
         self.standing = self.standing.written_to(span.end)
         if self.standing.is_even and not self.standing.has(self._producers):
             self.take()  # the producers of before have come to rest
@@ -285,7 +285,7 @@ class _Open:
     def _producers(self) -> int:
         return self._form.config.producers if self._form.config.on_spark else 0
 
-    def _write_alone(self, log: Path, span: LogRange, pieces: Sequence[Piece], have: int) -> SinkCommit:
+    def _write_alone(self, log: Path, span: LogRange, splits: Sequence[InputSplit], have: int) -> SinkCommit:
         assert self._writer is not None  # by `take`
         started = time.perf_counter()
         self._commit_s, sent = 0.0, Sent()
@@ -294,7 +294,7 @@ class _Open:
             if self._form.config.transaction_boundary == "transaction":
                 self._by_transaction.write(self._writer, reader, have, span.end, sent, self._commit)
             else:
-                sent = self._records.send(self._writer, reader, pieces, have, span.end)
+                sent = self._records.send(self._writer, reader, splits, have, span.end)
                 self._commit(span.end)
         send_s = time.perf_counter() - started - self._commit_s
         seconds = {"send": send_s, "commit": self._commit_s}
@@ -315,7 +315,7 @@ class _Open:
         self._commit_s += time.perf_counter() - began_s
 
     def _write_shares(
-        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece], head: Head
+        self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit], head: Head
     ) -> SinkCommit:
         numbers = range(head.producers)
         # What was read here no task reads again.
@@ -323,7 +323,7 @@ class _Open:
         self._offsets.read_each(keys, self._account.isolation)
         history = self._offsets.history
         job = ShareJob(
-            str(log), tuple(pieces), span.end, self._account, self._form, head, history, self._counted
+            str(log), tuple(splits), span.end, self._account, self._form, head, history, self._counted
         )
         if spark is None:
             # Spark wrote here before, and left its producers at different offsets.

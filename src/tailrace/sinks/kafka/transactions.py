@@ -17,8 +17,8 @@ from tailrace.errors import TailraceError
 from tailrace.kafka.producer.writer import Writer
 from tailrace.protocol.frames import Numbers
 from tailrace.ranges import plan
-from tailrace.ranges.changes import STRETCH_BYTES_MAX
-from tailrace.ranges.plan import Piece
+from tailrace.ranges.changes import DECODED_BYTES_MAX
+from tailrace.ranges.plan import InputSplit
 from tailrace.records.events import CONVERTED_BYTES, bytes_of
 from tailrace.sinks.kafka.outgoing import Outgoing
 from tailrace.sinks.kafka.records import Records, Sent
@@ -63,32 +63,32 @@ class TransactionWriter:
             found = self._converted(reader, at, upto, part) if len(ends) > 1 else None
             if found is None:
                 upto = int(ends[0])
-                part = self._records.send(writer, reader, self._pieces(reader, at, upto), at, upto)
+                part = self._records.send(writer, reader, self._splits(reader, at, upto), at, upto)
                 commit(upto)
                 committed = upto
-                self._bytes = min(self._bytes * _GROWTH, STRETCH_BYTES_MAX)
+                self._bytes = min(self._bytes * _GROWTH, DECODED_BYTES_MAX)
             else:
                 self._records.beat(writer)
                 committed = max(committed, _send(writer, found, ends, commit))
                 made = sum(bytes_of(each.events) for each in found)
                 fitting = CONVERTED_BYTES * (upto - at) // max(1, made)
-                self._bytes = min(max(1, fitting), self._bytes * _GROWTH, STRETCH_BYTES_MAX)
+                self._bytes = min(max(1, fitting), self._bytes * _GROWTH, DECODED_BYTES_MAX)
             sent.add(part)
             at = upto
         if committed < end:
             commit(end)
 
-    def _pieces(self, reader: LogReader, start: int, end: int) -> list[Piece]:
-        return plan.pieces(self._task, reader.blocks(start, end), start, end)
+    def _splits(self, reader: LogReader, start: int, end: int) -> list[InputSplit]:
+        return plan.input_splits(self._task, reader.blocks(start, end), start, end)
 
     def _converted(self, reader: LogReader, start: int, end: int, sent: Sent) -> list[Outgoing] | None:
         """Return what several transactions become; None: they are to be taken one by one."""
-        pieces = self._pieces(reader, start, end)
-        if self._records.has_beside(pieces):
+        splits = self._splits(reader, start, end)
+        if self._records.has_beside(splits):
             self._bytes = 1
             return None
         try:
-            return list(self._records.outgoing(reader, pieces, start, end, sent))
+            return list(self._records.outgoing(reader, splits, start, end, sent))
         except TailraceError as error:
             # One by one, what lies before the one that met it is written.
             log.debug("transactions are converted one by one", why=str(error.kind))

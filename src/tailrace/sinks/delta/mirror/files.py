@@ -1,4 +1,4 @@
-"""Files of net changes, which executors write from a piece for a mirror, or from several such files.
+"""Files of net changes, which executors write from a split for a mirror, or from several such files.
 
 A file contains net events of one table (see `net_changes`): the table's columns, the guard column
 `_position`, and, unless all of its events are complete rows, `_upsert`, `_unchanged` and `_origin`.
@@ -49,7 +49,7 @@ KEPT = (
 
 
 class NetWriter:
-    """Collects the changes of one table in one piece and writes their net changes into one file.
+    """Collects the changes of one table in one split and writes their net changes into one file.
 
     Its facts, in addition to those of `ParquetWriter`: `truncated`, the table was emptied and the file
     has the later changes; `plain`, the file can be used as a data file; `snapshot`, the consistent

@@ -2,7 +2,7 @@
 
 Arrow tables in, Arrow tables out. An *event* means that at one step a key got a row (`_upsert`)
 or lost it. Net events have one event per key, the last one. The net events of successive ranges
-can be reduced again to those of the whole, so executors reduce pieces in parallel, and the
+can be reduced again to those of the whole, so executors reduce splits in parallel, and the
 results are reduced once more.
 
 Events have the table's own columns and

@@ -1,6 +1,6 @@
 """Delta tables with the current state of the source's tables, updated by MERGE.
 
-Executors reduce each piece to its net changes (`files`); files of several pieces are
+Executors reduce each split to its net changes (`files`); files of several splits are
 reduced once more; then one Delta commit moves a table from one transaction boundary to a later
 one. A new table, or one that was truncated in the range, needs no merge: its rows after the
 range are those of the net changes, and become its content in one commit of delta-rs.

@@ -33,7 +33,7 @@ _RANK, _MORE = quoted("~rank"), quoted("~more")  # no column of a mirror has suc
 
 
 class WholeRowWriter:
-    """Writes the added and removed rows of one table and piece, in log order.
+    """Writes the added and removed rows of one table and split, in log order.
 
     A file without `_upsert` has only added rows. Facts as `files.NetWriter`.
     """

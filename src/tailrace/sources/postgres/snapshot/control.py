@@ -40,13 +40,15 @@ class SnapshotControl:
 
     def known(self) -> list[dict[str, Any]]:
         plans = self._plans()
-        taken = [_shown(each, paused=plans.paused) for each in (*plans.finished, *plans.open)]
-        not_taken = [
-            _shown(not_taken(request), paused=False) | {"state": "waiting"}
+        asked = [
+            not_taken(request)
             for request in waiting(LogDirectory.open(self._log))
             if request.wants_rows and plans.find(request.id) is None
         ]
-        return [*taken, *not_taken]
+        return [
+            *(_shown(each, paused=plans.paused) for each in (*plans.finished, *plans.open)),
+            *(_shown(each, paused=False) | {"state": "waiting"} for each in asked),
+        ]
 
     @property
     def is_request_open(self) -> bool:

@@ -1,4 +1,4 @@
-"""The initial snapshot, read from what the slot's creation exported; and how all tables are read again.
+"""The initial snapshot, read from what the slot's creation exported.
 
 Creating the slot exports a snapshot of the database as of the slot's consistent point. Several
 connections take it over before anything else happens, and read the published tables out of it,
@@ -13,11 +13,6 @@ Tables that together are no more than a chunk are one unit: a snapshot so small 
 short, or meets DDL, begins again with a new slot, and no transaction is ever in the log without
 its changes of a table that is read later. The same goes for `snapshot: only`, where there is no
 stream that could carry what changes meanwhile.
-
-After changes were lost, under `snapshot: when_needed`, all tables are read again and the stream goes on
-(`renew`). First it is written down that they are to be read, then the slot is made, then the log's position
-is moved to where the slot begins: after a kill between these, the next start does it again or goes on. The
-rows are read beside the stream, as those of a snapshot on demand, with which a mirror equals the source.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 import structlog
@@ -34,11 +29,9 @@ from tailrace import failpoints
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
-from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.server import ExportedSnapshot
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import PublishedTable, published_tables
-from tailrace.sources.postgres.schema.publication import require_publication
 from tailrace.sources.postgres.snapshot.chunk_planner import CHUNK_BYTES_MAX, TablePlan, plan_tables
 from tailrace.sources.postgres.snapshot.chunk_readers import ChunkJob, Postponement
 from tailrace.sources.postgres.snapshot.chunk_writer import Unit
@@ -58,9 +51,7 @@ from tailrace.sources.postgres.snapshot.plan import (
     whole_name,
 )
 from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
-from tailrace.sources.postgres.snapshot.requests import Requests, check_condition
-from tailrace.sources.postgres.snapshot.state import SnapshotState
-from tailrace.sources.postgres.streaming.reconcile import SlotFacts
+from tailrace.sources.postgres.snapshot.requests import check_condition
 from tailrace.sources.progress import TableProgress
 
 log = structlog.get_logger(__name__)
@@ -255,53 +246,3 @@ class InitialSnapshot:
         log.warning(
             "tables that were locked, or changed by DDL, meanwhile are read beside the stream", tables=names
         )
-
-
-def renew(
-    session: Session,
-    source: PostgresSource,
-    state: SnapshotState,
-    slot: SlotFacts | None,
-    lost: TailraceError,
-    *,
-    may_keep: bool,
-    create: Callable[[], ExportedSnapshot],
-) -> None:
-    """Have the log go on where the slot begins, and all tables be read again.
-
-    :param session: for replication.
-    :param slot: as it is; one that can be streamed from is kept, if it may be.
-    :param lost: why changes were lost.
-    :param may_keep: whether the slot was not made by a renewal that did not end.
-    :param create: creates the slot.
-    :raises TailraceError: `PUBLICATION_MISSING`; `SINK_KEY_MISSING` if a table can't be read again; what the
-        server refused with. `SLOT_IN_USE`, `SLOT_CREATION_HELD_UP` may pass.
-    """
-    require_publication(session, source.publication)
-    try:
-        Requests(source, state).ask_for_all(session)
-    except TailraceError as error:
-        if error.kind is not Kind.SINK_KEY_MISSING:
-            raise
-        raise TailraceError(
-            error.kind, f"{lost.message}; {error.message}", f"{error.hint}. Or: {lost.hint}", error.context
-        ) from None
-    failpoints.hit("snapshot.after_plan")
-    if may_keep and slot is not None and slot.confirmed_flush_lsn is not None and not slot.invalidation:
-        position = slot.confirmed_flush_lsn
-    else:
-        if slot is not None:
-            server.drop_slot(session, source.slot)
-        position = create().lsn
-    failpoints.hit("snapshot.after_slot")
-    before = state.appender.tail.position
-    if position > before:
-        state.appender.append_progress(position)
-        state.appender.sync()
-    failpoints.hit("snapshot.after_handover")
-    log.warning(
-        "changes were lost: all tables are read again",
-        reason=lost.message,
-        lost_from=format_lsn(before),
-        lost_to=format_lsn(position),
-    )

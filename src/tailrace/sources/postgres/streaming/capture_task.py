@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -40,7 +39,7 @@ from tailrace.sources.postgres.slot.monitor import SlotWatch
 from tailrace.sources.postgres.snapshot.chunk_planner import SAMPLE_DEADLINE_S
 from tailrace.sources.postgres.snapshot.control import concerns_of
 from tailrace.sources.postgres.snapshot.incremental import IncrementalSnapshots
-from tailrace.sources.postgres.snapshot.initial import InitialSnapshot, lock_wait_s, renew
+from tailrace.sources.postgres.snapshot.initial import InitialSnapshot, lock_wait_s
 from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 from tailrace.sources.postgres.snapshot.requests import Requests
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
@@ -54,6 +53,7 @@ from tailrace.sources.postgres.streaming.reconcile import (
     Start,
     decide,
 )
+from tailrace.sources.postgres.streaming.renewal import renew
 from tailrace.sources.postgres.streaming.standby_status import StatusTimer
 from tailrace.sources.postgres.streaming.stream import AwaitedPosition, Stream
 from tailrace.sources.postgres.streaming.task_log import TaskLog
@@ -190,20 +190,15 @@ class CaptureTask:
             start = self._decide(task_log, facts, state)
             if start.action in {Action.FRESH, Action.RESTART}:
                 with self._turn():
-                    self._begin(task_log, session, facts, state, drop_slot=start.action is Action.RESTART)
+                    self._begin(task_log, session, facts, drop_slot=start.action is Action.RESTART)
                 if self._source.snapshot == "only":
                     return
             elif start.action is Action.FINISHED:
                 return
             else:
                 if start.lost is not None:
-                    renew(
-                        session, self._source, task_log.snapshots, facts.slot, start.lost,
-                        may_keep=state is None or state.phase is not CapturePhase.RENEWING,
-                        create=partial(self._create_new_slot, task_log, session, state),
-                    )  # fmt: skip
-                    state = task_log.state
-                self._resume(task_log, facts, state)
+                    renew(session, self._source, task_log, facts.slot, start.lost, self._stopping)
+                self._resume(task_log, facts)
                 self._keep_failover(session, facts)
         self._connections.error = None
         with ExitStack() as stack:
@@ -243,21 +238,13 @@ class CaptureTask:
             self._phase = "snapshot"
             yield
 
-    def _begin(
-        self,
-        task_log: TaskLog,
-        session: Session,
-        facts: ServerState,
-        before: CaptureState | None,
-        *,
-        drop_slot: bool,
-    ) -> None:
+    def _begin(self, task_log: TaskLog, session: Session, facts: ServerState, *, drop_slot: bool) -> None:
         """Create publication and slot, and take the snapshot; the intent is on disk before.
 
-        :param before: of an interrupted beginning, of which nothing is in the log.
+        If a beginning was interrupted, nothing of it is in the log.
         """
         self._snapshot.clear()
-        source = self._source
+        source, before = self._source, task_log.state
         exists = publication_row(session, source.publication) is not None
         state = CaptureState(
             phase=CapturePhase.BEGINNING,
@@ -298,17 +285,9 @@ class CaptureTask:
         task_log.keep(replace(state, phase=phase))
         failpoints.hit("snapshot.after_handover")
 
-    def _create_new_slot(
-        self, task_log: TaskLog, session: Session, state: CaptureState | None
-    ) -> server.ExportedSnapshot:
-        """Create the slot of a renewal. If this one does not end, the next one drops the slot."""
-        if state is not None:
-            task_log.keep(replace(state, phase=CapturePhase.RENEWING))
-        return create_own_slot(session, self._source, self._stopping)
-
-    def _resume(self, task_log: TaskLog, facts: ServerState, state: CaptureState | None) -> None:
+    def _resume(self, task_log: TaskLog, facts: ServerState) -> None:
         """Check what may have changed while nothing ran, and write down what did."""
-        source = self._source
+        source, state = self._source, task_log.state
         with Session.connect(source, self._stopping) as session:
             require_publication(session, source.publication)
             warn_unmatched(session, source)

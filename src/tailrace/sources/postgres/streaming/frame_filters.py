@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import compiled
+from tailrace.compiled import compiled, iterated
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import REPORT_STREAM, Kind, TailraceError
 from tailrace.model import format_lsn
@@ -48,7 +48,7 @@ _INSIDE, _DONE, _DROPPED = range(3)
 _AT, _KEPT, _UNKNOWN_END = range(3)
 
 
-@nb.njit
+@iterated
 def messages(b, start=0):  # type: ignore[no-untyped-def]
     """Yield place, size and type of the whole frames of `b`, in order, as `message_type` has it.
 

@@ -102,7 +102,7 @@ T = TypeVar("T")
 
 
 def backoff_of(options: EngineOptions) -> Backoff:
-    """Return the waits between attempts."""
+    """Return the back-off between attempts."""
     return Backoff(
         options.errors_retries_max,
         options.errors_retry_delay_initial_ms / 1000,
@@ -111,7 +111,7 @@ def backoff_of(options: EngineOptions) -> Backoff:
 
 
 def restarts_of(options: EngineOptions) -> Backoff:
-    """Return the waits before restarts of a task that failed with a final error."""
+    """Return the back-off before restarts of a task that failed with a final error."""
     return replace(backoff_of(options), attempts_max=TASK_RESTARTS_MAX)
 
 

@@ -39,7 +39,7 @@ _AT_WORK = (Phase.CREATED, Phase.STARTING, Phase.POLLING, Phase.RESTARTING)
 
 @dataclass(slots=True)
 class _TaskState:
-    # Of one task.
+    # The state of one task.
     backoff: Backoff
     phase: Phase = Phase.CREATED
     restarts: int = 0

@@ -164,7 +164,7 @@ class ConnectorOffsets:
                 )
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Refuse further writes."""
         self._closed = True
 
 

@@ -66,7 +66,7 @@ class MemoryOffsetStore:
         self._offsets: dict[Key, Offset] = {}
 
     def start(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
         """Return the offset of each partition that has one, by its number."""
@@ -79,7 +79,7 @@ class MemoryOffsetStore:
             self._offsets.update({key_of(partition): offset for partition, offset in offsets})
 
     def stop(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class FileOffsetStore:

@@ -64,7 +64,7 @@ class NullProcessor:
         self._committer.mark_batch_finished(batch)
 
     def drain(self, timeout_s: float) -> bool:
-        """Nothing is ever under way."""
+        """Return True: nothing is ever in flight."""
         return True
 
     def close(self) -> None:

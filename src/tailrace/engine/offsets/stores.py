@@ -163,8 +163,8 @@ class FileOffsetStore:
             raise TailraceError(
                 Kind.OFFSETS_UNWRITABLE,
                 "store offsets: an offset is not JSON",
-                "return offsets as JSON objects from the connector's tasks, and pass such to mark_processed: "
-                "strings, numbers, lists and dicts of Python's own types",
+                "return offsets as JSON objects from the connector's tasks, and pass JSON objects to "
+                "mark_processed: strings, numbers, lists and dicts of Python's own types",
                 {"file": str(self._path)},
             ) from error
         return found

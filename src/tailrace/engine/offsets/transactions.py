@@ -207,7 +207,7 @@ class TransactionCommits(Commits):
             error = too_long(error, "allow it to be split: transaction_boundary: poll")
         self._failure = self._failed = error
         log.warning(
-            "a transaction was not committed: its records are delivered again",
+            "a transaction was not committed: records after the topic's last commit are delivered again",
             task=self._name,
             kind=str(error.kind) if isinstance(error, TailraceError) else type(error).__name__,
         )

@@ -81,7 +81,7 @@ def test_a_poll_that_returns_no_batch_is_named(polled: Any) -> None:
     with pytest.raises(TailraceError) as raised:
         engine_of(Odd(), lambda _: None).run()
     assert raised.value.kind is Kind.RECORD_INVALID
-    assert f"the task returned {type(polled).__name__}, and no Batch" in raised.value.message
+    assert f"the task returned {type(polled).__name__}, not a Batch" in raised.value.message
     assert raised.value.context["task"] == 0
 
 

@@ -447,7 +447,7 @@ def test_many_may_close_at_once_and_all_wait_for_the_end():
     with pytest.raises(TailraceError) as caught:
         engine.close(0.01)
     assert caught.value.kind is Kind.TASK_TIMED_OUT
-    assert "the `timeout_s` of close() is how long it may take" in caught.value.hint
+    assert "the `timeout_s` of close() is the limit" in caught.value.hint
     assert all(closer.is_alive() for closer in closers)
     release.set()
     engine.close(FAR_S)

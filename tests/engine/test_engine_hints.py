@@ -60,7 +60,7 @@ def test_a_task_that_starts_slowly_is_given_more_time() -> None:
         return Engine(connector=slow, on_record=seen.record, options=options)
 
     error = refused(Kind.TASK_TIMED_OUT, create(task_management_timeout_ms=100))
-    found = re.search(r"(\w+) is how long it may take", error.hint)
+    found = re.search(r"(\w+) is the limit", error.hint)
     assert found is not None
     create(**{found[1]: 60_000}).run()
     assert seen.lines["0-0"] == NUMBERS
@@ -319,7 +319,7 @@ def test_a_handler_that_raises_is_corrected_where_its_cause_says() -> None:
         return Engine(connector=LinesSource(10), on_record=handler, offsets=store)
 
     error = refused(Kind.TASK_FAILED, engine(wrong))
-    assert error.hint == "the cause of this error has its words and its trace"
+    assert error.hint == "the cause of this error has the message and the trace"
     assert str(error.__cause__) == "'numbre'"
     assert any('record.after["numbre"]' in line for line in lines_of_cause(error))
     engine(seen.record).run()

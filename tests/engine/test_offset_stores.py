@@ -80,7 +80,7 @@ def test_one_process_at_a_time_uses_a_file(tmp_path: Path) -> None:
         second.start()
     second.stop()
     assert raised.value.kind is Kind.OFFSETS_LOCKED
-    assert raised.value.hint == "stop the other engine, or give this one a file of its own"
+    assert raised.value.hint == "stop the other engine, or give this one its own file"
     opened(tmp_path / "own.json").stop()
     first.stop()
     opened(tmp_path / "offsets.json").stop()
@@ -122,7 +122,7 @@ def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:
     with pytest.raises(TailraceError) as raised:
         store.write([(A, {"lsn": object()})], 5)
     assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
-    assert "give JSON objects" in raised.value.hint
+    assert "return offsets as JSON objects" in raised.value.hint
     assert store.read([A]) == {0: {"lsn": 1}}
     store.write([(B, {"lsn": 2})], 5)
     store.stop()
@@ -224,7 +224,7 @@ def test_a_folder_that_can_be_written_to_again_has_the_engine_go_on(tmp_path: Pa
     with pytest.raises(TailraceError) as raised:
         run(first)
     assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
-    assert raised.value.hint == "look at the file's permissions, and the room and health of its disk"
+    assert raised.value.hint == "check the file's permissions, and the free space and health of its disk"
     away.rename(folder)
     second = Seen()
     run(second)

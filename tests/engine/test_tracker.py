@@ -183,7 +183,7 @@ def test_places_that_there_are_not_are_refused_and_batches_are_begun_once():
     tracker.begin(1, 2, Counted(0))
     with pytest.raises(IndexError):
         tracker.mark(1, 2)
-    with pytest.raises(ValueError, match="begun before"):
+    with pytest.raises(ValueError, match="already begun"):
         tracker.begin(1, 2, Counted(0))
 
 

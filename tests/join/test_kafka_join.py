@@ -356,9 +356,9 @@ def test_a_task_that_has_not_started_tells_no_errors_and_can_be_stopped() -> Non
 
 def test_tasks_of_the_connector_are_threads_and_the_hint_names_the_source() -> None:
     settings = {"bootstrap_servers": "nobody:1", "data": ["orders"], "transactions": "units"}
-    with pytest.raises(TailraceError, match="tasks_on: spark is nothing") as caught:
+    with pytest.raises(TailraceError, match="tasks_on: spark is not supported by KafkaJoin") as caught:
         tailrace.Engine(
             connector="kafka-join", settings=settings, on_batch=lambda _: None, options={"tasks_on": "spark"}
         )
     assert caught.value.kind is Kind.CONFIG_INVALID
-    assert "give the engine a file" in caught.value.hint
+    assert "pass the engine a file" in caught.value.hint

@@ -60,7 +60,7 @@ def _end_in_time(life: Life, limit_s: float) -> None:
     assert time.monotonic() - began_s < limit_s + MARGIN_S, life.last_words()
     words = life.last_words()
     assert "stopping; a second signal ends at once" in words
-    assert "a sink did not finish its batch in time; it is given up and written again next time" in words
+    assert "a sink did not finish its batch in time: it is written again at the next start" in words
     assert "pipeline state='stopped'" in words
     assert "error:" not in words
     assert "Traceback" not in words

@@ -258,7 +258,7 @@ def test_a_handler_that_can_not_travel_is_refused_before_anything_starts() -> No
             _ = record.key
 
     processing = {"runs_on": "spark", "order": "unordered"}
-    with pytest.raises(TailraceError, match="the handler can't be carried to executors") as caught:
+    with pytest.raises(TailraceError, match="the handler can't be sent to executors") as caught:
         tailrace.Engine(
             connector=LinesSource(1), on_record=handler, options={"record_processing": processing}
         )

@@ -1,7 +1,7 @@
-"""What a program gives to an engine, looked at before anything is made of it.
+"""The arguments of an engine, and their checks before anything is created.
 
-A wrong argument is refused where it was written. Found out later, on a thread of the engine, it would
-be a failure of somebody's code; and a function that only looks like one that is called would lose records.
+A wrong argument is refused where the program passes it: found later, on a thread of the engine, it would
+look like a failure of user code; and a generator or coroutine function as a handler would lose records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tailrace.engine.contracts import (
 )
 from tailrace.errors import Kind, TailraceError
 
-#: By name of an argument: whether a value that was given is one, and what else it should be.
+#: By name of an argument: a check of its value, and a description of valid values.
 _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "config": (
         lambda given: isinstance(given, EngineConfig | Mapping | str | PathLike),
@@ -62,7 +62,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """Those of `Engine`, by their names."""
+    """The arguments of `Engine`, by name."""
 
     config: EngineConfig | Mapping[str, Any] | str | PathLike[str] | None = None
     connector: SourceConnector | Callable[[], SourceConnector] | str | None = None
@@ -82,7 +82,7 @@ class Arguments:
     options: EngineOptions | Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        """Refuse what can't be what it was given for; None is always allowed.
+        """Refuse arguments of wrong types or values; None is always allowed.
 
         :raises TailraceError: `CONFIG_INVALID`.
         """
@@ -97,14 +97,14 @@ class Arguments:
 
 
 def check_called(name: str, given: Any, *, may_be_async: bool = False) -> None:
-    """Refuse what is no function, and one whose call does nothing until somebody awaits or iterates.
+    """Refuse a value that is not a function, or whose call does nothing until it is awaited or iterated.
 
-    :param may_be_async: whether somebody awaits.
+    :param may_be_async: whether the caller awaits it.
     :raises TailraceError: `CONFIG_INVALID`.
     """
     if not callable(given):
         raise invalid(
-            f"{name} is called: {type(given).__name__} can't be", "give a function, or an object that is one"
+            f"{name} is called: {type(given).__name__} can't be", "pass a function or another callable object"
         )
     called = given if inspect.isroutine(given) else getattr(given, "__call__", given)  # noqa: B004
     for each in (given, called):
@@ -115,8 +115,8 @@ def check_called(name: str, given: Any, *, may_be_async: bool = False) -> None:
         if inspect.iscoroutinefunction(each) and not may_be_async:
             raise invalid(
                 f"{name} is an async function: calling it would do nothing",
-                "give a plain function; it may run the other one with asyncio.run, or hand it to a loop that "
-                "runs and wait for its result",
+                "pass a plain function; it may run the async one with asyncio.run, or submit it to a running "
+                "loop and wait for its result",
             )
         if inspect.isgeneratorfunction(each):
             raise invalid(f"{name} is a generator: calling it would do nothing", "leave out its `yield`")

@@ -1,6 +1,6 @@
-"""From what an engine is made of, however it is said, to its parts. Nothing is started here.
+"""Assembles an engine's parts from its arguments, without starting any of them.
 
-A configuration and Python objects lead to the same parts; objects come before what a file says.
+A configuration and Python objects result in the same parts; objects take precedence over a file.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ from tailrace.transforms import factory
 
 log = structlog.get_logger(__name__)
 
-#: The connector that reads the sources of a file, of whatever type; it has the name of the oldest.
+#: The connector that reads the sources of a file, whatever their type; it is named after the oldest type.
 _OF_FILES = "postgresql"
 
-#: Policies that end transactions of Kafka, by `kafka.transaction_boundary`.
+#: Names of the policies that end Kafka transactions, by `kafka.transaction_boundary`.
 _BOUNDARIES = {"poll": "always", "interval": "periodic", "connector": "transaction"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What an engine is made of.
+    """The parts of an engine.
 
     :param new_store: makes the offset store; called once, on the engine's thread.
     :param handler: None: records go to Kafka, or to a processor.
-    :param processor: makes a processor that is not the engine's own.
-    :param wanted: whether anybody gets the records; not, where only sinks are fed, from the log.
+    :param processor: makes a user's processor; None: the engine uses its own.
+    :param wanted: whether the engine uses the records; false if only sinks are fed, from the log.
     """
 
     name: str
@@ -89,10 +89,10 @@ class Parts:
         claim: Callable[[Partition], None],
         number: int,
     ) -> TaskCommits:
-        """Return the committer of one attempt of a task; parameters as `OffsetCommitter` has them."""
+        """Return the committer of one attempt of a task; parameters as of `OffsetCommitter`."""
         name = f"task {number}"
         if self.options.kafka is not None:
-            # Only now: engines without Kafka need not load its client.
+            # Imported here: engines without Kafka need not load its client.
             from tailrace.engine.offsets.transactions import TransactionCommits
             from tailrace.kafka.offsets.store import KafkaOffsetStore
 
@@ -121,8 +121,8 @@ class Parts:
     ) -> RecordProcessor:
         """Return the processor of one attempt of a task, not initialised.
 
-        :param stopping: as `name` and `counts`, see `ProcessingConfig`.
-        :param commits: of the attempt; with the option `kafka` its handler, too.
+        :param stopping: see `ProcessingConfig`, also for `name` and `counts`.
+        :param commits: of the attempt; with the option `kafka` also its handler.
         """
         if self.processor is not None:
             return self.processor()
@@ -143,7 +143,7 @@ class Parts:
 
     @property
     def commit_timeout_s(self) -> float:
-        """Longest that a commit may take."""
+        """Longest time for a commit, in seconds."""
         return self.options.offset_commit.timeout_ms / 1000
 
 
@@ -155,17 +155,17 @@ def assemble(given: Arguments) -> Parts:
     given.check()
     file = _config(given.config)
     if file is None and given.connector is None:
-        raise invalid("there is neither a configuration nor a connector", "give one of them")
+        raise invalid("there is neither a configuration nor a connector", "pass one of them")
     options = _options(given.options, file.engine if file else EngineOptions())
     clock = given.clock or SystemClock()
     connector = connector_of(given.connector if given.connector is not None else _OF_FILES)
     places = connector.places if isinstance(connector, RunsElsewhere) else ()
     if options.tasks_on not in ("threads", *places):
         raise invalid(
-            f"tasks_on: {options.tasks_on} is nothing that tasks of {type(connector).__name__} can do",
+            f"tasks_on: {options.tasks_on} is not supported by {type(connector).__name__}",
             f"leave it out, or choose one of threads, {', '.join(places)}"
             if places
-            else "leave it out, or give the engine a file: its `source` is captured on executors, too",
+            else "leave it out, or pass the engine a file: its `source` can be captured on executors, too",
         )
     own_settings = {} if file is None or given.connector is not None else file.as_settings()
     settings = {**own_settings, **(given.settings or {})}
@@ -207,7 +207,7 @@ def _config(config: EngineConfig | Mapping[str, Any] | str | os.PathLike[str] | 
 
 
 def _options(given: EngineOptions | Mapping[str, Any] | None, of_file: EngineOptions) -> EngineOptions:
-    """Return the options that are given, and the file's in place of those that are not.
+    """Return the given options, completed from the file's options.
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
@@ -244,12 +244,12 @@ def _store(
         return lambda: connector.offset_store(name, settings)
     if storage is not None:
         raise invalid(
-            "offset_storage is log, and the connector keeps no offsets of its own", "choose another type"
+            "offset_storage is log, and the connector has no offset store", "choose another type"
         )
 
     def in_memory() -> OffsetStore:
         log.warning(
-            "offsets are kept in memory alone: the next engine starts from the beginning", engine=name
+            "offsets are kept only in memory: the next engine starts from the beginning", engine=name
         )
         return stores.MemoryOffsetStore()
 
@@ -266,22 +266,22 @@ def _policy(options: EngineOptions) -> Callable[[], CommitPolicy]:
 
 
 def _require_kafka_alone(given: Arguments) -> None:
-    """Refuse what takes records or offsets beside the option `kafka`.
+    """Refuse other destinations of records or offsets in addition to the option `kafka`.
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
     for name in ("on_batch", "on_record", "processor", "offsets", "commit_policy"):
         if getattr(given, name) is not None:
             raise invalid(
-                f"there are the option kafka and {name}: records and their offsets go to one place",
-                f"leave {name} out, or the option",
+                f"both the option kafka and {name} are given: records and their offsets go to one place",
+                f"leave out {name}, or the option",
             )
 
 
 def _in_bytes(given: Any) -> Any:
-    """Return the converter of records that go to Kafka; None was given: JSON.
+    """Return the converter of records that go to Kafka; JSON if `given` is None.
 
-    :raises TailraceError: `CONFIG_INVALID` for one that gives objects.
+    :raises TailraceError: `CONFIG_INVALID` for a converter that returns objects instead of bytes.
     """
     if given is None:
         return Extension(type="json")
@@ -302,7 +302,7 @@ def _handler(arguments: Arguments, options: EngineOptions, runner: Runner, stage
     if len(given) != 1:
         raise invalid(
             "there must be one of on_batch, on_record and processor",
-            "give one of them" if not given else "leave the others out",
+            "pass one of them" if not given else "leave the others out",
         )
     for name, one in given.items():
         called = one.call if isinstance(one, Manual) else one
@@ -311,13 +311,13 @@ def _handler(arguments: Arguments, options: EngineOptions, runner: Runner, stage
     if batch is not None and processing.order != "ordered":
         raise invalid(
             f"order: {processing.order} is for handlers of single records, and there is on_batch",
-            "leave order out, or give on_record",
+            "leave order out, or pass on_record",
         )
     if processor is not None:
         if processor is not NullProcessor and processing.runs_on != "threads":
             raise invalid(
                 f"runs_on: {processing.runs_on} is for the engine's own processors, and there is another",
-                "leave runs_on out, or give on_batch or on_record",
+                "leave runs_on out, or pass on_batch or on_record",
             )
         return None
     handler: Handler = on_batch(batch) if batch is not None else on_record(record)  # type: ignore[arg-type]
@@ -335,7 +335,7 @@ def _warn_of_ignored(options: EngineOptions, *, wanted: bool, is_for_nothing: bo
         )
 
 
-#: What a connector must be able to do.
+#: The methods that a connector must have.
 METHODS = ("start", "task_settings", "create_task", "stop")
 
 
@@ -351,7 +351,7 @@ def connector_of(given: SourceConnector | Callable[[], SourceConnector] | str) -
     lacking = [method for method in METHODS if not callable(getattr(given, method, None))]
     if lacking:
         raise invalid(
-            f"{type(given).__name__} is no connector, it has no {', '.join(lacking)}",
+            f"{type(given).__name__} is not a connector, it has no {', '.join(lacking)}",
             "a connector is a tailrace.engine.contracts.SourceConnector",
         )
     return given
@@ -360,8 +360,8 @@ def connector_of(given: SourceConnector | Callable[[], SourceConnector] | str) -
 def _made(make: Callable[[], SourceConnector]) -> SourceConnector:
     if not callable(make):
         raise invalid(
-            f"{type(make).__name__} is no connector",
-            "give a name, a class, or a tailrace.engine.contracts.SourceConnector",
+            f"{type(make).__name__} is not a connector",
+            "pass a name, a class, or a tailrace.engine.contracts.SourceConnector",
         )
     try:
         return make()
@@ -369,14 +369,14 @@ def _made(make: Callable[[], SourceConnector]) -> SourceConnector:
         raise
     except Exception as error:
         raise invalid(
-            f"making the connector raised {type(error).__name__}",
-            "a connector is made without arguments; what it needs comes with start",
+            f"creating the connector raised {type(error).__name__}",
+            "a connector is created without arguments; start() receives its settings",
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The functions, None where there is nothing to do, and what is to be closed after the last call."""
+    """The functions of the stage, None if there is nothing to do, and what to close after the last call."""
 
     transform: Callable[[Group], Iterable[Group]] | None
     convert: Callable[[Group], Any] | None
@@ -391,7 +391,7 @@ def stages_of(
 ) -> Stages:
     """Return the stages: the transformations of the options, then those given in Python.
 
-    A converter that is given in Python takes the place of the options'.
+    A converter passed in Python replaces that of the options.
     :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`.
     """
     converting = _converter(converter if converter is not None else options.converter)
@@ -419,7 +419,7 @@ def _converter(given: Converter | Extension | Mapping[str, Any] | str | None) ->
         given = converters.build(given.type, given.options)
     if given is not None and not isinstance(given, Converter):
         raise invalid(
-            f"{type(given).__name__} is no converter",
+            f"{type(given).__name__} is not a converter",
             "a converter is a tailrace.converters.contract.Converter",
         )
     return given

@@ -1,7 +1,7 @@
-"""When what can be committed is committed. The caller says what has passed: there is no clock here.
+"""Commit policies: they decide when committable offsets are committed. The caller passes the elapsed time.
 
-A policy is asked after each batch and while nothing comes (`contracts.CommitPolicy`). One's own is
-any object with `is_due`; `AllOf` and `AnyOf` put policies together.
+A policy is asked after each batch and while no records arrive (`contracts.CommitPolicy`). A user's policy is
+any object with `is_due`; `AllOf` and `AnyOf` combine policies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.engine.contracts import CommitPolicy
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """After each batch."""
+    """Commits after each batch."""
 
     def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
         return True
@@ -22,7 +22,7 @@ class Always:
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """When `interval_s` have passed since the last commit; also while nothing comes."""
+    """Commits when `interval_s` have passed since the last commit; also while no records arrive."""
 
     interval_s: float = 60.0
 
@@ -32,7 +32,7 @@ class Periodic:
 
 @dataclass(frozen=True, slots=True)
 class EveryRecords:
-    """When `count` records or more were processed since the last commit."""
+    """Commits when `count` records or more were processed since the last commit."""
 
     count: int
 
@@ -42,7 +42,7 @@ class EveryRecords:
 
 @dataclass(frozen=True, slots=True)
 class AtTransactionEnds:
-    """Where no transaction of the source is open: what is committed is never part of one."""
+    """Commits where no transaction of the source is open: never within a transaction."""
 
     def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
         return at_transaction_end
@@ -50,7 +50,7 @@ class AtTransactionEnds:
 
 @dataclass(frozen=True, slots=True, init=False)
 class AllOf:
-    """When all of `policies` want it."""
+    """Commits when all of `policies` want it."""
 
     policies: tuple[CommitPolicy, ...]
 
@@ -58,14 +58,14 @@ class AllOf:
         object.__setattr__(self, "policies", policies)
 
     def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
-        # Each is asked: one that counts calls must not miss any.
+        # All are asked: a policy that counts calls must not miss any.
         wanted = [p.is_due(processed, at_transaction_end, since_commit_s) for p in self.policies]
         return all(wanted)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class AnyOf:
-    """When one of `policies` wants it."""
+    """Commits when at least one of `policies` wants it."""
 
     policies: tuple[CommitPolicy, ...]
 
@@ -77,8 +77,8 @@ class AnyOf:
         return any(wanted)
 
 
-#: Those that the option `offset_commit.policy` names, made of `interval_s` and `records`. Those at
-#: ends of transactions are so at most every `interval_s`, as all of them would be far too many.
+#: Factories of the policies that the option `offset_commit.policy` names, from `interval_s` and `records`.
+#: `transaction` commits at most every `interval_s`: each end of a transaction would be far too often.
 BY_NAME: dict[str, Callable[[float, int], CommitPolicy]] = {
     "always": lambda _interval_s, _records: Always(),
     "periodic": lambda interval_s, _records: Periodic(interval_s),

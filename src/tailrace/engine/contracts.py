@@ -1,12 +1,12 @@
-"""What those who extend the engine implement, and what it gives them.
+"""The interfaces that extensions of the engine implement, and the objects that it passes to them.
 
 These docstrings are the specification; `tailrace.testing.conformance` checks an implementation
 against them. A connector plans tasks; a task polls batches of one or more source partitions; the
-engine processes them and commits offsets, and notifies the task of them. Connectors are found by name
+engine processes them, commits offsets, and notifies the task of them. Connectors are found by name
 through the entry point `tailrace.connectors`.
 
-Everything is driven by the engine: no method is called twice at once for one object, unless its
-docstring says so, and none is called again after `stop`.
+The engine makes all calls: no method is called twice at once for one object, unless its docstring says
+so, and none is called again after `stop`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tailrace.errors import TailraceError
 
-    # Records bring every kernel with them; who reads offsets or a status needs none.
+    # Modules of records load every kernel; programs that read offsets or a status need none.
     from tailrace.records.batch import Batch, Offset, Partition
     from tailrace.records.events import Event, Events
     from tailrace.records.group import Group
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 #: The configuration of a connector or a task: JSON values; secrets are references, never resolved.
 Settings = Mapping[str, Any]
 
-#: What a handler returns: nothing; an async one, when its coroutine has ended.
+#: Return type of a handler: None, or the awaitable of an async handler.
 Handled: TypeAlias = Awaitable[None] | None
 
-#: Handlers of one record or event. What they raise stops the task, or has the record delivered again where
-#: the error is one that is retried.
+#: Handlers of one record or event. If one raises a retriable error, the record is delivered again; any other
+#: error stops the task.
 RecordHandler: TypeAlias = "Callable[[Record], Handled] | Callable[[Event], Handled]"
 
-#: Handlers of a batch, or of a batch that was converted. When one returns, the whole batch counts as
-#: processed; when it raises, nothing of it does.
+#: Handlers of a batch, or of a converted batch. When one returns, the whole batch counts as processed; when
+#: it raises, no record of it does.
 BatchHandler: TypeAlias = "Callable[[Batch], Handled] | Callable[[Events], Handled]"
 
 
 class Clock(Protocol):
-    """Time as the engine sees it, so that tests can move it. Any thread."""
+    """The engine's clock, which tests can replace. Any thread."""
 
     def monotonic(self) -> float:
-        """Return seconds that only rise."""
+        """Return a time in seconds that never decreases."""
         ...
 
     def time_us(self) -> int:
@@ -64,10 +64,10 @@ class Clock(Protocol):
 
 
 class OffsetReader(Protocol):
-    """Reads what was committed under the engine's name. Any thread."""
+    """Reads the offsets that were committed under the engine's name. Any thread."""
 
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
-        """Return, by its number in `partitions`, the offset of each that has one.
+        """Return the offset of each partition that has one, by its number in `partitions`.
 
         :raises TailraceError: `OFFSETS_UNREADABLE`.
         """
@@ -75,16 +75,16 @@ class OffsetReader(Protocol):
 
 
 class OffsetWriter(Protocol):
-    """Writes offsets that no record brings: how far an idle source is, what a connector wants to find again.
+    """Writes offsets that belong to no record: the position of an idle source, or a connector's own state.
 
-    Any thread. What is written never lets a commit pass over records: see `TaskContext` and
-    `ConnectorContext` for when it is kept.
+    Any thread. A written offset never makes a commit skip records: `TaskContext` and `ConnectorContext` say
+    when it is stored.
     """
 
     def write(self, partition: Partition, offset: Offset) -> None:
         """Write the offset of a partition; an offset is a JSON object.
 
-        :raises TailraceError: `ENGINE_MISUSED`, `OFFSETS_PREEMPTED`; of a connector's also
+        :raises TailraceError: `ENGINE_MISUSED`, `OFFSETS_PREEMPTED`; a connector's writer also
             `OFFSETS_UNWRITABLE`.
         """
         ...
@@ -92,51 +92,51 @@ class OffsetWriter(Protocol):
 
 @runtime_checkable
 class OffsetStore(OffsetReader, Protocol):
-    """Keeps offsets, durably unless it says otherwise.
+    """Stores offsets, durably unless its documentation says otherwise.
 
-    In this order: `start`, any number of reads and writes, `stop`. An offset is a JSON object.
+    Called in this order: `start`, any number of reads and writes, `stop`. An offset is a JSON object.
     """
 
     def start(self) -> None:
-        """Make ready; connects, creates what is missing.
+        """Prepare the store: connect, create what is missing.
 
         :raises TailraceError: the engine does not start.
         """
         ...
 
     def write(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float) -> None:
-        """Keep these offsets, all or none of them; durable when it returns. Any thread.
+        """Store these offsets, all or none of them; they are durable when it returns. Any thread.
 
-        :raises TailraceError: `OFFSETS_UNWRITABLE`; the engine goes on, warns and tries again later.
+        :raises TailraceError: `OFFSETS_UNWRITABLE`; the engine continues, logs a warning and retries later.
             `OFFSETS_PREEMPTED`, if another engine has taken over; the task fails with it.
         """
         ...
 
     def stop(self) -> None:
-        """Let go of what is held. Called once, also when `start` failed."""
+        """Release all resources. Called once, also if `start` failed."""
         ...
 
 
 class Metrics(Protocol):
-    """Makes numbers that are shown beside the engine's own (`Engine.metrics`).
+    """Makes metrics that are shown together with the engine's own (`Engine.metrics`).
 
-    Each has the labels `engine` and `task`, the latter empty for a connector. The same name and labels give
-    the same number, also in another attempt of the task, so that counters go on. Names are Prometheus':
-    letters, digits and `_`, with a unit at their end; those that begin with `tailrace_engine_` are the
-    engine's own. Any thread. To count costs about a microsecond: once a batch, not once a record.
+    Each has the labels `engine` and `task`, the latter empty for a connector. The same name and labels return
+    the same metric, also in another attempt of the task, so that counters continue. Names follow Prometheus'
+    rules: letters, digits and `_`, with a unit at the end; the prefix `tailrace_engine_` is reserved. Any
+    thread. An update takes about a microsecond: update once per batch, not once per record.
     """
 
     def counter(self, name: str, description: str, labels: Mapping[str, str] = ...) -> Counter:
-        """Return a number that only rises; it is shown as `<name>_total`.
+        """Return a counter, a number that only increases; it is shown as `<name>_total`.
 
-        :param labels: more of them; each name has always the same ones.
-        :raises TailraceError: `ENGINE_MISUSED` for a name or labels that can't be, or are another kind's, and
-            beyond 10 000 of them in all.
+        :param labels: additional labels; a name always has the same ones.
+        :raises TailraceError: `ENGINE_MISUSED` for invalid names or labels, for a name that is in use with
+            another kind or other labels, and beyond 10 000 time series in total.
         """
         ...
 
     def gauge(self, name: str, description: str, labels: Mapping[str, str] = ...) -> Gauge:
-        """Return a number that rises and falls; as `counter`."""
+        """Return a gauge, a number that can increase and decrease; otherwise as `counter`."""
         ...
 
     def histogram(
@@ -147,24 +147,24 @@ class Metrics(Protocol):
         *,
         buckets: Sequence[float] | None = None,
     ) -> Histogram:
-        """Return what counts observations by their size; as `counter`.
+        """Return a histogram, which counts observations by size; otherwise as `counter`.
 
-        :param buckets: upper bounds, rising, inclusive. Default: those for seconds, 0.005 to 10.
+        :param buckets: upper bounds, rising, inclusive. Default: bounds for seconds, 0.005 to 10.
         """
         ...
 
 
 @runtime_checkable
 class CommitPolicy(Protocol):
-    """Decides when what can be committed is committed. An object for each task."""
+    """Decides when committable offsets are committed. One object for each attempt of a task."""
 
     def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
-        """Return whether to commit now; called after each batch and while nothing comes.
+        """Return whether to commit now; called after each batch and while no records arrive.
 
-        While a batch is processed, it is called several times a second, and after each 256 records.
+        While a batch is processed, it is called several times a second, and after every 256 records.
 
-        :param processed: records processed since the last commit, dropped ones included; may be 0.
-        :param at_transaction_end: whether no transaction is open after what can be committed.
+        :param processed: number of records processed since the last commit, dropped ones included; may be 0.
+        :param at_transaction_end: whether no transaction is open after the committable records.
         :param since_commit_s: seconds since the last commit, from the task's start for the first.
         """
         ...
@@ -172,17 +172,17 @@ class CommitPolicy(Protocol):
 
 @runtime_checkable
 class Committer(Protocol):
-    """Takes note of what is processed. Any thread, in any order.
+    """Tracks processed records. Any thread, in any order.
 
-    An offset is committed only when every record before it, in its partition, is processed: what is
-    marked out of order waits.
+    An offset is committed only when every record before it, in its partition, is processed: records marked
+    out of order wait.
     """
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
         """Count a record of `batch` as processed; without `place`, all of them.
 
         :param place: the record's `place`.
-        :param offset: kept in the place of the record's own.
+        :param offset: stored instead of the record's own offset.
         """
         ...
 
@@ -191,23 +191,23 @@ class Committer(Protocol):
         ...
 
     def mark_dropped(self, batch: Batch) -> None:
-        """Count as processed what was polled with `batch` and is not among its records any more."""
+        """Count the records as processed that were polled with `batch` and dropped by transformations."""
         ...
 
     def mark_batch_finished(self, batch: Batch) -> None:
-        """Say that no more will be marked in `batch`: commits now if the policy wants it.
+        """Note that nothing more will be marked in `batch`; commit now if the policy wants it.
 
-        :raises TailraceError: `OFFSETS_UNWRITABLE` never: that is logged and tried again.
+        Never raises `OFFSETS_UNWRITABLE`: a failed write is logged and retried.
         """
         ...
 
 
 @runtime_checkable
 class RecordProcessor(Protocol):
-    """Takes the batches of one task through transformation and conversion to their handler.
+    """Transforms and converts the batches of one task, and delivers them to the handler.
 
-    An object for each task. The engine's own (`engine.processing`) are chosen by what handler,
-    converter and order it was given; a user's takes their place.
+    One object for each attempt of a task. The engine chooses one of its own (`engine.processing`) by its
+    handler, converter and order; a user's processor replaces it.
     """
 
     def initialize(
@@ -217,54 +217,54 @@ class RecordProcessor(Protocol):
         convert: Callable[[Group], object] | None,
         committer: Committer,
     ) -> None:
-        """Take what is needed; called once, before the first batch, on the task's thread.
+        """Initialise the processor; called once, before the first batch, on the task's thread.
 
         :param executor: of this attempt of the task, with `record_processing.threads` threads.
-        :param transform: the chain of transformations, or None: records stay as they are; any thread.
-        :param convert: the converter (`Converted` for a group), or None; any thread.
+        :param transform: the chain of transformations, or None: records are not transformed; any thread.
+        :param convert: the converter (returns `Converted` for a group), or None; any thread.
         """
         ...
 
     def process(self, batch: Batch) -> None:
         """Process a batch; on the task's thread. May return before the batch is done.
 
-        It is called for the next batch as soon as it returns: so it waits while more than it may
-        hold is under way. What goes wrong with an earlier batch is raised here.
-        :raises BaseException: ends this attempt of the task; a `StopEngine` of a handler, once what it was
-            given is marked, the engine. What may pass, a processor tries again itself (`retrying`).
+        It is called for the next batch as soon as it returns: so it must block while too many batches are in
+        flight. Errors of earlier batches are raised here.
+        :raises BaseException: ends this attempt of the task; a handler's `StopEngine`, raised once its
+            records are marked, ends the engine. A processor retries retriable errors itself.
         """
         ...
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything is delivered and marked, at most so long; return whether it is.
+        """Wait until everything is delivered and marked, at most `timeout_s`; return whether it is.
 
-        On the task's thread, also while nothing comes, with 0. Gives nothing up: it may be called again.
-        :raises BaseException: what went wrong with a batch; as in `process`.
+        On the task's thread; with 0, also while no records arrive. Abandons nothing: it may be called again.
+        :raises BaseException: the error of a batch; as in `process`.
         """
         ...
 
     def close(self) -> None:
-        """Give up what is not done. Called once, on any thread, after the last `process` and `drain`.
+        """Abandon unfinished batches. Called once, on any thread, after the last `process` and `drain`.
 
-        Nothing more is handed to a handler, and nothing marked, after it has returned; a handler
-        that is running can't be stopped, and is not waited for. Never raises. Under `on_task_failure:
-        restart` the task's next attempt, with a new processor, begins when the handlers that the engine's
-        own processors called have returned; a user's processor keeps its calls apart itself.
+        After it has returned, no handler is called and nothing is marked; a handler that is running can't be
+        stopped, and is not waited for. Never raises. With `on_task_failure: restart`, the task's next
+        attempt, with a new processor, begins when the handlers that the engine's own processors called have
+        returned; a user's processor must itself prevent calls that overlap.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorContext:
-    """What a connector may use, from `start` until `stop` is called.
+    """The objects that a connector may use, from `start` until `stop` is called.
 
     :param report: ends the engine with an error; any thread, at any time.
-    :param tasks_on: where the tasks' work is to be done: `threads`, or one of `RunsElsewhere.places`.
-    :param offset_writer: straight to the store; durable when `write` returns. For partitions of the
-        connector's own, and, until tasks are created, for those that tasks will read. A partition of which a
-        task has given a batch is refused (`ENGINE_MISUSED`): its offset is that of what is processed.
-    :param commit_policy: an object of the connector's own, made as those of tasks.
-    :param transformations: what the engine does to each group that a task gives, or None; any thread.
+    :param tasks_on: where the tasks are to work: `threads`, or one of `RunsElsewhere.places`.
+    :param offset_writer: writes directly to the store; durable when `write` returns. For the connector's own
+        partitions, and, until tasks are created, for those that tasks will read. A partition from which a
+        task has returned a batch is refused (`ENGINE_MISUSED`): the engine commits its offset.
+    :param commit_policy: the connector's own object, made as those of tasks.
+    :param transformations: the chain that the engine applies to each group of a task, or None; any thread.
     """
 
     name: str
@@ -282,48 +282,48 @@ class ConnectorContext:
 
 @runtime_checkable
 class SourceConnector(Protocol):
-    """Knows a source as a whole: checks it and divides the work among tasks."""
+    """Checks a source and divides the work among tasks."""
 
     def start(self, context: ConnectorContext) -> None:
-        """Check the settings and make ready. Called once, before anything else.
+        """Check the settings and prepare the connector. Called once, before anything else.
 
-        :raises TailraceError: `CONFIG_INVALID`, …; the engine ends, `stop` is called.
+        :raises TailraceError: `CONFIG_INVALID`, …; the engine ends and calls `stop`.
         """
         ...
 
     def task_settings(self, tasks_max: int) -> Sequence[Settings]:
-        """Return the settings of each task: at most `tasks_max`, and each JSON.
+        """Return the settings of each task: at most `tasks_max`, each a JSON object.
 
-        No partition of the source belongs to two of them. None at all is an error of the engine.
+        No partition of the source belongs to two tasks. An empty sequence ends the engine with an error.
         """
         ...
 
     def create_task(self) -> SourceTask:
-        """Return a new task, not started. Called once for each of `task_settings`, and again for a
-        task that is restarted.
+        """Return a new task, not started. Called once for each of `task_settings`, and again before each
+        restart of a task.
         """
         ...
 
     def stop(self) -> None:
-        """Let go of what is held. Called once in every run in which `start` was called, after all
-        tasks were stopped.
+        """Release all resources. Called once in every run in which `start` was called, after all tasks were
+        stopped.
         """
         ...
 
 
 @runtime_checkable
 class RunsElsewhere(Protocol):
-    """A connector whose tasks can have their work done elsewhere than in the engine's process."""
+    """A connector whose tasks can work outside the engine's process."""
 
     @property
     def places(self) -> Collection[str]:
-        """The values of the option `tasks_on` that it knows beside `threads`."""
+        """The values of the option `tasks_on` that it supports in addition to `threads`."""
         ...
 
 
 @runtime_checkable
 class KeepsOffsets(Protocol):
-    """A connector that has a place of its own for offsets: they are kept there if nothing else is said."""
+    """A connector with its own offset store, which is used unless another one is configured."""
 
     def offset_store(self, name: str, settings: Settings) -> OffsetStore:
         """Return the store for the engine `name`; called once, before `start`; the engine starts it.
@@ -335,38 +335,37 @@ class KeepsOffsets(Protocol):
 
 @runtime_checkable
 class SwitchesRealtime(Protocol):
-    """A connector whose records may come from memory, before anybody reads them from a log."""
+    """A connector that can feed consumers in real time: from memory, instead of from the log."""
 
     def switch_realtime(self, *, on: bool) -> None:
-        """Ask for it, or for its end; returns at once, and promises nothing."""
+        """Request that real time is switched on or off; returns at once, without a guarantee."""
         ...
 
     def realtime_status(self) -> Sequence[Mapping[str, Any]]:
-        """Return what each consumer shows of it."""
+        """Return the real-time status of each consumer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What a task may use, in one of its attempts.
+    """The objects that a task may use, in one of its attempts.
 
     :param number: of the task, from 0.
-    :param settings: its own of `SourceConnector.task_settings`.
+    :param settings: the task's own, one of `SourceConnector.task_settings`.
     :param stopping: set when the engine wants the task to end; `start` and `poll` should return then.
-    :param finish: the task calls it when it has no more to give, once; any thread. It is not polled
-        again; when all tasks have finished and everything is processed, the engine ends with success.
-    :param wanted: whether anybody gets the records; if not, `poll` need not return any.
-    :param batch_records_max: most records that a batch is to have (`record_processing.batch_records_max`).
-    :param offset_writer: for partitions of the task's own. What is written has its place among what `poll`
-        returns: behind every batch of a `poll` that has returned, in front of one that a `poll` under way
-        returns. It is committed as the offset of a batch without records would be: once everything
-        before it is processed, when the policy wants it or at the end; `commit` is called with it. Until then
-        a later one takes the place of one that directly follows the same batch. Once the task is stopped,
-        nothing is heard.
-    :param commit_policy: what decides when this task's offsets are committed. The engine asks it, on several
-        threads under a lock; a policy with state may look at it here.
-    :param transformations: what the engine does to each group of a batch afterwards, or None; any thread. A
-        task that can leave out what would be dropped may; it need not, and must not change records.
+    :param finish: the task calls it once when it has no more records; any thread. It is not polled again;
+        when all tasks have finished and everything is processed, the engine ends with success.
+    :param wanted: whether the engine uses the records; if not, `poll` need not return any.
+    :param batch_records_max: most records that a batch may have (`record_processing.batch_records_max`).
+    :param offset_writer: for the task's own partitions. A written offset is ordered among the batches: after
+        every batch of a `poll` that has returned, before one that a running `poll` returns. It is committed
+        as the offset of a batch without records: once everything before it is processed, when the policy
+        wants it or at the end; `commit` is called with it. Until then, a later offset replaces an earlier
+        one that follows the same batch. Once the task is stopped, writes are ignored.
+    :param commit_policy: decides when this task's offsets are committed. The engine calls it, on several
+        threads under a lock; a task may read the state of a user's policy here.
+    :param transformations: the chain that the engine applies to each group of a batch, or None; any thread.
+        A task may leave out records that the chain would drop; it must not change records.
     """
 
     name: str
@@ -387,59 +386,59 @@ class TaskContext:
 
 @runtime_checkable
 class SourceTask(Protocol):
-    """Reads some partitions of a source. Everything but `commit` and `stop` on the task's own thread."""
+    """Reads some partitions of a source. All methods but `commit` and `stop` run on the task's own thread."""
 
     def start(self, context: TaskContext) -> None:
-        """Connect, and go on from the offsets that `context` gives.
+        """Connect, and continue from the offsets that `context` has.
 
-        Limited by `task_management_timeout_ms`: after it the engine ends, and `stop` is called while
-        `start` may still be running; so `start` heeds `context.stopping`.
-        :raises TailraceError: by its policy it is tried again, with a new task, or ends the engine.
+        Limited by `task_management_timeout_ms`: after that the engine ends, and `stop` is called while
+        `start` may still be running; so `start` must check `context.stopping`.
+        :raises TailraceError: by its policy, it is retried with a new task, or ends the engine.
         """
         ...
 
     def poll(self, timeout_s: float) -> Batch | None:
-        """Return the next records of one partition, or None if none came within `timeout_s`.
+        """Return the next records of one partition, or None if none arrived within `timeout_s`.
 
-        Each record is returned once in an attempt, in the order of its partition. Blocking is fine as
-        long as the interpreter's lock is released.
-        :raises TailraceError: by its policy `poll` is called again after a while, having lost and
-            repeated nothing; so it is for a `RetriableError`. Any other exception ends this attempt.
+        Each record is returned once in an attempt, in the order of its partition. It may block as long as
+        the interpreter's lock is released.
+        :raises TailraceError: by its policy, `poll` is called again after a wait, and must neither lose nor
+            repeat records; so it is for a `RetriableError`. Any other exception ends this attempt.
         """
         ...
 
     def commit(self, partition: Partition, offset: Offset) -> None:
-        """Take note that everything up to `offset` is processed, and that the store has it.
+        """Receive the notification that everything up to `offset` is processed, and the offset stored.
 
-        On any thread, also while `poll` runs; returns quickly. What it raises is logged.
+        On any thread, also while `poll` runs; must return quickly. Its errors are logged.
         """
         ...
 
     def stop(self) -> None:
-        """Let go of what is held. Called once for each task whose `start` was called, also when that
-        failed; after the last `commit`. On any thread.
+        """Release all resources. Called once for each task whose `start` was called, also if that failed;
+        after the last `commit`. On any thread.
         """
         ...
 
 
 @runtime_checkable
 class Recovers(Protocol):
-    """A task whose `poll` may return without records while what it had failed with has not passed yet."""
+    """A task whose `poll` may return without records while its last error still persists."""
 
     @property
     def is_recovering(self) -> bool:
-        """Whether that is so. Attempts are not counted again then; asked on the task's thread, after a
-        `poll` that returned None.
+        """Whether the last error still persists; then the count of attempts is not reset. Read on the task's
+        thread, after a `poll` that returned None.
         """
         ...
 
 
 class HasErrors(Protocol):
-    """A task that goes on while it can't read its source, or a part of it: it connects again by itself."""
+    """A task that continues while it can't read its source, or a part of it: it reconnects by itself."""
 
     @property
     def errors(self) -> Sequence[TailraceError]:
-        """Why that is so, an error for each part; empty if all can be read. Any thread; returns quickly."""
+        """An error for each part that can't be read; empty if there is none. Any thread; returns quickly."""
         ...
 
 
@@ -449,19 +448,19 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Functions that are called when something happens in an engine.
+    """Functions that are called at events of an engine.
 
-    Called on a thread of their own, one after another, in the order of events. What one raises is
-    logged; one that hangs holds up nothing but the callbacks after it.
+    Called on their own thread, one after another, in the order of events. Their errors are logged; one that
+    hangs delays only the callbacks after it.
 
     :param connector_started: the connector has started; no task has.
-    :param task_started: a task has started; with its number.
+    :param task_started: a task has started; called with its number.
     :param polling_started: all tasks have started, and are about to poll.
     :param polling_stopped: no task polls any more; they are not stopped yet.
-    :param task_stopped: a task was stopped; with its number.
+    :param task_stopped: a task was stopped; called with its number.
     :param connector_stopped: the connector was stopped.
-    :param completed: the engine has stopped, and nothing is called after this; with whether all went
-        well, a message, and the error.
+    :param completed: the engine has stopped, and nothing is called after this; called with whether it
+        succeeded, a message, and the error.
     """
 
     connector_started: Callable[[], None] = _nothing

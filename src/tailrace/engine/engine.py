@@ -1,8 +1,8 @@
-"""The engine: tasks of a connector, each on its thread, and what becomes of their records.
+"""The engine: runs the tasks of a connector, each on its thread, and delivers their records.
 
-`Engine._live` is the whole story, on a thread of the engine's own: what starts, the wait for the end,
-and what stops, in which order. Everybody else asks for the end (`_step`) and may wait for it. All
-failures come together there.
+`Engine._live` is the main path, on the engine's own thread: it starts everything, waits for the end, and
+stops everything, in a fixed order. All other threads request the end (`_step`) and may wait for it. All
+failures are reported there.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ from tailrace.waits import join_all, wait_until
 
 log = structlog.get_logger(__name__)
 
-#: How long the engine waits at its end for callbacks, and for threads that have nothing left to do.
+#: Wait at the engine's end for callbacks, and for threads that have nothing left to do, in seconds.
 GRACE_S = 1.0
-#: How long a task that hangs may take when it is stopped from another thread.
+#: Longest time to stop a hanging task from another thread, in seconds.
 FORCE_S = 5.0
 
 
 class Engine:
-    """Runs the tasks of one source connector, and hands their records over. An object runs once.
+    """Runs the tasks of one source connector, and delivers their records. An object runs once.
 
-    What it runs comes from a configuration, or from Python objects; see `docs/engine.md`.
+    Its parts come from a configuration or from Python objects; see `docs/engine.md`.
 
     :param config: a pipeline file's path, its content as a mapping, or an `EngineConfig`.
     :param connector: a name among the entry points `tailrace.connectors`, a class, or an object, in
         place of the configuration's source; with its `settings`.
-    :param name: under which offsets are kept. Default: the configuration's, or `engine`.
+    :param name: under which offsets are stored. Default: the configuration's, or `engine`.
     :param tasks_max: most tasks. Default: the configuration's, or 1.
-    :param on_batch: gets each `Batch`, or `Events` where there is a converter, one after another for
-        each task. When it returns, the batch counts as processed.
-    :param on_record: gets single records or events, by `record_processing.order`.
-    :param processor: makes a `RecordProcessor` for each attempt of a task, in place of a handler. One of
+    :param on_batch: called with each `Batch`, or with `Events` if there is a converter, one after another
+        for each task. When it returns, the batch counts as processed.
+    :param on_record: called with single records or events, by `record_processing.order`.
+    :param processor: makes a `RecordProcessor` for each attempt of a task, instead of a handler. One of
         the three must be given, or none with a configuration: its sinks are fed from the log.
     :param converter: a `Converter`, or its name or section in the file.
-    :param transformations: after those of the options: each a `Transformation`, a `RecordTransformation`
-        or a mapping as in the file, which may name one of `predicates`.
-    :param offsets: the store, in place of `offset_storage`.
-    :param commit_policy: makes a policy for each attempt of a task, in place of `offset_commit.policy`.
-    :param callbacks: called with what happens.
-    :param options: `EngineOptions`, or the section `engine` as a mapping; each before the configuration's.
+    :param transformations: applied after those of the options: each a `Transformation`, a
+        `RecordTransformation` or a mapping as in the file, which may name one of `predicates`.
+    :param offsets: the offset store, instead of `offset_storage`.
+    :param commit_policy: makes a policy for each attempt of a task, instead of `offset_commit.policy`.
+    :param callbacks: called at events of the engine.
+    :param options: `EngineOptions`, or the section `engine` as a mapping; each overrides the configuration's.
     :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`: nothing has been started then.
     """
 
@@ -121,24 +121,24 @@ class Engine:
         self._store: OffsetStore | None = None
         self._connector_offsets: ConnectorOffsets | None = None
         self._metrics = EngineMetrics(parts.name, self.view)
-        self._shown = MetricsEndpoint(parts.name)
+        self._endpoint = MetricsEndpoint(parts.name)
         self._connector_called = False
         self._creating = threading.Lock()
         self._pools: dict[str, Pool] = {}  # of each task's present attempt
         self._callbacks = CallbackDispatcher(callbacks or Callbacks(), f"{parts.name} callbacks", self)
         self._thread: threading.Thread | None = None
         self._entered = False
-        self._up = threading.Event()  # records flow, or it has come to an end
+        self._up = threading.Event()  # all tasks poll, or the engine has ended
         self._stopped = threading.Event()
 
-    # ------------------------------------------------------------------ for everybody
+    # ------------------------------------------------------------------ public methods
 
     def run(self) -> None:
         """Run until the end; blocks. Ctrl-C closes the engine and is raised again.
 
-        Within `with`, which has started it, wait for its end.
+        Within `with`, which has started the engine, wait for its end.
 
-        :raises TailraceError: why it failed; `ENGINE_MISUSED` if it was started before.
+        :raises TailraceError: the engine's failure; `ENGINE_MISUSED` if it was started before.
         """
         if not self._entered:
             self._launch()
@@ -151,9 +151,9 @@ class Engine:
         self._raise_failure()
 
     def start(self) -> None:
-        """Start, and return when all tasks poll, or the engine has ended. The rest is up to threads.
+        """Start, and return when all tasks poll, or the engine has ended; its threads do the work.
 
-        Ctrl-C meanwhile closes the engine and is raised again.
+        Ctrl-C during the start closes the engine and is raised again.
 
         :raises TailraceError: why it did not start; `ENGINE_MISUSED` if it was started before.
         """
@@ -168,14 +168,14 @@ class Engine:
             self._raise_failure()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End in good order, and return when that is done. Any thread, also while others close.
+        """End the engine in order, and return when it has ended. Any thread, also while others close.
 
-        While tasks start, waits until every start has ended, and stops them all. From a callback, a
-        handler, or a task, which the end waits for in its turn, it returns at once.
+        While tasks start, waits until every start has ended, and stops them all. Called from a callback, a
+        handler, or a task, for which the end has to wait, it returns at once.
 
-        One that has stopped stays as it is; why it failed is raised by `run`, `start` and `wait`.
+        On a stopped engine it has no effect; the failure is raised by `run`, `start` and `wait`.
 
-        :param timeout_s: wait no longer; the engine goes on ending. None: as long as its own limits allow.
+        :param timeout_s: longest wait, after which the engine continues to end. None: as its limits allow.
         :raises TailraceError: `TASK_TIMED_OUT`.
         """
         with self._lock:
@@ -191,14 +191,14 @@ class Engine:
         if not self._wait_stopped(timeout_s):
             assert timeout_s is not None
             raise timed_out(
-                "close the engine, which goes on stopping", [], timeout_s, "the `timeout_s` of close()"
+                "close the engine, which continues to stop", [], timeout_s, "the `timeout_s` of close()"
             )
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, at most `timeout_s`; return whether it came.
+        """Wait for the end, at most `timeout_s`; return whether the engine has ended.
 
-        :raises TailraceError: why the engine failed; `ENGINE_MISUSED` on a thread of the engine, which
-            would wait for itself.
+        :raises TailraceError: the engine's failure; `ENGINE_MISUSED` on a thread of the engine, which would
+            wait for itself.
         """
         self._refuse_to_wait_for_itself()
         if not self._wait_stopped(timeout_s):
@@ -218,7 +218,7 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close, and raise why it failed unless something else is raised."""
+        """Close, and raise the engine's failure unless another error is raised."""
         self._entered = False
         self.close()
         if error is None:
@@ -226,12 +226,12 @@ class Engine:
 
     @property
     def state(self) -> State:
-        """Its state. Any thread, at any time, as `error`, `view` and `status`."""
+        """The engine's state. Any thread, at any time, as `error`, `view` and `status`."""
         return self._lifecycle.state
 
     @property
     def error(self) -> TailraceError | None:
-        """Why it fails, or has failed; as long as it goes on, why a source can't be read now."""
+        """The engine's failure; while it continues, the error for which a source can't be read now."""
         if self._error is not None or self._lifecycle.state is State.STOPPED:
             return self._error
         supervision = self._supervision
@@ -240,11 +240,11 @@ class Engine:
 
     @property
     def metrics(self) -> EngineMetrics:
-        """Its numbers, in the text format of Prometheus (`text()`) or as a registry; also after its end."""
+        """The metrics, in the text format of Prometheus (`text()`) or as a registry; also after the end."""
         return self._metrics
 
     def view(self) -> EngineView:
-        """Return the engine as it is now."""
+        """Return the present state of the engine and its tasks."""
         supervision = self._supervision
         tasks = [] if supervision is None else self._tasks
         views = tuple(self._view_of(task, supervision) for task in tasks if supervision is not None)
@@ -255,17 +255,17 @@ class Engine:
         return self.view().as_json()
 
     def switch_realtime(self, *, on: bool) -> None:
-        """Ask that handler and sinks are fed from memory, or no more; as `tailrace realtime on|off`.
+        """Request that handler and sinks are fed from memory, or no longer; as `tailrace realtime on|off`.
 
-        Returns at once, and promises nothing: `realtime_status` has what became of it.
+        Returns at once, without a guarantee: `realtime_status` shows the result.
 
-        :raises TailraceError: `ENGINE_MISUSED` if it does not run, or its connector can't; `LOG_MISSING`
-            before there is a log; `LOG_FULL`, `LOG_WRITE_FAILED`.
+        :raises TailraceError: `ENGINE_MISUSED` if the engine does not run, or its connector does not support
+            it; `LOG_MISSING` before there is a log; `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
         self._realtime_connector("switch real time").switch_realtime(on=on)
 
     def realtime_status(self) -> Sequence[Mapping[str, Any]]:
-        """Return what feeds handler and sinks, and why; as `tailrace realtime status`.
+        """Return whether memory or the log feeds handler and sinks, and why; as `tailrace realtime status`.
 
         :raises TailraceError: as `switch_realtime`.
         """
@@ -277,11 +277,11 @@ class Engine:
         with self._lock:
             self._take(EngineEvent.RUN_CALLED)
         try:
-            # Not a daemon: it keeps the process alive as long as the engine works, and its end is bounded.
+            # Not a daemon: it keeps the process alive while the engine works, and its end is bounded.
             self._thread = threading.Thread(target=self._live, name=f"{self._parts.name} engine")
             self._thread.start()
         except BaseException:
-            # Ctrl-C, just now: if the thread has begun, it ends at once; nobody would close the engine.
+            # Ctrl-C at this moment: the caller can't close the engine, so a thread that has begun must end.
             self._report_event(EngineEvent.CLOSE_CALLED, None)
             thread = self._thread
             if thread is not None and wait_until(lambda: thread.ident is not None, GRACE_S, 0.01):
@@ -304,9 +304,9 @@ class Engine:
             self._latches.ending.wait()
 
     def _start_all(self) -> bool:
-        """Go from state to state until tasks poll; return whether they do."""
+        """Go through the states until tasks poll; return whether they do."""
         parts = self._parts
-        self._shown.open(parts.options, self._metrics)
+        self._endpoint.open(parts.options, self._metrics)
         self._store = parts.new_store()
         self._within_limit("start the offset store", self._store.start)
         self._connector_offsets = ConnectorOffsets(self._store, parts.commit_timeout_s)
@@ -343,8 +343,8 @@ class Engine:
         if not 0 < len(settings) <= parts.tasks_max:
             raise TailraceError(
                 Kind.TASK_FAILED,
-                f"create tasks: the connector planned {len(settings)}, and 1 to {parts.tasks_max} may be",
-                "the connector is at fault, or its settings leave nothing to do",
+                f"create tasks: the connector planned {len(settings)}, allowed are 1 to {parts.tasks_max}",
+                "correct the connector, or its settings, which may leave it without work",
             )
         assert self._store is not None
         supervision = self._supervision = Supervision(parts.options, len(settings), self._report_event)
@@ -370,7 +370,7 @@ class Engine:
         self._tasks = tuple(tasks)
 
     def _start_tasks(self) -> None:
-        """Start all tasks side by side, and wait until every start has ended, also if one fails."""
+        """Start all tasks in parallel, and wait until every start has ended, also if one fails."""
         for task in self._tasks:
             task.thread.start()
         deadline_s = time.monotonic() + self._limit_s
@@ -383,12 +383,12 @@ class Engine:
             self._step(EngineEvent.FAILURE, timed_out("start tasks", late, self._limit_s))
 
     def _stop_all(self) -> None:
-        """Stop what was started: processing, tasks, the offset store, the connector."""
+        """Stop everything that was started: processing, tasks, the offset store, the connector."""
         polled = self._latches.may_poll.is_set()
         self._latches.may_poll.set()
         deadline_s = time.monotonic() + self._shutdown_s + self._limit_s
         started = [task for task in self._tasks if task.thread.ident is not None]
-        # Half of the time is for polls that do not return; the rest, to stop their tasks all the same.
+        # Half of the time is for polls that do not return, the rest for stopping their tasks anyway.
         for task in started:
             task.polling_ended.wait(max(0.0, deadline_s - self._limit_s / 2 - time.monotonic()))
         if polled:
@@ -412,7 +412,7 @@ class Engine:
             self._step(EngineEvent.FAILURE, isolated[0])
 
     def _force(self, late: Sequence[TaskThread]) -> None:
-        """Stop tasks whose threads hang in somebody's code, as far as that can be done."""
+        """Stop tasks whose threads hang in user code, as far as possible."""
         if not late:
             return
         calls = [BoundedCall(f"stop task {task.number}", self, task.force_stop) for task in late]
@@ -420,7 +420,7 @@ class Engine:
         for call in calls:
             try:
                 call.wait(deadline_s - time.monotonic())
-            except BaseException as error:  # noqa: BLE001 - all failures end in one place
+            except BaseException as error:  # noqa: BLE001 - all failures are handled in one place
                 self._step(EngineEvent.FAILURE, as_engine_failure(error, "stop a task that hangs"))
         join_all([task.thread for task in late], GRACE_S)
         numbers = [task.number for task in late if task.thread.is_alive()]
@@ -428,13 +428,13 @@ class Engine:
             self._step(EngineEvent.FAILURE, timed_out("stop tasks", numbers, self._limit_s))
 
     def _end(self) -> None:
-        """Close what is left, and report that it is over."""
-        for close in (*self._parts.stages.closers, self._parts.runner.close, self._shown.close):
+        """Close the remaining parts, and report the end."""
+        for close in (*self._parts.stages.closers, self._parts.runner.close, self._endpoint.close):
             try:
                 self._within_limit("close", close)
-            except BaseException as failure:  # noqa: BLE001 - the end goes on
+            except BaseException as failure:  # noqa: BLE001 - the end continues
                 log.warning(
-                    "what is closed at the end failed", error=str(as_engine_failure(failure, "close"))
+                    "closing a part of the engine failed", error=str(as_engine_failure(failure, "close"))
                 )
         error = self._error
         log.info(
@@ -445,7 +445,7 @@ class Engine:
         message = f"engine {self._parts.name!r} completed normally" if error is None else str(error)
         self._callbacks.notify("completed", error is None, message, error)
         if not self._callbacks.finish(GRACE_S):
-            log.warning("a callback hangs: the engine ends without it", engine=self._parts.name)
+            log.warning("a callback hangs: the engine ends without waiting for it", engine=self._parts.name)
         join_all([thread for pool in tuple(self._pools.values()) for thread in pool.threads], GRACE_S)
         self._stopped.set()
         self._up.set()
@@ -453,7 +453,7 @@ class Engine:
     # ------------------------------------------------------------------ parts of it
 
     def _take(self, event: EngineEvent, error: TailraceError | None = None) -> None:
-        """Change the lifecycle; the only place that does, under the lock."""
+        """Change the lifecycle: the only place that does. Under the lock."""
         before = self._lifecycle
         try:
             self._lifecycle = before.step(event)
@@ -463,21 +463,21 @@ class Engine:
             if self._error is None:
                 self._error = error
             elif error is not None and error is not self._error:
-                self._error.add_note(f"failed too: {error.message}")
+                self._error.add_note(f"also failed: {error.message}")
         if self._lifecycle.state is not before.state:
             log.info("engine", engine=self._parts.name, state=str(self._lifecycle.state), because=str(event))
         if self._lifecycle.ending is not None:
             self._latches.end(self._shutdown_s)
 
     def _step(self, event: EngineEvent, error: TailraceError | None = None) -> bool:
-        """Take note of `event`; return whether the engine goes on."""
+        """Apply `event` to the lifecycle; return whether the engine continues."""
         with self._lock:
             self._take(event, error)
             return self._lifecycle.goes_on
 
     def _report_event(self, event: EngineEvent, error: TailraceError | None) -> None:
         with self._lock:
-            # A thread that was given up may come back from the dead.
+            # An abandoned thread may still report something after the end.
             if self._lifecycle.state is not State.STOPPED:
                 self._take(event, error)
 
@@ -485,7 +485,7 @@ class Engine:
         self._report_event(EngineEvent.FAILURE, as_engine_failure(error, "run the connector"))
 
     def _within_limit(self, doing: str, function: Callable[[], None]) -> None:
-        """Call what is somebody else's, and wait for it no longer than the limit."""
+        """Call a function of user code, and wait for it no longer than the limit."""
         try:
             ended = BoundedCall(f"{self._parts.name}: {doing}", self, function).wait(self._limit_s)
         except Exception as error:
@@ -494,10 +494,10 @@ class Engine:
             raise timed_out(doing, [], self._limit_s)
 
     def _attempt(self, doing: str, function: Callable[[], None]) -> None:
-        """As `_within_limit`, but what goes wrong is noted, and the end goes on."""
+        """As `_within_limit`, but an error is only noted, and the end continues."""
         try:
             self._within_limit(doing, function)
-        except BaseException as error:  # noqa: BLE001 - all failures end in one place
+        except BaseException as error:  # noqa: BLE001 - all failures are handled in one place
             self._step(EngineEvent.FAILURE, as_engine_failure(error, doing))
 
     def _new_task(self) -> SourceTask:
@@ -512,7 +512,7 @@ class Engine:
     def _new_processor(self, commits: TaskCommits, name: str, counts: TaskCounts) -> RecordProcessor:
         parts = self._parts
         processor = parts.new_processor(self._latches.ending, name, counts, commits)
-        # A transformation that hangs holds threads of its own task alone, none of its next attempt.
+        # A hanging transformation blocks threads only of its task, and none of the task's next attempt.
         if (earlier := self._pools.get(name)) is not None:
             earlier.shutdown(wait=False, cancel_futures=True)
         pool = Pool(parts.options.record_processing.thread_count, f"{parts.name} {name} pool", self)
@@ -526,7 +526,7 @@ class Engine:
         if not isinstance(self._parts.connector, SwitchesRealtime):
             raise TailraceError(
                 Kind.ENGINE_MISUSED,
-                f"{attempt}: {type(self._parts.connector).__name__} hands its records over itself",
+                f"{attempt}: {type(self._parts.connector).__name__} does not read a change log",
                 "real time is for engines that read a change log",
             )
         return self._parts.connector

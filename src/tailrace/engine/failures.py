@@ -1,4 +1,4 @@
-"""Failures of an engine and its tasks as errors, without words of others; trying again what may pass."""
+"""Errors of an engine and its tasks, without texts of foreign errors; retries of temporary failures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tailrace.errors import Kind, TailraceError
 
 
 def raised_elsewhere(error: BaseException, place: str) -> None:
-    """Have `named` say `place` of an error that comes from another process, where its trace stayed."""
+    """Set the text that `named` returns for an error of another process, which arrives without its trace."""
     error.__dict__["raised_at"] = place
 
 
 def named(error: BaseException) -> str:
-    """Return what kind of error it is and where it was raised: its own words may quote a row."""
+    """Return the error's class and where it was raised, but not its message, which may quote a row."""
     if isinstance(elsewhere := getattr(error, "raised_at", None), str):
         return elsewhere
     frames = traceback.extract_tb(error.__traceback__)
@@ -35,7 +35,7 @@ def named(error: BaseException) -> str:
 def as_task_failure(error: BaseException, number: int, doing: str) -> TailraceError:
     """Return the failure of a task; `error` is its cause.
 
-    :param doing: what was attempted: `poll`.
+    :param doing: the operation that failed: `poll`.
     """
     if isinstance(error, TailraceError):
         found = TailraceError(error.kind, error.message, error.hint, {**error.context, "task": number})
@@ -43,7 +43,7 @@ def as_task_failure(error: BaseException, number: int, doing: str) -> TailraceEr
         found = TailraceError(
             Kind.TASK_FAILED,
             f"{doing}: task {number} failed with {named(error)}",
-            "the cause of this error has its words and its trace",
+            "the cause of this error has the message and the trace",
             {"task": number},
         )
     found.__cause__ = error
@@ -51,22 +51,22 @@ def as_task_failure(error: BaseException, number: int, doing: str) -> TailraceEr
 
 
 def as_engine_failure(error: BaseException, doing: str) -> TailraceError:
-    """Return the failure of what belongs to no task, likewise."""
+    """Return the failure of an operation that belongs to no task; `error` is its cause."""
     if isinstance(error, TailraceError):
         return error
     found = TailraceError(
         Kind.TASK_FAILED,
         f"{doing}: failed with {named(error)}",
-        "the cause of this error has its words and its trace",
+        "the cause of this error has the message and the trace",
     )
     found.__cause__ = error
     return found
 
 
 def unkept(cause: BaseException | None) -> TailraceError:
-    """Return the error of an end at which offsets were processed and could not be stored.
+    """Return the error of an engine that could not store its last offsets at the end.
 
-    :param cause: why the last write failed; None: it has not ended.
+    :param cause: the error of the last write; None: the write has not ended.
     """
     if isinstance(cause, TailraceError):
         return cause
@@ -74,7 +74,7 @@ def unkept(cause: BaseException | None) -> TailraceError:
     found = TailraceError(
         Kind.OFFSETS_UNWRITABLE,
         f"store offsets at the end: {what}",
-        "what was processed since the last commit comes again; look at where offsets are kept, and at "
+        "records processed since the last commit are delivered again; check where offsets are stored, and "
         "engine.offset_commit.timeout_ms",
     )
     found.__cause__ = cause
@@ -84,14 +84,14 @@ def unkept(cause: BaseException | None) -> TailraceError:
 def timed_out(
     attempt: str, tasks: list[int], limit_s: float, limit: str = "task_management_timeout_ms"
 ) -> TailraceError:
-    """Return the error of what took too long.
+    """Return the error of an operation that took too long.
 
-    :param limit: its name, as the caller knows it.
+    :param limit: name of the setting or parameter that limits it.
     """
     return TailraceError(
         Kind.TASK_TIMED_OUT,
         f"{attempt}: not done after {limit_s:g} s",
-        f"see what it waits for in the log; {limit} is how long it may take",
+        f"find what it waits for in the log; {limit} is the limit",
         {"tasks": tasks} if tasks else {},
     )
 
@@ -102,7 +102,7 @@ T = TypeVar("T")
 
 
 def backoff_of(options: EngineOptions) -> Backoff:
-    """Return the waits between attempts."""
+    """Return the back-off between attempts."""
     return Backoff(
         options.errors_retries_max,
         options.errors_retry_delay_initial_ms / 1000,
@@ -111,23 +111,23 @@ def backoff_of(options: EngineOptions) -> Backoff:
 
 
 def restarts_of(options: EngineOptions) -> Backoff:
-    """Return the waits before restarts of a task that failed for good."""
+    """Return the back-off before restarts of a task that failed with a final error."""
     return replace(backoff_of(options), attempts_max=TASK_RESTARTS_MAX)
 
 
 class GivenUpError(Exception):
-    """The engine wants to stop, and what failed is not tried again: neither done nor an error."""
+    """The engine stops, so that the failed operation is not retried: neither a success nor an error."""
 
 
 class Retrying:
-    """Calls functions again that fail with errors that may pass. For one thread at a time.
+    """Retries functions that fail with retriable errors. For one thread at a time.
 
-    Attempts are counted again after each success.
+    Attempts are counted from zero after each success.
 
-    :param what: what is tried, for the log: `task 3: poll`.
+    :param what: name of the operation, for the log: `task 3: poll`.
     :param stopping: ends a wait.
-    :param failed: called at each failure that is tried again.
-    :param passed: returns whether what was returned is a success.
+    :param failed: called at each failure that is retried.
+    :param passed: returns whether a returned value is a success.
     """
 
     def __init__(
@@ -145,19 +145,19 @@ class Retrying:
         self._stopping = stopping
         self._failed = failed
         self._passed = passed
-        #: What failed last, until it succeeds.
+        #: The last retried error, until a success.
         self.error: Exception | None = None
 
     def call(self, action: Callable[[], T]) -> T:
-        """Return what `action` returns at last.
+        """Call `action` until it succeeds; return its result.
 
-        :raises GivenUpError: it failed, and the engine wants to stop before it is tried again.
-        :raises BaseException: what `action` raised when that is final, or no attempt is left.
+        :raises GivenUpError: it failed, and the engine stops before the retry.
+        :raises BaseException: the error of `action`, if that is final or no attempt is left.
         """
         while True:
             try:
                 found = action()
-            except Exception as error:  # noqa: BLE001 - what is final is raised again
+            except Exception as error:  # noqa: BLE001 - a final error is raised again
                 self._wait_or_raise(error)
             else:
                 if self._backoff.attempts and self._passed(found):
@@ -173,7 +173,7 @@ class Retrying:
         self._backoff = backoff
         self._failed()
         log.warning(
-            "failed, tried again",
+            "failed, retrying",
             what=self._what,
             error=str(error) if isinstance(error, TailraceError) else type(error).__name__,
             retry=backoff.attempts,

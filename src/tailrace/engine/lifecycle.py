@@ -5,8 +5,8 @@
                                               ▼
                                           STOPPING ─▶ STOPPED
 
-If the end is requested while tasks start, the engine stays in that state until every start has ended:
-a task that is cut off half-way would leave its slot and its connections behind.
+If the engine is asked to stop while tasks start, it stays in that state until every start has ended: an
+interrupted start would leave its slot and its connections behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tailrace.state_machine import IllegalTransition, StateMachine
 
 
 class State(enum.StrEnum):
-    """What the engine does now."""
+    """The states of the engine."""
 
     CREATING = "creating"
     INITIALIZING = "initializing"
@@ -31,7 +31,7 @@ class State(enum.StrEnum):
 
 
 class EngineEvent(enum.StrEnum):
-    """What happens to the engine."""
+    """The events that change the engine's state."""
 
     RUN_CALLED = "run called"
     CONNECTOR_STARTED = "connector started"
@@ -47,7 +47,7 @@ class EngineEvent(enum.StrEnum):
 _ENDS = (EngineEvent.CLOSE_CALLED, EngineEvent.STOP_ASKED, EngineEvent.TASKS_FINISHED, EngineEvent.FAILURE)
 _PROGRESS = (EngineEvent.CONNECTOR_STARTED, EngineEvent.TASKS_CREATED, EngineEvent.STARTS_ENDED)
 
-#: A move that is not here is not allowed.
+#: All allowed transitions.
 TRANSITIONS: dict[tuple[State, EngineEvent], State] = {
     (State.CREATING, EngineEvent.RUN_CALLED): State.INITIALIZING,
     (State.INITIALIZING, EngineEvent.CONNECTOR_STARTED): State.CREATING_TASKS,
@@ -59,12 +59,12 @@ TRANSITIONS: dict[tuple[State, EngineEvent], State] = {
         for end in _ENDS
     },
     **{(State.STARTING_TASKS, end): State.STARTING_TASKS for end in _ENDS},
-    # The end is asked for as often as somebody is impatient, and what was under way then comes to its own.
+    # The end may be requested several times, and starts that were running may still report progress.
     **{(State.STOPPING, event): State.STOPPING for event in (*_ENDS, *_PROGRESS)},
     (State.STOPPING, EngineEvent.EVERYTHING_STOPPED): State.STOPPED,
 }
 
-#: Moves that go elsewhere once the end was asked for.
+#: Transitions with another target once the end was requested.
 WHEN_ENDING: dict[tuple[State, EngineEvent], State] = {
     (State.STARTING_TASKS, EngineEvent.STARTS_ENDED): State.STOPPING,
 }
@@ -72,9 +72,9 @@ WHEN_ENDING: dict[tuple[State, EngineEvent], State] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineLifecycle(StateMachine[State, EngineEvent]):
-    """The engine's state and how it came about.
+    """The engine's state and its story, the events that led to it.
 
-    :param ending: what first asked for the end; None as long as nothing has.
+    :param ending: the event that first requested the end; None until then.
     :param failed: whether a failure is part of the story.
     """
 
@@ -85,7 +85,7 @@ class EngineLifecycle(StateMachine[State, EngineEvent]):
     def step(self, event: EngineEvent) -> EngineLifecycle:
         """Return the lifecycle after `event`.
 
-        :raises TailraceError: `ENGINE_MISUSED` for a move that the table does not have.
+        :raises TailraceError: `ENGINE_MISUSED` for a transition that the table does not have.
         """
         try:
             target = self.found(TRANSITIONS, event)
@@ -98,11 +98,11 @@ class EngineLifecycle(StateMachine[State, EngineEvent]):
 
     @property
     def goes_on(self) -> bool:
-        """Whether nothing has asked for the end yet."""
+        """Whether the end was not requested yet."""
         return self.ending is None
 
     def misused(self, attempt: str) -> TailraceError:
-        """Return the error of a call that this state does not allow; `attempt` is what was called."""
+        """Return the error of a call that this state does not allow; `attempt` describes the call."""
         found = {
             State.CREATING: "it was not started yet",
             State.STOPPING: "it is being stopped",

@@ -1,6 +1,6 @@
-"""Where the log of an embedded engine goes: to Python's `logging`, as that of any library.
+"""Logging of an embedded engine: to Python's `logging`, as of any library.
 
-A program that has configured structlog itself, as `tailrace run` does, keeps its own way.
+A program that has configured structlog itself, as `tailrace run` does, keeps its configuration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.secrets import redact
 
 
 def to_logging() -> None:
-    """Have log lines go to loggers named after our modules, unless structlog is configured already."""
+    """Send log lines to loggers named after Tailrace's modules, unless structlog is already configured."""
     if structlog.is_configured():
         return
     structlog.configure(
@@ -32,7 +32,7 @@ def to_logging() -> None:
 
 
 def _line(_logger: object, _name: str, event: MutableMapping[str, Any]) -> str:
-    # Values by `repr`: a name can't forge a line. Passwords that were resolved are cut out.
+    # Values by `repr`: a name can't forge a line. Resolved passwords are removed.
     trace = event.pop("exception", "")
     words = [str(event.pop("event", "")), *(f"{key}={value!r}" for key, value in event.items())]
     return redact(" ".join(words) + (f"\n{trace}" if trace else ""))

@@ -1,8 +1,8 @@
-"""What an engine counts, for Prometheus, and where that is served.
+"""Metrics of an engine, for Prometheus, and the endpoint that serves them.
 
-The engine's own numbers are read from its view when somebody asks: counting them costs nothing that was
-not counted before. Beside them are those of its connector and tasks. Each engine has its own registry; the
-library's default registry is left alone.
+The engine's own metrics are computed from its view when they are read: they cost nothing in addition. Those
+of its connector and tasks are shown with them. Each engine has its own registry; the library's default
+registry is not used.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Begins the names of the engine's own numbers.
+#: Prefix of the names of the engine's own metrics.
 OWN_PREFIX = "tailrace_engine_"
 
-#: Labels of every number: of which engine, of which task; those of a connector have an empty task.
+#: Labels of each metric: engine and task; the connector's metrics have an empty task.
 LABELS = ("engine", "task")
 
-#: Time series that connector and tasks may make, so that labels by record can't fill the memory.
+#: Limit of the time series of connector and tasks, so that labels by record can't exhaust the memory.
 SERIES_MAX = 10_000
 
-#: How long the server's thread, which looks twice a second, may take to end.
+#: Longest wait for the end of the server's thread, which checks twice a second, in seconds.
 END_S = 1.0
 
-#: Prometheus' own rule; its library takes any text, which not every reader does.
+#: Prometheus' rule for names; its library accepts any text, which not every reader of metrics does.
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 class _Own(NamedTuple):
-    # A number of each task.
+    # A metric with a value for each task.
     name: str
     description: str
     value: Callable[[TaskView], float]
@@ -56,18 +56,18 @@ class _Own(NamedTuple):
 COUNTERS = (
     _Own("records_polled", "Records that the task polled.", lambda task: task.polled),
     _Own("batches_polled", "Batches that the task polled.", lambda task: task.batches),
-    _Own("records_delivered", "Records of batches that were handed over whole.", lambda task: task.delivered),
-    _Own("records_dropped", "Records of them that transformations dropped.", lambda task: task.dropped),
-    _Own("records_processed", "Records before which everything is processed.", lambda task: task.processed),
+    _Own("records_delivered", "Records of batches delivered completely.", lambda task: task.delivered),
+    _Own("records_dropped", "Records that transformations dropped.", lambda task: task.dropped),
+    _Own("records_processed", "Records up to which everything is processed.", lambda task: task.processed),
     _Own("records_committed", "Records up to the last commit.", lambda task: task.committed),
-    _Own("retries", "Times that something failed and was tried again.", lambda task: task.retries),
-    _Own("restarts", "Times that the task was started again.", lambda task: task.restarts),
-    _Own("poll_seconds", "Seconds spent polling, waiting for records among them.", lambda task: task.poll_s),
+    _Own("retries", "Operations that failed and were retried.", lambda task: task.retries),
+    _Own("restarts", "Restarts of the task.", lambda task: task.restarts),
+    _Own("poll_seconds", "Seconds spent polling, including waits for records.", lambda task: task.poll_s),
     _Own("handler_seconds", "Seconds spent in handlers of this process.", lambda task: task.handler_s),
 )
 QUEUE_GAUGES = (
-    _Own("queue_batches", "Batches polled and not handed over.", lambda task: task.batches_under_way),
-    _Own("queue_bytes", "Bytes of batches polled and not handed over.", lambda task: task.bytes_under_way),
+    _Own("queue_batches", "Batches polled and not yet delivered.", lambda task: task.batches_under_way),
+    _Own("queue_bytes", "Bytes of batches polled and not yet delivered.", lambda task: task.bytes_under_way),
 )
 GAUGES = (
     _Own("source_errors", "Parts of the source that can't be read now.", lambda task: len(task.errors)),
@@ -75,7 +75,7 @@ GAUGES = (
 
 
 def families_of(view: EngineView, *, polls: bool = True) -> Iterable[Metric]:
-    """Yield the engine's own numbers; without what is counted of polled records, if none are."""
+    """Yield the engine's own metrics; without `polls`, those of polled records are left out."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     for own in COUNTERS if polls else ():
@@ -89,7 +89,7 @@ def families_of(view: EngineView, *, polls: bool = True) -> Iterable[Metric]:
             level.add_metric((view.name, str(task.number)), own.value(task))
         yield level
     phases = GaugeMetricFamily(
-        OWN_PREFIX + "task_state", "1 for what the task is about, 0 for the rest.", labels=(*LABELS, "state")
+        OWN_PREFIX + "task_state", "1 for the state of the task, 0 for the others.", labels=(*LABELS, "state")
     )
     for task in view.tasks:
         for phase in Phase:
@@ -97,7 +97,7 @@ def families_of(view: EngineView, *, polls: bool = True) -> Iterable[Metric]:
     yield phases
     states = GaugeMetricFamily(
         OWN_PREFIX + "state",
-        "1 for the state that the engine is in, 0 for the rest.",
+        "1 for the state of the engine, 0 for the others.",
         labels=("engine", "state"),
     )
     for state in State:
@@ -106,10 +106,10 @@ def families_of(view: EngineView, *, polls: bool = True) -> Iterable[Metric]:
 
 
 class EngineMetrics:
-    """The numbers of one engine. Any thread, at any time, also after its end.
+    """The metrics of one engine. Any thread, at any time, also after its end.
 
-    :param view: returns the engine as it is now.
-    :param polls: whether its tasks poll records; if not, nothing that is counted of records is shown.
+    :param view: returns the present view of the engine.
+    :param polls: whether its tasks poll records; if not, the metrics of records are left out.
     """
 
     def __init__(self, name: str, view: Callable[[], EngineView], *, polls: bool = True) -> None:
@@ -120,13 +120,13 @@ class EngineMetrics:
         self._registry: CollectorRegistry | None = None
         self._families: dict[str, _Family] = {}
         self._series: dict[tuple[str, ...], Any] = {}
-        #: Where they are served, while they are (`engine.metrics_port`).
+        #: The port at which they are served (`engine.metrics_port`); None while they are not.
         self.port: int | None = None
 
     @property
     def registry(self) -> CollectorRegistry:
-        """The registry, for a program that shows it beside others, or in another way."""
-        # Who never looks at numbers need not load the library.
+        """The registry, for a program that serves it together with others, or in another way."""
+        # Imported here: programs that read no metrics need not load the library.
         from prometheus_client import CollectorRegistry
 
         with self._lock:
@@ -136,29 +136,29 @@ class EngineMetrics:
             return self._registry
 
     def text(self) -> str:
-        """Return all numbers as they are now, in the text format of Prometheus."""
+        """Return the present values of all metrics in the text format of Prometheus."""
         from prometheus_client import generate_latest
 
         return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the engine's own numbers as they are now; for the registry."""
+        """Return the present values of the engine's own metrics; for the registry."""
         return families_of(self._view(), polls=self._polls)
 
     def describe(self) -> Iterable[Metric]:
-        """Return the names of the engine's own numbers; for the registry."""
+        """Return the names of the engine's own metrics; for the registry."""
         return families_of(EngineView(self._name, State.CREATING, (), None, ""), polls=self._polls)
 
     def of(self, task: str) -> BoundMetrics:
-        """Return what a task, or with an empty text the connector, makes its numbers with."""
+        """Return the factory of metrics for a task; for the connector, `task` is an empty string."""
         return BoundMetrics(self, self._name, task)
 
     def series(
         self, kind: str, name: str, description: str, labels: Mapping[str, str], **settings: Any
     ) -> Any:
-        """Return a number, which is made if there is none.
+        """Return the metric with these labels; create it if it does not exist.
 
-        :param kind: `Counter`, `Gauge` or `Histogram`, of prometheus_client, with its `settings`.
+        :param kind: `Counter`, `Gauge` or `Histogram` of prometheus_client, with its `settings`.
         :raises TailraceError: `ENGINE_MISUSED`, as `contracts.Metrics`.
         """
         registry, names = self.registry, tuple(sorted(labels))
@@ -171,7 +171,7 @@ class EngineMetrics:
                 self._families[name] = family
             if family[:2] != (kind, names):
                 raise _misused(
-                    name, "there is one of another kind, or with other labels", "choose another name"
+                    name, "one of another kind or with other labels exists", "choose another name"
                 )
             found = self._series.get(key)
             if found is None:
@@ -179,14 +179,14 @@ class EngineMetrics:
                     raise _misused(
                         name,
                         f"there are {SERIES_MAX} series already",
-                        "labels tell a few things apart: tables, not records",
+                        "use labels with few values: tables, not records",
                     )
                 found = self._series[key] = family.made.labels(*values)
             return found
 
 
 class _Family(NamedTuple):
-    # All series of one name.
+    # All series with one name.
     kind: str
     labels: tuple[str, ...]
     made: Any
@@ -204,9 +204,9 @@ def _made(
 
     wrong = [one for one in (name, *labels) if not _NAME.fullmatch(one)]
     if wrong:
-        raise _misused(name, f"{wrong[0]!r} is no name", "names and labels are letters, digits and _")
+        raise _misused(name, f"{wrong[0]!r} is not a valid name", "use letters, digits and _")
     if name.startswith(OWN_PREFIX):
-        raise _misused(name, "names that begin so are the engine's own", "choose another name")
+        raise _misused(name, f"{OWN_PREFIX} is reserved for the engine's own", "choose another name")
     try:
         return getattr(prometheus_client, kind)(name, description, labels, registry=registry, **settings)
     except ValueError as error:
@@ -218,19 +218,19 @@ def _misused(name: str, found: str, hint: str) -> TailraceError:
 
 
 class BoundMetrics:
-    """Numbers with the labels of an engine and of one task (`contracts.Metrics`)."""
+    """Makes metrics with the labels of an engine and of one task (`contracts.Metrics`)."""
 
     def __init__(self, metrics: EngineMetrics, engine: str, task: str) -> None:
         self._metrics = metrics
         self._own = {"engine": engine, "task": task}
 
     def counter(self, name: str, description: str, labels: Mapping[str, str] = _NO_LABELS) -> Counter:
-        """Return a number that only rises; see `contracts.Metrics`."""
+        """Return a counter; see `contracts.Metrics`."""
         counter: Counter = self._series("Counter", name, description, labels)
         return counter
 
     def gauge(self, name: str, description: str, labels: Mapping[str, str] = _NO_LABELS) -> Gauge:
-        """Return a number that rises and falls; see `contracts.Metrics`."""
+        """Return a gauge; see `contracts.Metrics`."""
         gauge: Gauge = self._series("Gauge", name, description, labels)
         return gauge
 
@@ -242,7 +242,7 @@ class BoundMetrics:
         *,
         buckets: Sequence[float] | None = None,
     ) -> Histogram:
-        """Return what counts observations by size; see `contracts.Metrics`."""
+        """Return a histogram; see `contracts.Metrics`."""
         settings = {} if buckets is None else {"buckets": tuple(buckets)}
         histogram: Histogram = self._series("Histogram", name, description, labels, **settings)
         return histogram
@@ -251,12 +251,12 @@ class BoundMetrics:
         self, kind: str, name: str, description: str, labels: Mapping[str, str], **settings: Any
     ) -> Any:
         if not self._own.keys().isdisjoint(labels):
-            raise _misused(name, "the labels engine and task are the engine's", "leave them out")
+            raise _misused(name, "the engine sets the labels engine and task itself", "leave them out")
         return self._metrics.series(kind, name, description, {**labels, **self._own}, **settings)
 
 
 class MetricsEndpoint:
-    """Serves numbers at `http://<host>:<port>/metrics` while an engine runs.
+    """Serves metrics at `http://<host>:<port>/metrics` while an engine runs.
 
     Opened and closed by the engine's own thread.
 
@@ -268,9 +268,9 @@ class MetricsEndpoint:
         self._served: tuple[EngineMetrics, WSGIServer, threading.Thread] | None = None
 
     def open(self, options: EngineOptions, metrics: EngineMetrics) -> None:
-        """Serve, if there is to be a port.
+        """Serve, if the options have a port.
 
-        :raises TailraceError: `ENVIRONMENT_UNFIT` if the port can't be had.
+        :raises TailraceError: `ENVIRONMENT_UNFIT` if the port can't be opened.
         """
         host, port = options.metrics_host, options.metrics_port
         if port is None:
@@ -292,7 +292,7 @@ class MetricsEndpoint:
         log.info("metrics are served", engine=self._name, host=host, port=server.server_port)
 
     def close(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         if self._served is None:
             return
         metrics, server, thread = self._served

@@ -1,6 +1,6 @@
-"""What is done about a task that failed or has finished: `on_task_failure`, for all tasks together.
+"""Supervision of tasks: decides what follows when a task fails or finishes, by `on_task_failure`.
 
-It decides and keeps the books; the tasks' own threads carry it out.
+It decides and keeps the state of all tasks; the tasks' own threads carry the decisions out.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ log = structlog.get_logger(__name__)
 
 
 class Phase(enum.StrEnum):
-    """What a task is about."""
+    """The phases of a task."""
 
     CREATED = "created"
     STARTING = "starting"
     POLLING = "polling"
-    RESTARTING = "restarting"  # it failed, and waits to be started again
-    FINISHED = "finished"  # it has no more to give
-    FAILED = "failed"  # for good
+    RESTARTING = "restarting"  # it failed, and waits for its restart
+    FINISHED = "finished"  # it has no more records
+    FAILED = "failed"  # it is not restarted
     STOPPED = "stopped"
 
 
-#: Phases in which a task may still give something.
+#: Phases in which a task may still return records.
 _AT_WORK = (Phase.CREATED, Phase.STARTING, Phase.POLLING, Phase.RESTARTING)
 
 
 @dataclass(slots=True)
-class _Books:
-    # Of one task.
+class _TaskState:
+    # The state of one task.
     backoff: Backoff
     phase: Phase = Phase.CREATED
     restarts: int = 0
@@ -49,7 +49,7 @@ class _Books:
 class Supervision:
     """Decides about tasks. Any thread.
 
-    :param end: asks for the end of the engine, and says why.
+    :param end: requests the end of the engine, with the event and its error.
     """
 
     def __init__(
@@ -58,51 +58,51 @@ class Supervision:
         self._policy = options.on_task_failure
         self._end = end
         self._lock = threading.Lock()
-        self._books = [_Books(restarts_of(options)) for _ in range(count)]
+        self._states = [_TaskState(restarts_of(options)) for _ in range(count)]
         self._isolated: list[TailraceError] = []
 
     def phase(self, number: int) -> Phase:
-        """What a task is about now."""
-        return self._books[number].phase
+        """Return the present phase of a task."""
+        return self._states[number].phase
 
     def restarts(self, number: int) -> int:
-        """How often a task was started again."""
-        return self._books[number].restarts
+        """Return the number of restarts of a task."""
+        return self._states[number].restarts
 
     def error(self, number: int) -> TailraceError | None:
-        """Why a task failed last; None if it has not, or has got on since."""
-        return self._books[number].error
+        """Return the last failure of a task; None if it has not failed."""
+        return self._states[number].error
 
     def note(self, number: int, phase: Phase) -> None:
-        """Take note of what a task is about; one that failed for good stays so."""
+        """Set the phase of a task; `FAILED` is final."""
         with self._lock:
-            books = self._books[number]
-            if books.phase is not Phase.FAILED:
-                books.phase = phase
+            state = self._states[number]
+            if state.phase is not Phase.FAILED:
+                state.phase = phase
 
     def failed(
         self, number: int, error: BaseException, doing: str, *, got_on: bool, may_restart: bool = True
     ) -> float | None:
-        """Take note that `error` ended an attempt of a task; return the seconds until the next.
+        """Note that `error` ended an attempt of a task; return the seconds until the next attempt.
 
         :param got_on: whether any record was processed in that attempt.
-        :param may_restart: False when the engine ends anyhow.
-        :returns: None: there is no other.
+        :param may_restart: False if the engine ends anyway.
+        :returns: None if there is no next attempt.
         """
         failure = as_task_failure(error, number, doing)
         wait_s = None
         with self._lock:
-            books = self._books[number]
-            books.error = failure
+            state = self._states[number]
+            state.error = failure
             if self._policy == "restart" and may_restart:
-                backoff = books.backoff.after_success() if got_on else books.backoff
-                books.backoff, wait_s = backoff.after_failure()
+                backoff = state.backoff.after_success() if got_on else state.backoff
+                state.backoff, wait_s = backoff.after_failure()
             if wait_s is not None:
-                books.phase = Phase.RESTARTING
-                books.restarts += 1
+                state.phase = Phase.RESTARTING
+                state.restarts += 1
             else:
-                books.phase = Phase.FAILED
-            is_last = not any(other.phase in _AT_WORK for other in self._books)
+                state.phase = Phase.FAILED
+            is_last = not any(other.phase in _AT_WORK for other in self._states)
             isolates = self._policy == "isolate" and not is_last
             if self._policy == "isolate":
                 self._isolated.append(failure)
@@ -118,18 +118,18 @@ class Supervision:
         return wait_s
 
     def finished(self, number: int) -> None:
-        """Take note that a task has no more to give, and that all of it is processed."""
+        """Note that a task has no more records, and that all of them are processed."""
         with self._lock:
-            self._books[number].phase = Phase.FINISHED
-            is_last = not any(other.phase in _AT_WORK for other in self._books)
+            self._states[number].phase = Phase.FINISHED
+            is_last = not any(other.phase in _AT_WORK for other in self._states)
         if is_last:
             self._end(EngineEvent.TASKS_FINISHED, None)
 
     def stop_asked(self) -> None:
-        """Take note that a handler asks for the end of the engine."""
+        """Note that a handler asks to stop the engine."""
         self._end(EngineEvent.STOP_ASKED, None)
 
     def failures(self) -> list[TailraceError]:
-        """The failures of tasks that were isolated, in their order."""
+        """Return the failures of isolated tasks, in their order."""
         with self._lock:
             return list(self._isolated)

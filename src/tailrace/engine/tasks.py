@@ -1,7 +1,7 @@
-"""A task on its thread: it starts, polls and hands over, ends, and may be started again.
+"""A task on its thread: it starts, polls and delivers records, ends, and may be restarted.
 
-Who decides is elsewhere: `Supervision` about failures, the engine, by `LifecycleEvents`, about when tasks
-begin to poll and when they are stopped. An attempt of a task has a processor and a committer of its own.
+Decisions are made elsewhere: `Supervision` decides about failures, the engine, through `LifecycleEvents`,
+when tasks begin to poll and when they are stopped. Each attempt has its own processor and committer.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from tailrace.waits import wait_until
 
 log = structlog.get_logger(__name__)
 
-#: How long a poll may wait for records: so often policies are asked while nothing comes.
+#: Longest wait of a poll, and the interval at which policies are asked while no records arrive, in seconds.
 POLL_S = 0.5
 
-#: How often who waits for marks looks.
+#: Interval of checks while a thread waits for marks or for the end of handlers, in seconds.
 LOOK_S = 0.01
 
 
 class LifecycleEvents:
-    """What the engine lets tasks do. It opens each gate once."""
+    """The gates by which the engine controls its tasks. Each is opened once."""
 
     def __init__(self) -> None:
-        #: The engine ends: nothing more is polled.
+        #: The engine ends: tasks poll no more.
         self.ending = threading.Event()
         #: All tasks have started, or the engine ends.
         self.may_poll = threading.Event()
@@ -66,27 +66,27 @@ class LifecycleEvents:
         self._processing_until_s = 0.0
 
     def end(self, processing_s: float) -> None:
-        """Have tasks end; what is under way may take so long."""
+        """Make tasks end; records in flight may take `processing_s` longer."""
         if not self.ending.is_set():
             self._processing_until_s = time.monotonic() + processing_s
             self.ending.set()
 
     @property
     def processing_left_s(self) -> float:
-        """How long what is under way may still take, once the engine ends."""
+        """Seconds that records in flight may still take, once the engine ends."""
         return max(0.0, self._processing_until_s - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEnvironment:
-    """What the tasks of an engine have in common.
+    """The objects that the tasks of an engine share.
 
-    :param wanted: whether anybody gets the records.
+    :param wanted: whether the engine uses the records.
     :param transform: the chain of transformations, if there are any.
-    :param metrics: of a task, by its number.
-    :param new_task: of the connector; one call at a time.
-    :param new_processor: a processor that was initialised.
-    :param notify: has a callback called.
+    :param metrics: returns the metrics of a task, by its number.
+    :param new_task: creates a task of the connector; one call at a time.
+    :param new_processor: returns an initialised processor.
+    :param notify: schedules a call of a callback.
     """
 
     engine: object
@@ -106,17 +106,17 @@ class TaskEnvironment:
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    # One attempt of a task. `stop` may come from another thread, when this one hangs.
+    # One attempt of a task. `stop` may be called by another thread, if the task's hangs.
     number: int
     task: SourceTask
     environment: TaskEnvironment
     counts: TaskCounts
     commits: TaskCommits
     doing: str = "start"
-    called: bool = False  # whether the task's `start` was
+    called: bool = False  # whether the task's `start` was called
     started: bool = False
-    taken: int = 0  # records
-    unkept: bool = False  # what could be committed at the end was not
+    taken: int = 0  # number of records passed to the committer
+    unkept: bool = False  # whether a commit at the end failed
     finished: threading.Event = field(default_factory=threading.Event)
     processor: RecordProcessor | None = None
     _stopped: threading.Lock = field(default_factory=threading.Lock)
@@ -145,13 +145,13 @@ class _Attempt:
         self.started = True
 
     def turn(self, polling: Retrying) -> None:
-        """Poll once, and hand over what came."""
+        """Poll once, and process the batch."""
         assert self.processor is not None
         self.doing = "poll"
         batch = polling.call(self._poll)
         if self.environment.latches.ending.is_set():
             if batch is not None:
-                self.commits.drop()  # handed to nobody: it comes again in the next attempt
+                self.commits.drop()  # it is not processed: it is delivered again in the next attempt
             return
         self.doing = "process"
         if batch is None:
@@ -174,13 +174,13 @@ class _Attempt:
         if found is not None and not isinstance(found, Batch):
             raise TailraceError(
                 Kind.RECORD_INVALID,
-                f"poll: the task returned {type(found).__name__}, and no Batch",
+                f"poll: the task returned {type(found).__name__}, not a Batch",
                 "a poll returns a tailrace.records.batch.Batch (Batch.of_records makes one), or None",
             )
         return found
 
     def settle(self) -> bool:
-        """Wait a while for what is under way; return whether nothing is."""
+        """Wait up to `POLL_S` for records in flight; return whether all are processed."""
         assert self.processor is not None
         self.doing = "process"
         settled = self.processor.drain(POLL_S)
@@ -188,9 +188,9 @@ class _Attempt:
         return settled
 
     def end_processing(self, timeout_s: float) -> None:
-        """Let what is under way come to its end; then give it up.
+        """Wait until the records in flight are processed, at most `timeout_s`; then abandon them.
 
-        :raises BaseException: what went wrong with it.
+        :raises BaseException: the error of a batch.
         """
         processor, self.processor = self.processor, None
         if processor is None:
@@ -198,25 +198,25 @@ class _Attempt:
         self.doing = "process"
         until_s = time.monotonic() + timeout_s
         try:
-            # Handlers that mark by themselves may still be about it, on threads of their own.
+            # Handlers that mark records themselves may still do so, on their own threads.
             if not processor.drain(timeout_s) or not wait_until(
                 lambda: self.commits.processed >= self.taken, until_s - time.monotonic(), LOOK_S
             ):
                 log.warning(
-                    "records under way are given up: they come again", task=self.number, after_s=timeout_s
+                    "records in flight are abandoned and redelivered", task=self.number, after_s=timeout_s
                 )
         finally:
             processor.close()
 
     def stop(self) -> bool:
-        """Commit what can be committed and stop the task; return whether it is this call that did.
+        """Commit what can be committed and stop the task; return whether this was the first call.
 
-        :raises BaseException: of the task.
+        :raises BaseException: the task's error.
         """
         if not self._stopped.acquire(blocking=False):
             return False
         if not self.commits.finish(self.environment.options.offset_commit.timeout_ms / 1000):
-            log.warning("not all that could be committed was: it comes again", task=self.number)
+            log.warning("not all processed records are committed: they are delivered again", task=self.number)
             self.unkept = True
         self.doing = "stop"
         failpoints.hit("engine.before_stop")
@@ -243,7 +243,7 @@ class TaskThread:
         what = f"task {number}"
         clock, ending = environment.clock, environment.latches.ending
         self._start_backoff = backoff_of(environment.options)
-        self._commit_backoff = backoff_of(environment.options)  # of attempts whose transaction has failed
+        self._commit_backoff = backoff_of(environment.options)  # after failed transactions
         self._start_error: BaseException | None = None  # until a start succeeds
         self._polling = Retrying(
             f"{what}: poll",
@@ -253,7 +253,7 @@ class TaskThread:
             self._count_retry,
             self._has_passed,
         )
-        #: The first start has ended, well or not.
+        #: The first start has ended, with or without success.
         self.start_ended = threading.Event()
         self.polling_ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"{environment.name} {what}", daemon=True)
@@ -266,19 +266,19 @@ class TaskThread:
 
     @property
     def processed(self) -> int:
-        """Records before which everything is processed, in all attempts."""
+        """Number of records up to which everything is processed, in all attempts."""
         attempt = self._attempt
         return self.counts.processed + (attempt.commits.processed if attempt is not None else 0)
 
     @property
     def committed(self) -> int:
-        """Records up to the last commit of each partition, in all attempts."""
+        """Number of records up to the last commit of each partition, in all attempts."""
         attempt = self._attempt
         return self.counts.committed + (attempt.commits.committed if attempt is not None else 0)
 
     @property
     def errors(self) -> tuple[TailraceError, ...]:
-        """Why the source, or a part of it, can't be read now; empty if all of it can. Any thread."""
+        """The errors for which the source, or parts of it, can't be read now; empty if none. Any thread."""
         if self._environment.supervision.phase(self.number) not in (Phase.STARTING, Phase.POLLING):
             return ()
         found: list[tuple[BaseException, str]] = []
@@ -286,15 +286,15 @@ class TaskThread:
             found.append((error, "start"))
         if (error := self._polling.error) is not None:
             found.append((error, "poll"))
-        # Those of `HasErrors`, by name: to ask the protocol takes half a millisecond, each time that somebody
-        # looks at the engine. A task of somebody else's may have another `errors`.
+        # `HasErrors` is looked up by name: a check of the protocol takes half a millisecond for each view of
+        # the engine. A user's task may have an unrelated attribute `errors`.
         errors: Any = getattr(self.task, "errors", ())
         if isinstance(errors, Sequence):
             found += [(error, "poll") for error in errors if isinstance(error, BaseException)]
         return tuple(as_task_failure(error, self.number, doing) for error, doing in found)
 
     def force_stop(self) -> None:
-        """Stop the task from another thread, as its own hangs in somebody's code."""
+        """Stop the task from another thread, because its own hangs in user code."""
         attempt = self._attempt
         if attempt is not None:
             processor = attempt.processor
@@ -310,7 +310,7 @@ class TaskThread:
                 if self._environment.clock.wait(ending, wait_s) or not self._attempt_ended():
                     break
                 task = self._environment.new_task()
-        except BaseException as error:  # noqa: BLE001 - all failures end in one place
+        except BaseException as error:  # noqa: BLE001 - all failures are handled in one place
             self._environment.supervision.failed(
                 self.number, error, "restart", got_on=False, may_restart=False
             )
@@ -320,17 +320,17 @@ class TaskThread:
             self._environment.supervision.note(self.number, Phase.STOPPED)
 
     def _attempt_ended(self) -> bool:
-        """Wait until nothing of the attempt before is under way; return whether there may be another one.
+        """Wait until the previous attempt has completely ended; return whether another one may begin.
 
-        Two attempts must not call a handler at once, with the same records; and what the one before writes
-        must not come to rest on what the next one commits. What hangs ends the engine.
+        Two attempts must not call a handler at once with the same records, and a write of the previous one
+        must not overwrite commits of the next. If the previous attempt hangs, the engine ends.
         """
         ending, limit_s = (
             self._environment.latches.ending,
             self._environment.options.task_management_timeout_ms / 1000,
         )
         if left := self._left_under_way():
-            log.warning("a task is restarted once what is under way has ended", task=self.number, what=left)
+            log.warning("a task's restart waits for its previous attempt", task=self.number, what=left)
         if wait_until(lambda: not self._left_under_way(), limit_s, LOOK_S, ending):
             return True
         if ending.is_set():
@@ -344,7 +344,7 @@ class TaskThread:
         return "offsets are still being written" if attempt is not None and attempt.commits.is_writing else ""
 
     def _run_attempt(self, task: SourceTask) -> float | None:
-        """Run one attempt of the task; return the seconds until the next, None if there is none."""
+        """Run one attempt of the task; return the seconds until the next, None if it is the last."""
         environment, supervision = self._environment, self._environment.supervision
         commits = environment.new_commits(task, self.number)
         if self._attempt is not None:
@@ -358,8 +358,8 @@ class TaskThread:
             pass
         except StopEngine:
             supervision.stop_asked()
-        except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
-            wait_s = self._verdict(error, attempt)
+        except BaseException as error:  # noqa: BLE001 - it decides what follows
+            wait_s = self._decide_wait(error, attempt)
         self._end(attempt, failed=wait_s is not None or supervision.phase(self.number) is Phase.FAILED)
         return wait_s
 
@@ -385,14 +385,14 @@ class TaskThread:
         while not latches.ending.wait(POLL_S):
             attempt.commits.tick()
 
-    def _verdict(self, error: BaseException, attempt: _Attempt) -> float | None:
+    def _decide_wait(self, error: BaseException, attempt: _Attempt) -> float | None:
         if not self._environment.latches.ending.is_set():
             wait_s = self._wait_before_next(error, attempt)
             if wait_s is not None:
                 self._start_error = error
                 self._count_retry()
                 log.warning(
-                    "a task begins again" if attempt.started else "a task did not start, tried again",
+                    "restarting a task" if attempt.started else "a task did not start, retrying",
                     task=self.number,
                     error=str(error) if isinstance(error, TailraceError) else named(error),
                     wait_s=wait_s,
@@ -400,7 +400,7 @@ class TaskThread:
                 return wait_s
         doing = attempt.doing
         if self._environment.options.on_task_failure == "restart":
-            # What was handed over before counts as having got on, once it is done.
+            # Batches delivered before count as progress, once they are processed.
             self._end_processing(attempt, failed=True)
         wait_s = self._environment.supervision.failed(
             self.number,
@@ -413,7 +413,7 @@ class TaskThread:
         return wait_s
 
     def _wait_before_next(self, error: BaseException, attempt: _Attempt) -> float | None:
-        """Return the seconds until the next attempt where `error` may pass by one; None: it may not."""
+        """Return the seconds until the next attempt if that may overcome `error`; None: it can't."""
         if not attempt.started:
             self._start_backoff, wait_s = self._start_backoff.after(error)
             return wait_s
@@ -426,23 +426,23 @@ class TaskThread:
         return wait_s
 
     def _end(self, attempt: _Attempt, *, failed: bool) -> None:
-        """End an attempt: processing first, then, once no task polls any more, the commit and the stop."""
+        """End an attempt: first its processing, then, once no task polls any more, commit and stop it."""
         environment, latches = self._environment, self._environment.latches
         self._end_processing(attempt, failed=failed)
         if latches.ending.is_set():
-            # The engine may still wait for the start of this task, which is not tried again.
+            # The engine may still wait for the start of this task, which is not retried.
             self.start_ended.set()
             self.polling_ended.set()
             latches.may_stop.wait()
         try:
             stopped = attempt.stop()
-        except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
+        except BaseException as error:  # noqa: BLE001 - `Supervision` decides what follows
             stopped = True
-            self._broke(error, attempt)
+            self._report_failure(error, attempt)
         if stopped and attempt.started:
             environment.notify("task_stopped", self.number)
         if attempt.unkept and not failed and latches.ending.is_set():
-            self._broke(unkept(attempt.commits.failure), attempt)
+            self._report_failure(unkept(attempt.commits.failure), attempt)
 
     def _end_processing(self, attempt: _Attempt, *, failed: bool) -> None:
         try:
@@ -451,16 +451,16 @@ class TaskThread:
             pass
         except StopEngine:
             self._environment.supervision.stop_asked()
-        except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
-            # One that failed has reported its error already; what it drags along is no news.
+        except BaseException as error:  # noqa: BLE001 - `Supervision` decides what follows
+            # A failed attempt has already reported its error; this one is a consequence.
             if not failed:
-                self._broke(error, attempt)
+                self._report_failure(error, attempt)
 
     def _processing_left_s(self) -> float:
         latches, processing = self._environment.latches, self._environment.options.record_processing
         return latches.processing_left_s if latches.ending.is_set() else processing.shutdown_timeout_ms / 1000
 
-    def _broke(self, error: BaseException, attempt: _Attempt) -> None:
+    def _report_failure(self, error: BaseException, attempt: _Attempt) -> None:
         self._environment.supervision.failed(
             self.number, error, attempt.doing, got_on=True, may_restart=False
         )

@@ -1,7 +1,7 @@
-"""The threads of an engine, a pool of them, calls that may hang, callbacks, and the clock that all wait by.
+"""Threads that belong to an engine, a pool of them, bounded calls, the thread of callbacks, and the clock.
 
-All of them are daemons: what hangs in somebody's code must not keep the process alive. What keeps
-it alive while an engine works is the engine's own thread, whose end is bounded.
+All of them are daemons: user code that hangs must not keep the process alive. While an engine works, its
+own thread keeps the process alive; the time until that thread ends is bounded.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from tailrace.waits import join_all
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: How late the main thread runs the handler of a signal that did not interrupt its wait.
+#: Longest delay before the main thread handles a signal that did not interrupt its wait, in seconds.
 SIGNAL_DELAY_S_MAX = 0.5
 
 _local = threading.local()
 
 
 def owner() -> object | None:
-    """Return the engine that the calling thread belongs to, if it does."""
+    """Return the engine that the calling thread belongs to; None if there is none."""
     found: weakref.ref[object] | None = getattr(_local, "owner", None)
     return None if found is None else found()
 
 
 def adopt(engine: object | None) -> None:
-    """Have the calling thread belong to `engine`: it must not wait for that engine's end.
+    """Make the calling thread belong to `engine`: it must not wait for that engine's end.
 
-    The thread does not keep it: one that ends with what the engine holds would never end.
+    The thread holds a weak reference: a thread that ends when the engine is collected would never end.
     """
     _local.owner = None if engine is None else weakref.ref(engine)
 
 
 def belonging(function: Callable[[], None]) -> Callable[[], None]:
-    """Return `function` for a thread that shall belong to the engine of the calling thread."""
+    """Return `function` for a new thread, which then belongs to the engine of the calling thread."""
     found = getattr(_local, "owner", None)
 
     def run() -> None:
@@ -58,8 +58,8 @@ def belonging(function: Callable[[], None]) -> Callable[[], None]:
 def wait_for(event: threading.Event, timeout_s: float | None) -> bool:
     """Wait until `event` is set, at most `timeout_s`; return whether it is.
 
-    For the main thread. Python runs handlers of signals there alone, and a signal does not end a wait without
-    a limit if it comes between Python's last look and the wait, or on another thread: Ctrl-C would be lost.
+    For the main thread. Python runs signal handlers only there, and a signal does not end an unlimited wait
+    if it arrives between Python's last check and the wait, or on another thread: Ctrl-C would be lost.
     """
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while not event.wait(min(SIGNAL_DELAY_S_MAX, max(0.0, deadline_s - time.monotonic()))):
@@ -71,8 +71,8 @@ def wait_for(event: threading.Event, timeout_s: float | None) -> bool:
 class Pool(Executor):
     """An executor with threads that belong to an engine.
 
-    As `ThreadPoolExecutor`, but a function that hangs does not hold up the end of the process. What
-    waits is bounded by those who submit.
+    As `ThreadPoolExecutor`, but a function that hangs does not delay the end of the process. Callers of
+    `submit` limit the number of waiting functions.
     """
 
     def __init__(self, threads: int, name: str, engine: object) -> None:
@@ -86,7 +86,7 @@ class Pool(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have `fn` called on one of the threads.
+        """Schedule a call of `fn` on one of the threads.
 
         :raises RuntimeError: the pool was shut down.
         """
@@ -116,7 +116,7 @@ class Pool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work; under `cancel_futures`, what has not begun is cancelled."""
+        """Take no more work; with `cancel_futures`, cancel what has not begun."""
         with self._lock:
             closed, self._closed = self._closed, True
             waiting = list(self._futures) if cancel_futures else []
@@ -136,11 +136,11 @@ class Pool(Executor):
         adopt(self._engine)
         while (work := self._work.get()) is not None:
             work()
-            del work  # what it holds is not kept while waiting
+            del work  # the objects that it references are released while this thread waits
 
 
 class BoundedCall:
-    """A function called on a thread of its own, so that it can be waited for with a limit."""
+    """A function that is called on its own thread, so that the wait for it can be limited."""
 
     def __init__(self, name: str, engine: object, function: Callable[[], None]) -> None:
         self._function = function
@@ -151,9 +151,9 @@ class BoundedCall:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end, at most `timeout_s`; return whether it came.
+        """Wait until the function has ended, at most `timeout_s`; return whether it has.
 
-        :raises BaseException: what the function raised.
+        :raises BaseException: the function's error.
         """
         if not self._ended.wait(max(0.0, timeout_s)):
             return False
@@ -166,7 +166,7 @@ class BoundedCall:
         adopt(self._engine)
         try:
             self._function()
-        except BaseException as error:  # noqa: BLE001 - its waiter gets it
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it
             self._error = error
         finally:
             self._ended.set()
@@ -174,14 +174,14 @@ class BoundedCall:
 
 log = structlog.get_logger(__name__)
 
-#: What waits while a callback hangs; beyond it, what happens is only logged.
+#: Limit of waiting notifications while a callback hangs; further ones are only logged.
 WAITING_MAX = 10_000
 
 
 class CallbackDispatcher:
-    """Calls callbacks one after another, in the order of what happened. Any thread may notify.
+    """Calls callbacks one after another, in the order of the events. Any thread may notify.
 
-    :param engine: what the thread belongs to, so that a callback may close it.
+    :param engine: the engine that the thread belongs to, so that a callback may close it.
     """
 
     def __init__(self, callbacks: Callbacks, name: str, engine: object) -> None:
@@ -194,7 +194,7 @@ class CallbackDispatcher:
         self._started = self._finished = False
 
     def notify(self, what: str, *arguments: Any) -> None:
-        """Have the callback `what` called; at once if there is none. Returns at once."""
+        """Schedule a call of the callback `what`, if it was given. Returns at once."""
         if getattr(self._callbacks, what) is getattr(self._nothing, what):
             return
         with self._lock:
@@ -206,9 +206,9 @@ class CallbackDispatcher:
         self._put((what, arguments))
 
     def finish(self, timeout_s: float) -> bool:
-        """Wait until all were called, at most `timeout_s`; return whether they were. Called at the end.
+        """Wait until all callbacks were called, at most `timeout_s`; return whether they were.
 
-        What comes later, from a thread that was given up, is not called any more.
+        Called at the end: later notifications, from abandoned threads, are ignored.
         """
         with self._lock:
             self._finished = True
@@ -223,7 +223,7 @@ class CallbackDispatcher:
         try:
             self._waiting.put_nowait(item)
         except queue.Full:
-            log.warning("a callback hangs, and those after it are not called", callback=item and item[0])
+            log.warning("a callback hangs: later ones are not called", callback=item and item[0])
 
     def _run(self) -> None:
         adopt(self._engine)
@@ -232,7 +232,7 @@ class CallbackDispatcher:
             callback: Callable[..., None] = getattr(self._callbacks, what)
             try:
                 callback(*arguments)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is theirs
+            except BaseException as error:  # noqa: BLE001 - raised by the user's callback
                 log.warning("a callback failed", callback=what, error=named(error))
 
 
@@ -240,7 +240,7 @@ class SystemClock:
     """The machine's clock."""
 
     def monotonic(self) -> float:
-        """Return seconds that only rise."""
+        """Return a time in seconds that never decreases."""
         return time.monotonic()
 
     def time_us(self) -> int:

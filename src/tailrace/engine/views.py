@@ -1,4 +1,4 @@
-"""The engine as it is now, for those who look at it."""
+"""Views of the engine: its present state and counts, for the user."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from tailrace.errors import TailraceError, error_json
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """One task. Counts are of all its attempts.
+    """The state of one task. Counts are of all its attempts.
 
-    :param batches: that were polled.
-    :param delivered: records of batches that were handed over whole, as far as a processor of the engine's
-        own did it.
-    :param dropped: records of them that transformations dropped.
-    :param processed: records before which everything is processed, dropped ones included.
+    :param batches: polled batches.
+    :param delivered: records of batches that the engine's own processors delivered completely.
+    :param dropped: records of these batches that transformations dropped.
+    :param processed: records up to which everything is processed, dropped ones included.
     :param committed: records up to the last commit of each partition.
-    :param retries: times that a start, a poll, a transformation, a converter or a handler failed and
-        was tried again.
-    :param batches_under_way: polled and not handed over yet; of `bytes_under_way`.
-    :param poll_s: seconds in `poll`, also those in which it waited for records.
-    :param handler_s: seconds in which threads of this process called handlers.
+    :param retries: starts, polls, transformations, conversions and handler calls that failed and were
+        retried.
+    :param batches_under_way: batches polled and not delivered yet; `bytes_under_way` is their size.
+    :param poll_s: seconds in `poll`, including waits for records.
+    :param handler_s: seconds for which threads of this process called handlers.
     :param errors: why its source, or a part of it, can't be read now: a server that can't be reached, a
-        database that failed while others of the task go on. Empty if all of it can.
-    :param error: the first of them, or why the task failed last.
+        database that failed while the task's others are read. Empty if all of it can be read.
+    :param error: the first of `errors`, or the last failure of the task.
     """
 
     number: int
@@ -61,7 +60,7 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The engine; `story` is how it came to its state, `error` as `Engine.error`."""
+    """The state of an engine; `story` has the events that led to it, `error` is as `Engine.error`."""
 
     name: str
     state: State

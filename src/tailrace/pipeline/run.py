@@ -1,7 +1,7 @@
-"""What `tailrace run` does: a source worker for each source of a file, until the end.
+"""`tailrace run`: runs a source worker for each source of a file, until the end.
 
-`Run` is the whole of it. An engine with a handler (`connector.py`) has the same source workers,
-those of a task in a `SourceGroup`, and reads their logs beside.
+`Run` is the entry point. An engine with a handler (`connector.py`) has the same source workers, those of a
+task in a `SourceGroup`, and reads their logs in addition.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from tailrace.waits import wait_until
 log = structlog.get_logger(__name__)
 
 TURN_S = 0.05
-#: How often numbers are counted, and consumers are committed to the log.
+#: Interval at which metrics are updated, and consumers' positions are committed to the log, in seconds.
 KEEP_INTERVAL_S = 1.0
-#: States of a source that its server was reached for.
+#: States of a capture whose server was reached.
 AT_WORK = frozenset({"snapshot", "streaming", "waiting_for_disk"})
-#: How long sinks may take to finish their batch at the end; then it is given up, which is safe: it is written
-#: again at the next start.
+#: Time for sinks to finish their batch at the end, in seconds; then it is abandoned, which is safe: it is
+#: written again at the next start.
 DRAIN_DEADLINE_S = 8.0
 GIVE_UP_DEADLINE_S = 4.0
 CAPTURE_STOP_DEADLINE_S = 10.0
-#: Batches of one sink at a time, over all sources: while one is committed, another is decoded.
+#: Limit of the batches of one sink at a time, of all sources: while one is committed, another is decoded.
 BATCHES_AT_ONCE = 2
 
 Item = TypeVar("Item")
 
 
 class PipelineResources:
-    """What the sources of a running pipeline share: Spark, the status, the sinks' turns, the logs' directory.
+    """The resources that a running pipeline's sources share: Spark, status, sinks' turns, logs' directory.
 
     :param on_spark: whether sources are captured on executors.
-    :param observe: as `StatusPublisher` has it.
+    :param observe: as of `StatusPublisher`.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class PipelineResources:
         self.remote_tasks = len(config.pipelines) if on_spark else 0
         self.spark = SparkHost(config)
         self.status = StatusPublisher(config, observe)
-        # One queue a sink: a sink that hangs keeps the sources waiting for itself, not the other sinks.
+        # One queue for each sink: while a sink hangs, sources wait for it, but not the other sinks.
         self.writing = [FairSemaphore(BATCHES_AT_ONCE) for _ in config.sinks]
         self._root_lock: int | None = None
         self._started = False
 
     def start(self) -> None:
-        """Lock the directory of the log, or logs, and begin to show the status.
+        """Lock the directory of the logs, and begin to publish the status.
 
-        :raises TailraceError: `LOG_LOCKED`, `LOG_FOREIGN`, `SINK_FOREIGN`; `ENVIRONMENT_UNFIT` if something
-            is to run on Spark and there is no Java.
+        :raises TailraceError: `LOG_LOCKED`, `LOG_FOREIGN`, `SINK_FOREIGN`; `ENVIRONMENT_UNFIT` if Spark is
+            needed and there is no Java.
         """
         if self._needs_spark:
             from tailrace.spark.java import require_java
@@ -89,17 +89,17 @@ class PipelineResources:
             require_java()
         self._root_lock = take_root(self._config)
         self._started = True
-        # While the source is being connected to: the first change would wait for them.
+        # Loaded while the source connects; otherwise the first change would wait for them.
         Background("kernels", load_all).start()
         self.status.start()
 
     def start_spark(self) -> None:
-        """Begin to start Spark, where something needs it from the start; returns at once."""
+        """Begin to start Spark, if it is needed from the start; returns at once."""
         if self._needs_spark:
             self.spark.start()
 
     def stop(self) -> None:
-        """Stop Spark, where it ran, show the last status, and unlock the directory."""
+        """Stop Spark, if it ran, publish the last status, and unlock the directory."""
         self.spark.stop()
         if self._started:
             self.status.stop()
@@ -113,9 +113,9 @@ class PipelineResources:
 
 
 class SourceGroup:
-    """Source workers that start, are looked after on one thread, and end together.
+    """Source workers that start together, are driven by one thread, and end together.
 
-    :param make: makes the worker at a place; called again for one whose capture is begun again.
+    :param make: makes the worker at a place; called again to restart its capture.
     :param keep: called every `KEEP_INTERVAL_S` on that thread, and once at the end.
     """
 
@@ -132,7 +132,7 @@ class SourceGroup:
         self._looking_after = Background("look-after", self._look_after)
 
     def check(self) -> None:
-        """Refuse what can be refused without a server.
+        """Check everything that can be checked without a server.
 
         :raises TailraceError: `LOG_LOCKED` if another process writes a log; `SECRET_MISSING`.
         """
@@ -149,33 +149,33 @@ class SourceGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do for any source."""
+        """Whether all workers are over."""
         return all(worker.is_over for worker in self.workers)
 
     @property
     def failed(self) -> list[SourceWorker]:
-        """The workers that can't go on."""
+        """The workers that have failed."""
         return [worker for worker in self.workers if worker.error is not None]
 
     @property
     def broken(self) -> TailraceError | None:
-        """What failed while the workers were looked after, and is no source's."""
+        """The error of the thread that drives the workers, which belongs to no source."""
         return self._looking_after.error
 
     @property
     def is_recovering(self) -> bool:
-        """Whether captures were begun again, and none of them has got to its server's changes yet."""
+        """Whether captures were restarted, and none of them has reached its server yet."""
         if any(worker.view().task.state in AT_WORK for worker in self._recovering):
             self._recovering = []
         return bool(self._recovering)
 
     def note_sink_failures(self) -> None:
-        """Have workers that are over take what stopped a sink for their own failure."""
+        """Make workers that are over adopt the error that stopped a sink as their own failure."""
         for worker in self.workers:
             worker.note_sink_failure()
 
     def capture_again(self) -> None:
-        """Put a new worker in the place of each that failed and has ended."""
+        """Replace each worker that failed and has ended by a new one, and start it."""
         again: list[SourceWorker] = []
         workers = list(self.workers)
         for place, worker in enumerate(self.workers):
@@ -188,7 +188,7 @@ class SourceGroup:
             worker.start()
 
     def stop(self) -> None:
-        """End captures and sinks in good order, within their deadlines."""
+        """End captures and sinks in order, within their deadlines."""
         self._stop_wanted.set()
         if self._running:
             self._stop_workers()
@@ -201,15 +201,15 @@ class SourceGroup:
         for worker in workers:
             worker.stop()
         if not wait_until(lambda: all(worker.sinks_ended() for worker in workers), DRAIN_DEADLINE_S, TURN_S):
-            log.warning("a sink did not finish its batch in time; it is given up and written again next time")
+            log.warning("a sink did not finish its batch in time: it is written again at the next start")
             self._spark.cancel_jobs(tag for worker in workers for tag in worker.job_tags)
-            # Nothing but a job can be cancelled: what waits for a cluster in this process ends with it.
+            # Only jobs can be cancelled: a thread that waits for a cluster ends with the process.
             wait_until(lambda: all(worker.spark_ended() for worker in workers), GIVE_UP_DEADLINE_S, TURN_S)
         deadline = time.monotonic() + CAPTURE_STOP_DEADLINE_S
         for worker in workers:
             if not worker.capture_ended(max(0.0, deadline - time.monotonic())):
                 log.warning(
-                    "capture did not stop in time; what is durable stays, the rest is sent again",
+                    "capture did not stop in time: the source sends again what is not durable",
                     source=worker.name,
                 )
 
@@ -226,10 +226,10 @@ class SourceGroup:
 class Run:
     """One run of a pipeline, from one source or from several.
 
-    :param until_caught_up: end by itself when everything that the sources had committed at the start
-        is in the log and in every sink.
-    :param observe: called with the pipeline's view again and again, on a thread of its own, and once at
-        the very end; it must return at once and not raise.
+    :param until_caught_up: end when everything that the sources had committed at the start is in the log and
+        in every sink.
+    :param observe: called periodically with the pipeline's view, on its own thread, and once at the end; it
+        must return at once and not raise.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Run:
         self._until_caught_up = until_caught_up
         options = config.engine.without_handler()
         self._resources = PipelineResources(config, on_spark=options.tasks_on == "spark", observe=observe)
-        # By number of a task, the places of its sources.
+        # The places of each task's sources, by the task's number.
         self._tasks = spread(range(len(config.pipelines)), config.tasks_max)
         self._beginning = [FairSemaphore(1) for _ in self._tasks]
         self._sources = SourceGroup(
@@ -261,17 +261,16 @@ class Run:
         self._ending = threading.Event()
 
     def run(self) -> None:
-        """Run until `stop`, until caught up, or until it can't go on. Once, on one thread.
+        """Run until `stop`, until caught up, or until all sources have failed. Once, on one thread.
 
-        A source fails alone, and so does a sink while its source has another one; when no source
-        can go on, the run ends.
+        A source fails alone, and so does a sink while its source has another one; when no source can
+        continue, the run ends.
 
         :raises TailraceError: at once, `LOG_LOCKED` if a log has a writer, `SECRET_MISSING` or
-            `CONFIG_INVALID` if a mask has no salt; at the end, the first
-            of what ended a capture, and of what stopped a sink. If all sinks of a source have stopped,
-            that is its end; else the pipeline goes on with the others, and the error is raised when it is
-            stopped. With several sources, the context has the `source`, and under `failed_too` those that
-            failed after it.
+            `CONFIG_INVALID` if a mask has no salt; at the end, the first error that ended a capture or
+            stopped a sink. If all sinks of a source have stopped, the source ends; otherwise the pipeline
+            continues with the others, and the error is raised when it is stopped. With several sources, the
+            context has the `source`, and under `failed_too` those that failed after it.
         """
         try:
             self._start()
@@ -288,14 +287,14 @@ class Run:
             raise self._resources.status.failure or failure_of(failed)
 
     def stop(self) -> None:
-        """Ask for the end: sinks finish their batch, capture makes durable and acknowledges.
+        """Request the end: sinks finish their batch, capture makes its changes durable and acknowledges them.
 
-        Any thread, any number of times, also from a signal's handler; returns at once.
+        Any thread, any number of times, also from a signal handler; returns at once.
         """
         self._stop_wanted.set()
 
     def view(self) -> PipelineView:
-        """Return the pipeline as it is now. Any thread."""
+        """Return the present view of the pipeline. Any thread."""
         return self._resources.status.view()
 
     def _start(self) -> None:
@@ -312,7 +311,7 @@ class Run:
         self._state = State.POLLING_TASKS
 
     def _wait(self) -> None:
-        """Wait for the end; capture what failed again, as often as the file says."""
+        """Wait for the end; restart failed captures, as often as the file says."""
         sources = self._sources
         while not self._stop_wanted.wait(TURN_S):
             if sources.broken is not None:
@@ -330,7 +329,7 @@ class Run:
                     return
                 if all(worker.is_over for worker in failed):
                     self._retries, self._restarts = retries, restarts
-                    log.warning("capture failed; it begins again", error=str(error), wait_s=wait_s)
+                    log.warning("capture failed, restarting", error=str(error), wait_s=wait_s)
                     self._stop_wanted.wait(wait_s)
                     sources.capture_again()
             elif over:
@@ -374,17 +373,17 @@ class Run:
 
 
 def spread(items: Sequence[Item], groups_max: int) -> list[tuple[Item, ...]]:
-    """Deal `items` out, one after another, to as many groups as there may be.
+    """Distribute `items`, one after another, to at most `groups_max` groups.
 
-    Sizes differ by one at most, and no group is empty. While there are `groups_max` groups, an
-    item that is added at the end moves none of the others.
+    Sizes differ by at most one, and no group is empty. While there are `groups_max` groups, an item that is
+    added at the end moves no other item.
     """
     count = min(groups_max, len(items))
     return [tuple(items[number::count]) for number in range(count)]
 
 
 def failure_of(failed: Sequence[SourceWorker]) -> TailraceError:
-    """Return the first failure, naming the other sources that failed; one that stays comes first."""
+    """Return the first failure, naming the other failed sources; failures that are not retried come first."""
     errors = [(_of_sinks(worker.error), worker.name) for worker in failed if worker.error is not None]
     errors.sort(key=lambda found: found[0].policy is Policy.RETRY)
     first = errors[0][0]
@@ -397,7 +396,7 @@ def failure_of(failed: Sequence[SourceWorker]) -> TailraceError:
 
 
 def _of_sinks(error: TailraceError) -> TailraceError:
-    """Return `error`; as one that is final where it is that of sinks, which have had their attempts."""
+    """Return `error`; an error of sinks, which have already been retried, is returned as a final one."""
     if error.policy is not Policy.RETRY or "sinks" not in error.context:
         return error
     found = TailraceError(Kind.TASK_FAILED, f"{error.kind}: {error.message}", error.hint, error.context)

@@ -1,10 +1,10 @@
-"""The sink `python`: a function of the user's, called with what the log holds, in this process.
+"""The sink `python`: calls a user's function with the changes of the log, in this process.
 
-A range goes through the engine's own processing (decoded and converted on a pool, delivered in
-order) and its position is kept with the log, in the list of readers. It is kept while a range is
-delivered, too, so that a long one that is cut short goes on inside of it. The function is called
-before the position is kept: at least once, and exactly once only for callees that leave out what
-they have, by log offset.
+A range goes through the engine's record processing (decoded and converted on a pool, delivered in order),
+and its position is stored with the log, in the list of consumers. The position is also stored while a range
+is delivered, so that a long range that is interrupted continues within it. The function is called before
+the position is stored: at-least-once delivery, and exactly-once only for functions that skip changes they
+already have, by log offset.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
     from tailrace.ranges.plan import InputSplit
 
-#: How often the position is kept while a range is delivered.
+#: Interval at which the position is stored while a range is delivered, in seconds.
 KEEP_INTERVAL_S = 1.0
 _DRAIN_S = 0.5
 _THREADS = RecordProcessing().thread_count
@@ -64,9 +64,9 @@ _BATCHES_AHEAD = 4
 
 
 class PythonSink:
-    """Calls a function with the changes of a log (`contract.Sink`, but for "exactly once").
+    """Calls a function with the changes of a log (`contract.Sink`, except for "exactly once").
 
-    :param log_path: the log's directory, where the position is kept.
+    :param log_path: the log's directory, where the position is stored.
     """
 
     type = "python"
@@ -86,12 +86,12 @@ class PythonSink:
         self._lock: int | None = None
 
     def open(self, log: LogIdentity, pipeline: str) -> None:
-        """Find the function, and keep other processes from calling it for this sink.
+        """Find the function, and lock the sink against other processes.
 
         :raises TailraceError: `SINK_LOCKED`; `CONFIG_INVALID` or `ENVIRONMENT_UNFIT` if there is no
             such function or converter.
         """
-        # One for all ranges: what coroutines of an async function share belongs to the loop of its handler.
+        # One for all ranges: objects that an async function's coroutines share belong to its handler's loop.
         self._handler = (on_batch if self._config.batch else on_record)(handler_of(self._config))
         self._chain = transformations.build(
             self._config.transformations,
@@ -109,7 +109,7 @@ class PythonSink:
         self._pool = Pool(_THREADS, f"sink {self.name}", self)
 
     def position(self, task: str) -> int | None:
-        """Return the boundary before which everything was delivered; single records may be further."""
+        """Return the boundary up to which everything was delivered; records after it may be, too."""
         directory = LogDirectory.open(self._log_path)
         return recorded_python_position(directory, self.name, task)
 
@@ -120,10 +120,10 @@ class PythonSink:
     def write(
         self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
     ) -> SinkCommit:
-        """Deliver what the function has not had of `span`; see `contract.Sink.write`.
+        """Deliver the changes of `span` that were not delivered yet; see `contract.Sink.write`.
 
-        :raises TailraceError: `SINK_WRITE_FAILED` if the function raises: the range is tried again;
-            `TASK_FAILED` if it raises `StopEngine`, which is none of its rights.
+        :raises TailraceError: `SINK_WRITE_FAILED` if the function raises: the range is retried;
+            `TASK_FAILED` if it raises `StopEngine`, which a sink's function may not.
         """
         directory = LogDirectory.open(log)
         begin = first_missing(self.name, span, _exact(directory, self.name, span.task))
@@ -139,7 +139,7 @@ class PythonSink:
         return SinkCommit(span, rows, span.end - begin)
 
     def close(self) -> None:
-        """Let go of threads and lock."""
+        """Release threads and lock."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
@@ -161,7 +161,7 @@ class PythonSink:
                 continue
             for decoded in decoded_batches(reader, split, None, self._modes, table_policy):
                 if decoded.end <= begin:
-                    continue  # of a transaction that was delivered in part: its end would be kept as done
+                    continue  # a delivered part of a transaction: its end would be stored as the position
                 wanted = self._wanted(decoded, begin)
                 yield from batches_of(
                     self._partition, log_id, wanted, self._config.batch_rows_max, self._origin
@@ -189,7 +189,7 @@ class PythonSink:
             stopping=threading.Event(),
             threads=_THREADS,
             queue_batches_max=_BATCHES_AHEAD,
-            # What may pass is tried again by the sink worker.
+            # The sink worker retries temporary failures.
             backoff=Backoff(0),
             name=f"sink {self.name}",
         )
@@ -214,7 +214,7 @@ class PythonSink:
 
 
 class _Progress:
-    """How far the function has got, as the engine's processing reports it (`contracts.Committer`)."""
+    """Stores the function's progress, as the engine's processing reports it (`contracts.Committer`)."""
 
     def __init__(self, directory: LogDirectory, reader: LogReader, sink: str, task: str) -> None:
         self._readers = Readers(directory)
@@ -233,7 +233,7 @@ class _Progress:
         self._keep_if_due()  # the end of the batch may be far away
 
     def mark_dropped(self, batch: Batch) -> None:
-        """Nothing is dropped before it is delivered."""
+        """Do nothing: the next mark, or the end of the range, covers dropped records."""
 
     def mark_batch_finished(self, batch: Batch) -> None:
         self._keep_if_due()
@@ -243,12 +243,12 @@ class _Progress:
             self.keep()
 
     def keep(self) -> None:
-        """Keep what was marked last."""
+        """Store the offset that was marked last."""
         if self._done is not None:
             self.keep_at(log_offset_of(self._done, self._log_id))
 
     def keep_at(self, log_offset: int) -> None:
-        """Keep that everything before `log_offset` was delivered, durably."""
+        """Record durably that everything before `log_offset` was delivered."""
         boundary = self._reader.boundary_up_to(log_offset)
         self._readers.commit(self._sink, self._task, boundary, {LOG_OFFSET: log_offset})
         self._kept_s = time.monotonic()
@@ -257,7 +257,7 @@ class _Progress:
 def handler_of(config: PythonConfig) -> Callable[..., Any]:
     """Return the function that a sink calls.
 
-    :raises TailraceError: `CONFIG_INVALID`; nothing of what the import said is shown but its type.
+    :raises TailraceError: `CONFIG_INVALID`; of an error of the import, only the type is shown.
     """
     module, _, name = config.handler.partition(":")
     directory = os.fspath(config.python_path.absolute())
@@ -269,7 +269,7 @@ def handler_of(config: PythonConfig) -> Callable[..., Any]:
         raise TailraceError(
             Kind.CONFIG_INVALID,
             f"find the handler {config.handler}: importing {module} raised {type(error).__name__}",
-            f"the module is looked for where Python looks, and in {directory} (python_path)",
+            f"the module is searched in Python's path, and in {directory} (python_path)",
             {"sink": config.name},
         ) from error
     for part in name.split("."):
@@ -284,7 +284,7 @@ def handler_of(config: PythonConfig) -> Callable[..., Any]:
     if isinstance(found, Manual):
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"find the handler {config.handler}: it is `manual`, and a sink's position is kept when its "
+            f"find the handler {config.handler}: it is `manual`, and a sink's position is stored when its "
             "function has returned, whatever was marked",
             "name the function without manual, and let it return when its work is done; or use "
             "tailrace.Engine(on_batch=manual(…))",
@@ -295,7 +295,7 @@ def handler_of(config: PythonConfig) -> Callable[..., Any]:
 
 
 def recorded_python_position(directory: LogDirectory, sink: str, task: str) -> int | None:
-    """Return the boundary before which a sink's function was given everything; None: nothing.
+    """Return the boundary up to which everything was delivered to a sink's function; None: there is none.
 
     :raises TailraceError: `LOG_CORRUPT`.
     """

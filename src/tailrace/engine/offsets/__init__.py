@@ -1,1 +1,1 @@
-"""Offsets of an engine: which records are processed, when that is committed, and where."""
+"""Offsets of an engine: which records are processed, and when and where offsets are committed."""

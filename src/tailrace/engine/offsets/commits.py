@@ -1,4 +1,4 @@
-"""What both committers of a task's offsets have: partitions, a policy, and the task that is notified."""
+"""The common part of a task's two committers: tracked partitions, the policy, notifying the task."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TaskCommits: TypeAlias = "OffsetCommitter | TransactionCommits"
 
 
 class Commits:
-    """What was taken of a task's partitions in one attempt, and how far it is committed. Any thread.
+    """The batches of a task's partitions in one attempt, and how far they are committed. Any thread.
 
-    :param committed: is called with each offset that was committed (`SourceTask.commit`).
-    :param claim: is called with each partition before its first batch is taken, or its first offset.
+    :param committed: called with each offset that was committed (`SourceTask.commit`).
+    :param claim: called with each partition before its first batch is taken or its first offset is written.
     """
 
     def __init__(
@@ -45,49 +45,49 @@ class Commits:
         self._lock = self._partitions.lock
         self._last_s = clock.monotonic()  # of the last commit
         self._failure: BaseException | None = None  # of the last write
-        self._failed: BaseException | None = None  # nothing more is committed
+        self._failed: BaseException | None = None  # after which nothing more is committed
 
     @property
     def policy(self) -> CommitPolicy:
-        """What decides when it commits."""
+        """The policy that decides when offsets are committed."""
         return self._policy
 
     @property
     def committed(self) -> int:
-        """Records up to the last commit, of all partitions."""
+        """Number of records up to the last commit, in all partitions."""
         return self._partitions.committed_records
 
     @property
     def processed(self) -> int:
-        """Records before which everything is processed, dropped ones included, of all partitions."""
+        """Number of records up to which everything is processed, dropped ones included, in all partitions."""
         with self._lock:
             return self._partitions.processed
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the last write failed; None if it did not, or has not ended.
+        """The error of the last write; None if it succeeded or has not ended.
 
-        Where `take` and `tick` raise it, nothing more of this attempt is committed, and another one goes on.
+        If `take` and `tick` raise it, this attempt commits nothing more; the next attempt continues.
         """
         return self._failure
 
     @property
     def is_writing(self) -> bool:
-        """Whether a write of this attempt may still change what is stored, also after its end."""
+        """Whether a write of this attempt may still change the stored offsets, even after its end."""
         return False
 
     def take(self, batch: Batch) -> None:
-        """Take note of a batch as it was polled, in the order of its partition, before it is processed.
+        """Track a polled batch, in the order of its partition, before it is processed.
 
-        :raises TailraceError: `ENGINE_MISUSED` if far too many batches were not marked.
-        :raises BaseException: after which nothing more is committed, as `tick`: another engine has taken
-            over (`OFFSETS_PREEMPTED`), or a transaction has ended.
+        :raises TailraceError: `ENGINE_MISUSED` if far too many batches are not marked.
+        :raises BaseException: the error after which nothing more is committed, as `tick` does: another engine
+            has taken over (`OFFSETS_PREEMPTED`), or a transaction failed.
         """
         self._raise_failure()
         self._partitions.take(batch)
 
     def write(self, partition: Partition, offset: Offset) -> None:
-        """Have an offset committed that no record brings, once all that was taken before is processed.
+        """Commit an offset that belongs to no record, once all batches taken before it are processed.
 
         :raises BaseException: as `take`.
         """
@@ -95,7 +95,7 @@ class Commits:
         self._partitions.write(partition, offset)
 
     def drop(self) -> None:
-        """Take note that a polled batch was not taken: no offset that is written from now on is committed."""
+        """Note that a polled batch was not taken: offsets passed to `write` from now on are not committed."""
         with self._lock:
             self._partitions.has_dropped = True
 
@@ -104,11 +104,11 @@ class Commits:
             raise self._failed
 
     def _notify(self, points: Points) -> None:
-        """Notify the task of what was committed, until it ends; whatever it raises, the offsets are kept."""
+        """Notify the task of committed offsets, until it ends; they stay committed whatever it raises."""
         for kept, point in points:
             if self._partitions.is_closed:
                 return
             try:
                 self._on_committed(kept.partition, point.offset)
-            except BaseException as error:  # noqa: BLE001 - the offset is kept all the same
-                log.warning("a task failed to take a commit", task=self._name, error=type(error).__name__)
+            except BaseException as error:  # noqa: BLE001 - the offset is committed all the same
+                log.warning("a task's commit() failed", task=self._name, error=type(error).__name__)

@@ -1,11 +1,11 @@
-"""Commits of one task: what was marked, when the policy wants it kept, and the write itself.
+"""The committer of one task: tracks marked records, asks the policy when to commit, writes the offsets.
 
 The policy is asked at the end of each batch and, while records are marked, after every `LOOK_RECORDS`
 of them and every `LOOK_S`: a batch may take minutes.
 
-Writes happen on a thread of the committer's own, one at a time. The thread that finishes a batch waits for
-the write as long as `timeout_s`; after that the engine goes on and so does the write: until it has
-ended no other begins, and if it succeeds after all, it counts. Within a batch nobody waits.
+Writes happen on the committer's own thread, one at a time. The thread that finishes a batch waits at most
+`timeout_s` for the write; after that both the engine and the write continue: no other write begins until
+it has ended, and if it succeeds after all, it counts. Within a batch no thread waits for a write.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from tailrace.records.batch import Batch, Offset, Partition
 
 log = structlog.get_logger(__name__)
 
-#: How often the policy is asked while something is processed and not committed, whatever its batch does.
+#: Interval at which the policy is asked while processed records are not committed, in seconds.
 LOOK_S = 0.2
-#: The same, by records that are marked one by one.
+#: Records, marked one by one, after which the policy is asked as well.
 LOOK_RECORDS = 256
-#: Within a batch, a commit that failed is tried again after so long.
+#: Wait before a failed commit is retried within a batch, in seconds.
 AGAIN_S = 1.0
-#: No policy waits for longer.
-_AGES_S = 1e9
+#: Time since the last commit that is longer than any policy's interval, in seconds.
+_FOREVER_S = 1e9
 
 
 @dataclass(slots=True, eq=False)
 class _Write:
-    # Points to commit, of several partitions, and how that went.
+    # Points to commit, of several partitions, and the outcome.
     points: Points
     done: threading.Event = field(default_factory=threading.Event)
     succeeded: bool = False
-    is_late: bool = False  # somebody has waited for it in vain: nobody does again
+    is_late: bool = False  # a thread waited `timeout_s` for it: no thread waits again
 
 
 class OffsetCommitter(Commits):
-    """Takes note of what a task has processed, and commits its offsets.
+    """Tracks which records of a task are processed, and commits its offsets.
 
-    Any thread. `take`, `tick` and `finish` are the engine's.
+    Any thread. Only the engine calls `take`, `tick` and `finish`.
 
-    :param committed: is called on the writing thread; never after `finish` has returned.
-    :param timeout_s: longest that a commit holds up the thread that finishes a batch.
+    :param committed: called on the writing thread; never after `finish` has returned.
+    :param timeout_s: longest time for which a commit blocks the thread that finishes a batch.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class OffsetCommitter(Commits):
         self._notifying = threading.Lock()  # held while the task is notified of a commit
         self._write: _Write | None = None
         self._writes: queue.SimpleQueue[_Write | Literal["look", "end"]] | None = None
-        self._marked = 0  # records, since the policy was asked
+        self._marked = 0  # records since the policy was last asked
         self._is_looking = False
         self._thread: threading.Thread | None = None
-        # Of the engine that this thread belongs to: the one that marks first may be anybody's.
+        # Bound to the engine of this thread: the thread that marks first may be the user's.
         self._work_as_engine = belonging(self._work)
         self._failures = 0
         self._failed_s = 0.0
@@ -90,13 +90,13 @@ class OffsetCommitter(Commits):
         return self._write is not None
 
     def begin(self) -> OffsetReader:
-        """Return what reads the offsets that were committed."""
+        """Return the reader of the committed offsets."""
         return self._store
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
-        """Count a record of `batch`, or all of it, as processed; after `finish` nothing any more."""
+        """Count a record of `batch`, or all of it, as processed; after `finish` this has no effect."""
         with self._lock:
-            # Batches are forgotten once they are processed: again is no harm.
+            # Batches are forgotten once they are processed; marking one again has no effect.
             tracker = self._partitions.tracker_of(batch)
             if tracker is None:
                 return
@@ -108,7 +108,7 @@ class OffsetCommitter(Commits):
                 self._has_marked(1)
 
     def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
-        """Count records of `batch` as processed, by their places; after `finish` nothing any more."""
+        """Count records of `batch` as processed, by their places; after `finish` this has no effect."""
         with self._lock:
             tracker = self._partitions.tracker_of(batch)
             if tracker is not None:
@@ -125,7 +125,7 @@ class OffsetCommitter(Commits):
             self._queue().put("look")
 
     def mark_dropped(self, batch: Batch) -> None:
-        """Count as processed what was polled with `batch` and is not among its records any more."""
+        """Count the records as processed that were polled with `batch` and dropped by transformations."""
         if len(batch) == batch.polled:
             return
         is_dropped = np.ones(batch.polled, np.bool_)
@@ -137,13 +137,13 @@ class OffsetCommitter(Commits):
                 tracker.mark_places(batch.number, places)
 
     def mark_batch_finished(self, batch: Batch) -> None:
-        """Say that no more will be marked in `batch` by who calls: commits if the policy wants it."""
+        """Commit if the policy wants it: the caller marks nothing more in `batch`."""
         self._commit_if_due()
 
     def tick(self) -> None:
-        """Commit if the policy wants it: after a batch, and while nothing comes.
+        """Commit if the policy wants it: after a batch, and while no records arrive.
 
-        :raises TailraceError: `OFFSETS_PREEMPTED` if the store has said so: another engine has taken over.
+        :raises TailraceError: `OFFSETS_PREEMPTED` if the store raised it: another engine has taken over.
         """
         self._raise_failure()
         self._commit_if_due()
@@ -160,7 +160,7 @@ class OffsetCommitter(Commits):
             self._await(write, self._timeout_s)
 
     def _look(self) -> None:
-        # Under the lock: commits if the policy wants it, and waits for nothing.
+        # Under the lock: begins a commit if the policy wants it, without waiting.
         self._marked = 0
         if self._partitions.is_closed or self._failed is not None:
             return
@@ -168,9 +168,9 @@ class OffsetCommitter(Commits):
             self._begin_write(self._due())
 
     def finish(self, timeout_s: float) -> bool:
-        """Commit what can be committed, and take note of nothing any more; return whether all of it is kept.
+        """Commit all committable offsets and stop tracking; return whether they are all stored.
 
-        Takes `timeout_s` at most, whatever the store and the task do.
+        Takes at most `timeout_s`, whatever the store and the task do.
         """
         deadline_s = time.monotonic() + timeout_s
         complete = self._commit_all(deadline_s)
@@ -199,20 +199,20 @@ class OffsetCommitter(Commits):
         return self._await(write, max(0.0, deadline_s - time.monotonic()))
 
     def _last_points(self) -> Points:
-        # Under the lock. The furthest points, unless the policy never commits within a transaction, however
-        # much there were and time had passed: who keeps an open transaction to itself is given it again.
+        # Under the lock. The furthest points; or the last ends of transactions, if the policy never commits
+        # within one: a handler that buffers an open transaction needs all of its records again.
         points = self._partitions.points()
         if are_transaction_ends(points):
             return points
         try:
-            takes_all = self._policy.is_due(sys.maxsize, False, _AGES_S)
-        except BaseException as error:  # noqa: BLE001 - a policy's own; the end goes on
+            takes_all = self._policy.is_due(sys.maxsize, False, _FOREVER_S)
+        except BaseException as error:  # noqa: BLE001 - raised by the user's policy; the end continues
             log.warning("a commit policy failed", task=self._name, error=type(error).__name__)
             takes_all = False
         return points if takes_all else self._partitions.points(at_transaction_end=True)
 
     def _due(self) -> _Write | None:
-        # Under the lock. The furthest points if the policy takes those, else the ends of transactions.
+        # Under the lock. The furthest points if the policy commits those, else the ends of transactions.
         if self._write is not None:
             return None
         since_s = self._clock.monotonic() - self._last_s
@@ -232,7 +232,7 @@ class OffsetCommitter(Commits):
         self._queue().put(write)
 
     def _queue(self) -> queue.SimpleQueue[_Write | Literal["look", "end"]]:
-        # Under the lock. What the committer's thread is to do; it is started when there is something.
+        # Under the lock. The queue of the committer's thread, which starts with the first entry.
         if self._writes is None:
             self._writes = queue.SimpleQueue()
             name = f"commits of {self._name}"
@@ -244,14 +244,14 @@ class OffsetCommitter(Commits):
         if not write.done.wait(timeout_s):
             write.is_late = True
             log.warning(
-                "offsets are not stored in time: the engine goes on, and so does the write",
+                "offsets are not stored in time: the engine continues, and so does the write",
                 task=self._name,
                 timeout_s=timeout_s,
             )
         return write.succeeded
 
     def _work(self) -> None:
-        # On the committer's thread: writes, and looks as long as something is not committed.
+        # On the committer's thread: writes, and asks the policy while anything processed is uncommitted.
         writes = self._writes
         assert writes is not None
         while True:
@@ -269,7 +269,7 @@ class OffsetCommitter(Commits):
         with self._lock:
             try:
                 self._look()
-            except BaseException as error:  # noqa: BLE001 - a policy's own; the task's thread raises it
+            except BaseException as error:  # noqa: BLE001 - the user's policy; the task's thread raises it
                 self._failed = error
             is_left = bool(self._partitions.points())
             self._is_looking = is_left and not self._partitions.is_closed and self._failed is None
@@ -278,7 +278,7 @@ class OffsetCommitter(Commits):
         try:
             failpoints.hit("engine.before_commit")
             self._store.write([(kept.partition, p.offset) for kept, p in write.points], self._timeout_s)
-        except BaseException as error:  # noqa: BLE001 - whatever a store raises, the engine goes on
+        except BaseException as error:  # noqa: BLE001 - the engine continues whatever a store raises
             self._has_failed(write, error)
         else:
             self._has_succeeded(write)
@@ -293,12 +293,12 @@ class OffsetCommitter(Commits):
             if is_preempted:
                 self._failed = error
         if is_preempted:
-            log.error("offsets are another engine's now: this one stops", task=self._name)
+            log.error("another engine has taken over the offsets: this one stops", task=self._name)
             write.done.set()
             return
         message = error.message if isinstance(error, TailraceError) else type(error).__name__
         log.warning(
-            "offsets were not stored: tried again at a later batch",
+            "offsets were not stored: retrying after a later batch",
             task=self._name,
             kind=str(error.kind if isinstance(error, TailraceError) else Kind.OFFSETS_UNWRITABLE),
             message=message,

@@ -1,4 +1,4 @@
-"""The partitions of one task, what of each is processed and committed; and those of the connector itself."""
+"""The partitions of one task, with their processed and committed offsets; the connector's own offsets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace.records.batch import Batch, Offset, Partition
 
 @dataclass(slots=True, eq=False)
 class TrackedPartition:
-    """A partition and what is known of it."""
+    """A partition and the tracker of its records."""
 
     partition: Partition
     tracker: Tracker = field(default_factory=Tracker)
@@ -28,23 +28,23 @@ Points = Sequence[tuple[TrackedPartition, CommitPoint]]
 
 
 class TrackedPartitions:
-    """Each partition that something was taken of. Callers hold `lock`, but for `take` and `write`.
+    """The partitions of which batches or offsets were taken. Callers hold `lock`, except for `take`, `write`.
 
-    :param claim: is called with each partition before its first batch is taken, or its first offset.
+    :param claim: called with each partition before its first batch is taken or its first offset is written.
     """
 
     def __init__(self, claim: Callable[[Partition], None]) -> None:
         self.lock = threading.Lock()
         self.committed_records = 0
-        self.is_closed = False  # nothing is taken note of any more
-        self.has_dropped = False  # a polled batch: an offset that is written now may be behind it
+        self.is_closed = False  # nothing more is tracked
+        self.has_dropped = False  # a polled batch was dropped: an offset written now may come after it
         self._claim = claim
         self._all: dict[Key, TrackedPartition] = {}
         self._of_batch: dict[int, TrackedPartition] = {}
-        self._noted = itertools.count(-1, -1)  # numbers that no batch has
+        self._noted = itertools.count(-1, -1)  # negative numbers, which no batch has
 
     def take(self, batch: Batch) -> None:
-        """Take note of a batch, as `Tracker.begin`, which it raises the errors of; locks."""
+        """Track a batch, as `Tracker.begin` does and with its errors; takes the lock."""
         self._claim_new(batch.partition)
         with self.lock:
             found = self._of(batch.partition)
@@ -52,14 +52,14 @@ class TrackedPartitions:
             self._of_batch[batch.number] = found
 
     def write(self, partition: Partition, offset: Offset) -> None:
-        """Take note of an offset that no record brings, as `Tracker.note`; locks."""
+        """Track an offset that belongs to no record, as `Tracker.note` does; takes the lock."""
         self._claim_new(partition)
         with self.lock:
             if not self.is_closed and not self.has_dropped:
                 self._of(partition).tracker.note(next(self._noted), dict(offset))
 
     def tracker_of(self, batch: Batch) -> Tracker | None:
-        """Return what tracks a batch; None: it was processed and is forgotten, or nothing is noted now."""
+        """Return the tracker of a batch; None: the batch was processed and forgotten, or this is closed."""
         found = self._of_batch.get(batch.number)
         return None if found is None or self.is_closed else found.tracker
 
@@ -73,14 +73,14 @@ class TrackedPartitions:
         return [(kept, point) for kept, point in found if point is not None]
 
     def committed(self, points: Points) -> None:
-        """Take note that points were committed."""
+        """Note that points were committed."""
         self.committed_records += uncommitted(points)
         for kept, point in points:
             kept.tracker.committed(point)
 
     @property
     def processed(self) -> int:
-        """Records before which everything is processed, of all partitions."""
+        """Number of records up to which everything is processed, in all partitions."""
         self._advance()
         return sum(kept.tracker.processed for kept in self._all.values())
 
@@ -98,7 +98,7 @@ class TrackedPartitions:
 
 
 def uncommitted(points: Points) -> int:
-    """Return how many records lie between what was committed and these points."""
+    """Return the number of records between the committed points and these points."""
     return sum(kept.tracker.uncommitted_records(point) for kept, point in points)
 
 
@@ -108,9 +108,9 @@ def are_transaction_ends(points: Points) -> bool:
 
 
 class ConnectorOffsets:
-    """Writes to the store of an engine (`contracts.OffsetWriter`). Any thread.
+    """The connector's writer of offsets to the engine's store (`contracts.OffsetWriter`). Any thread.
 
-    :param timeout_s: longest that a write may take.
+    :param timeout_s: longest time for a write.
     """
 
     def __init__(self, store: OffsetStore, timeout_s: float) -> None:
@@ -122,20 +122,20 @@ class ConnectorOffsets:
         self._closed = False
 
     def write(self, partition: Partition, offset: Offset) -> None:
-        """Keep an offset; durable when it returns, if the store is.
+        """Store an offset; it is durable when this returns, if the store is durable.
 
-        :raises TailraceError: `ENGINE_MISUSED` for a partition of which a task has given something, and once
-            the engine stops; what the store raises.
+        :raises TailraceError: `ENGINE_MISUSED` for a partition from which a task has returned records or
+            offsets, and once the engine stops; the store's errors.
         """
         key = key_of(partition)
         with self._changed:
             if self._closed:
-                raise _refused("the engine stops", "write before the connector is stopped")
+                raise _refused("the engine stops", "write offsets before the connector is stopped")
             if key in self._of_tasks:
                 raise _refused(
                     f"partition {dict(partition)} is a task's",
-                    "its offset is that of what is processed; the task may write it, or before there are "
-                    "tasks the connector",
+                    "the engine commits its offset as records are processed; let the task write it, or write "
+                    "it before there are tasks",
                 )
             self._writing[key] += 1
         try:
@@ -146,9 +146,9 @@ class ConnectorOffsets:
                 self._changed.notify_all()
 
     def claim(self, partition: Partition) -> None:
-        """Take note that a task answers for the offset of a partition from now on.
+        """Reserve the offset of a partition for a task from now on.
 
-        Waits for a write of that partition, which must not come to rest on what the task commits.
+        Waits for the connector's write of that partition, which must not overwrite the task's commits.
 
         :raises TailraceError: `OFFSETS_UNWRITABLE` if the write hangs.
         """
@@ -159,12 +159,12 @@ class ConnectorOffsets:
                 raise TailraceError(
                     Kind.OFFSETS_UNWRITABLE,
                     "begin with a partition: the connector's own write of its offset hangs",
-                    "look at where offsets are kept; write offsets of tasks before there are tasks",
+                    "check where offsets are stored; write offsets of tasks before there are tasks",
                     dict(partition),
                 )
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Refuse further writes."""
         self._closed = True
 
 

@@ -1,7 +1,7 @@
-"""Where offsets are kept: in a file, or in memory alone.
+"""Offset stores: in a file, or only in memory.
 
-With the change log they are kept by its connector, in a topic by `kafka.offsets.store`; others bring an
-object (`contracts.OffsetStore`).
+With the change log its connector stores them; `kafka.offsets.store` stores them in a topic; users can pass
+their own object (`contracts.OffsetStore`).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tailrace.records.batch import Offset, Partition
 
 log = structlog.get_logger(__name__)
 
-#: Beside the file: who may write holds its lock.
+#: Suffix of the lock file next to the file of offsets; the process that may write holds its lock.
 LOCK_SUFFIX = ".lock"
 
 _FORM = 1
 
-#: How long a stop waits for a write under way.
+#: Longest wait of `stop` for a running write, in seconds.
 _STOP_S = 1.0
 
 Key = tuple[tuple[str, str], ...]
 
 
 def store_for(storage: OffsetStorage, name: str, *, atomic: bool = False, tasks: int = 0) -> OffsetStore:
-    """Return the store that the configuration names, for the engine `name`; `log` is the connector's.
+    """Return the store that the configuration names, for the engine `name`; not for `log`, the connector's.
 
     :param atomic: `EngineOptions.atomic_source_offset_commit`.
-    :param tasks: as `KafkaOffsetStore` has it.
+    :param tasks: as for `KafkaOffsetStore`.
     """
     if storage.type == "memory":
         return MemoryOffsetStore()
@@ -47,26 +47,26 @@ def store_for(storage: OffsetStorage, name: str, *, atomic: bool = False, tasks:
         assert storage.path is not None
         return FileOffsetStore(storage.path, name)
     assert storage.type == "kafka", "the connector keeps what is kept with the log"
-    # Only now: engines without Kafka need not load its client.
+    # Imported here: engines without Kafka need not load its client.
     from tailrace.kafka.offsets.store import KafkaOffsetStore
 
     return KafkaOffsetStore(storage, name, atomic=atomic, tasks=tasks)
 
 
 def key_of(partition: Partition) -> Key:
-    """Return what tells a partition from others."""
+    """Return the hashable form of a partition, by which it is compared."""
     return tuple(sorted(partition.items()))
 
 
 class MemoryOffsetStore:
-    """Keeps offsets as long as the object lives: engines that share it go on from each other's."""
+    """Keeps offsets as long as the object lives: engines that share it continue from each other's offsets."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._offsets: dict[Key, Offset] = {}
 
     def start(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
         """Return the offset of each partition that has one, by its number."""
@@ -74,24 +74,24 @@ class MemoryOffsetStore:
             return _found(self._offsets, partitions)
 
     def write(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float) -> None:
-        """Keep offsets."""
+        """Store offsets."""
         with self._lock:
             self._offsets.update({key_of(partition): offset for partition, offset in offsets})
 
     def stop(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class FileOffsetStore:
     """Keeps offsets in a file: a small JSON document with a checksum, replaced as a whole.
 
-    A write is on disk when it returns. One that is under way when the store is stopped keeps the lock until
-    it has ended: nobody's later offsets are replaced. A crash leaves the old content or the new; the content
-    before it stays beside it (`<name>.previous`), and is read, with a warning,
-    if the file was damaged. The file may hold
-    the offsets of several engines by their names, but one process at a time may use it.
+    A write is on disk when it returns. A write that runs when the store is stopped keeps the lock until it
+    has ended, so that it cannot replace another process's later offsets. A crash leaves the old content or
+    the new; the previous content stays next to it (`<name>.previous`), and is read, with a warning, if the
+    file was damaged. The file may hold the offsets of several engines by their names, but only one process
+    at a time may use it.
 
-    :param path: the file; it and its folder are made when they are missing.
+    :param path: the file; it and its folder are created if they are missing.
     :param name: of the engine.
     """
 
@@ -117,7 +117,7 @@ class FileOffsetStore:
             raise TailraceError(
                 Kind.OFFSETS_LOCKED,
                 "take the file of offsets: another process uses it",
-                "stop the other engine, or give this one a file of its own",
+                "stop the other engine, or give this one its own file",
                 {"file": str(self._path)},
             ) from None
         except (OSError, TailraceError) as error:
@@ -125,7 +125,7 @@ class FileOffsetStore:
         self.load()
 
     def load(self) -> None:
-        """Read the file alone: another process may have its lock, and write it meanwhile.
+        """Read the file without its lock: another process may hold that, and write at the same time.
 
         :raises TailraceError: `OFFSETS_UNREADABLE`.
         """
@@ -140,9 +140,9 @@ class FileOffsetStore:
             return _found(self._offsets, partitions)
 
     def write(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float) -> None:
-        """Keep offsets, durably.
+        """Store offsets durably.
 
-        :raises TailraceError: `OFFSETS_UNWRITABLE`; what was kept before still is.
+        :raises TailraceError: `OFFSETS_UNWRITABLE`; the previous offsets remain.
         """
         given = {key_of(partition): self._as_json(offset) for partition, offset in offsets}
         with self._lock:
@@ -150,10 +150,10 @@ class FileOffsetStore:
                 self._write({**self._offsets, **given})
             finally:
                 if self._is_stopped:
-                    self._let_go()
+                    self._release_lock()
 
     def _as_json(self, offset: Offset) -> Offset:
-        """Return an offset as the next attempt reads it: names that are numbers are texts there.
+        """Return an offset as the next attempt reads it: keys that are numbers become strings.
 
         :raises TailraceError: `OFFSETS_UNWRITABLE` if it is not JSON.
         """
@@ -163,8 +163,8 @@ class FileOffsetStore:
             raise TailraceError(
                 Kind.OFFSETS_UNWRITABLE,
                 "store offsets: an offset is not JSON",
-                "let the connector's tasks, or who marks with an offset, give JSON objects: texts, numbers, "
-                "lists and objects of Python's own types",
+                "return offsets as JSON objects from the connector's tasks, and pass JSON objects to "
+                "mark_processed: strings, numbers, lists and dicts of Python's own types",
                 {"file": str(self._path)},
             ) from error
         return found
@@ -174,7 +174,7 @@ class FileOffsetStore:
             raise TailraceError(
                 Kind.OFFSETS_UNWRITABLE,
                 "store offsets: the store was stopped, and another process may use the file",
-                "write before the engine ends; what was processed since the last commit comes again",
+                "write before the engine ends; records processed since the last commit are delivered again",
                 {"file": str(self._path)},
             )
         listed = [{"partition": dict(key), "offset": dict(offset)} for key, offset in changed.items()]
@@ -185,19 +185,19 @@ class FileOffsetStore:
             raise TailraceError(
                 Kind.OFFSETS_UNWRITABLE,
                 f"store offsets: {error.message}",
-                "look at the file's permissions, and the room and health of its disk",
+                "check the file's permissions, and the free space and health of its disk",
                 {"file": str(self._path)},
             ) from error
         self._offsets = changed
 
     def stop(self) -> None:
-        """Let go of the lock; a write that hangs does so once it has ended."""
+        """Release the lock; if a write hangs, it releases the lock once it has ended."""
         self._is_stopped = True
         if self._lock.acquire(timeout=_STOP_S):
-            self._let_go()
+            self._release_lock()
             self._lock.release()
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         if self._held >= 0:
             os.close(self._held)
             self._held = -1
@@ -207,28 +207,28 @@ class FileOffsetStore:
             content = durable.read_state(self._path)
         except TailraceError as error:
             raise self._unreadable(
-                error.message, f"restore the file from a backup; or {self._anew}"
+                error.message, f"restore the file from a backup; or {self._removal_hint}"
             ) from error
         if content is None:
             return
         if not self._path.exists():
             log.warning(
-                "the file of offsets is missing (removed, or a process died as it wrote): the generation "
-                "before it is read",
+                "the file of offsets is missing (removed, or a process died while writing it): reading the "
+                "previous content",
                 file=str(self._path),
                 read=durable.previous_of(self._path).name,
             )
         if content.get("form") != _FORM:
             raise self._unreadable(
-                f"it has form {content.get('form')!r}, known is {_FORM}",
-                f"run the version of Tailrace that wrote it; or {self._anew}",
+                f"it has form {content.get('form')!r}, this version reads form {_FORM}",
+                f"run the version of Tailrace that wrote it; or {self._removal_hint}",
             )
         self._others = dict(content["engines"])
         for entry in self._others.pop(self._name, []):
             self._offsets[key_of(entry["partition"])] = entry["offset"]
 
     @property
-    def _anew(self) -> str:
+    def _removal_hint(self) -> str:
         name = self._path.name
         return (
             f"remove {name} and {durable.previous_of(self._path).name}, and every source is read from its "
@@ -239,8 +239,8 @@ class FileOffsetStore:
         found = error.message if isinstance(error, TailraceError) else error.strerror
         return self._unreadable(
             found or type(error).__name__,
-            "let this user read and write the file, those beside it that begin with its name, and their "
-            "folder",
+            "let this user read and write the file, those next to it whose names begin with its name, and "
+            "their folder",
         )
 
     def _unreadable(self, found: str, hint: str) -> TailraceError:

@@ -1,9 +1,9 @@
-"""Which records of a partition are processed, and up to where its offset may be committed. Pure.
+"""Tracks which records of a partition are processed, and up to where its offset may be committed. Pure.
 
 An offset is committable when every record before it is processed, in whatever order and on whatever
-threads that happened. Batches are begun in the partition's order. What is marked in order costs a
-number; the first mark out of order in a batch costs a byte for each of its places; a batch that is
-done as a whole costs nothing.
+threads that happened. Batches are begun in the partition's order. Marks in order take one number of memory
+per batch; the first mark out of order takes a byte for each place of the batch; a batch that is marked as
+a whole takes nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tailrace.errors import Kind, TailraceError
 
 Offset = Mapping[str, Any]
 
-#: More batches that are begun and not processed are refused: the handler has stopped marking.
+#: Limit of batches that are begun and not processed: beyond it, the handler has stopped marking.
 BATCHES_MAX = 10_000
 
 _DONE = 1
 
-#: Whether a transaction is open after a batch without records: as before it.
+#: `transaction_ends` of a batch without records: a transaction is open after it if one was open before.
 _NOT_SAID = np.empty(0, np.bool_)
 
 
@@ -38,10 +38,10 @@ class BatchOffsets(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommitPoint:
-    """A place up to which everything is processed.
+    """A point up to which everything is processed.
 
-    :param records: of the partition, from the first that was begun, that lie before it.
-    :param batches: that lie before it as a whole.
+    :param records: number of the partition's records before it, from the first that was begun.
+    :param batches: number of whole batches before it.
     """
 
     offset: Offset
@@ -55,14 +55,14 @@ class _Open:
     offsets: BatchOffsets
     polled: int
     end: Offset | None
-    ends: Sequence[int] | None  # how many places lie before each end of a transaction, rising
+    ends: Sequence[int] | None  # the number of places before each end of a transaction, rising
     records_before: int
     batches_before: int
     done_before: int = 0  # the places before it are processed
-    out_of_order: bytearray | None = None  # for each place, whether it is, from `done_before` on
+    out_of_order: bytearray | None = None  # for each place from `done_before` on, whether it is processed
     verbatim: dict[int, Offset] = field(default_factory=dict)
     is_done: bool = False
-    is_within: bool = False  # no record, and within a transaction
+    is_within: bool = False  # the batch has no record, and is within a transaction
 
     def mark(self, place: int) -> None:
         if self.out_of_order is not None:
@@ -98,17 +98,17 @@ class _Open:
             return None
         if self.ends is None or not self.polled:
             return self.done_before
-        # Asked again and again while records are marked, under the lock of who marks: nothing goes through
-        # the places, nor lets go of the interpreter's lock, as numpy's functions do.
+        # Called often while records are marked, under the lock of the marking thread: it must neither loop
+        # over the places nor release the interpreter's lock, as numpy's functions do.
         ends = bisect.bisect_right(self.ends, self.done_before)
         return self.ends[ends - 1] if ends else None
 
 
 class Tracker:
-    """The records of one partition. Not for several threads at once: the caller locks.
+    """The tracker of one partition's records. Not thread-safe: the caller locks.
 
-    `furthest` is the last point that can be committed, `transaction_end` the last at which no
-    transaction is open as well; None where there is none, or none after what was committed.
+    `furthest` is the last point that can be committed, `transaction_end` the last of those at which no
+    transaction is open; None if there is no such point after the committed one.
     """
 
     def __init__(self) -> None:
@@ -120,11 +120,11 @@ class Tracker:
         self._committed = (0, 0)
         self._furthest: CommitPoint | None = None
         self._transaction_end: CommitPoint | None = None
-        self._is_within = False  # whether a transaction is open after what was begun
+        self._is_within = False  # whether a transaction is open after the last batch that was begun
 
     @property
     def processed(self) -> int:
-        """Records before which, and which, everything is processed."""
+        """Number of records up to which everything is processed."""
         return self._processed
 
     @property
@@ -143,19 +143,19 @@ class Tracker:
         end: Offset | None = None,
         transaction_ends: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """Take note of a batch, in the order of the partition, before anything of it is marked.
+        """Begin a batch, in the order of the partition, before any of its records is marked.
 
-        :param number: names it from now on; the rest is as in `records.batch.Batch`.
-        :raises TailraceError: `ENGINE_MISUSED` if too many batches wait.
+        :param number: identifies it from now on; the other parameters are as in `records.batch.Batch`.
+        :raises TailraceError: `ENGINE_MISUSED` if too many batches are not processed.
         """
         if len(self._order) >= BATCHES_MAX:
             raise TailraceError(
                 Kind.ENGINE_MISUSED,
                 f"begin a batch: {BATCHES_MAX} batches were delivered and are not marked as processed",
-                "its handler marks each batch, or each of its records, in the end",
+                "make the handler mark each batch, or each of its records, eventually",
             )
         if number in self._open:
-            raise ValueError(f"batch {number} was begun before")
+            raise ValueError(f"batch {number} was already begun")
         ends = None if transaction_ends is None else (np.flatnonzero(transaction_ends) + 1).tolist()
         self._open[number] = _Open(offsets, polled, end, ends, self._records, self._batches)
         self._order.append(number)
@@ -166,11 +166,11 @@ class Tracker:
         self._open[number].is_within = not polled and self._is_within
 
     def note(self, number: int, offset: Offset) -> None:
-        """Take note of an offset behind everything that was begun: of a batch without records, as it were.
+        """Note an offset after all begun batches, as a batch without records.
 
-        It takes the place of one that nothing was begun after and that waits.
+        It replaces an earlier one that still waits, if no batch was begun after that.
 
-        :param number: as in `begin`, which it raises the errors of.
+        :param number: as in `begin`, whose errors it raises.
         """
         newest = self._open[self._order[-1]] if self._order else None
         if newest is None or newest.polled or not newest.is_done:
@@ -181,9 +181,9 @@ class Tracker:
         newest.is_within = self._is_within
 
     def mark(self, number: int, place: int, offset: Offset | None = None) -> None:
-        """Count a place of a batch as processed; again is no harm.
+        """Count a place of a batch as processed; marking it again has no effect.
 
-        :param offset: what to commit where this place is the last, word for word.
+        :param offset: the offset to commit, verbatim, if this place is the last one committed.
         :raises IndexError: the batch has no such place.
         """
         found = self._open.get(number)
@@ -212,7 +212,7 @@ class Tracker:
     def mark_batch(self, number: int, offset: Offset | None = None) -> None:
         """Count a whole batch as processed.
 
-        :param offset: what to commit for its end, word for word.
+        :param offset: the offset to commit, verbatim, for the end of the batch.
         """
         found = self._open.get(number)
         if found is None:
@@ -222,9 +222,9 @@ class Tracker:
             found.verbatim[found.polled - 1] = offset
 
     def advance(self) -> list[int]:
-        """Find how far everything is processed; called before points are asked for.
+        """Advance to where everything is processed; called before the points are read.
 
-        Returns the numbers of the batches that are done, and forgets them.
+        Returns the numbers of the batches that are done, and forgets these batches.
         """
         done: list[int] = []
         while self._order:
@@ -240,11 +240,11 @@ class Tracker:
         return done
 
     def committed(self, point: CommitPoint) -> None:
-        """Take note that a point was committed."""
+        """Note that a point was committed."""
         self._committed = max(self._committed, (point.records, point.batches))
 
     def uncommitted_records(self, point: CommitPoint) -> int:
-        """Return how many records lie between what was committed and `point`."""
+        """Return the number of records between the committed point and `point`."""
         return point.records - self._committed[0]
 
     def _note(self, batch: _Open) -> None:

@@ -1,11 +1,11 @@
-"""Records and offsets of one task in one transaction of Kafka: the handler and the committer are one.
+"""Commits records and offsets of one task in one Kafka transaction: handler and committer are one object.
 
-What is in the open transaction is marked, and what is marked is in it or was committed: both change under one
-lock, at once. So a commit at the end of a batch, while nothing comes, or at the task's end, commits
-the offsets that the records lead to.
+Records in the open transaction are marked, and marked records are in it or were committed: both change
+together, under one lock. So a commit at the end of a batch, while no records arrive, or at the task's end
+commits exactly the offsets of the records that were sent.
 
 An error ends the transaction, and with it this object: nothing more is sent or marked. The task's thread
-raises it at its next turn, and the task's next attempt goes on from the offsets that the topic has.
+raises it at its next turn, and the task's next attempt continues from the offsets in the topic.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from tailrace.records.events import Events
 
 log = structlog.get_logger(__name__)
 
-#: A transaction ends once its values have so many bytes, or this part of its time has passed.
+#: Limits of a transaction, which ends at either: bytes of its values, and its time limit divided by this.
 _BYTES_MAX = 16 << 20
 _TIME_SHARE = 4
-#: Records of a batch that are sent before it is looked whether that is so.
+#: Records of a batch that are sent between two checks of these limits.
 _RECORDS = 4096
 
 
 class TransactionCommits(Commits):
-    """Sends what a task polled, and commits it with its offsets.
+    """Sends a task's records, and commits them with their offsets.
 
-    Any thread. `begin`, `take`, `tick` and `finish` are the engine's.
+    Any thread. Only the engine calls `begin`, `take`, `tick` and `finish`.
 
-    :param policy: says where transactions end.
-    :param splits: whether a transaction of the source may be split, which one that is large or takes long is.
+    :param policy: decides where transactions end.
+    :param splits: whether a large or long transaction of the source is split into several.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class TransactionCommits(Commits):
         super().__init__(policy, clock, committed=committed, name=name, claim=claim)
         self._producer = producer
         self._splits = splits
-        # The first is held, perhaps for long, while something is sent or committed; the other within it.
+        # Held, perhaps for long, while records are sent or committed; `_lock` is taken within it.
         self._writing = threading.Lock()
         self._is_over = False  # the producer is closed
 
     def begin(self) -> OffsetReader:
-        """Fence the attempt before, and return what reads the offsets that were committed.
+        """Fence the previous attempt, and return the reader of the committed offsets.
 
         :raises TailraceError: as `TaskProducer.open`.
         """
@@ -76,11 +76,11 @@ class TransactionCommits(Commits):
         return self._producer
 
     def send(self, events: Events) -> None:
-        """Send a batch, and mark it: the task's handler, on its delivering thread."""
+        """Send a batch and mark it. This is the task's handler, on its delivering thread."""
         batch = events.batch
         with self._held():
             if self._failure is not None or self._partitions.is_closed:
-                return  # it comes again
+                return  # the batch is delivered again
             try:
                 for first, last in self._cuts(batch):
                     for topic, found in events.by_topic(first, last):
@@ -92,14 +92,14 @@ class TransactionCommits(Commits):
                 self._fail(error)
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
-        """Count a batch as processed of which nothing is left to send."""
+        """Count a batch as processed that has no records left to send."""
         self._mark(batch, 0, batch.polled)
 
     def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
-        """Nothing: what is sent is marked where it is sent."""
+        """Do nothing: `send` marks the records it sends."""
 
     def mark_dropped(self, batch: Batch) -> None:
-        """Nothing, likewise."""
+        """Do nothing, likewise."""
 
     def mark_batch_finished(self, batch: Batch) -> None:
         """Commit if the policy wants it."""
@@ -109,7 +109,7 @@ class TransactionCommits(Commits):
     def tick(self) -> None:
         """Commit if the policy wants it, and nothing is being sent.
 
-        :raises BaseException: what ended the transaction.
+        :raises BaseException: the error that ended the transaction.
         """
         with self._held(0.0) as is_held:
             if is_held:
@@ -119,7 +119,7 @@ class TransactionCommits(Commits):
     def finish(self, timeout_s: float) -> bool:
         """Commit what can be committed, and close the producer; return whether all of that is committed.
 
-        What is being sent is given up: the thread that sends it closes the producer.
+        A batch that is being sent is abandoned: the thread that sends it closes the producer.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._held(timeout_s) as is_held:
@@ -130,7 +130,7 @@ class TransactionCommits(Commits):
 
     @contextlib.contextmanager
     def _held(self, timeout_s: float = -1) -> Iterator[bool]:
-        """Hold the producer, and yield whether it is held in time; who holds it last closes it."""
+        """Lock the producer, and yield whether that succeeded in time; the last holder closes it."""
         is_held = self._writing.acquire(timeout=timeout_s)
         try:
             yield is_held
@@ -152,7 +152,7 @@ class TransactionCommits(Commits):
                 tracker.mark_places(batch.number, range(first, last))
 
     def _cuts(self, batch: Batch) -> Iterator[tuple[int, int]]:
-        """Yield from which to before which place a batch is sent at once: a transaction may end there."""
+        """Yield the ranges of places that are sent together: a transaction may end after each."""
         ends = batch.transaction_ends
         if self._splits:
             bounds = [*range(0, batch.polled, _RECORDS), batch.polled]
@@ -172,9 +172,9 @@ class TransactionCommits(Commits):
     def _commit_if_due(
         self, timeout_s: float | None = None, *, is_within: bool = False, at_end: bool = False
     ) -> None:
-        """Commit what was sent if the policy wants it, the transaction is large, or the task ends.
+        """Commit the sent records if the policy wants it, the transaction is large, or the task ends.
 
-        :param is_within: a batch is sent in part.
+        :param is_within: the batch is only partly sent.
         """
         with self._lock:
             points = self._partitions.points()
@@ -204,10 +204,10 @@ class TransactionCommits(Commits):
 
     def _fail(self, error: BaseException) -> None:
         if not self._splits and isinstance(error, TailraceError) and LIMIT_S in error.context:
-            error = too_long(error, "let it be split: transaction_boundary: poll")
+            error = too_long(error, "allow it to be split: transaction_boundary: poll")
         self._failure = self._failed = error
         log.warning(
-            "a transaction was not committed: its records come again, behind the last commit in the topic",
+            "a transaction was not committed: records after the topic's last commit are delivered again",
             task=self._name,
             kind=str(error.kind) if isinstance(error, TailraceError) else type(error).__name__,
         )

@@ -1,4 +1,4 @@
-"""Record processing: transformed and converted on a pool, delivered to a handler, then committed."""
+"""Record processing: transforms and converts records on a pool, delivers them to a handler, commits them."""
 
 from tailrace.engine.processing.context import Order, ProcessingConfig
 from tailrace.engine.processing.handlers import Handler, Manual, manual, on_batch, on_record

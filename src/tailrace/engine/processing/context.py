@@ -1,4 +1,4 @@
-"""What processors are made with: the settings of a task's processing, and the engine's objects for it."""
+"""The arguments of processors: the settings of a task's processing, and the engine's objects for it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Order = Literal["ordered", "unordered", "key"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessingConfig:
-    """How the records of one attempt of a task are handed over.
+    """Settings of how the records of one attempt of a task are delivered.
 
-    :param handler: of `on_batch` or `on_record`.
+    :param handler: made by `on_batch` or `on_record`.
     :param stopping: set when the task is to end: `process` no longer waits for the limiter then.
-    :param order: of calls with records; `calls` is what holds for the handler.
-    :param threads: of the pool that `initialize` gives; and so many call a handler of records out of order.
-    :param backoff: for handlers that want to be called again; default: for ever.
+    :param order: of calls with single records; `calls` is the order that applies to the handler.
+    :param threads: of the pool passed to `initialize`, and those that call an unordered or keyed handler.
+    :param backoff: waits before a handler is called again after an error; default: without a limit.
     :param name: of the task, for threads and logs.
-    :param counts: of the task; it outlives this attempt.
+    :param counts: of the task, over all its attempts.
     """
 
     handler: Handler
@@ -43,17 +43,17 @@ class ProcessingConfig:
 
     @property
     def calls(self) -> Order:
-        """The order in which the handler is called: one of batches always gets them in order."""
+        """The order in which the handler is called: a handler of batches always gets them in order."""
         return self.order if self.handler.takes is HandlerKind.RECORD else "ordered"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessingContext:
-    """What the executors of one attempt are made with.
+    """The arguments of the executors of one attempt.
 
-    :param pool: what `RecordProcessor.initialize` was given.
-    :param stage: what is done to records before they are delivered.
-    :param committer: marks what the limiter does not.
+    :param pool: the executor passed to `RecordProcessor.initialize`.
+    :param stage: transforms and converts records before they are delivered.
+    :param committer: for marks that the limiter does not make.
     """
 
     terms: ProcessingConfig
@@ -63,7 +63,7 @@ class ProcessingContext:
     limiter: InFlightLimiter
 
     def retrying(self, what: str) -> Retrying:
-        """Return what tries again on these terms, until nothing is handed over any more."""
+        """Return an object that retries a call by these settings, until the limiter shuts."""
         terms, limiter = self.terms, self.limiter
         return Retrying(
             f"{terms.name}: {what}", terms.backoff, terms.clock, limiter.shut, limiter.tried_again

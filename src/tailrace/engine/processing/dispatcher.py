@@ -1,8 +1,8 @@
-"""The dispatcher: has batches staged, and their records delivered in order, in order for each key, or in any.
+"""The dispatcher: has batches staged, and their records delivered ordered, keyed or unordered.
 
-Which of these it is, and where, is its executor's: `ordered_executor` calls the handler on the dispatching
-thread, `thread_executor` on threads of the task, `spark.processing.executor` in jobs of Spark. Without one
-order of all, batches run into one another, and what failed comes back to the executor after its wait.
+Its executor determines which, and where: `ordered_executor` calls the handler on the dispatching thread,
+`thread_executor` on threads of the task, `spark.processing.executor` in Spark jobs. Unless the order is
+total, batches overlap, and failed records return to the executor after a wait.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tailrace.records.group import Group
 
 log = structlog.get_logger(__name__)
 
-#: The dispatching thread looks for work at least this often.
+#: Longest interval between two looks of the dispatching thread for work, in seconds.
 _IDLE_S = 60.0
 
-#: How long `close` waits for the threads that deliver, which have nothing left to do unless a handler runs.
+#: Wait of `close` for the delivering threads, in seconds; they have nothing left to do unless a handler runs.
 _END_S = 0.2
 
 
@@ -39,22 +39,22 @@ class DeliveryExecutor(Protocol):
     """Calls the handler with records of batches, and marks those that are delivered."""
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
-        """Take the records of a batch; give it back to the limiter at the end. On the dispatching thread.
+        """Deliver the records of a batch, then return it to the limiter. Runs on the dispatching thread.
 
-        Yields where there is no room for more: it goes on when there is, and calls `Dispatcher.look` then.
-        :param size_bytes: what the limiter has for it.
+        Yields while there is no room for more; calls `Dispatcher.look` when there is, and is resumed then.
+        :param size_bytes: the size with which the limiter counts the batch.
         """
         ...
 
     def close(self) -> None:
-        """Begin nothing more. Any thread; returns soon."""
+        """Begin no more deliveries. Any thread; returns soon."""
         ...
 
 
 class Dispatcher:
     """Has batches staged, and their records delivered by an executor (`contracts.RecordProcessor`).
 
-    :param new_executors: returns where batches are staged (None: they are not), and the executor.
+    :param new_executors: returns the stage executor (None: batches are not staged) and the delivery executor.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Dispatcher:
         self._terms = terms
         self._new_executors = new_executors
         self._waiting: deque[StageFuture] = deque()
-        self._coming: Iterator[None] = iter(())  # adds a batch, some of its records at a step
+        self._coming: Iterator[None] = iter(())  # adds a batch, some of its records at each step
         self._wake = threading.Event()
         self._ended = False
         self._lock = threading.Lock()
-        self._later: list[tuple[float, int, Callable[[], None]]] = []  # by the time to try again
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # a heap by the time of the retry
         self._count = itertools.count()
         self._thread: threading.Thread | None = None
 
@@ -84,20 +84,20 @@ class Dispatcher:
         convert: Callable[[Group], Any] | None,
         committer: Committer,
     ) -> None:
-        """Take what is needed; see `contracts.RecordProcessor`."""
+        """Initialise the processor; see `contracts.RecordProcessor`."""
         terms = self._terms
         self._committer = committer
         self._limiter = InFlightLimiter(
             terms.queue_batches_max, terms.queue_bytes_max, terms.stopping, terms.counts, committer
         )
-        # Keys of records that are not transformed are found when they are asked for.
+        # Ordering keys of records that are not transformed are computed on demand.
         stage = Stage(transform, convert, terms.calls == "key" and transform is not None)
         context = ProcessingContext(terms, executor, stage, committer, self._limiter)
         self._staging = context.retrying("transformation and conversion")
         self._stage_executor, self._executor = self._new_executors(self, context)
 
     def process(self, batch: Batch) -> None:
-        """Put a batch under way; waits while there is no room. After `close` nothing is taken."""
+        """Begin to process a batch; waits while there is no room. After `close` this has no effect."""
         self._limiter.raise_failure()
         if self._thread is None:
             self._thread = threading.Thread(
@@ -121,7 +121,7 @@ class Dispatcher:
         return is_empty
 
     def close(self) -> None:
-        """Give up what is not done; see `contracts.RecordProcessor`."""
+        """Abandon unfinished batches; see `contracts.RecordProcessor`."""
         self._limiter.give_up()
         if self._thread is None:
             return
@@ -137,16 +137,16 @@ class Dispatcher:
     # ------------------------------------------------------------------ for the executor
 
     def look(self) -> None:
-        """Have the dispatching thread look for work. Any thread."""
+        """Wake the dispatching thread to look for work. Any thread."""
         self._wake.set()
 
     def try_later(self, again: Callable[[], None], wait_s: float, **details: object) -> None:
-        """Have `again` called on the dispatching thread after a wait. Any thread.
+        """Schedule a call of `again` on the dispatching thread after a wait. Any thread.
 
         :param details: of the failure, for the log.
         """
         self._limiter.tried_again()
-        log.warning("failed, tried again", what=f"{self._terms.name}: handler", **details, wait_s=wait_s)
+        log.warning("failed, retrying", what=f"{self._terms.name}: handler", **details, wait_s=wait_s)
         due_s = self._terms.clock.monotonic() + wait_s
         with self._lock:
             heapq.heappush(self._later, (due_s, next(self._count), again))
@@ -155,7 +155,7 @@ class Dispatcher:
     # ------------------------------------------------------------------ the dispatching thread
 
     def _run(self) -> None:
-        """Hand records to the executor, until `close`."""
+        """Pass records to the executor, until `close`."""
         while True:
             self._wake.clear()
             if self._ended:
@@ -167,7 +167,7 @@ class Dispatcher:
             except GivenUpError:
                 pass
             except BaseException as error:  # noqa: BLE001 - the task's thread raises it
-                # The engine cancels only at its end; a handler may have waited for a future of its own.
+                # The engine cancels only at its end; otherwise the handler waited for its own future.
                 if not (isinstance(error, CancelledError) and self._limiter.shut.is_set()):
                     self._limiter.fail(error)
             if self._limiter.shut.is_set():
@@ -176,7 +176,7 @@ class Dispatcher:
             self._terms.clock.wait(self._wake, wait_s)
 
     def _try_again(self) -> float:
-        # Returns how long to wait for what is tried again next.
+        # Returns the seconds until the next retry.
         now_s, due = self._terms.clock.monotonic(), []
         with self._lock:
             while self._later and self._later[0][0] <= now_s:

@@ -1,4 +1,4 @@
-"""The kinds of handlers: of batches, of single records, those that commit themselves, and async ones."""
+"""The kinds of handlers: of batches, of single records, those that mark records themselves, async ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tailrace.records.events import Events
 
 
 class HandlerKind(enum.StrEnum):
-    """What a handler is called with."""
+    """The arguments that a handler is called with."""
 
     BATCH = "batch"
     RECORD = "record"
@@ -29,26 +29,26 @@ class HandlerKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A handler, and what it takes."""
+    """A handler and its kind."""
 
     takes: HandlerKind
     call: Callable[..., Any]
 
 
 def on_batch(call: Callable[..., Any]) -> Handler:
-    """Return a handler of batches, converted where there is a converter; one of `manual` stays one."""
+    """Return a handler of batches, or of events if there is a converter; a `Manual` keeps its kind."""
     if isinstance(call, Manual):
         return Handler(HandlerKind.BATCH_AND_COMMITTER, Manual(_awaited(call.call)))
     return Handler(HandlerKind.BATCH, _awaited(call))
 
 
 def on_record(call: Callable[..., Any]) -> Handler:
-    """Return a handler of single records, or of events where there is a converter."""
+    """Return a handler of single records, or of single events if there is a converter."""
     return Handler(HandlerKind.RECORD, _awaited(call))
 
 
 def is_async(call: Callable[..., Any]) -> bool:
-    """Return whether a call returns a coroutine, which `on_batch` and `on_record` wait for."""
+    """Return whether calling `call` returns a coroutine, for which `on_batch` and `on_record` wait."""
     called = call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(called)
 
@@ -58,10 +58,10 @@ def _awaited(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class AwaitedCall:
-    """An async handler as a plain one: called on any thread, it returns when its coroutine has ended.
+    """A blocking wrapper of an async handler: called on any thread, it returns when its coroutine has ended.
 
-    All its coroutines run on one event loop, which has a thread of its own from the first call on: what they
-    share, such as a session of a client, belongs to that loop. Pickles as its function.
+    All its coroutines run on one event loop, which has its own thread from the first call on: objects that
+    they share, such as a client's session, belong to that loop. Pickles as its function.
     """
 
     def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
@@ -97,7 +97,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _outcome(call: Callable[..., Awaitable[Any]], given: tuple[Any, ...]) -> BaseException | None:
-    # What it raises is raised by the thread that waits: on the loop's thread, some of it would end the loop.
+    # Its errors are raised on the waiting thread: on the loop's thread, some of them would end the loop.
     try:
         await call(*given)
     except BaseException as error:  # noqa: BLE001
@@ -107,31 +107,31 @@ async def _outcome(call: Callable[..., Awaitable[Any]], given: tuple[Any, ...]) 
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """A handler of batches that says itself what is processed; see `manual`."""
+    """A handler of batches that marks processed records itself; see `manual`."""
 
     call: Callable[[Batch, Committer], Any] | Callable[[Events, Committer], Any]
 
     def __call__(self, batch: Any, committer: Committer) -> None:
         returned = self.call(batch, committer)
-        # A future's work is under way, and may mark when it is done. That of these has not begun.
+        # The work behind a future is running, and may mark when it is done; that of these has not begun.
         if inspect.iscoroutine(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
             check_done(returned)
 
 
 def manual(call: Callable[[Batch, Committer], Any] | Callable[[Events, Committer], Any]) -> Manual:
-    """Return a handler of batches, for `Engine(on_batch=…)`, that is given the committer as well.
+    """Return a handler of batches, for `Engine(on_batch=…)`, that is called with the committer as well.
 
-    Nothing counts as processed because the handler returned: it marks records or the batch with the
-    committer, then or later, on any thread. What transformations dropped is marked for it. A batch
-    that is never marked holds up the commits of all after it.
+    When the handler returns, nothing counts as processed yet: it marks records or the batch with the
+    committer, then or later, on any thread. Records that transformations dropped are marked for it. A batch
+    that is never marked blocks the commits of all later batches.
     """
     return Manual(call)
 
 
 def check_done(returned: object) -> None:
-    """Refuse what a handler returned if it is work that is still to be done: nobody waits for it.
+    """Refuse a handler's return value if it is unfinished work: nothing would wait for it.
 
-    What was handed over counts as processed when its handler returns. Called when it is not None.
+    Records count as processed when their handler returns. Called if the value is not None.
     :raises TailraceError: `CONFIG_INVALID`, which is final.
     """
     generates = inspect.isgenerator(returned) or inspect.isasyncgen(returned)
@@ -142,14 +142,14 @@ def check_done(returned: object) -> None:
     raise TailraceError(
         Kind.CONFIG_INVALID,
         f"handle records: the handler returned a {type(returned).__name__}, whose work may not be done, "
-        "and what was handed over would count as processed",
-        "do the work before returning: give the async function itself, exhaust a generator, wait for a "
-        "future's result; or give on_batch=manual(…) and mark what is processed when it is",
+        "and its records would count as processed",
+        "do the work before returning: pass the async function itself, exhaust a generator, wait for a "
+        "future's result; or pass on_batch=manual(…) and mark records when they are processed",
     )
 
 
 def where(error: BaseException, batch: Batch, place: int | None) -> None:
-    """Note on a handler's error what was handled, for who reads its trace; no values."""
+    """Add a note to a handler's error that identifies its records, for readers of the trace; no values."""
     topics = sorted({group.topic for group in batch.groups if place is None or place in group.index})
     what = f"a batch of {len(batch)} records" if place is None else f"record {place} of a batch"
     offset = batch.end_offset if place is None else batch.offsets[place]

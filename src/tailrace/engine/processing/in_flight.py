@@ -1,4 +1,4 @@
-"""The limit of what a task has in flight, and the gate before each call of a handler."""
+"""The limit of a task's batches in flight, and the gate before each call of a handler."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import Any
 from tailrace.engine.contracts import Committer, StopEngine
 from tailrace.records.batch import Batch
 
-#: How often a task that waits for room checks whether the engine wants it to end.
+#: Interval at which a task that waits for room checks whether the engine wants it to end, in seconds.
 _LOOK_S = 0.05
 
-#: Records that were delivered are marked together: so many, or after so long.
+#: Delivered records are marked together: after this many, or after this time, in seconds.
 SETTLE_RECORDS = 128
 SETTLE_S = 0.002
 
 
 @dataclass(slots=True)
 class TaskCounts:
-    """What a task has done, over all its attempts.
+    """Counts of a task, over all its attempts.
 
-    Its thread counts the first of them, the limiter of its present attempt the rest, from `delivered` on.
+    The task's thread counts up to `poll_s`, the limiter of the present attempt from `delivered` on.
 
-    :param polled: records, in so many `batches`.
-    :param processed: records, as `committed`, in attempts that have ended.
-    :param polls_retried: times that a start or a poll failed and was tried again.
-    :param delivered: records of batches that were handed over whole.
-    :param dropped: records of them that transformations dropped.
-    :param retries: times that a transformation, a converter or a handler failed and was tried again.
-    :param handling_s: seconds for which threads of this process called handlers, waits before retries among
-        them.
-    :param calls: handlers that run now. Those of an attempt that has ended may still run: the next one begins
-        when they have returned.
-    :param batches_under_way: now.
-    :param bytes_under_way: of them.
+    :param polled: records; `batches` is the number of their batches.
+    :param processed: records in attempts that have ended, as is `committed`.
+    :param polls_retried: number of starts and polls that failed and were retried.
+    :param delivered: records of completely delivered batches.
+    :param dropped: records of these batches that transformations dropped.
+    :param retries: number of transformations, conversions and handler calls that failed and were retried.
+    :param handling_s: seconds for which threads of this process called handlers, including waits before
+        retries.
+    :param calls: handlers that run now. Those of an attempt that has ended may still run: the next attempt
+        begins when they have returned.
+    :param batches_under_way: batches in flight now.
+    :param bytes_under_way: size of these batches.
     """
 
     polled: int = 0
@@ -58,7 +58,7 @@ class TaskCounts:
 class InFlight:
     """A batch whose records are delivered one by one.
 
-    :param size_bytes: what the limiter counts for it.
+    :param size_bytes: the size that the limiter counts.
     """
 
     __slots__ = ("batch", "delivered", "done", "dropped", "left", "places", "size_bytes")
@@ -70,17 +70,17 @@ class InFlight:
         self.places: list[int] = (
             list(range(batch.polled)) if len(batch) == batch.polled else batch.places.tolist()
         )
-        #: Where records are delivered in order: how many are. One thread writes it, without a lock.
+        #: In ordered delivery: number of delivered records. One thread writes it, without a lock.
         self.delivered = 0
-        #: Where they are not: places of those that are, and not marked. Any thread appends, without a lock.
+        #: Otherwise: places of records delivered and not yet marked. Any thread appends, without a lock.
         self.done: deque[int] = deque()
-        #: Records that are not marked.
+        #: Number of records that are not marked.
         self.left = len(batch)
-        #: How many of the records transformations dropped after delivery began. Under the limiter's lock.
+        #: Number of records that transformations dropped after delivery began. Under the limiter's lock.
         self.dropped = 0
 
     def take_done(self) -> list[int]:
-        """Return the places of delivered records that it did not return before. One thread at a time."""
+        """Return the places of records delivered since the last call. One thread at a time."""
         first, delivered = len(self.places) - self.left, self.delivered
         if first < delivered:
             found = self.places[first:delivered]
@@ -91,14 +91,14 @@ class InFlight:
 
 
 class InFlightLimiter:
-    """Counts batches and bytes under way. Handlers are called, and what they did is marked, through it.
+    """Limits the batches and bytes in flight; the gate for handler calls and for marking their records.
 
-    The gate is shut once something failed, a handler wanted the end, or what is under way was given
-    up; in the last case nothing is marked any more either. Any thread.
+    The gate is shut once something failed, a handler asked to stop the engine, or the batches in flight were
+    abandoned; in the last case nothing more is marked either. Any thread.
 
     :param stopping: set when the task is to end: waits for room end then.
-    :param counts: of the task: what becomes of batches, until they are given up.
-    :param committer: marks what was delivered.
+    :param counts: of the task; updated until the batches in flight are abandoned.
+    :param committer: marks delivered records.
     """
 
     def __init__(
@@ -118,20 +118,20 @@ class InFlightLimiter:
         self._changed = threading.Condition(self._lock)
         self._batches = 0
         self._bytes = 0
-        self._ending = 0  # of these batches: all is marked, and perhaps a commit is under way
+        self._ending = 0  # of these batches: all is marked, and a commit may be running
         self._ending_bytes = 0
         self._given_up = False
         self._failure: BaseException | None = None
         self._in_flight: list[InFlight] = []
         self._finished: list[InFlight] = []
-        #: Records of batches in flight that were marked.
+        #: Number of records of `InFlight` batches that were marked so far.
         self.settled = 0
-        #: Set once no handler is called any more, and the same for who looks at each record.
+        #: Set once no handler may be called any more; `is_shut` is the same, for loops over records.
         self.shut = threading.Event()
         self.is_shut = False
 
     def take(self, size_bytes: int) -> None:
-        """Wait until there is room for a batch, and take it. One batch always has room."""
+        """Wait until there is room for a batch, and count it. One batch always has room."""
         while not self._taken(size_bytes):
             # The thread that delivers may be in a call that hangs.
             self.settle()
@@ -153,16 +153,16 @@ class InFlightLimiter:
         return batches > 0 and is_over and not self.shut.is_set() and not self._stopping.is_set()
 
     def begin(self, batch: Batch, size_bytes: int) -> InFlight:
-        """Have the records of a batch that was taken delivered one by one; the batch has at least one."""
+        """Begin to deliver the records of a taken batch one by one; the batch has at least one."""
         found = InFlight(batch, size_bytes)
         with self._lock:
             self._in_flight.append(found)
         return found
 
     def settle(self, handled_s: float = 0.0) -> None:
-        """Mark the records that are done, and give back the batches of which all are.
+        """Mark delivered records, and finish the batches whose records are all marked.
 
-        :param handled_s: for how long the calling thread called handlers since it settled before.
+        :param handled_s: seconds for which the calling thread called handlers since its last `settle`.
         """
         with self._lock:
             self._counts.handling_s += handled_s
@@ -172,10 +172,10 @@ class InFlightLimiter:
             self.finish(one.batch, one.size_bytes, one.dropped)
 
     def finish(self, batch: Batch, size_bytes: int, dropped: int = 0) -> None:
-        """Give back a batch of which everything is marked that this task will mark, and commit if it is due.
+        """Release a batch in which this task marks nothing more, and commit if the policy wants it.
 
-        There is room for another batch before that: it is read while the commit waits for its answer.
-        :param dropped: how many of its records were not handed over.
+        Its room is free before the commit: the next batch is read while the commit waits for the store.
+        :param dropped: number of its records that were not delivered.
         """
         with self._lock:
             self._ending += 1
@@ -195,7 +195,7 @@ class InFlightLimiter:
             self._changed.notify_all()
 
     def _mark_done(self) -> None:
-        # Under the lock. What is noted as done later is marked the next time.
+        # Under the lock. Records delivered meanwhile are marked the next time.
         if self._given_up:
             return
         for one in tuple(self._in_flight):
@@ -207,14 +207,14 @@ class InFlightLimiter:
                 self._finished.append(one)
 
     def tried_again(self) -> None:
-        """Count a failure after which something is tried again."""
+        """Count a failure that is retried."""
         with self._lock:
             self._counts.retries += 1
 
     def enter(self) -> bool:
-        """Return whether a handler may be called now; `leave` must follow then.
+        """Return whether a handler may be called now; if so, `leave` must follow.
 
-        A thread that calls it several times in between checks `shut` before each call.
+        A thread that calls the handler several times in between checks `shut` before each call.
         """
         with self._lock:
             if self.shut.is_set():
@@ -223,7 +223,7 @@ class InFlightLimiter:
             return True
 
     def leave(self, mark: Callable[..., None] | None = None, *args: Any) -> None:
-        """Note the end of a call, and mark what it did, unless that was given up meanwhile."""
+        """Note the end of a call, and mark its records, unless they were abandoned meanwhile."""
         with self._lock:
             self._counts.calls -= 1
             if mark is not None and not self._given_up:
@@ -233,15 +233,15 @@ class InFlightLimiter:
                 self._changed.notify_all()
 
     def mark(self, mark: Callable[..., None], *args: Any) -> None:
-        """Mark what no handler had to be called for, unless that was given up."""
+        """Mark records that need no handler call, unless they were abandoned."""
         with self._lock:
             if not self._given_up:
                 mark(*args)
 
     def fail(self, error: BaseException) -> None:
-        """Deliver nothing more: something went wrong, or a handler wants the end (`StopEngine`)."""
+        """Shut the gate: something failed, or a handler asks to stop the engine (`StopEngine`)."""
         with self._lock:
-            # The first counts; but an error for more than a wish.
+            # The first is kept, but an error replaces a `StopEngine`.
             if self._failure is None or isinstance(self._failure, StopEngine):
                 self._failure = error
             self.is_shut = True
@@ -249,12 +249,12 @@ class InFlightLimiter:
             self._changed.notify_all()
 
     def raise_failure(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the error passed to `fail`, if any."""
         if self._failure is not None:
             raise self._failure
 
     def wait_until_empty(self, timeout_s: float) -> bool:
-        """Wait until nothing is under way, or after a failure until no handler runs; return the first."""
+        """Wait until nothing is in flight, or after a failure until no handler runs; return the former."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             while self._counts.calls if self.shut.is_set() else self._batches:
@@ -265,7 +265,7 @@ class InFlightLimiter:
             return self._batches == 0
 
     def give_up(self) -> None:
-        """Have nothing more delivered or marked; what is done by now is marked."""
+        """Abandon the batches in flight: mark records delivered so far, then deliver and mark no more."""
         with self._lock:
             self._mark_done()
             if not self._given_up:
@@ -276,6 +276,6 @@ class InFlightLimiter:
             self._changed.notify_all()
 
     def _note_under_way(self) -> None:
-        # Under the lock. What was given up is no longer counted here; the next attempt has another limiter.
+        # Under the lock. Abandoned batches are not counted here; the next attempt has another limiter.
         if not self._given_up:
             self._counts.batches_under_way, self._counts.bytes_under_way = self._batches, self._bytes

@@ -1,4 +1,4 @@
-"""The executor in order: whole batches, or record by record, one after another on the dispatching thread."""
+"""The ordered executor: calls the handler with batches or records, in order, on the dispatching thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace.records.record import Record
 
 
 class OrderedExecutor:
-    """Delivers one thing after another, in the order in which batches are added (`DeliveryExecutor`)."""
+    """Delivers one batch or record after another, in the order of the batches (`DeliveryExecutor`)."""
 
     def __init__(self, context: ProcessingContext) -> None:
         self._handler = context.terms.handler
@@ -40,7 +40,7 @@ class OrderedExecutor:
         return iter(())
 
     def close(self) -> None:
-        """As `DeliveryExecutor.close`: who calls the handler looks at the limiter."""
+        """As `DeliveryExecutor.close`: does nothing, as the delivering thread checks the limiter."""
 
     def _call_whole(self, mark: Callable[[Batch], None], batch: Batch, *given: Any) -> None:
         """Call the handler with a batch, and mark it."""
@@ -50,7 +50,7 @@ class OrderedExecutor:
         try:
             try:
                 self._call(*given)
-            except Exception as error:  # noqa: BLE001 - what is final is raised again
+            except Exception as error:  # noqa: BLE001 - a final error is raised again
                 self._call_again(error, batch, None, *given)
         except StopEngine as stop:
             limiter.leave(mark, batch)
@@ -64,7 +64,7 @@ class OrderedExecutor:
             limiter.settle(time.monotonic() - began_s)
 
     def _call_each(self, ready: ReadyBatch, size_bytes: int) -> None:
-        """Call the handler with each record of a batch, and mark them, many together."""
+        """Call the handler with each record of a batch, and mark the records in groups."""
         limiter, call, clock_s = self._limiter, self._handler.call, time.monotonic
         in_flight = limiter.begin(ready.batch, size_bytes)
         if not limiter.enter():
@@ -77,7 +77,7 @@ class OrderedExecutor:
                 try:
                     if (returned := call(one)) is not None:
                         check_done(returned)
-                except Exception as error:  # noqa: BLE001 - what is final is raised again
+                except Exception as error:  # noqa: BLE001 - a final error is raised again
                     limiter.settle()
                     place = one.place if isinstance(one, Record) else one.record.place
                     self._call_again(error, ready.batch, place, one)
@@ -98,7 +98,7 @@ class OrderedExecutor:
             check_done(returned)
 
     def _call_again(self, error: Exception, batch: Batch, place: int | None, *given: Any) -> None:
-        """Call the handler where its `error` says so; that counts as the first attempt."""
+        """Retry the handler if its `error` is retriable; the call that raised it is the first attempt."""
         errors = [error]
 
         def attempt() -> None:
@@ -118,7 +118,7 @@ class OrderedExecutor:
 
 
 class _Guarded:
-    # The committer as a handler gets it: what it marks after everything was given up is not heard.
+    # The committer as a handler gets it: marks are ignored once the batches in flight were abandoned.
     def __init__(self, committer: Committer, limiter: InFlightLimiter) -> None:
         self._committer = committer
         self._limiter = limiter

@@ -1,9 +1,9 @@
-"""Order for each key: which ordering keys a record has.
+"""Ordering keys: the keyed dispatcher delivers records that share one in order.
 
-Records of an ordering key are delivered one after another, those of different ones side by side. It is a
-fingerprint of the key as it goes out, whatever the table, or of the table where there is no key. An update
-that changed the key has those of both keys; a TRUNCATE has all of them, and so has the first record of a
-table whose key has another type than before.
+Records with different ordering keys are delivered in parallel. An ordering key is a fingerprint of the
+delivered key, whatever the table, or of the table if there is no key. An update that changed the key has
+those of both keys; a TRUNCATE has all of them, and so has the first record of a table whose key has another
+type than before.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tailrace.records.group import Group, Places
 class OrderingKeys:
     """The ordering keys of each record of a group.
 
-    :param own: that of its key.
-    :param other: that of the key which it had before; `own` where that is the same.
-    :param in_all: whether it has all that there are.
-    :param key_type: of the keys: fingerprints of keys of different types say nothing about each other.
+    :param own: the ordering key of the record's key.
+    :param other: the ordering key of its former key; `own` if the key did not change.
+    :param in_all: whether the record has all ordering keys.
+    :param key_type: of the keys: fingerprints of keys of different types are not comparable.
     """
 
     own: Fingerprints
@@ -53,13 +53,13 @@ def in_order(
 
 
 class KeyTypes:
-    """Of which type the keys of each topic are, as batches come."""
+    """The type of each topic's keys, as of the last batch."""
 
     def __init__(self) -> None:
         self._types: dict[str, pa.DataType] = {}
 
     def note(self, topic: str, keys: OrderingKeys) -> None:
-        """Have the first record wait for all others if its key is of another type than that before."""
+        """Make the first record wait for all earlier ones if its key's type differs from the last one."""
         if self._types.setdefault(topic, keys.key_type) != keys.key_type:
             self._types[topic] = keys.key_type
             keys.in_all[0] = True
@@ -67,7 +67,7 @@ class KeyTypes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """Records that changed their key: places, rising, and the ordering keys of before."""
+    """Records that changed their key: places, rising, and their former ordering keys."""
 
     places: Places
     keys: Fingerprints
@@ -76,7 +76,7 @@ class Moved:
 def ordering_keys_of(group: Group, moved: Moved | None) -> OrderingKeys:
     """Return the ordering keys of the records of a group.
 
-    :param moved: what is known of the records that they were made of, of these and others.
+    :param moved: changed keys of the records that these were made from, and of others.
     """
     key = group.keys
     own = fingerprints(key)
@@ -92,7 +92,7 @@ def ordering_keys_of(group: Group, moved: Moved | None) -> OrderingKeys:
 
 
 def moved_of(group: Group) -> Moved | None:
-    """Return which changes of a group changed the key, as the source sent them; None: none."""
+    """Return the changes of a group that changed the key, as the source sent them; None: there are none."""
     if not group.is_change:
         return None
     if group.wire is not None:
@@ -109,9 +109,9 @@ def moved_of(group: Group) -> Moved | None:
 
 
 def transformed_keys_of(group: Group, source: Group) -> OrderingKeys:
-    """Return the ordering keys of records that transformations have made of those of `source`.
+    """Return the ordering keys of records that transformations made from those of `source`.
 
-    The former key is as they go out, too. Where that is not known, a record that changed its key has all.
+    The former key is a delivered key, too. If it is not known, a record that changed its key has all of them.
     """
     keys = ordering_keys_of(group, moved_of(group))
     if group.wire is not None or group.is_second is not None or (moved := moved_of(source)) is None:
@@ -120,7 +120,7 @@ def transformed_keys_of(group: Group, source: Group) -> OrderingKeys:
     rows = np.setdiff1d(np.flatnonzero(np.isin(group.index, moved.places)), known)
     before = ordering_keys_of(source, moved)
     at = np.searchsorted(source.index, group.index[rows])
-    # Of a key that is what it was, the former one is, too.
+    # If transformations left a key unchanged, they left the former key unchanged, too.
     is_same = keys.own[rows] == before.own[at]
     keys.other[rows[is_same]] = before.other[at[is_same]]
     keys.in_all[rows[~is_same]] = True
@@ -128,7 +128,7 @@ def transformed_keys_of(group: Group, source: Group) -> OrderingKeys:
 
 
 def _former_keys(group: Group) -> tuple[Places, Fingerprints]:
-    """Return the updates of which the row before says the key, and the fingerprints of that key."""
+    """Return the updates whose old row contains the former key, and the fingerprints of that key."""
     key, before, after = (group.column(name) for name in ("key", "before", "after"))
     none = np.empty(0, np.int64), np.empty(0, np.uint64)
     if not (pa.types.is_struct(key.type) and pa.types.is_struct(before.type)):
@@ -138,7 +138,7 @@ def _former_keys(group: Group) -> tuple[Places, Fingerprints]:
     if not (len(rows) and set(names) <= set(before.type.names)):
         return none
     if pa.types.is_struct(after.type) and set(names) <= set(after.type.names):
-        # If the key is not that of the row now, since only one of them was transformed, it was not before.
+        # Where the key differs from that in the new row, only one was transformed: don't use the old row.
         rows = rows[_of_row(after, names, rows) == fingerprints(key.take(pa.array(rows)))]
     return rows, _of_row(before, names, rows)
 

@@ -1,9 +1,9 @@
-"""The engine's record processors, and the runners that make them: in this process, or somewhere else.
+"""The engine's record processors, and the runners that make them: in this process, or elsewhere.
 
-Three choices make the six flows: a handler of batches or of records, a converter or none, in order
-or not; order for each key is a seventh. Which thread calls a handler: of batches, and of records in
-order, one thread that belongs to the task (never two at once for one task); of records without order or in
-order for each key, several threads that belong to the task.
+Three choices make the six flows: a handler of batches or of records, a converter or none, ordered or
+unordered; keyed is the seventh. A handler of batches, or of ordered records, is called by one thread that
+belongs to the task (never two at once for one task); a handler of unordered or keyed records by several
+threads that belong to the task.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _on_threads(
 
 
 def delivery_here(dispatcher: Dispatcher, context: ProcessingContext) -> DeliveryExecutor:
-    """Return what calls the handler in this process."""
+    """Return the executor that calls the handler in this process."""
     if context.terms.calls == "ordered":
         return OrderedExecutor(context)
     return ThreadExecutor(dispatcher, context)
 
 
 class NullProcessor:
-    """Counts what is polled as processed, where nobody wants the records: sinks are fed from the log."""
+    """Counts polled records as processed; for engines without a handler, whose sinks read the log."""
 
     def initialize(
         self,
@@ -64,15 +64,15 @@ class NullProcessor:
         self._committer.mark_batch_finished(batch)
 
     def drain(self, timeout_s: float) -> bool:
-        """Nothing is ever under way."""
+        """Return True: nothing is ever in flight."""
         return True
 
     def close(self) -> None:
-        """Nothing is to be given up."""
+        """Do nothing: nothing is in flight."""
 
 
 class Runner(Protocol):
-    """Makes the record processors of an engine, whose work is done somewhere else.
+    """Makes the record processors of an engine, which may work in other processes.
 
     Found by the entry point `tailrace.runners`, and made with the engine's name and the settings of Spark.
     """
@@ -80,7 +80,7 @@ class Runner(Protocol):
     def check(
         self, handler: Handler, order: Order, transform: Transform | None, convert: Convert | None
     ) -> None:
-        """Check, before anything is started, that all of this can be done there.
+        """Check, before anything is started, that the runner supports all of this.
 
         :raises TailraceError: `CONFIG_INVALID`.
         """
@@ -91,7 +91,7 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what is held; called once, after the last processor was closed."""
+        """Release all resources; called once, after the last processor was closed."""
         ...
 
 
@@ -101,12 +101,12 @@ class InProcess:
     def check(
         self, handler: Handler, order: Order, transform: Transform | None, convert: Convert | None
     ) -> None:
-        """There is nothing that can't be done here."""
+        """Do nothing: this process supports everything."""
 
     processor_for = staticmethod(processor_for)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 def runner_of(runs_on: str, name: str, spark: SparkConfig | None) -> Runner:

@@ -1,4 +1,4 @@
-"""The queues of records that several threads deliver: one for all, and those that keep each key's order."""
+"""The queues of records that several threads deliver: one of all records, and those of ordering keys."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tailrace.engine.processing.ordering_keys import KeyTypes, in_order, moved_o
 from tailrace.engine.processing.stage import GetRecord, ReadyBatch
 from tailrace.records.group import Places
 
-#: For how long records are counted: many times as long as Python lets a thread have its lock.
+#: Period of a measurement, in seconds: many times as long as Python lets a thread hold its lock.
 PERIOD_S = 0.05
 
-#: More records than this in a second are delivered quickly. Where the handler waits, or computes without
-#: Python's lock, threads that call it come to as many only if a call lasts some 10 µs.
+#: Rate above which delivery is quick, in records per second. If the handler waits, or computes without
+#: Python's lock, several threads reach this rate only if a call lasts some 10 µs.
 _QUICK_PER_S = 50_000
-#: Fewer in a second than this by one thread, and others are called again.
+#: Rate of one thread below which other threads are used again, in records per second.
 _SLOW_PER_S = 40_000
 
-#: Others had to be called again: for so long they stay.
+#: Minimum time for which other threads are used once they are used again, in seconds.
 _PAUSE_S = 0.2
 
 
 class DeliveryRate:
-    """Finds whether records are delivered quickly. Its caller has a lock.
+    """Measures whether records are delivered quickly. The caller locks.
 
-    :ivar is_quick: whether they are; not before that was measured, and not while few come.
+    :ivar is_quick: whether they are; false before the first measurement, and while few records arrive.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class DeliveryRate:
         self._since_s = 0.0
 
     def measure(self, records: int, now_s: float) -> bool:
-        """Note how many records are delivered by now; return whether they are delivered quickly."""
+        """Note the number of records delivered by now; return whether they are delivered quickly."""
         wait_s = now_s - self._since_s
         if wait_s < 0:
             self._records = records
@@ -52,18 +52,18 @@ class DeliveryRate:
         return self.is_quick
 
     def goes_on(self, records: int, began_s: float, now_s: float) -> bool:
-        """Return whether one thread goes on alone, which delivered so many records since `began_s`."""
+        """Return whether one thread, which delivered `records` since `began_s`, continues alone."""
         if records < _SLOW_PER_S * (now_s - began_s):
             self.pause(now_s)
         return self.is_quick
 
     def pause(self, now_s: float) -> None:
-        """Have several threads deliver, for a while at least."""
+        """Use several threads, for `_PAUSE_S` at least."""
         self.is_quick, self._since_s = False, now_s + _PAUSE_S
 
 
-#: Queues of keys for each thread. A slow record holds up those behind it in its queue, other keys' among
-#: them. With many more, what a thread takes at once would be too little to be worth the taking.
+#: Number of key queues per thread. A slow record delays those behind it in its queue, also of other keys.
+#: With many more queues, a thread would take too few records at once.
 KEY_QUEUES_A_THREAD = 16
 
 
@@ -71,8 +71,8 @@ KEY_QUEUES_A_THREAD = 16
 class Queue:
     """Records that are delivered one after another.
 
-    :param parts: taken from the left; what comes is added to the right.
-    :ivar is_busy: whether a thread has it, or will be given it, or it waits for others.
+    :param parts: taken from the left, added on the right.
+    :ivar is_busy: whether a thread has it, it is ready for one, or its first record waits for other queues.
     """
 
     parts: deque[QueuedRecords] = field(default_factory=deque)
@@ -82,10 +82,10 @@ class Queue:
 class QueuedRecords:
     """Records of a batch that wait one behind the other. The thread that delivers them takes their numbers.
 
-    :param get: returns what the handler gets of a record, by its number in the batch.
+    :param get: returns the handler's arguments for a record, by its number in the batch.
     :param numbers: of the records.
     :param queues: in which they wait: they are delivered once they are first in all of them.
-    :param dealing: deals them out by their keys, where they wait in one queue with those of other keys.
+    :param dealing: distributes them to key queues, while they wait in one queue with those of other keys.
     """
 
     __slots__ = ("backoff", "count", "dealing", "first_in", "get", "in_flight", "last", "numbers", "queues")
@@ -106,23 +106,23 @@ class QueuedRecords:
         self.backoff = backoff
         self.queues = queues
         self.dealing = dealing
-        #: Of how many queues a thread has found them first.
+        #: Number of queues in which a thread has found them first.
         self.first_in = 0
 
 
 class Queues:
-    """All queues of an executor. Everything but `dealing` is called under its lock.
+    """All queues of an executor. All methods except `dealing` are called under its lock.
 
-    Records come into one queue, in the source's order. Without order, that is all: threads take from it at
-    the same time. With order for each key, they are dealt out into queues of keys: a record waits in that of
-    its key's hash, an update that changed the key in the queues of both; a TRUNCATE, and the first record of
-    a table whose key has another type than before, in all.
+    Records are added to one queue, in the source's order. In unordered delivery, that is all: threads take
+    from it concurrently. In keyed delivery, records are dealt out into key queues: a record waits in the
+    queue of its ordering key, an update that changed the key in the queues of both keys; a TRUNCATE, and the
+    first record of a table whose key has another type than before, in all queues.
 
-    While one thread delivers more than several would, they are not dealt out: it takes them from the one
-    queue, once all that were dealt out before are delivered. Then their keys are not looked at, and memory is
-    read in the order in which it was written.
+    While one thread delivers faster than several would, records are not dealt out: it takes them from the one
+    queue, once all records dealt out before are delivered. Then their keys need not be computed, and memory
+    is read in the order in which it was written.
 
-    :param threads: that deliver records in order for each key; 0: there is no order.
+    :param threads: number of threads of keyed delivery; 0: delivery is unordered.
     """
 
     def __init__(self, threads: int, rate: DeliveryRate) -> None:
@@ -131,28 +131,28 @@ class Queues:
         self._undealt = Queue()
         self._of_keys = [Queue() for _ in range(KEY_QUEUES_A_THREAD * threads)]
         self._ready: deque[Queue] = deque()
-        #: Records that were dealt out while the thread that has `_undealt` delivered one of them.
+        #: Records that were dealt out while the thread that holds `_undealt` was delivering one of them.
         self._held: QueuedRecords | None = None
 
     def dealing(self, ready: ReadyBatch) -> Dealing | None:
-        """Return what deals out records of a batch; None: there is no order."""
+        """Return the object that deals out a batch's records; None: delivery is unordered."""
         return Dealing(ready, self._of_keys, self._key_types) if self._of_keys else None
 
     def add(self, part: QueuedRecords) -> None:
-        """Add records that come after all others."""
+        """Add records behind all others."""
         part.queues = (self._undealt,)
         self._undealt.parts.append(part)
         if not self._rate.is_quick:
             self.deal_out()
 
     def deal_out(self) -> None:
-        """Have records that wait for all before them wait for those of their own keys only."""
+        """Move records from the one queue to key queues, where they wait only for records of their keys."""
         while self._of_keys and self._undealt.parts:
             part = self._undealt.parts.popleft()
             dealing, left = part.dealing, list(part.numbers)
             assert dealing is not None
             if self._undealt.is_busy and len(left) < part.count:
-                # A record that is being delivered holds the queues of its key. Nothing is in them yet.
+                # A record that is being delivered holds the queues of its key, which are empty so far.
                 part.queues = dealing.queues_of(left[0] - 1 if left else part.last)
                 for queue in part.queues:
                     queue.parts.append(part)
@@ -178,12 +178,12 @@ class Queues:
         return self._undealt
 
     def next_in(self, queue: Queue, ended: QueuedRecords | None) -> QueuedRecords | None:
-        """Return what the thread that has a queue delivers next.
+        """Return the records that the thread that holds a queue delivers next.
 
-        None: it has the queue no longer; there is nothing in it, or that waits for other queues.
-        :param ended: what it has delivered.
+        None: it no longer holds the queue, which is empty or whose first records wait for other queues.
+        :param ended: the records that it has delivered.
         """
-        # Of threads that find a part at its end, the first removes it.
+        # Of several threads that find the end of a part, the first removes it.
         if ended is not None and queue.parts and queue.parts[0] is ended:
             self._end(ended, queue)
         if not (self._has_undealt() if queue is self._undealt else queue.parts):
@@ -191,11 +191,11 @@ class Queues:
             return None
         found = queue.parts[0]
         found.first_in += 1
-        # The thread that finds it the first in the last of its queues delivers it.
+        # It is delivered by the thread that finds it first in the last of its queues.
         return found if found.first_in >= len(found.queues) else None
 
     def release(self, queue: Queue) -> None:
-        """Have a queue taken again if there is something in it."""
+        """Make a queue available again, if it is not empty."""
         if queue is not self._undealt:
             queue.is_busy = bool(queue.parts)
             if queue.is_busy:
@@ -207,8 +207,8 @@ class Queues:
             self._end(held, queue)
 
     def held_for_retry(self, queue: Queue) -> Queue:
-        """Deal out, and return the queue in which the record that a thread took last of `queue`, and that has
-        failed, waits to be tried again. It is not released, and others are not held up by it.
+        """Deal out, and return the queue in which the failed record waits for its retry: the last record that
+        a thread took from `queue`. The returned queue is not released; the others are not blocked.
         """
         self.deal_out()
         if queue is not self._undealt or self._held is None:
@@ -219,11 +219,11 @@ class Queues:
         return held.queues[0]
 
     def _has_undealt(self) -> bool:
-        # Whether there is something that may be delivered before it is dealt out.
+        # Whether there are records that may be delivered without being dealt out.
         return bool(self._undealt.parts) and not any(queue.parts for queue in self._of_keys)
 
     def _end(self, part: QueuedRecords, kept: Queue) -> None:
-        # Removes a part from all of its queues, and has them go on but for the one that a thread keeps.
+        # Removes a part from all of its queues, and releases them except for the one that a thread keeps.
         for queue in part.queues:
             queue.parts.popleft()
             if queue is not kept:
@@ -231,7 +231,7 @@ class Queues:
 
 
 class Dealing:
-    """Finds the queues of a batch's records; their keys are not looked at before."""
+    """Finds the queues of a batch's records; computes their ordering keys on first use."""
 
     def __init__(self, ready: ReadyBatch, queues: Sequence[Queue], key_types: KeyTypes) -> None:
         self._ready = ready
@@ -240,13 +240,13 @@ class Dealing:
 
     @functools.cached_property
     def keys(self) -> _QueueNumbers:
-        """The records' queues by their numbers. Of one batch after another, in their order."""
+        """The numbers of the records' queues. To be computed batch after batch, in their order."""
         batch = self._ready.batch
         keys = self._ready.ordering_keys or [ordering_keys_of(one, moved_of(one)) for one in batch.groups]
         for group, found in zip(batch.groups, keys, strict=True):
             self._key_types.note(group.topic, found)
         now, before, in_all = in_order(keys, batch.rows)
-        # As 16 bits numpy sorts them by radix.
+        # numpy sorts 16-bit integers by radix sort.
         own = (now % len(self._queues)).astype(np.uint16)
         other = (before % len(self._queues)).astype(np.uint16)
         return _QueueNumbers(own, other, in_all, np.flatnonzero(in_all | (own != other)))
@@ -259,7 +259,7 @@ class Dealing:
         return [self._queues[one] for one in {int(keys.own[number]), int(keys.other[number])}]
 
     def deal(self, first: int, last: int) -> Iterator[tuple[Sequence[int], Sequence[Queue]]]:
-        """Yield numbers of records from `first` to before `last`, and the queues in which they wait."""
+        """Yield numbers of records from `first` (inclusive) to `last` (exclusive), and their queues."""
         in_several = self.keys.in_several
         begin, end = np.searchsorted(in_several, (first, last))
         for number in in_several[begin:end].tolist():
@@ -280,8 +280,8 @@ class Dealing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _QueueNumbers:
-    # Of each record the number of its queue, and of its key's before; whether it waits in all; and the
-    # records that wait in several.
+    # For each record, the number of its queue and of its former key's queue, and whether it waits in all
+    # queues; and the records that wait in several.
     own: npt.NDArray[np.uint16]
     other: npt.NDArray[np.uint16]
     in_all: npt.NDArray[np.bool_]

@@ -1,8 +1,8 @@
-"""The stage before delivery: transform, convert, find the ordering keys; part by part on the pool.
+"""The stage before delivery: transforms, converts, finds the ordering keys; part by part on the pool.
 
-A batch is cut into parts of about the same number of records, so that all threads share in it: large
-groups are split, small ones put together. What comes of the parts is put together in the batch's
-order of groups; the order of records is that of their places (`Batch.order`).
+A batch is divided into parts of about the same number of records, to use all threads: large groups are
+split, small ones combined. The results of the parts are combined in the batch's order of groups; the order
+of records is that of their places (`Batch.order`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tailrace.records.events import Converted, Event, Events
 from tailrace.records.group import Group, Places, source_order
 from tailrace.records.record import Record
 
-#: Fewer records than this are not worth a thread of their own.
+#: Minimum size of a part, in records: fewer are not worth a thread.
 PART_RECORDS_MIN = 2048
 
-#: Records of which `ReadyBatch.by_record` has what handlers get made together.
+#: Size of the runs of `ReadyBatch.by_record`, in records.
 _RUN_RECORDS = 1024
 
-#: Returns what a handler gets of a record, by the record's number in its batch.
+#: Returns the handler's arguments for a record, by the record's number in its batch.
 GetRecord = Callable[[int], tuple[Record | Event, ...]]
 
 Transform = Callable[[Group], Iterable[Group]]
@@ -35,7 +35,7 @@ Convert = Callable[[Group], Converted]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedGroup:
-    """A group as it goes on to the handler; what was not asked for is None."""
+    """A group as it is delivered to the handler; `converted` and `keys` are None if they were not wanted."""
 
     group: Group
     converted: Converted | None
@@ -46,8 +46,8 @@ class StagedGroup:
 class ReadyBatch:
     """A batch that is ready to be delivered.
 
-    :param given: what a handler of batches gets, and, iterated, handlers of records.
-    :param staged: what it was made of; empty if there was nothing to do.
+    :param given: the argument of a handler of batches; iterated, the arguments of handlers of records.
+    :param staged: the staged groups of the batch; empty if there was nothing to do.
     """
 
     batch: Batch
@@ -56,10 +56,10 @@ class ReadyBatch:
 
     @classmethod
     def of(cls, batch: Batch, staged: Sequence[StagedGroup]) -> ReadyBatch:
-        """Return `batch` with what its records have become."""
+        """Return `batch` with its staged records."""
         batch = batch.with_groups([one.group for one in staged])
         converted = tuple(one.converted for one in staged if one.converted is not None)
-        # A batch of which nothing is left is given to nobody.
+        # A batch without records is not delivered.
         given = Events(batch, converted) if converted else batch
         if all(one.group.is_second is None for one in staged):
             return ReadyBatch(batch, given, staged)
@@ -68,33 +68,33 @@ class ReadyBatch:
 
     @property
     def ordering_keys(self) -> list[OrderingKeys]:
-        """For each group; empty if records were staged without."""
+        """The ordering keys of each group; empty if they were not wanted."""
         return [one.keys for one in self.staged if one.keys is not None]
 
     def by_record(self) -> Iterator[tuple[int, tuple[Record | Event, ...]]]:
-        """Yield each record's place, and what of it a handler gets: itself, or its events, if any."""
+        """Yield each record's place, and the handler's arguments for it: itself, or its events, if any."""
         places = self.batch.places.tolist()
         for first, last, get in self.runs(_RUN_RECORDS):
             yield from zip(places[first:last], map(get, range(first, last)), strict=True)
 
     def in_turn(self) -> Iterator[tuple[int, Record | Event]]:
-        """Return what a handler gets, one after another, each with how many of the batch's records, from the
-        first, are delivered once it has had it.
+        """Return the handler's arguments in order, each with the number of the batch's records, from the
+        first, that are delivered after that call.
         """
         count = len(self.batch)
         if isinstance(self.given, Batch):
-            # Nothing here is called for each record but `Record` itself.
+            # For each record, only `Record` itself is called.
             return zip(range(1, count + 1), self.given, strict=True)
-        # A record is delivered with its last event: when the next event is of another one.
+        # A record is delivered with its last event: when the next event is of another record.
         numbers = np.searchsorted(self.batch.places, self.given.places)
         return zip(np.append(numbers[1:], count).tolist(), self.given, strict=False)
 
     def runs(self, size: int) -> Iterator[tuple[int, int, GetRecord]]:
-        """Yield runs of records, numbered in the source's order from `first` to before `last`, and what
-        returns what a handler gets of a record, by its number; on any thread.
+        """Yield runs of records, numbered in the source's order from `first` (inclusive) to `last`
+        (exclusive), each with its `GetRecord`, which may be called on any thread.
 
-        Records and events are made when they are delivered: thousands that wait would have the garbage
-        collector look through everything.
+        Records and events are created when they are delivered: thousands of waiting objects would trigger
+        full garbage collections.
         """
         count = len(self.batch)
         runs = ((first, min(first + size, count)) for first in range(0, count, size))
@@ -108,7 +108,7 @@ class ReadyBatch:
 
 
 def _one_a_place(staged: Sequence[StagedGroup]) -> Sequence[StagedGroup]:
-    """Return the groups with the last record of each place, to which its events are counted.
+    """Return the groups with only the last record of each place, to which all events of the place count.
 
     It has the ordering keys of both.
     """
@@ -141,7 +141,7 @@ def _one_a_place(staged: Sequence[StagedGroup]) -> Sequence[StagedGroup]:
 
 
 def _new_records(batch: Batch, first: int, last: int) -> GetRecord:
-    # Most of what delivering one costs is calling, so these call nothing but `Record`.
+    # Calls dominate the cost of a delivery, so these functions call nothing but `Record`.
     partition = batch.partition
     if len(batch.groups) == 1:
         [group] = batch.groups
@@ -152,7 +152,7 @@ def _new_records(batch: Batch, first: int, last: int) -> GetRecord:
 
 
 def _new_events(events: Events, begins: Places, first: int) -> GetRecord:
-    # `begins`: of the records from `first` on, and behind the last of them, the number of the first event.
+    # `begins`: the number of the first event of each record from `first` on, then the end of the last one.
     begin, end = int(begins[0]), int(begins[-1])
     event = events.maker(begin, end)
     if (np.diff(begins) == 1).all():
@@ -164,14 +164,14 @@ def _new_events(events: Events, begins: Places, first: int) -> GetRecord:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is done to a group before it is delivered: one function for all flows."""
+    """The steps that are applied to a group before it is delivered: one function for all flows."""
 
     transform: Transform | None
     convert: Convert | None
     finds_keys: bool
 
     def __call__(self, part: Sequence[Group]) -> list[StagedGroup]:
-        """Return what becomes of some groups. On any thread."""
+        """Return the staged groups of `part`. On any thread."""
         out: list[StagedGroup] = []
         for source in part:
             for group in (source,) if self.transform is None else self.transform(source):
@@ -188,42 +188,42 @@ class Stage:
 
 
 class StageExecutor(Protocol):
-    """Where parts are staged."""
+    """Runs the stage for parts of batches."""
 
     @property
     def width(self) -> int:
-        """Into how many parts a batch is cut, about."""
+        """Approximate number of parts into which a batch is divided."""
         ...
 
     def stage(self, part: list[Group]) -> Future[list[StagedGroup]]:
-        """Have a part staged. Any thread."""
+        """Stage a part asynchronously. Any thread."""
         ...
 
     def close(self) -> None:
-        """Stage nothing more. Any thread; returns soon."""
+        """Stage no more parts. Any thread; returns soon."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStageExecutor:
-    """Parts are staged on a pool of threads."""
+    """Stages parts on a pool of threads."""
 
     work: Stage
     executor: Executor
     width: int
 
     def stage(self, part: list[Group]) -> Future[list[StagedGroup]]:
-        """Have a part staged on one of the threads."""
+        """Stage a part on one of the threads."""
         return self.executor.submit(self.work, part)
 
     def close(self) -> None:
-        """What was submitted is cancelled where it waits."""
+        """Do nothing: `StageFuture.cancel` cancels the submitted parts."""
 
 
 class StageFuture:
-    """A batch on its way through the stage.
+    """A batch that is being staged.
 
-    :param stage_executor: where; None: there is nothing to do.
+    :param stage_executor: stages its parts; None: there is nothing to do.
     """
 
     def __init__(self, batch: Batch, stage_executor: StageExecutor | None) -> None:
@@ -242,15 +242,15 @@ class StageFuture:
         return all(outcome.done() for outcome in self._outcomes)
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Have `call` called, on any thread, whenever a part is done."""
+        """Register `call`, which is called on any thread when a part is done."""
         for outcome in self._outcomes:
             outcome.add_done_callback(lambda _: call())
 
     def result(self) -> ReadyBatch:
         """Wait for the parts and return the batch as it is delivered.
 
-        :raises BaseException: what a transformation or the converter raised; called again, the parts
-            that failed are tried again.
+        :raises BaseException: the error of a transformation or the converter; another call retries the
+            failed parts.
         """
         if self._stage_executor is None:
             return ReadyBatch(self.batch, self.batch, ())
@@ -268,13 +268,13 @@ class StageFuture:
         return ReadyBatch.of(self.batch, staged)
 
     def cancel(self) -> None:
-        """Give up what has not begun."""
+        """Cancel the parts that have not begun."""
         for outcome in self._outcomes:
             outcome.cancel()
 
 
 def parts_of(groups: Sequence[Group], threads: int) -> list[list[Group]]:
-    """Cut groups into parts for so many threads; together they are the groups, in their order."""
+    """Divide groups into parts for `threads` threads; together they are the groups, in their order."""
     total = sum(len(group) for group in groups)
     size = max(PART_RECORDS_MIN, -(-total // max(1, threads)))
     parts: list[list[Group]] = []
@@ -285,7 +285,7 @@ def parts_of(groups: Sequence[Group], threads: int) -> list[list[Group]]:
             if limiter <= 0:
                 parts.append([])
                 limiter = size
-            # A rest that is hardly worth it goes with what comes before.
+            # A small rest is added to the previous part.
             last = len(group) if len(group) - first < limiter + size // 4 else first + limiter
             parts[-1].append(group.slice(first, last))
             limiter -= last - first

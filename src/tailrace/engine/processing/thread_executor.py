@@ -1,14 +1,14 @@
-"""The executor on threads: records wait in queues, and a thread calls the handler with those of one queue.
+"""The thread executor: records wait in queues, and each thread calls the handler with those of one queue.
 
-A thread takes a queue and delivers its records one after another, until the queue is empty or its turn is
-over (`queues`).
+A thread takes a queue and delivers its records one after another, until the queue is empty or the thread's
+turn is over (`queues`).
 
-Threads that call a handler which does not wait would only take Python's lock from each other. So while
-records are delivered quickly (`DeliveryRate`) one thread delivers, and another stands by: it takes a queue
-too, and has other threads called, once that one does not get on any more.
+Threads that call a handler that never waits only compete for Python's lock. So while records are delivered
+quickly (`DeliveryRate`), one thread delivers, and another stands by: once the first makes no progress, the
+other takes a queue, too, and calls more threads.
 
-The threads belong to the task: a handler that is slow or hangs holds up no other task, and no batch that is
-to be transformed on the pool.
+The threads belong to the task: a handler that is slow or hangs delays neither other tasks nor batches that
+wait to be transformed on the pool.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from tailrace.engine.processing.queues import (
 from tailrace.engine.processing.stage import ReadyBatch
 from tailrace.engine.threads import Pool, owner
 
-#: Before more are put into queues, no more records than this are in them or being delivered.
+#: Limit of records in queues or being delivered, above which no more are added.
 QUEUED_MAX = 4096
 
-#: Records that are put into queues together.
+#: Number of records that are added to queues together.
 _RUN_RECORDS = 4096
 
 
 class ThreadExecutor:
-    """Delivers records by several threads at once, in order for each key or in any (`DeliveryExecutor`).
+    """Delivers records on several threads at once, keyed or unordered (`DeliveryExecutor`).
 
-    :param dispatcher: whose executor it is.
+    :param dispatcher: the owner of this executor.
     """
 
     def __init__(self, dispatcher: Dispatcher, context: ProcessingContext) -> None:
@@ -56,14 +56,14 @@ class ThreadExecutor:
         self._pool = Pool(terms.threads, f"{terms.name} handlers", owner())
         self._queued = 0
         self._is_full = False
-        # What follows is under the lock.
+        # The attributes from here on are guarded by the lock.
         self._lock = threading.Lock()
         self._workers = 0
         self._standing_by = 0  # of the workers
         self._rate = DeliveryRate()
         self._queues = Queues(terms.threads if terms.calls == "key" else 0, self._rate)
-        self._turn_by: int | None = None  # the thread that ended a turn last
-        self._turn_s = 0.0  # and when
+        self._turn_by: int | None = None  # the thread that last ended a turn
+        self._turn_s = 0.0  # the time of that
         self._ended = False
 
     # ------------------------------------------------------------------ the dispatching thread
@@ -74,7 +74,7 @@ class ThreadExecutor:
         with self._lock:
             is_quick = self._rate.is_quick
         if dealing is not None and not is_quick:
-            _ = dealing.keys  # found while the lock is free
+            _ = dealing.keys  # computed without holding the lock
         for first, last, get in ready.runs(_RUN_RECORDS):
             self._queued += last - first
             numbers, backoff = range(first, last), self._terms.backoff
@@ -85,7 +85,7 @@ class ThreadExecutor:
                 yield
 
     def _has_room(self) -> bool:
-        self._is_full = True  # before the look: a thread that makes room meanwhile wakes the dispatcher
+        self._is_full = True  # before the check: a thread that makes room meanwhile wakes the dispatcher
         if self._queued - self._limiter.settled >= QUEUED_MAX:
             return False
         self._is_full = False
@@ -104,7 +104,7 @@ class ThreadExecutor:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _call_worker(self) -> None:
-        # Under the lock. A thread that takes a queue has another one called, as long as there are queues.
+        # Under the lock. A thread that takes a queue calls another thread, as long as there are queues.
         stands_by = self._rate.is_quick and self._workers > self._standing_by
         has_enough = self._standing_by > 0 if stands_by else not self._queues.has_any()
         if not self._ended and not has_enough and self._workers < self._terms.threads:
@@ -130,7 +130,7 @@ class ThreadExecutor:
             self._settle(began_s)
 
     def _next(self, stands_by: bool) -> Queue | None:
-        """Return the queue that this thread takes, once it does not stand by any more; None: it ends."""
+        """Return the queue that this thread takes, once it no longer stands by; None: the thread ends."""
         while stands_by and self._others_get_on():
             pass
         with self._lock:
@@ -144,7 +144,7 @@ class ThreadExecutor:
             return queue
 
     def _others_get_on(self) -> bool:
-        """Wait a while; return whether this thread goes on to stand by."""
+        """Wait for `PERIOD_S`; return whether this thread continues to stand by."""
         before, began_s = self._limiter.settled, time.monotonic()
         self._limiter.shut.wait(PERIOD_S)
         with self._lock:
@@ -156,7 +156,7 @@ class ThreadExecutor:
             return self._rate.is_quick
 
     def _steps_back(self) -> bool:
-        """Return whether this thread, after a turn, stands by, because another one gets on."""
+        """Return whether this thread, after a turn, stands by because another one makes progress."""
         me, now_s = threading.get_ident(), time.monotonic()
         with self._lock:
             if not self._rate.measure(self._limiter.settled, now_s):
@@ -169,9 +169,9 @@ class ThreadExecutor:
             return stands_by
 
     def _take_turn(self, queue: Queue, began_s: float) -> bool:
-        """Call the handler with records of a queue; return whether it is time to have them marked.
+        """Call the handler with records of a queue; return whether it is time to mark them.
 
-        :param began_s: when this thread had records marked before.
+        :param began_s: time at which this thread last marked records.
         """
         call, clock_s, limiter = self._terms.handler.call, time.monotonic, self._limiter
         part: QueuedRecords | None = None
@@ -190,7 +190,7 @@ class ThreadExecutor:
                         done.append(places[number])
                     limiter.fail(stop)
                     return False
-                except BaseException as error:  # noqa: BLE001 - tried again, or the task's thread raises it
+                except BaseException as error:  # noqa: BLE001 - retried, or the task's thread raises it
                     left = tuple(itertools.dropwhile(lambda each: each is not one, given))  # noqa: B023
                     self._has_failed(queue, part, number, left, error)
                     return True

@@ -1,1 +1,1 @@
-"""What a pipeline shows of itself: on a terminal, in a file, as metrics."""
+"""The status of a pipeline: on a terminal, in a file, as metrics."""

@@ -1,7 +1,7 @@
-"""What a running pipeline shows: a live table on a terminal, a line now and then elsewhere.
+"""The progress display of a running pipeline: a live table on a terminal, periodic lines elsewhere.
 
-Everything shown is derived from the engine's views; `Pace` is the pure part, the rates over
-the last seconds and what they foretell.
+Everything shown is derived from the engine's views; `Pace` is the pure part: the rates over the last
+seconds and the estimates of the remaining time.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tailrace.pipeline.status.views import (
 )
 from tailrace.realtime.switching import RealtimeMode
 
-#: Rates are means over this long: long enough to be calm, short enough to be true.
+#: Window over which rates are averaged, in seconds: long enough to be steady, short enough to be current.
 WINDOW_S = 10.0
 REFRESH_S = 0.25
 LINE_INTERVAL_S = 5.0
-#: Tables of a snapshot that are shown one by one.
+#: Limit of the tables of a snapshot that are shown one by one.
 TABLES_SHOWN = 4
-#: Between lines while nothing moves: enough to see that the process works.
+#: Interval of lines while nothing changes, in seconds: enough to see that the process works.
 IDLE_LINE_INTERVAL_S = 30.0
 
 
@@ -57,23 +57,23 @@ class Pace:
         self._samples: deque[Sample] = deque()
 
     def note(self, sample: Sample) -> None:
-        """Take a sample in; those older than the window go."""
+        """Add a sample; remove those older than the window."""
         self._samples.append(sample)
         while len(self._samples) > 2 and sample.at_s - self._samples[0].at_s > WINDOW_S:
             self._samples.popleft()
 
     @property
     def rows_per_s(self) -> float:
-        """Rows captured a second."""
+        """Captured rows per second."""
         return self._rate(lambda sample: sample.rows)
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes captured a second."""
+        """Captured bytes per second."""
         return self._rate(lambda sample: sample.bytes)
 
     def eta_s(self, sink: int) -> float | None:
-        """Return the seconds until this sink has caught up; None if it gains nothing, or has."""
+        """Return the seconds until this sink has caught up; None if it does not catch up, or already has."""
         newest = self._samples[-1] if self._samples else None
         if newest is None or newest.log_end <= newest.positions[sink]:
             return None
@@ -111,7 +111,7 @@ class ProgressDisplay:
             self._live.stop()
 
     def turn(self, view: PipelineView) -> None:
-        """Show `view` if it is time to, or if the engine's state has changed."""
+        """Show `view` if the interval has passed or the engine's state has changed."""
         now_s = time.monotonic()
         moving = {source.name: _counts(source) for source in view.sources}
         interval_s = REFRESH_S
@@ -128,7 +128,7 @@ class ProgressDisplay:
         else:
             moved = [source for source in view.sources if moving[source.name] != self._shown.get(source.name)]
             for source in moved or view.sources:
-                # Not through rich: a pipe wants the line whole, whatever its width.
+                # Not through rich: in a pipe, the line must not be wrapped.
                 shown = line(view.state, source, self._paces[source.name])
                 print(shown, file=self._console.file, flush=True)
         self._shown_s, self._state, self._shown = now_s, view.state, moving
@@ -206,7 +206,7 @@ def _sink_state(sink: SinkView) -> str:
 
 
 def phase(state: PipelineState, source: SourceView) -> str:
-    """Return what a source's capture is about, with the snapshot's share where there is one."""
+    """Return the phase of a source's capture, with the percentage of a snapshot."""
     task = source.task
     about = str(state)
     if source.name and state is not PipelineState.STOPPING:
@@ -218,12 +218,12 @@ def phase(state: PipelineState, source: SourceView) -> str:
 
 
 def being_read(task: CaptureView) -> tuple[TableView, ...]:
-    """Return the tables that a snapshot is at work on, or waits with, those under way first."""
+    """Return the tables that a snapshot has not completely read, those with rows read first."""
     return tuple(sorted(task.snapshot, key=lambda table: table.rows == 0))[:TABLES_SHOWN]
 
 
 def table_progress(table: TableView) -> str:
-    """Return how far a table's snapshot is, in few words."""
+    """Return the progress of a table's snapshot as a short text."""
     share = min(99, 100 * table.rows // table.rows_estimated) if table.rows_estimated else 0
     words = [f"{share} %"]
     if table.chunks > 1:
@@ -239,22 +239,22 @@ def _counts(source: SourceView) -> tuple[object, ...]:
 
 
 def slot(task: CaptureView) -> str:
-    """Return the slot's state in few words, for when something is wrong with it."""
+    """Return the slot's state as a short text, for a slot with warnings."""
     if task.slot is None:
         return printable(task.concerns[0].key)
     held = task.slot.retained_bytes
     words = [task.slot.state] if held is None else [task.slot.state, f"{size(held)} held"]
-    # The first says most; the log line has it with what repairs it.
+    # Only the first warning; the log has it with the remedy.
     return ", ".join(filter(None, [*words, task.concerns[0].key.partition(":")[0]]))
 
 
 def sink_lag(sink: SinkView, log_end: int | None, now_us: int) -> str:
-    """Return how far a sink is behind the log, in words."""
+    """Return a sink's lag behind the log as a short text."""
     return lag(sink.lag_bytes(log_end), sink.lag_s(log_end, now_us))
 
 
 def lag(behind: int | None, seconds: float | None) -> str:
-    """Return a lag in words."""
+    """Return a lag as a short text."""
     if behind is None:
         return "?"
     return size(behind) if seconds is None else f"{size(behind)} / {seconds:.1f} s"
@@ -270,7 +270,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as h:mm:ss, or as seconds where they are few."""
+    """Return a duration as h:mm:ss, as m:ss min below an hour, or as seconds below a minute."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)

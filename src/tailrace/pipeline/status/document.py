@@ -1,8 +1,8 @@
-"""The document behind `tailrace status`: the same shape whether or not the pipeline runs.
+"""The document that `tailrace status` prints: in the same form whether or not the pipeline runs.
 
-A running pipeline writes it to `<log.path>/status.json` every second; `status` reads that file, and the
-lock there says whether to believe it. At rest it is put together from the logs, the sinks' own records, the
-source's slot, and what the last run left in the file.
+A running pipeline writes it to `<log.path>/status.json` every second; `status` reads that file if the lock
+there shows that the pipeline runs. At rest it is made from the logs, the positions that sinks recorded, the
+source's slot, and the file of the last run.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from tailrace.sources.progress import SourceLook
 from tailrace.sources.registry import source_type
 
 FILE_NAME = "status.json"
-#: Older than this, the file is that of a process that hangs or of one that was killed.
+#: Age beyond which the file is that of a process that hangs or was killed, in seconds.
 FRESH_S = 10.0
-#: How long to wait for the source to say how far it is.
+#: Longest wait for the source's answer, in seconds.
 ASK_SOURCE_S = 2.0
 _ASKED_AT_ONCE = 16
 
 
 def document(config: EngineConfig) -> dict[str, Any]:
-    """Return the document as of now, from the running engine or from what it left.
+    """Return the present document, from the running engine or from the files that it left.
 
-    Never raises for a pipeline that is broken: what is wrong is in the document's `error`.
+    Never raises for a broken pipeline: the document's `error` has the failure.
     """
     written = _read(config.log.path / FILE_NAME)
     if not is_running(config):
@@ -69,10 +69,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 def view_at_rest(
     config: EngineConfig, written: Mapping[str, Any] | None, state: PipelineState
 ) -> PipelineView:
-    """Return the status as of now. Never raises for a broken pipeline: its `error` says what is wrong.
+    """Return the present status. Never raises for a broken pipeline: its `error` has the failure.
 
-    :param written: what the last engine wrote, if that counts.
-    :param state: STOPPED; or STARTING, if an engine has begun and has written nothing yet.
+    :param written: the document of the last engine; None to ignore it.
+    :param state: STOPPED; or STARTING, if an engine has started and has not written a document yet.
     """
     last = _LastRun.of(written)
     with ThreadPoolExecutor(min(_ASKED_AT_ONCE, len(config.pipelines)), "status") as pool:
@@ -88,7 +88,7 @@ def view_at_rest(
 
 @dataclass(frozen=True, slots=True)
 class _LastRun:
-    """Why the last run failed, and its captures, by source, and sinks, by source and name."""
+    """The failures of the last run, of its captures by source, and of its sinks by source and name."""
 
     error: TailraceError | None
     captures: Mapping[str, TailraceError]
@@ -99,7 +99,7 @@ class _LastRun:
         written = written or {}
         failed = (PipelineState.FAILED, PipelineState.NEEDS_SNAPSHOT)
         tasks = [task for task in written.get("tasks") or () if task.get("state") in failed]
-        # Captures of an engine that was killed say nothing: the next one tries again.
+        # Failures of captures in an engine that was killed are ignored: the next engine retries them.
         ended = written.get("state") in failed
         return cls(
             _error_of(written) if ended else None,
@@ -117,13 +117,13 @@ def _error_of(part: Mapping[str, Any]) -> TailraceError | None:
     if not isinstance(found, dict):
         return None
     kind = str(found.get("kind"))
-    known = Kind(kind) if kind in set(Kind) else Kind.INTERNAL  # a later version's
+    known = Kind(kind) if kind in set(Kind) else Kind.INTERNAL  # a kind of a later version
     return TailraceError(known, found.get("message", ""), found.get("hint", ""), found.get("context"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A source; `damage` is its log's, `lost` what its slot has lost."""
+    """A source's view; `damage` is the error of its log, `lost` that of changes which its slot has lost."""
 
     view: SourceView
     damage: TailraceError | None = None
@@ -165,9 +165,9 @@ def _failed(task: CaptureView, state: PipelineState, error: TailraceError | None
 
 
 def _look(pipeline: PipelineConfig, directory: LogDirectory) -> SourceLook:
-    """Ask the source how it is; nothing is known of one that does not answer in time.
+    """Query the source's progress; an empty result if it does not answer within `ASK_SOURCE_S`.
 
-    The look-up of its name counts, too. Never raises.
+    That time includes the look-up of its host name. Never raises.
     """
     found: list[SourceLook] = []
     stop = threading.Event()
@@ -201,7 +201,7 @@ def _sink(
 
 
 def _pending_since(reader: LogReader, position: int, end: int) -> int | None:
-    """Return the commit time at the end of the first block that holds something after `position`."""
+    """Return the commit time at the end of the first block with changes after `position`."""
     try:
         blocks = reader.blocks(max(position, reader.start), end)
     except TailraceError:

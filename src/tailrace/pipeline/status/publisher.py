@@ -1,7 +1,7 @@
-"""Makes the status of a running engine, and gives it to the display and to `tailrace status`.
+"""Publishes the status of a running engine to the display and to `tailrace status`.
 
-Sources are looked at ten times a second, on a thread of its own; nothing waits for it, and nothing is
-decided by it.
+It reads the sources' views ten times a second, on its own thread; no other thread waits for it, and no
+decision depends on it.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from tailrace.pipeline.status.views import (
 
 log = structlog.get_logger(__name__)
 
-#: How often states are looked at: one that lasts less may not be seen.
+#: Interval at which states are read, in seconds; a state that lasts less may be missed.
 _LOOK_S = 0.1
 _STOP_DEADLINE_S = 5.0
 WRITE_INTERVAL_S = 1.0
 
 
 class StatusFile:
-    """Writes the document of a running engine, once a second. One thread."""
+    """Writes the status file of a running engine, once a second. One thread."""
 
     def __init__(self, log_path: Path) -> None:
         self._log_path = log_path
         self._next_s = 0.0
-        self._complained = False
+        self._has_warned = False
 
     def turn(self, view: PipelineView) -> None:
-        """Write `view` if it is time to."""
+        """Write `view` if `WRITE_INTERVAL_S` have passed."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + WRITE_INTERVAL_S
             self.last(view)
 
     def last(self, view: PipelineView) -> None:
-        """Write `view` now. A file that can't be written is said once and hurts nobody.
+        """Write `view` now. If the file can't be written, a warning is logged once.
 
-        Only for the engine that holds the log.
+        Only for the engine that holds the log's lock.
         """
         path = self._log_path / FILE_NAME
         try:
             write_whole(path, json.dumps(view.as_json()).encode())
         except OSError as error:
-            if not self._complained:
+            if not self._has_warned:
                 log.warning("could not write the status file", file=str(path), reason=error.strerror)
-            self._complained = True
+            self._has_warned = True
 
 
 class StatusPublisher:
-    """Shows the engine from `start` to `stop`. Other methods may be called from any thread.
+    """Publishes the engine's status from `start` to `stop`. Other methods may be called from any thread.
 
     :param observe: called with each view, about every 0.1 s, and with the last one.
     """
@@ -78,13 +78,13 @@ class StatusPublisher:
         self._views: dict[int, Callable[[], Sequence[SourceView]]] = {}
         self._ending: threading.Event | None = None
         self._state = PipelineState.STARTING
-        self._broken: TailraceError | None = None  # what failed and belongs to no source
+        self._broken: TailraceError | None = None  # a failure that belongs to no source
         self._failed: dict[str, TailraceError] = {}  # by source, in the order in which they failed
         self._stop = threading.Event()
         self._thread = Background("status", self._run)
 
     def show(self, task: int, views: Callable[[], Sequence[SourceView]], ending: threading.Event) -> None:
-        """Show the sources of a task, in place of those of an earlier attempt.
+        """Publish the sources of a task, instead of those of an earlier attempt.
 
         :param ending: set when the engine ends.
         """
@@ -92,12 +92,12 @@ class StatusPublisher:
         self._ending = ending
 
     def fail(self, error: TailraceError) -> None:
-        """Show a failure that is none of a source."""
+        """Publish a failure that belongs to no source."""
         self._broken = error
 
     @property
     def failure(self) -> TailraceError | None:
-        """Why the engine fails, or will in the end: the first failure, naming the others."""
+        """The engine's present or later failure: the first one, naming the others."""
         if self._broken is not None or not self._failed:
             return self._broken
         first, *others = self._failed
@@ -108,11 +108,11 @@ class StatusPublisher:
         return TailraceError(error.kind, error.message, error.hint, context)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start to publish."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Write how it all ended. Once, when every task was stopped."""
+        """Publish the final status. Called once, after all tasks were stopped."""
         self._stop.set()
         self._thread.join(_STOP_DEADLINE_S)
         sources = self._sources()
@@ -121,7 +121,7 @@ class StatusPublisher:
         self._show(sources, last=True)
 
     def view(self) -> PipelineView:
-        """Return the engine as it is now."""
+        """Return the present view of the engine."""
         return self._view(self._sources())
 
     def _view(self, sources: tuple[SourceView, ...]) -> PipelineView:
@@ -129,7 +129,7 @@ class StatusPublisher:
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_S):
-            # Looked at once: that is most of what this thread costs while nothing happens.
+            # Read once per turn: most of this thread's cost while nothing happens.
             sources = self._sources()
             self._look_for_failures(sources)
             phases = (source.task.state for source in sources)
@@ -139,14 +139,14 @@ class StatusPublisher:
 
     def _sources(self) -> tuple[SourceView, ...]:
         found = [source for views in self._views.values() for source in views()]
-        # As in the file, whichever task has them.
+        # In the order of the pipeline file, whatever their tasks.
         places = {pipeline.source_name: place for place, pipeline in enumerate(self._config.pipelines)}
         return tuple(sorted(found, key=lambda source: places[source.name]))
 
     def _look_for_failures(self, sources: tuple[SourceView, ...]) -> None:
         now = {source.name: source.task for source in sources}
         failed = {name: task.error for name, task in now.items() if task.state in _FAILED and task.error}
-        # A source that is captured again has failed no more.
+        # A source whose capture was restarted no longer counts as failed.
         self._failed = {
             **{name: failed[name] for name in self._failed if name in failed},
             **{name: error for name, error in failed.items() if name not in self._failed},

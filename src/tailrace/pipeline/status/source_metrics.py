@@ -1,4 +1,4 @@
-"""Sources, their sinks and an engine's handler in the metrics: from what they show of themselves."""
+"""Metrics of sources, their sinks and an engine's handler, derived from their views."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _COUNTERS = {
 }
 _LAG_BYTES = ("tailrace_sink_lag_bytes", "Bytes of the log that the sink has not written.")
 _LAG_SECONDS = ("tailrace_sink_lag_seconds", "Age of the oldest commit that the sink has not written.")
-_IS_RUNNING = ("tailrace_sink_running", "1 while the sink writes, 0 where it failed, tries again or ended.")
+_IS_RUNNING = ("tailrace_sink_running", "1 while the sink runs, 0 if it failed, retries or ended.")
 
 _REALTIME_GAUGES = {
-    "position": ("tailrace_realtime_position_bytes", "Log offset before which everything is handled."),
+    "position": ("tailrace_realtime_position_bytes", "Log offset up to which everything is processed."),
     "buffer_blocks": ("tailrace_realtime_buffer_blocks", "Blocks of the log that wait in memory."),
     "buffer_rows": ("tailrace_realtime_buffer_rows", "Changes that wait in memory."),
-    "buffer_bytes": ("tailrace_realtime_buffer_bytes", "Bytes that wait in memory, or are worked on."),
-    "buffer_capacity_bytes": ("tailrace_realtime_buffer_capacity_bytes", "Most bytes that may wait there."),
+    "buffer_bytes": ("tailrace_realtime_buffer_bytes", "Bytes that wait in memory or are being processed."),
+    "buffer_capacity_bytes": ("tailrace_realtime_buffer_capacity_bytes", "Limit of bytes in memory."),
     "lag_segments": ("tailrace_realtime_lag_segments", "Segments of the log that begin after the position."),
     "lag_ms": ("tailrace_realtime_lag_milliseconds", "Age of the oldest change that waits in memory."),
 }
 _REALTIME_COUNTERS = {
     "switches": ("tailrace_realtime_switches", "Changes of mode."),
-    "fall_backs": ("tailrace_realtime_fall_backs", "Times that the log took over, as the buffer was full."),
+    "fall_backs": ("tailrace_realtime_fall_backs", "Switches to the log because the buffer was full."),
     "restored_rows": ("tailrace_realtime_restored_rows", "Changes read from the log to restore real time."),
 }
 _REALTIME_ON = ("tailrace_realtime_on", "1 while the consumer is fed from memory, 0 while from the log.")
 
 
 class SourceMetrics:
-    """Counts for one task. One thread at a time.
+    """Updates the metrics of one task from views. One thread at a time.
 
-    :param metrics: the task's.
+    :param metrics: the metrics of the task.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -49,7 +49,7 @@ class SourceMetrics:
         self._counted: dict[tuple[str, str], int] = {}
 
     def note(self, sources: Iterable[SourceView]) -> None:
-        """Bring the numbers to what these sources and their sinks show."""
+        """Update the metrics to the views of these sources and their sinks."""
         for source in sources:
             self._note_source(source)
             for sink in source.sinks:
@@ -94,5 +94,5 @@ class SourceMetrics:
             self._rise(metric, labels, getattr(view, name), getattr(before, name, 0))
 
     def _rise(self, metric: tuple[str, str], labels: dict[str, str], now: int, then: int) -> None:
-        # A source that is captured again begins with nothing, and with sinks that have counted nothing.
+        # A restarted source counts from 0, and so do its sinks.
         self._metrics.counter(*metric, labels).inc(now - then if now >= then else now)

@@ -1,13 +1,13 @@
-"""A pipeline's status: one frozen value, which the display, `status`, its file and the metrics read.
+"""Views of a pipeline's status: frozen values, which the display, `status`, its file and the metrics read.
 
-Each part of a pipeline replaces its own view by one assignment, which is atomic, so that readers need no
-lock and see no half of it. `PipelineView` holds them all. A running engine's is made by
-`publisher.StatusPublisher`, that of a pipeline at rest by `document.view_at_rest`.
+Each part of a pipeline replaces its own view by one atomic assignment, so that readers need no lock and
+never see a partial update. `PipelineView` holds them all. `publisher.StatusPublisher` makes that of a
+running engine, `document.view_at_rest` that of a pipeline at rest.
 
     STARTING ◀─▶ SNAPSHOT ◀─▶ STREAMING ──▶ STOPPING ──▶ STOPPED | FAILED | NEEDS_SNAPSHOT
 
-Nothing is decided by a pipeline's state: it is what people and programs see. A failure first goes
-through STOPPING like any other end: sinks finish their batch and what is durable is acknowledged.
+No decision depends on a pipeline's state: it is only for users and programs. A failure first goes
+through STOPPING like any other end: sinks finish their batch and durable changes are acknowledged.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tailrace.model import format_lsn
 from tailrace.realtime.path import RealtimeView
 from tailrace.sources.progress import SourceHealth, SourceWarning, TableProgress
 
-#: Tables of a snapshot that are shown one by one.
+#: Limit of the tables of a snapshot in a view.
 TABLES_SHOWN_MAX = 200
 
 
 class PipelineState(enum.StrEnum):
-    """What a pipeline is about, as `status --json` says it."""
+    """The states of a pipeline, as in `status --json`."""
 
     STARTING = "starting"
     SNAPSHOT = "snapshot"
@@ -38,14 +38,14 @@ class PipelineState(enum.StrEnum):
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
-    NEEDS_SNAPSHOT = "needs_snapshot"  # failed, and no new start without a new log helps
+    NEEDS_SNAPSHOT = "needs_snapshot"  # failed, and only a new log helps
 
 
-#: States that an engine does not leave any more.
+#: Final states.
 ENDED = (PipelineState.STOPPED, PipelineState.FAILED, PipelineState.NEEDS_SNAPSHOT)
 
-#: From the least advanced one on, with the phases of captures that mean it. Others say nothing: a capture
-#: waits for room on the disk in a snapshot as in a stream.
+#: States from the least advanced one on, with the phases of captures that imply them. Other phases imply no
+#: state: a capture may wait for disk space both in a snapshot and while streaming.
 _PHASES = {
     PipelineState.STARTING: {"connecting", "queued"},
     PipelineState.SNAPSHOT: {"snapshot"},
@@ -56,26 +56,26 @@ _PHASES = {
 def state_while_running(phases: Iterable[str], before: PipelineState) -> PipelineState:
     """Return the state of the least advanced capture: a pipeline streams when all of them do.
 
-    :param before: what it stays where no capture's phase says more.
+    :param before: the previous state, kept if no capture's phase determines another one.
     """
     known = set(phases)
     return next((state for state, meant in _PHASES.items() if meant & known), before)
 
 
 def state_at_end(failures: Iterable[TailraceError | None]) -> PipelineState:
-    """Return the state of a pipeline that has ended with these failures; None is no failure."""
+    """Return the state of a pipeline that has ended with these failures; None entries are ignored."""
     kinds = {error.kind for error in failures if error is not None}
     if not kinds:
         return PipelineState.STOPPED
     return PipelineState.NEEDS_SNAPSHOT if kinds & NEEDS_SNAPSHOT else PipelineState.FAILED
 
 
-#: The type that an engine's handler is shown with, among the sinks.
+#: The type of an engine's handler, which is shown among the sinks.
 HANDLER = "engine"
 
 
 class SinkState(enum.StrEnum):
-    """What a sink is doing, as `status --json` says it."""
+    """The states of a sink, as in `status --json`."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -86,11 +86,11 @@ class SinkState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SinkView:
-    """A sink as it is now.
+    """The present status of a sink.
 
     `position` is the log offset up to which everything is in the sink; None: not known yet, or, if
     `is_empty`, the sink has recorded none.
-    `pending_since_us` is the commit time (since 1970) of the oldest change that is not.
+    `pending_since_us` is the commit time (since 1970) of the oldest change that is not in the sink.
     """
 
     name: str
@@ -107,12 +107,12 @@ class SinkView:
     realtime: RealtimeView | None = None
 
     def lag_bytes(self, log_end: int | None) -> int | None:
-        """Bytes of a log that ends at `log_end` which are not in the sink; None: not known."""
+        """Return the bytes of a log that ends at `log_end` that are not in the sink; None: not known."""
         reached = 0 if self.is_empty else self.position
         return None if reached is None or log_end is None else max(0, log_end - reached)
 
     def lag_s(self, log_end: int | None, now_us: int) -> float | None:
-        """Age of the oldest change that is not in the sink, 0 if there is none; None: not known."""
+        """Return the age of the oldest change that is not in the sink, 0 if there is none; None: unknown."""
         return _age_s(self.lag_bytes(log_end), self.pending_since_us, now_us)
 
     def as_json(self, log_end: int | None, now_us: int, *, runs: bool) -> dict[str, Any]:
@@ -133,10 +133,10 @@ class SinkView:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """A table whose snapshot is not whole in the log; its number of rows is an estimate.
+    """A table whose snapshot is not complete in the log; its number of rows is an estimate.
 
-    `eta_s`: seconds left at the pace so far; None: nothing was read in this run, or more rows
-    came than were thought.
+    `eta_s`: seconds left at the rate so far; None: nothing was read in this run, or more rows
+    were read than estimated.
     """
 
     name: str
@@ -158,7 +158,7 @@ def tables_left(tables: Mapping[str, TableProgress], now_s: float) -> tuple[Tabl
 
 @dataclass(frozen=True, slots=True)
 class CaptureView:
-    """A capture task as it is now. Offsets are the log's, LSNs the source's."""
+    """The present status of a capture. Offsets are the log's, LSNs the source's."""
 
     task: str
     state: str
@@ -172,14 +172,14 @@ class CaptureView:
     snapshot_rows: int
     snapshot_rows_estimated: int
     reconnects: int
-    error: TailraceError | None = None  # why it is connecting again
-    slot: SourceHealth | None = None  # when it was last looked at
+    error: TailraceError | None = None  # for which it reconnects
+    slot: SourceHealth | None = None  # as of the last query
     concerns: tuple[SourceWarning, ...] = ()
-    snapshot: tuple[TableView, ...] = ()  # what is not whole yet, up to a limit
+    snapshot: tuple[TableView, ...] = ()  # tables that are not complete yet, up to a limit
 
     @classmethod
     def at_rest(cls, task: str, tail: Tail | None) -> CaptureView:
-        """Return the view of a task that nobody captures; its log ends at `tail`; None: it has no log."""
+        """Return the view of a task that is not captured; its log ends at `tail`; None: it has no log."""
         return cls(
             task=task,
             state="stopped",
@@ -203,7 +203,7 @@ class CaptureView:
         return max(0, self.source_end - self.position)
 
     def source_lag_s(self, now_us: int) -> float | None:
-        """Age of the newest durable commit if there is more to come, else 0."""
+        """Return the age of the newest durable commit if later changes are missing, else 0; None: unknown."""
         return _age_s(self.source_lag_bytes, self.position_time_us, now_us)
 
     def as_json(self, now_us: int, *, runs: bool) -> dict[str, Any]:
@@ -232,10 +232,10 @@ class CaptureView:
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """One source's way, as it is now: what is captured, and how far each sink is with it.
+    """The present status of a source: its capture and its sinks.
 
-    `name` is the source's name among several, empty for the only one; `engine_task` the number
-    of the capture task that works on it, None for none.
+    `name` is the source's name if there are several, else empty; `engine_task` the number of the task that
+    captures it, None if there is none.
     """
 
     name: str
@@ -259,7 +259,7 @@ class SourceView:
 
 @dataclass(frozen=True, slots=True)
 class PipelineView:
-    """A pipeline as it is now; `pid` is the process of the engine that runs it, None at rest."""
+    """The present status of a pipeline; `pid` is the process of the engine that runs it, None at rest."""
 
     name: str
     state: PipelineState
@@ -285,7 +285,7 @@ class PipelineView:
 
 
 def _age_s(lag_bytes: int | None, since_us: int | None, now_us: int) -> float | None:
-    # 0 with nothing to come, None if it can't be said.
+    # 0 without a lag, None if it is not known.
     if lag_bytes is None:
         return None
     if lag_bytes == 0:

@@ -1,4 +1,4 @@
-"""Record processing on Spark: the runner that `record_processing.runs_on: spark` asks for."""
+"""Record processing on Spark: the runner for `record_processing.runs_on: spark`."""
 
 from tailrace.spark.processing.runner import SparkRunner
 

@@ -1,7 +1,7 @@
-"""The executor on Spark: records without order are staged and handed over by tasks of Spark's jobs.
+"""The delivery executor on Spark: tasks of Spark jobs stage and deliver unordered records.
 
-A batch is cut into parts; each is a task, and parts begin as they come. `TaskFunction` runs on executors, as
-a function of what it is given: what failed is returned, and when it is tried again is decided on the driver.
+A batch is divided into parts; each is a Spark task, and parts begin as they are submitted. `TaskFunction`
+runs on Spark executors and keeps no state: it returns failures, and the driver decides about retries.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tailrace.spark.processing.jobs import Jobs, portable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskRecords:
-    """Records of one batch that one Spark task hands over.
+    """Records of one batch that one Spark task delivers.
 
     :param groups: as polled.
-    :param begun: by place: how many of the record's events the handler has had.
+    :param begun: by place: number of the record's events that were already delivered to the handler.
     """
 
     partition: Partition
@@ -39,7 +39,7 @@ class TaskRecords:
     begun: Mapping[int, int]
 
     def rest(self, left: Mapping[int, int]) -> TaskRecords:
-        """Return those of its records that are left, by place, as `begun` has it."""
+        """Return the records that are left, by place, with `left` as their `begun`."""
         wanted = np.fromiter(left, np.int64)
         kept = [group.take(np.flatnonzero(np.isin(group.index, wanted))) for group in self.groups]
         return TaskRecords(self.partition, [group for group in kept if len(group)], left)
@@ -47,13 +47,13 @@ class TaskRecords:
 
 @dataclass(slots=True)
 class TaskOutcome:
-    """What became of the records of a task. What is not in `left` is processed, or was dropped.
+    """The outcome of a task's records. Records that are not in `left` are processed, or were dropped.
 
-    :param left: by place, rising: how many of the record's events the handler has had.
-    :param again: by place: errors of records that are tried again, each of them left.
-    :param final: place and error of the record after which nothing more was handed over.
-    :param wants_end: the handler raised `StopEngine`.
-    :param delivered: how many records were handed over.
+    :param left: by place, rising: number of the record's events that were delivered to the handler.
+    :param again: by place: errors of records that are retried; these records are in `left`.
+    :param final: place and error of the record after which nothing more was delivered.
+    :param wants_end: whether the handler raised `StopEngine`.
+    :param delivered: number of records that were delivered.
     """
 
     left: dict[int, int] = field(default_factory=dict)
@@ -64,21 +64,21 @@ class TaskOutcome:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the handler may be called for what comes after."""
+        """Whether the handler may be called with further records."""
         return self.final is None and not self.wants_end
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFunction:
-    """Hands the records of a task over, record by record, once they are staged."""
+    """Stages the records of a task, then delivers them one by one. Runs on Spark executors."""
 
     stage: Stage
     handler: Callable[[Any], object]
 
     def __call__(self, records: TaskRecords) -> TaskOutcome:
-        """Return what became of the records.
+        """Return the outcome of the records.
 
-        :raises BaseException: what a transformation or the converter raised, before anything was handed over.
+        :raises BaseException: the error of a transformation or the converter, before any delivery.
         """
         ready = ReadyBatch.of(Batch(records.partition, (), 0, ()), self.stage(records.groups))
         found = TaskOutcome()
@@ -93,7 +93,7 @@ class TaskFunction:
         return found
 
     def _call(self, place: int, given: Sequence[Any], begun: int, found: TaskOutcome) -> int:
-        # Returns how many of the record's events the handler has had.
+        # Returns the number of the record's events that were delivered to the handler.
         for event in range(begun, len(given)):
             try:
                 if (returned := self.handler(given[event])) is not None:
@@ -101,7 +101,7 @@ class TaskFunction:
             except StopEngine:
                 found.wants_end = True
                 return event + 1
-            except BaseException as error:  # noqa: BLE001 - tried again, or the task's thread raises it
+            except BaseException as error:  # noqa: BLE001 - retried, or the task's thread raises it
                 if is_retriable(error):
                     found.again[place] = portable(error)
                 else:
@@ -112,10 +112,10 @@ class TaskFunction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskLoad:
-    """What the driver knows of the records of a task.
+    """The driver's state of the records of a task.
 
-    :param backoff: of staging, and of Spark's job; from the beginning after each that ended well.
-    :param attempts: by place: those of records that failed.
+    :param backoff: of staging and of the Spark job; starts again after each job that succeeded.
+    :param attempts: by place: the back-offs of failed records.
     """
 
     in_flight: InFlight
@@ -125,10 +125,10 @@ class TaskLoad:
 
 
 class SparkExecutor:
-    """Delivers records in Spark's jobs (`engine.processing.dispatcher.DeliveryExecutor`).
+    """Delivers records in Spark jobs (`engine.processing.dispatcher.DeliveryExecutor`).
 
-    :param dispatcher: whose executor it is.
-    :param width: into how many tasks a batch is cut, about.
+    :param dispatcher: the owner of this executor.
+    :param width: approximate number of tasks into which a batch is divided.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class SparkExecutor:
         for groups in parts_of(ready.batch.groups, self._width):
             records = TaskRecords(ready.batch.partition, groups, {})
             self._submit(TaskLoad(in_flight, records, self._backoff))
-        return iter(())  # batches under way are limited
+        return iter(())  # the limiter bounds the batches in flight
 
     def _submit(self, load: TaskLoad) -> None:
         if self._limiter.enter():
@@ -159,7 +159,7 @@ class SparkExecutor:
     def close(self) -> None:
         self._jobs.cancel()
 
-    # ------------------------------------------------------------------ on the pool, or where it was given up
+    # ------------------------------------------------------------------ on the pool, or the cancelling thread
 
     def _ended_with(self, load: TaskLoad, future: Future[TaskOutcome]) -> None:
         try:
@@ -179,9 +179,9 @@ class SparkExecutor:
             self._dispatcher.look()
 
     def _note(self, load: TaskLoad, outcome: TaskOutcome) -> None:
-        """Mark what was handed over, and have what is left handed over again.
+        """Mark the delivered records, and schedule those that are left.
 
-        :raises BaseException: an error of a record that is final, noted with the record; `StopEngine`.
+        :raises BaseException: a record's final error, with a note of the record; `StopEngine`.
         """
         self._limiter.leave(_mark, load, outcome)
         self._limiter.settle()
@@ -203,7 +203,7 @@ def _mark(load: TaskLoad, outcome: TaskOutcome) -> None:
 
 
 def _attempts(load: TaskLoad, outcome: TaskOutcome, fresh: Backoff) -> tuple[dict[int, Backoff], float]:
-    """Return the attempts of records that failed, by place, and the longest wait.
+    """Return the back-offs of failed records, by place, and the longest wait, in seconds.
 
     :raises BaseException: as `SparkExecutor._note`.
     """

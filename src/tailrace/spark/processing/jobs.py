@@ -1,12 +1,12 @@
-"""Spark jobs of one attempt of a task: what is submitted while jobs run goes together into the next one.
+"""Spark jobs of one attempt of a task: loads that are submitted while jobs run share the next job.
 
-A function is pickled once for an attempt of a task, and unpickled once in each Python worker: what it keeps
-(a connection, say) is there for the next call. What it raises is an outcome like others, so that Spark
-does not try again what is ours to decide about.
+A function is pickled once for an attempt of a task, and unpickled once in each Python worker: objects that
+it keeps (a connection, say) are available to the next call. Its errors are returned like results, so that
+Spark does not retry: the engine decides about retries.
 
-A job has its price whatever it does, so many small batches share one, and a large one is many tasks
-of one. Jobs run from threads of the engine's pool, several at once; Spark's own order (first
-come, first served) has earlier batches done first.
+A job has a fixed cost, so many small batches share one, and a large batch becomes many tasks of one. Jobs
+run from threads of the engine's pool, several at once; Spark's scheduling (FIFO) processes earlier batches
+first.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 Load = TypeVar("Load")
 Done = TypeVar("Done")
 
-#: Bytes that a job carries at most, unless it has one load alone; each is copied through the JVM.
+#: Limit of a job's loads, in bytes, unless it has only one load; each byte is copied through the JVM.
 JOB_BYTES_MAX = 64 << 20
 
 
-#: Of Spark's own connections between processes; nothing of it is kept.
+#: The serializer of Spark's connections between processes; nothing that it writes is stored.
 wire: Any = CPickleSerializer()
 
-#: Functions that a Python worker keeps.
+#: Number of functions that a Python worker caches.
 _KEPT_MAX = 16
 
 _kept: OrderedDict[str, Callable[[Any], Any]] = OrderedDict()
@@ -47,9 +47,9 @@ _kept: OrderedDict[str, Callable[[Any], Any]] = OrderedDict()
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCall:
-    """A function with its own name, as executors get it.
+    """A pickled function with a unique name, as Spark executors get it.
 
-    :param name: no other function of any attempt has it.
+    :param name: unique among the functions of all attempts.
     :param pickled: the function, of one argument.
     """
 
@@ -57,12 +57,12 @@ class ExecutorCall:
     pickled: bytes
 
     def __call__(self, loads: Iterable[bytes]) -> Iterator[bytes]:
-        """Call the function with each of `loads`; yield whether it returned, and what or why not."""
+        """Call the function with each of `loads`; yield whether it returned, and its result or error."""
         for load in loads:
             try:
                 outcome = (True, self._function()(wire.loads(load)))
                 carried = wire.dumps(outcome)
-            except BaseException as error:  # noqa: BLE001 - what it means is decided on the driver
+            except BaseException as error:  # noqa: BLE001 - the driver decides what follows
                 carried = wire.dumps((False, portable(error)))
             yield carried
 
@@ -76,7 +76,7 @@ class ExecutorCall:
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return `error` as it can be carried to the driver, with where it was raised."""
+    """Return `error` in a form that can be sent to the driver, with the place where it was raised."""
     place = named(error)
     frames = "".join(traceback.format_tb(error.__traceback__))
     try:
@@ -84,23 +84,23 @@ def portable(error: BaseException) -> BaseException:
         error.add_note(f"raised on an executor:\n{frames}")
         found = wire.loads(wire.dumps(error))
         assert isinstance(found, type(error))
-    except Exception:  # noqa: BLE001 - whatever its pickling does
+    except Exception:  # noqa: BLE001 - its pickling may raise anything
         return TailraceError(
             Kind.TASK_FAILED,
             f"run on an executor: {place}, an error that can't be pickled",
-            "let what handlers and transformations raise be picklable, so that it can be reported whole",
+            "raise picklable errors in handlers and transformations, so that they can be reported completely",
         )
     return found
 
 
 class Jobs(Generic[Load, Done]):
-    """Has a function called on executors. Any thread.
+    """Calls a function on Spark executors. Any thread.
 
-    :param session: returns the session; called for each job, as Spark may have been started again.
-    :param executor: whose threads wait for jobs.
-    :param at_once: jobs at a time, at most.
-    :param shut: once it is set, what has not begun is cancelled.
-    :param what: for Spark's user interface: `shop, task 0: handler`.
+    :param session: returns the session; called for each job, because Spark may have been restarted.
+    :param executor: its threads wait for jobs.
+    :param at_once: most jobs at a time.
+    :param shut: once it is set, calls that have not begun are cancelled.
+    :param what: description for Spark's user interface: `shop, task 0: handler`.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class Jobs(Generic[Load, Done]):
         self._cancelled = False
 
     def submit(self, load: Load) -> Future[Done]:
-        """Have the function called with `load`.
+        """Schedule a call of the function with `load`.
 
-        The future's exception is what the function raised, or `SPARK_FAILED`; `GivenUpError` if the end
-        came meanwhile. It is cancelled if the call had not begun then.
+        The future's exception is the function's error, or `SPARK_FAILED`; `GivenUpError` if `cancel` was
+        called meanwhile. The future is cancelled if the call had not begun by then.
         """
         future: Future[Done] = Future()
         carried = wire.dumps(load)
@@ -139,13 +139,13 @@ class Jobs(Generic[Load, Done]):
                     return future
                 self._running += 1
         if is_over:
-            _drop(future)  # nobody looks for it any more
+            _drop(future)  # after `cancel`, no job takes it
         else:
             self._go_on()
         return future
 
     def cancel(self) -> None:
-        """Have jobs that run given up, and no other begun. What their tasks did is not heard of."""
+        """Cancel running jobs, and begin no others. The outcomes of their tasks are discarded."""
         with self._lock:
             if self._cancelled:
                 return
@@ -158,7 +158,7 @@ class Jobs(Generic[Load, Done]):
             self._group.cancel(self._session)
 
     def _work(self) -> None:
-        # On the pool: one job, then others have the thread.
+        # On the pool: runs one job, then returns the thread to other work.
         taken = self._take()
         if taken:
             self._run(taken)
@@ -195,7 +195,7 @@ class Jobs(Generic[Load, Done]):
     def _run(self, taken: Sequence[tuple[bytes, Future[Done]]]) -> None:
         try:
             outcomes = self._job([load for load, _ in taken])
-        except BaseException as error:  # noqa: BLE001 - the futures have it
+        except BaseException as error:  # noqa: BLE001 - it is set on the futures
             failure = GivenUpError() if self._cancelled else translated(error)
             for _, future in taken:
                 future.set_exception(failure)
@@ -214,30 +214,30 @@ class Jobs(Generic[Load, Done]):
 
 
 def _unpickled(outcome: bytes) -> tuple[bool, Any]:
-    # Whether the function returned, and what or why not.
+    # Whether the function returned, and its result or error.
     try:
         is_done, found = wire.loads(outcome)
-    except Exception as error:  # noqa: BLE001 - whatever its unpickling does
+    except Exception as error:  # noqa: BLE001 - its unpickling may raise anything
         return False, TailraceError(
             Kind.TASK_FAILED,
-            f"take over what an executor made: unpickling it raised {type(error).__name__}",
-            "let what handlers and transformations return or raise be of classes that can be imported on the "
-            "driver as on executors",
+            f"read the result of an executor: unpickling it raised {type(error).__name__}",
+            "return and raise, in handlers and transformations, only objects of classes that can be imported "
+            "both on the driver and on executors",
         )
     return is_done, found
 
 
 def _drop(future: Future[Any]) -> None:
-    # `concurrent.futures.wait` takes one that is cancelled for done only once it was notified.
+    # `concurrent.futures.wait` counts a cancelled future as done only once it was notified.
     future.cancel()
     future.set_running_or_notify_cancel()
 
 
 def pickled(function: Callable[[Any], Any], what: str) -> bytes:
-    """Return a function as executors get it, what it refers to included.
+    """Return a function pickled for executors, including the objects that it refers to.
 
     :param what: for the message: `the handler`.
-    :raises TailraceError: `CONFIG_INVALID` if that can't be.
+    :raises TailraceError: `CONFIG_INVALID` if it can't be pickled.
     """
     from pyspark import cloudpickle
 
@@ -246,8 +246,8 @@ def pickled(function: Callable[[Any], Any], what: str) -> bytes:
     except Exception as error:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"create the engine: {what} can't be carried to executors, {type(error).__name__} was raised",
-            "what it refers to must pickle, so no locks, connections or sessions: let it make them "
-            "when it is first called; the cause of this error names the object",
+            f"create the engine: {what} can't be sent to executors, {type(error).__name__} was raised",
+            "let it refer only to objects that can be pickled, and create locks, connections and sessions "
+            "in its first call; the cause of this error names the object",
         ) from error
     return found

@@ -1,4 +1,4 @@
-"""The runner on Spark: makes record processors whose stages, and handlers without order, run on executors."""
+"""The runner on Spark: makes record processors whose stages, and unordered handlers, run on executors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class SparkRunner:
-    """Runs record processing on Spark (`engine.processing.runners.Runner`). Any thread.
+    """Runs record processing on Spark (`engine.processing.processors.Runner`). Any thread.
 
-    A session that runs already is used and left running; one that the runner started is its to stop.
+    A session that already runs is used and left running; a session that the runner started is stopped by it.
 
     :param name: of the engine.
-    :param spark: what a session is started with.
+    :param spark: settings with which a session is started.
     """
 
     def __init__(self, name: str, spark: SparkConfig | None) -> None:
@@ -44,7 +44,7 @@ class SparkRunner:
     def check(
         self, handler: Handler, order: Order, transform: Transform | None, convert: Convert | None
     ) -> None:
-        """Check that what runs on executors can go there; Spark is not started.
+        """Check that the functions for executors can be pickled; Spark is not started.
 
         :raises TailraceError: `CONFIG_INVALID`.
         """
@@ -57,14 +57,14 @@ class SparkRunner:
         return Dispatcher(terms, self._on_spark)
 
     def session(self) -> SparkSession:
-        """Return the session; started if there is none, and again if its JVM has died.
+        """Return the session; start it if there is none, or if its JVM has died.
 
         :raises TailraceError: `ENVIRONMENT_UNFIT`, `SPARK_FAILED`.
         """
         return self._spark.get(self._config, self._name)
 
     def close(self) -> None:
-        """Stop the session if it is the runner's own."""
+        """Stop the session if the runner started it."""
         self._spark.stop()
 
     def _on_spark(
@@ -84,7 +84,7 @@ class SparkRunner:
             )
 
         if terms.calls == "unordered":
-            # A record is staged by the task that hands it over.
+            # A record is staged by the Spark task that delivers it.
             call = TaskFunction(stage, terms.handler.call)
             return None, SparkExecutor(dispatcher, context, jobs(call, "handler"), width)
         stage_executor = None
@@ -95,42 +95,42 @@ class SparkRunner:
         return stage_executor, delivery_here(dispatcher, context)
 
 
-#: In the place of a group that is not sent back.
-_NOTHING = Group("", np.empty(0, np.int64), _columns=pa.RecordBatch.from_pydict({}))
+#: Placeholder for a group that is not sent back.
+_PLACEHOLDER = Group("", np.empty(0, np.int64), _columns=pa.RecordBatch.from_pydict({}))
 
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The stage, as executors call it. A group that it left as it was is not sent back."""
+    """The stage as Spark executors call it. Groups that it did not change are not sent back."""
 
     stage: Stage
 
     def __call__(self, part: list[Group]) -> list[tuple[int, StagedGroup]]:
-        """Return what becomes of groups; with the number of the one that it is, or -1."""
+        """Return the staged groups, each with the number of the unchanged group in `part`, or -1."""
         numbers = {id(group): number for number, group in enumerate(part)}
         found = []
         for staged in self.stage(part):
             number = numbers.get(id(staged.group), -1)
-            found.append((number, staged if number < 0 else replace(staged, group=_NOTHING)))
+            found.append((number, staged if number < 0 else replace(staged, group=_PLACEHOLDER)))
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class SparkStageExecutor:
-    """Has parts staged on executors (`engine.processing.stage.StageExecutor`).
+    """Stages parts on Spark executors (`engine.processing.stage.StageExecutor`).
 
-    :param width: tasks that run at a time there.
+    :param width: number of tasks that run there at a time.
     """
 
     jobs: Jobs[list[Group], list[tuple[int, StagedGroup]]]
     width: int
 
     def close(self) -> None:
-        """Give up Spark jobs that run, and begin no other."""
+        """Cancel running Spark jobs, and begin no others."""
         self.jobs.cancel()
 
     def stage(self, part: list[Group]) -> Future[list[StagedGroup]]:
-        """Have a part staged by a Spark job."""
+        """Stage a part in a Spark job."""
         outcome: Future[list[StagedGroup]] = Future()
         self.jobs.submit(part).add_done_callback(functools.partial(_settle, outcome, part))
         return outcome

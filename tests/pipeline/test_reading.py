@@ -75,7 +75,7 @@ def test_everything_is_given_once_in_order_while_the_log_grows(log, small):
 @given(
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6),
     rows_max=st.integers(1, 5),
-    batch=st.sampled_from([1, 300, 1 << 20]),
+    decoded=st.sampled_from([1, 300, 1 << 20]),
     data=st.data(),
 )
 def test_any_offset_goes_on_exactly_behind_its_record(tmp_path_factory, sizes, rows_max, decoded, data):

@@ -44,7 +44,7 @@ def test_a_file_that_is_not_there_or_too_large_is_written(shop: Shop) -> None:
     shop.create_orders()
     secret = shop.root / "secret"
     shop.source["password"] = f"${{file:{secret}}}"
-    assert "check that the file is there" in shop.refused(Kind.SECRET_MISSING).hint
+    assert "check that the file exists" in shop.refused(Kind.SECRET_MISSING).hint
     secret.write_bytes(bytes(2 * MIB))
     assert "must hold the secret and nothing else" in shop.refused(Kind.SECRET_MISSING).hint
     secret.write_text("any: the server trusts\n")

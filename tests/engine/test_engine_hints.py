@@ -319,7 +319,7 @@ def test_a_handler_that_raises_is_corrected_where_its_cause_says() -> None:
         return Engine(connector=LinesSource(10), on_record=handler, offsets=store)
 
     error = refused(Kind.TASK_FAILED, engine(wrong))
-    assert error.hint == "the cause of this error has the message and the trace"
+    assert error.hint == "the cause of this error has its message and traceback"
     assert str(error.__cause__) == "'numbre'"
     assert any('record.after["numbre"]' in line for line in lines_of_cause(error))
     engine(seen.record).run()

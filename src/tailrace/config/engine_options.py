@@ -219,10 +219,10 @@ class EngineOptions(WithTransformations):
     )
 
     def without_handler(self) -> Self:
-        """Return the options where nobody gets the records; what was chosen stays.
+        """Return the options for a run without a handler: options that the file sets keep their values.
 
-        Sinks then have their own positions, and a source that fails holds nobody up; and capture has tried
-        again by itself, up to its own bound, before it fails.
+        Sinks have their own positions, so a source that fails need not stop the others; and capture retries
+        by itself, up to its own limit, before it fails.
         """
         usual = {"on_task_failure": "isolate", "errors_retries_max": 0}
         left = {name: value for name, value in usual.items() if name not in self.model_fields_set}

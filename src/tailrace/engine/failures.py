@@ -43,7 +43,7 @@ def as_task_failure(error: BaseException, number: int, doing: str) -> TailraceEr
         found = TailraceError(
             Kind.TASK_FAILED,
             f"{doing}: task {number} failed with {named(error)}",
-            "the cause of this error has the message and the trace",
+            "the cause of this error has its message and traceback",
             {"task": number},
         )
     found.__cause__ = error
@@ -57,7 +57,7 @@ def as_engine_failure(error: BaseException, doing: str) -> TailraceError:
     found = TailraceError(
         Kind.TASK_FAILED,
         f"{doing}: failed with {named(error)}",
-        "the cause of this error has the message and the trace",
+        "the cause of this error has its message and traceback",
     )
     found.__cause__ = error
     return found

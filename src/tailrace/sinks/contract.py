@@ -182,6 +182,6 @@ def function_failure(error: Exception, attempted: str, sink: str) -> TailraceErr
     return TailraceError(
         Kind.SINK_WRITE_FAILED,
         f"{attempted}: it raised {type(error).__name__}",
-        "the cause of this error has its words and its trace (--debug shows them)",
+        "the cause of this error has its message and traceback (--debug shows them)",
         {"sink": sink},
     )

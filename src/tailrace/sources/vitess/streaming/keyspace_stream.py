@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
-import structlog
 from google.protobuf.message import DecodeError
 
 from tailrace import failpoints
@@ -70,8 +69,6 @@ from tailrace.sources.vitess.streaming.stream_events import (
     stream_ended,
 )
 from tailrace.sources.vitess.streaming.stream_requests import chunk_request, stream_request
-
-log = structlog.get_logger(__name__)
 
 #: Longest wait of the loop for a response, in seconds.
 TAKE_S = 0.2

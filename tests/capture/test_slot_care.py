@@ -184,8 +184,8 @@ def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(
         assert now is not None
         assert now.retained_bytes > max(16 << 20, now.details["unconfirmed_bytes"])
         # Each repair does what it says.
-        server.execute(found["wal_held:it's"].repair.partition("can: ")[2])
-        server.execute(found[f"wal_held:{pid}"].repair.partition("can: ")[2])
+        server.execute(found["wal_held:it's"].repair.partition("can't: ")[2])
+        server.execute(found[f"wal_held:{pid}"].repair.partition("can't: ")[2])
         worst = found.get("slot_near_limit") or found["slot_unreserved"]
         for statement in worst.repair.split(";")[:2]:
             server.execute(statement)

@@ -145,6 +145,22 @@ def test_a_readers_file_that_root_writes_is_of_the_folders_owner(memory_path: Pa
     assert {path.stat().st_uid for path in folder.glob("*.json")} == {_NOBODY}
 
 
+def test_a_request_that_the_engine_takes_at_once_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_log(tmp_path / "log")
+    taken = []
+    write = LogDirectory.state_write
+
+    def written(directory: LogDirectory, name: str, content: object) -> None:
+        write(directory, name, content)
+        assert take_requests(directory, lambda request: taken.append(request) is None)
+
+    monkeypatch.setattr(LogDirectory, "state_write", written)
+    asked = ask(LogDirectory.open(tmp_path / "log"), tables=["public.t"], where="", cancels=False)
+    assert taken == [asked]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
 def test_a_request_that_the_engine_could_not_read_is_refused(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -224,7 +224,7 @@ def test_a_transaction_of_the_source_that_takes_longer_gets_more_time(
     with capture_logs() as logs:
         feed.run()
     each_once(kafka, topic_name, 1500)
-    [warning] = [line for line in logs if "more time" in line["event"]]
+    [warning] = [line for line in logs if "longer timeout" in line["event"]]
     assert "of 1500 records" in warning["why"]
 
 
@@ -252,7 +252,7 @@ def test_one_that_does_not_fit_into_the_time_that_was_set_is_named_with_the_way_
     assert len(asked) < 100, "a commit that has ended is asked for over and over"
     assert refused.value.kind is Kind.SINK_TRANSACTION_TOO_LONG
     assert refused.value.policy is Policy.STOP
-    found = r"of 1500 records \(\d+ bytes\) were delivered in \d+ s, and 5 s are"
+    found = r"of 1500 records \(\d+ bytes\) were delivered in \d+ s, and the time limit is 5 s"
     assert re.search(found, refused.value.message)
     assert refused.value.context["log_offset"] == 0
     assert "raise transaction.timeout.ms in `options`" in refused.value.hint

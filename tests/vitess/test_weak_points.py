@@ -210,7 +210,7 @@ def test_a_first_start_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
         with capturing(small, vtgate.address, snapshot="initial", reconnect_delay_s=0.1) as found:
             error = wait_until(lambda: found.failure or found.capture.progress().error, 30)
             assert error.kind is Kind.LOG_FULL
-            assert "What waits for room goes on by itself" in error.hint
+            assert "What waits for room continues by itself" in error.hint
             ballast.unlink()
             found.wait_for_rows(1)
         assert found.counters() == {1: [0]}

@@ -79,6 +79,8 @@ def ask(
     directory.state_write(name, content)
     try:
         _require_owner(path, directory)
+    except FileNotFoundError:  # an engine has read it, and taken it
+        pass
     except TailraceError:
         remove(path)
         raise

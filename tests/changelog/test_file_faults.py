@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,7 +153,7 @@ def test_a_request_that_the_engine_takes_at_once_is_not_missed(
     taken = []
     write = LogDirectory.state_write
 
-    def written(directory: LogDirectory, name: str, content: object) -> None:
+    def written(directory: LogDirectory, name: str, content: dict[str, Any]) -> None:
         write(directory, name, content)
         assert take_requests(directory, lambda request: taken.append(request) is None)
 

@@ -168,7 +168,8 @@ def test_a_table_altered_between_windows_is_read_again_with_its_new_columns(
     pg: Database, tmp_path: Path
 ) -> None:
     create_tables(pg)
-    assert life(pg, tmp_path / "log", "snapshot.after_chunk=kill@3") == -9
+    # At the second chunk of three: at the third, all may be in the log, and nothing is to be read again.
+    assert life(pg, tmp_path / "log", "snapshot.after_chunk=kill@2") == -9
     pg.execute("alter table items add column later int default 7")
     pg.execute("alter table pairs alter column n type bigint")
     pg.execute("create table parts_later partition of parts for values from (1000000000) to (1100000000)")

@@ -136,6 +136,17 @@ def test_a_request_that_root_writes_is_of_the_logs_owner(memory_path: Path, befo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
+def test_a_link_in_the_place_of_a_file_gives_no_other_file_away(tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "folder"
+    secret.touch()
+    folder.mkdir()
+    os.chown(folder, _NOBODY, _NOBODY)
+    (folder / "request").symlink_to(secret)
+    assert durable.give_to_owner(folder / "request", folder)
+    assert secret.stat().st_uid == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
 def test_a_readers_file_that_root_writes_is_of_the_folders_owner(memory_path: Path) -> None:
     log = new_log(memory_path / "log")
     readers = Readers(log)

@@ -157,7 +157,7 @@ class LogDirectory:
         durable.write_state(path, content)
 
     def give_to_owner(self, path: Path) -> bool:
-        """Have what a command of root made below be of the user who made the log; return whether it is."""
+        """Give a file that root created in the log to the log's owner; return whether it is the owner's now."""
         return durable.give_to_owner(path, self.path / _IDENTITY)
 
 

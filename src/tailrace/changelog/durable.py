@@ -161,14 +161,16 @@ def write_atomically(path: Path, data: bytes, *, keeps_previous: bool = False) -
 
 
 def give_to_owner(path: Path, other: Path) -> bool:
-    """Have a file that root made be of who has another one; return whether it is now.
+    """Give a file that root created to the owner of `other`; return whether it belongs to that user now.
 
-    :raises OSError: one of both is not there.
+    A symbolic link is not followed: the owner of its folder may have put it there, to be given another file.
+
+    :raises OSError: one of the files does not exist.
     """
     owner = other.stat()
-    if path.stat().st_uid != owner.st_uid:
+    if path.lstat().st_uid != owner.st_uid:
         try:
-            os.chown(path, owner.st_uid, owner.st_gid)
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
         except OSError:
             return False
     return True

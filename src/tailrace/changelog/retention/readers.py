@@ -158,8 +158,8 @@ class Readers:
 
     @contextlib.contextmanager
     def temporary(self, purpose: str) -> Iterator[str]:
-        """Give a name that no other reader has, for one that is forgotten at the end of the block, or when
-        its process ends.
+        """Return a new name for a reader that is removed at the end of the block, or after its process has
+        ended.
 
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
@@ -167,7 +167,7 @@ class Readers:
         name = f"{purpose}:{secrets.token_hex(4)}"
         lock = self._path / f".{encode_name(name)}{_LOCK_SUFFIX}"
         try:
-            fd = lock_file(lock, f"pid {os.getpid()}\n", patience_s=1.0)  # while somebody looks at it
+            fd = lock_file(lock, f"pid {os.getpid()}\n", patience_s=1.0)  # `remove_ended` may probe it
         except OSError as error:
             raise durable.write_failure(error, f"lock the reader {name}", lock) from error
         try:
@@ -178,7 +178,7 @@ class Readers:
             os.close(fd)
 
     def remove_ended(self) -> None:
-        """Forget temporary readers whose process has ended."""
+        """Remove temporary readers whose process has ended."""
         for lock in self._path.glob(f".*{_LOCK_SUFFIX}"):
             if os.access(lock, os.R_OK) and not is_locked(lock):
                 self.remove(decode_name(lock.name[1:].removesuffix(_LOCK_SUFFIX)))

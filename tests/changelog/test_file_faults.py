@@ -183,7 +183,7 @@ def test_a_request_that_the_engine_could_not_read_is_refused(
     for path in (log.path / "identity.json", asked, *asked.parents[:3]):
         os.chown(path, _NOBODY, _NOBODY)
 
-    def refused(*_: object) -> None:
+    def refused(*_: object, **_options: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "chown", refused)

@@ -157,7 +157,7 @@ class LogDirectory:
         durable.write_state(path, content)
 
     def give_to_owner(self, path: Path) -> bool:
-        """Give a file that root created in the log to the log's owner; return whether it is the owner's now."""
+        """Give a file that root created in the log to the log's owner; return whether it is the owner's."""
         return durable.give_to_owner(path, self.path / _IDENTITY)
 
 

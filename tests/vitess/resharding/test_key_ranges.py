@@ -77,7 +77,7 @@ def test_merged_ranges_have_the_same_keys_and_are_apart(ranges: list[KeyRange]) 
 
 
 @given(_ranges(), _ranges())
-def test_uncovered_is_what_nobodyhas_key(ranges: list[KeyRange], wanted: list[KeyRange]) -> None:
+def test_uncovered_is_what_nobody_has(ranges: list[KeyRange], wanted: list[KeyRange]) -> None:
     for whole in (*wanted, KeyRange()):
         gaps = uncovered(whole, ranges)
         for keyspace_id in _IDS:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import SourceFingerprint
 from tailrace.protocol import frames
 from tailrace.protocol.metadata_frames import kept_frames
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.rows.copy_keys import before_all, common_key, key_text, some_key
+from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.shard_state import ShardState
+from tailrace.sources.vitess.rows.copy_keys import before_all, common_key, key_text
+from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.snapshots import VitessSnapshots
+from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.end_to_end import pipeline_file, tailrace
 from tests.support.vitess.fake_vtgate import TABLE, FakeVtgate
@@ -167,6 +176,36 @@ def test_what_can_not_be_read_fails_alone(tmp_path: Path) -> None:
         assert not snapshots.warnings
 
 
+class _Vtgate:
+    """Answers with tables, and for each the last key."""
+
+    def query(self, *_: str) -> list[tuple[str, str | None, str | None]]:
+        keyed = [(name, "id", "bigint") for name in (TABLE, "excluded", "other", "secret", "uncaptured")]
+        return [("keyless", None, None), *keyed]
+
+    def ask_result(self, sql: str, _attempted: str, _target: str) -> Future[pb.QueryResult]:
+        found: Future[pb.QueryResult] = Future()
+        if "`secret`" in sql:
+            found.set_exception(TailraceError(Kind.SOURCE_AUTH_FAILED, "refused", "none"))
+            return found
+        row = pb.Row(lengths=[len(sql)], values=sql.encode())
+        found.set_result(pb.QueryResult(fields=[pb.Field(name="id", type=265)], rows=[row]))
+        return found
+
+
+def test_of_excluded_tables_no_row_is_read_behind_the_last_one(tmp_path: Path) -> None:
+    tables = [f"shop.{name}" for name in (TABLE, "excluded", "keyless", "other", "secret")]
+    left_out = ["shop.excluded", "shop.keyless", "shop.secret"]
+    source = VitessSource(hosts=("127.0.0.1:1",), keyspace="shop", tables=tables, tables_exclude=left_out)
+    coordinator = Coordinator({"0": ShardState("MySQL56/00000000-0000-11eb-b894-04ed332e05c2:1-3")})
+    directory = LogDirectory.create_or_open(tmp_path / "log", SourceFingerprint("vitess", "shop", "shop", ""))
+    asked = AskedSnapshots(directory, source, _Vtgate(), None, LogTables({}), coordinator, lambda _: None)  # type: ignore[arg-type]
+    ((shard, keys),) = asked._keys(frozenset({TABLE}))
+    assert (shard, sorted(keys)) == ("0", [TABLE, "excluded", "other"])
+    last = pb.TableLastPk.FromString(base64.b64decode(keys["excluded"])).last_pk
+    assert last.rows[0].values.startswith(b"select `id` from `excluded` order by `id` desc")
+
+
 def _key(*values: str, kinds: tuple[int, ...] = (265,)) -> str:
     row = pb.Row(lengths=[len(value) for value in values], values="".join(values).encode())
     return key_text("t", pb.QueryResult(fields=[pb.Field(type=kind) for kind in kinds], rows=[row]))
@@ -181,20 +220,12 @@ def test_a_shard_of_several_goes_on_behind_the_key_that_all_of_them_had() -> Non
 
 
 def test_where_the_order_of_keys_is_not_known_all_rows_come_again_and_no_change_is_left_out() -> None:
-    assert common_key([_key("b", kinds=(6165,)), _key("a", kinds=(6165,))]) == _key("", kinds=(6165,))
-    assert common_key([_key("9"), None]) == _key(str(-(1 << 63)))
-    assert common_key([_key("9", kinds=(778,)), None]) == _key("-1", kinds=(778,))
-
-
-def test_a_type_without_a_least_value_has_no_key_before_all_rows() -> None:
-    assert before_all([pb.Field(type=2073)]) is None
-
-
-def test_columns_behind_the_first_one_have_values_that_mysql_compares_with_theirs() -> None:
-    kinds = (265, 2062, 2063, 2064, 2061, 18, 6165)
-    found = before_all([pb.Field(type=kind) for kind in kinds])
-    assert found is not None
-    texts = ["-9223372036854775808", "2000-01-01", "00:00:00", "2000-01-01", "2000-01-01", "0", ""]
-    assert found.rows[0].lengths == list(map(len, texts))
-    assert found.rows[0].values.decode() == "".join(texts)
-    assert some_key([pb.Field(type=2062)]).rows[0].values == b"2000-01-01"
+    # A key of any type without a value: the server begins at the table's start, and leaves no change out.
+    texts, numbers, moments = (
+        key_text("t", before_all([pb.Field(type=kind), pb.Field(type=265)])) for kind in (6165, 778, 2062)
+    )
+    assert common_key([_key("b", kinds=(6165,)), _key("a", kinds=(6165,))]) == texts
+    assert common_key([_key("9", kinds=(778,)), None]) == numbers
+    assert common_key([_key("2020-01-01", "1", kinds=(2062, 265)), None]) == moments
+    assert common_key([numbers, _key("9", kinds=(778,))]) == numbers
+    assert common_key([numbers, numbers]) == numbers

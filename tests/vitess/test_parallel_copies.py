@@ -319,3 +319,60 @@ def test_a_merge_and_a_kill_while_chunks_are_copied_leave_every_row_right(
             found.wait_for_shards("0", timeout_s=90)
             vtgate.write("0", (7, 2), (8, 1))
             wait_until(lambda: _all_last(found) == vtgate.shards["0"].rows, 30, "all changes")
+
+
+@pytest.mark.slow
+def test_one_stream_that_vtgate_continues_at_another_tablet_is_opened_again(tmp_path: Path) -> None:
+    settings = {"snapshot": "initial", "snapshot_connections": 1}
+    with _filled("0") as vtgate:
+        before = vtgate.shards["0"].gtid()
+        vtgate.change("0", allowed=9, is_reopened=True)
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            wait_until(lambda: vtgate.shards["0"].allowed == 0, 30, "some rows")
+            vtgate.write("0", (0, 1), (50, 1))
+            vtgate.change("0", allowed=None)
+            found.wait_for_shards("0")
+            wait_until(lambda: _all_last(found) == vtgate.shards["0"].rows, 30, "all changes")
+        _, again = vtgate.requests
+        assert [(each.gtid, len(each.table_pks)) for each in again.vgtid.shard_gtids] == [(before, 1)]
+        _assert_exact(found, vtgate.shards["0"].rows)
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+@pytest.mark.slow
+def test_one_stream_that_vtgate_continues_without_a_copy_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_idle: bool
+) -> None:
+    monkeypatch.setattr(shard_copies, "ROWLESS_S", 1.0)
+    with _filled("0") as vtgate:
+        vtgate.change("0", lost_copies=1)
+        with capturing(tmp_path, vtgate.address, snapshot="initial", snapshot_connections=1) as found:
+            wait_until(lambda: len(vtgate.requests) == 1, 30, "the first stream")
+            while not is_idle and len(vtgate.requests) == 1:
+                vtgate.write("0", (3, vtgate.shards["0"].rows[3] + 1))
+                time.sleep(0.1)
+            found.wait_for_shards("0")
+            wait_until(lambda: _all_last(found) == vtgate.shards["0"].rows, 30, "all rows")
+
+
+@pytest.mark.slow
+def test_a_table_that_was_empty_when_one_stream_copied_it_is_named_when_it_has_rows(tmp_path: Path) -> None:
+    settings = {"snapshot": "initial", "snapshot_connections": 1}
+    with FakeVtgate("0") as vtgate:
+        vtgate.change("0", lost_copies=1)
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            wait_until(lambda: len(vtgate.requests) == 1, 30, "the first stream")
+            vtgate.write("0", (1, 0))
+            found.wait_for_rows(1)
+        copy = found.states()["0"].copy
+        assert copy is not None
+        assert copy.keys.keys() == {TABLE}
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            vtgate.write("0", (1, 1))
+            found.wait_for_shards("0")
+            found.wait_for_rows(2)
+        (again,) = vtgate.requests[1].vgtid.shard_gtids
+        assert (again.gtid, len(again.table_pks)) == (vtgate.shards["0"].gtid(2), 1)
+        assert [(change.op, change.row["counter"]) for change in found.changes()] == [
+            ("c", "0"), ("c", "1"), ("r", "1"),
+        ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,30 @@ def test_a_silent_shards_watermark_is_a_whole_second_as_commit_times_are(
 
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         assert wait_until(watermark, 15, "the watermark").endswith(".000+00:00")
+
+
+@pytest.mark.slow
+def test_what_a_replica_lacks_holds_the_watermark_of_a_silent_shard_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silent_shards, "PROBE_S", 0.1)
+
+    def complete_until() -> int:
+        stream = found.capture._stream
+        return 0 if stream is None or "0" not in stream.shards else stream.shards["0"].whole_until_us
+
+    settings = {"tablet_type": "replica", "snapshot": "never"}
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address, **settings) as found:
+        wait_until(complete_until, 15, "an answer of the primary")
+        vtgate.change("0", is_silent=True, lag=1)
+        vtgate.write("0", (1, 0))
+        committed_us = time.time_ns() // 1000
+        time.sleep(1.5)  # times are whole seconds
+        asked = len(vtgate.asked)
+        wait_until(lambda: len(vtgate.asked) > asked + 4, 30, "replica and primary are asked")
+        assert complete_until() < committed_us
+        vtgate.change("0", is_silent=False, lag=0)
+        found.wait_for_rows(1)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tailrace.decode.changes import decode_block
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.protocol import frames, metadata_frames
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.resharding.events import PositionReached
+from tailrace.sources.vitess.resharding.events import JournalReached, PositionReached
 from tailrace.sources.vitess.rows import events
 from tailrace.sources.vitess.rows.column_defaults import asked_by
 from tailrace.sources.vitess.rows.tables import LogTables
@@ -79,6 +79,27 @@ def test_a_copys_position_stands_in_the_state_and_its_last_key_in_what_is_made_o
     assert isinstance(event, PositionReached)
     assert event.last_keys is not None
     assert pb.TableLastPk.FromString(base64.b64decode(event.last_keys["t"])) == last
+
+
+def test_what_was_copied_just_before_a_journal_is_known_to_those_who_take_over() -> None:
+    last = pb.TableLastPk(table_name="t", last_pk=pb.QueryResult(rows=[ms.row([b"5"])]))
+    journal = ms.event(pb.JOURNAL, journal=pb.Journal(id=7, migration_type=pb.SHARDS))
+    made = _transcoder().transcode(
+        [
+            ms.copied(
+                ms.described("t", COLUMNS),
+                ms.rows("t", [ms.change(after=[b"1", b"x"])], time_s=0),
+                tables=[last],
+            ),
+            ms.transaction(journal, gtid="MySQL56/a:1-6"),
+        ],
+        1,
+    )
+    (copied, _), (reached, _) = events_of(ms.SHARD, 1, made, ShardProgress(), is_copied=True)
+    assert isinstance(copied, PositionReached)
+    assert copied.last_keys is not None
+    assert copied.last_keys.keys() == {"t"}
+    assert isinstance(reached, JournalReached)
 
 
 def test_rows_of_a_copy_are_rows_of_a_snapshot_with_odd_letters_kept() -> None:

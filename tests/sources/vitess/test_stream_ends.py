@@ -31,6 +31,10 @@ DOWN = (
     "failed to get tablet connection to cell1-0000000105: target: shop.40-60.primary: tablet: "
     'cell:"cell1" uid:105 is either down or nonexistent'
 )
+DEMOTED = (
+    "persistent error in vstream for shop/-80 on tablet zone1-0000000100; giving up: vttablet: rpc error: "
+    "code = FailedPrecondition desc = wrong tablet type: PRIMARY, want: REPLICA or []"
+)
 NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
 
 
@@ -47,6 +51,7 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
         (Status("INVALID_ARGUMENT", "GTIDSet Mismatch: requested …"), EndReason.BEHIND, ()),
         (Status("UNKNOWN", "net.Dial(/tmp/mysql.sock) failed (errno 2002)"), EndReason.INTERRUPTED, ()),
         (Status("FAILED_PRECONDITION", NO_SHARD), EndReason.SHARD_UNKNOWN, ()),
+        (Status("FAILED_PRECONDITION", DEMOTED), EndReason.INTERRUPTED, ()),
         (Status("CANCELLED", "failed to find a RDONLY tablet for VStream"), EndReason.INTERRUPTED, ()),
         (Status("UNAVAILABLE", "vstream failed liveness checks"), EndReason.INTERRUPTED, ()),
         (Status("NOT_FOUND", DOWN), EndReason.INTERRUPTED, ()),

@@ -45,6 +45,8 @@ class FakeShard:
     :param has_table: else it has none that could be copied.
     :param has_view: a copy of all tables reads a view of its rows, too.
     :param lost_copies: so many of the next copies have no rows: their tablet ended before the first one.
+    :param is_reopened: where something is committed during the next copy, its tablet ends, and vtgate goes on
+        at another one: from its last position and key.
     :param sorts_s: so long a tablet takes before the first row of a copy, with its position or without.
     :param tells_position_first: whether that comes before.
     :param loses_journal: the journal of several shards is lost on the way.
@@ -70,6 +72,7 @@ class FakeShard:
     has_table: bool = True
     has_view: bool = False
     lost_copies: int = 0
+    is_reopened: bool = False
     sorts_s: float = 0.0
     tells_position_first: bool = False
     loses_journal: bool = False
@@ -444,23 +447,44 @@ class _Following:
         if wanted.gtid == "current":
             yield _response(self._vgtid(name), _event(pb.OTHER, name))
         elif wanted.table_pks and wanted.gtid:
-            # What the stream has not had yet comes first, then the rows as they are.
-            while (at := self.places[name]) < len(shard.binlog):
-                entry = shard.binlog[at]
-                if isinstance(entry, pb.Journal):
-                    return
-                self.places[name] += 1
-                yield self.transaction(name, shard, entry)
-            for response in self._copy(name, shard, wanted):
+            for response in self._gone_on_with(name, shard, wanted.table_pks):
                 yield response
         elif wanted.gtid == "" or wanted.table_pks:
-            for number, response in enumerate(self._copy(name, shard, wanted)):
+            keys: Sequence[pb.TableLastPk] = ()
+            for number, response in enumerate(self._copy(name, shard, wanted.table_pks)):
                 if number == int(shard.tells_position_first):
                     await asyncio.sleep(shard.sorts_s)
+                if keys and shard.is_reopened and self.places[name] < len(shard.binlog):
+                    shard.is_reopened = False
+                    for other in self._gone_on_with(name, shard, keys):
+                        yield other
+                    return
                 yield response
+                keys = [
+                    key
+                    for event in response.events
+                    for each in event.vgtid.shard_gtids
+                    for key in each.table_pks
+                ]
+
+    def _gone_on_with(
+        self, name: str, shard: FakeShard, keys: Sequence[pb.TableLastPk]
+    ) -> Iterator[pb.VStreamResponse]:
+        # What the stream has not had yet comes first, then the rows as they are.
+        while (at := self.places[name]) < len(shard.binlog):
+            entry = shard.binlog[at]
+            if isinstance(entry, pb.Journal):
+                return
+            self.places[name] += 1
+            yield self.transaction(name, shard, entry, keys)
+        yield from self._copy(name, shard, keys)
 
     def transaction(
-        self, name: str, shard: FakeShard, changes: Sequence[tuple[int, int]]
+        self,
+        name: str,
+        shard: FakeShard,
+        changes: Sequence[tuple[int, int]],
+        keys: Sequence[pb.TableLastPk] = (),
     ) -> pb.VStreamResponse:
         self._positions[name] = shard.gtid(self.places[name])
         events = [_event(pb.BEGIN, name)]
@@ -476,7 +500,7 @@ class _Following:
                 events[-1].row_event.row_changes[0].data_columns.MergeFrom(pb.Bitmap(count=2, cols=b"\1"))
             if shard.is_altered_within:
                 events += [*self._description(name, 3, is_unnamed=True), self._change(name, *changes[-1], 0)]
-        return _response(*events, self._vgtid(name), _event(pb.COMMIT, name))
+        return _response(*events, self._vgtid(name, *keys), _event(pb.COMMIT, name))
 
     def journal(self, name: str, shard: FakeShard, journal: pb.Journal) -> pb.VStreamResponse:
         self._positions[name] = shard.gtid(self.places[name])
@@ -485,12 +509,13 @@ class _Following:
         found.journal.local_position = shard.gtid(self.places[name] - 1)
         return _response(_event(pb.BEGIN, name), found, self._vgtid(name), _event(pb.COMMIT, name))
 
-    def _copy(self, name: str, shard: FakeShard, wanted: pb.ShardGtid) -> list[pb.VStreamResponse]:
-        last = max((int(key.last_pk.rows[0].values) for key in wanted.table_pks), default=-(1 << 63))
-        begun = self._vgtid(name, *wanted.table_pks)
+    def _copy(self, name: str, shard: FakeShard, keys: Sequence[pb.TableLastPk]) -> list[pb.VStreamResponse]:
+        last = max((int(row.values) for key in keys for row in key.last_pk.rows), default=-(1 << 63))
+        begun = self._vgtid(name, *keys)
         found = [_response(_event(pb.BEGIN, name), *self._description(name, time_s=0), begun)]
         if shard.lost_copies:
             shard.lost_copies -= 1
+            self._described.clear()  # another tablet describes its tables again
             return found
         for key, counter in sorted(shard.rows.items()):
             if key > last and self._is_in(key):

@@ -50,6 +50,8 @@ _WORDS: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
         (r"larger than max", Kind.FRAME_TOO_LARGE, "raise source.message_bytes_max"),
         # The table was dropped after it was listed: no setting requests a table by its name.
         (r"unknown table|table \S+ is not present|table \S+ doesn't exist", Kind.SOURCE_UNREACHABLE, _AGAIN),
+        # After a failover, until the shard's record in the topology server names the new primary.
+        (r"wrong tablet type", Kind.SOURCE_UNREACHABLE, _AGAIN),
         (
             r"keyspace \S+ (not found|doesn't exist)|unknown (keyspace|database)|VT05003",
             Kind.SOURCE_MISCONFIGURED,

@@ -42,6 +42,7 @@ from tailrace.sources.vitess.resharding.events import (
     ShardStreamEnded,
     SnapshotRequested,
     TablesRequested,
+    TablesStreamed,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import CURRENT, TO_COPY, GtidSet
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange, by_keys, merged, overlapping, uncovered
@@ -184,6 +185,8 @@ class Coordinator:
         match event:
             case PositionReached():
                 self._reached(event)
+            case TablesStreamed():
+                self._streamed(event)
             case CopyPlanned():
                 self._planned(event)
             case ChunkReached():
@@ -222,6 +225,12 @@ class Coordinator:
         shard.found(TRANSITIONS, ShardEvent.POSITION)
         self.shards[name] = replace(shard, kept=kept, failures=0, refusals=0, behind=0, trouble="")
         self._kept[name] = kept
+
+    def _streamed(self, event: TablesStreamed) -> None:
+        kept = self.shards[event.shard].kept
+        if kept.copy is not None and not kept.copy.chunks:
+            copy = replace(kept.copy, keys={**event.keys, **kept.copy.keys})
+            self._continue(event.shard, replace(kept, copy=copy))
 
     def _planned(self, event: CopyPlanned) -> None:
         shard = self.shards[event.shard]

@@ -19,6 +19,7 @@ class EndReason(enum.StrEnum):
     UNDESCRIBED = "undescribed"  # they concern a table whose columns the server no longer knows
     UNNAMED = "unnamed"  # the server sent a table whose columns it no longer knows
     AMBIGUOUS = "ambiguous"  # which changes the log already has is not known
+    UNSENT = "unsent"  # vtgate left out changes of tables that were copied
     BEHIND = "behind"  # the tablet lacks transactions that were read
 
 
@@ -58,6 +59,18 @@ class PositionReached(AttemptEvent):
 @dataclass(frozen=True, slots=True)
 class CopyCompleted(AttemptEvent):
     """All tables of a shard are copied (`COPY_COMPLETED` with the shard's name)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablesStreamed(AttemptEvent):
+    """While one stream copies a shard, it sends changes of tables of which it copied no row: they were empty,
+    or are new.
+
+    :param keys: with which they are named if the stream is opened again: else it would leave their changes
+        out until it has read them.
+    """
+
+    keys: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,17 @@ AMBIGUOUS = (
     "several streams copied it, and it is not known which of the changes since then the log already has: its "
     "tablets apply transactions in different orders, or a row with a partial image moved between chunks"
 )
+UNSENT = (
+    "one stream copied it, its tablet ended between two tables, and another one continued without changes of "
+    "finished tables"
+)
 #: Ends after which the server can't send what follows: the number in a row until the shard is lost, and why.
 REFUSALS = {
     EndReason.PURGED: (PURGED_MAX, PURGED),
     EndReason.UNDESCRIBED: (UNDESCRIBED_MAX, UNDESCRIBED),
     EndReason.UNNAMED: (1, UNDESCRIBED),
     EndReason.AMBIGUOUS: (1, AMBIGUOUS),
+    EndReason.UNSENT: (1, UNSENT),
 }
 NO_JOURNAL = "other shards serve its keys, and its stream has no journal of a reshard: Vitess wrote none"
 STILL = (

@@ -4,7 +4,7 @@ If a stream names a table with a key, it copies the rows behind the key, and sen
 meanwhile. Without a key, it sends no changes until the table's copy begins. So a table of which the log has
 rows is always named with a key: one before all rows, if all are to be read.
 
-Source: `uvstreamer.go` and `rowstreamer.go` of Vitess; `query.proto` for the numbers of types.
+Source: `uvstreamer.go`, `copy.go` and `rowstreamer.go` of Vitess; `query.proto` for the numbers of types.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from collections.abc import Sequence
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 
-_INTEGRAL, _UNSIGNED, _QUOTED, _TEXT, _BINARY = 256, 512, 2048, 4096, 8192
-_INT64, _DECIMAL = 265, 18
-_LEAST_DECIMAL = "-1" + "0" * 65
-#: Values for types that MySQL compares only with valid texts, by number: timestamp, date, time, datetime.
-_MOMENTS = {2061: "2000-01-01", 2062: "2000-01-01", 2063: "00:00:00", 2064: "2000-01-01"}
+_INTEGRAL, _INT64 = 256, 265
 
 
 def key_text(table: str, key: pb.QueryResult) -> str:
-    """Return a key, its columns and one row, as text."""
+    """Return a key, its columns and at most one row, as text."""
     return base64.b64encode(pb.TableLastPk(table_name=table, last_pk=key).SerializeToString()).decode()
 
 
@@ -34,36 +30,25 @@ def key_before(table: str, column: str, value: int) -> str:
     return key_text(table, pb.QueryResult(fields=[pb.Field(name=column, type=_INT64)], rows=[row]))
 
 
-def before_all(fields: Sequence[pb.Field]) -> pb.QueryResult | None:
-    """Return a key that lies before every row; None if the first column's type has no such value.
+def own_position(vgtid: bytes, shard: str) -> pb.ShardGtid | None:
+    """Return the position of a shard in a VGTID, which has all shards of its stream; None: it has none."""
+    found = pb.VGtid.FromString(vgtid).shard_gtids
+    return next((position for position in found if position.shard == shard), None)
 
-    For a text column it is the empty text: a row whose key is empty itself is not behind it.
+
+def last_keys(position: pb.ShardGtid) -> dict[str, str]:
+    """Return the keys that a position names, as text, by table."""
+    return {
+        table.table_name: base64.b64encode(table.SerializeToString()).decode() for table in position.table_pks
+    }
+
+
+def before_all(fields: Sequence[pb.Field]) -> pb.QueryResult:
+    """Return a key before every row: it has no row, so that the server copies the table from its start.
+
+    :param fields: columns of the table, of which the key has one: the server refuses a key without any.
     """
-    first = fields[0].type
-    if first & _INTEGRAL:
-        least = "-1" if first & _UNSIGNED else str(-(1 << 63))
-    elif first == _DECIMAL:
-        least = _LEAST_DECIMAL
-    elif first & _QUOTED and first & (_TEXT | _BINARY):
-        least = ""
-    else:
-        return None
-    # Further columns matter only for rows that are equal in the first one: there are none.
-    return _key(fields, [least, *map(_some_value, fields[1:])])
-
-
-def some_key(fields: Sequence[pb.Field]) -> pb.QueryResult:
-    """Return a key for a table without rows: of new rows, changes are sent up to it, copies behind it."""
-    return _key(fields, list(map(_some_value, fields)))
-
-
-def _some_value(field: pb.Field) -> str:
-    return _MOMENTS.get(field.type, "" if field.type & _QUOTED else "0")
-
-
-def _key(fields: Sequence[pb.Field], values: Sequence[str]) -> pb.QueryResult:
-    row = pb.Row(lengths=[len(value) for value in values], values="".join(values).encode())
-    return pb.QueryResult(fields=fields, rows=[row])
+    return pb.QueryResult(fields=[pb.Field(name=each.name, type=each.type) for each in fields[:1]])
 
 
 def common_key(keys: Sequence[str | None]) -> str | None:
@@ -80,8 +65,7 @@ def common_key(keys: Sequence[str | None]) -> str | None:
     if len(found) == len(keys) and (numbers := [_numbers(key) for key in found]) and None not in numbers:
         return min(zip(numbers, found, strict=True), key=lambda each: each[0] or ())[1]
     one = _parsed(found[0])
-    least = before_all(one.last_pk.fields) if one.last_pk.fields else None
-    return None if least is None else key_text(one.table_name, least)
+    return key_text(one.table_name, before_all(one.last_pk.fields)) if one.last_pk.fields else None
 
 
 def whole_number(key: str) -> int:

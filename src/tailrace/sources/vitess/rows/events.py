@@ -152,6 +152,22 @@ def change_or_end(buffer, event):  # type: ignore[no-untyped-def]
     return np.int64(UNKNOWN)
 
 
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64[::1]))
+def next_of(buffer, p, kind, event):  # type: ignore[no-untyped-def]
+    """Read the next event of a type, from `p` on, into `event`; return the offset after it, or -1 if there is
+    none, or the responses are malformed.
+    """
+    b = address_of(buffer)
+    end = len(buffer)
+    while p < end:
+        p = read_event(b, p, end, 0, 0, 0, 0, event)
+        if p < 0:
+            break
+        if event[TYPE] == kind:
+            return p
+    return np.int64(-1)
+
+
 @compiled(nb.int64(FROZEN_BYTES, FROZEN_BYTES, FROZEN_BYTES, nb.int64[::1], nb.int64[::1]))
 def last_boundary(buffer, keyspace, shard, is_open, event):  # type: ignore[no-untyped-def]
     """Return the offset after the last event behind which no transaction of the shard is open; 0 if there is

@@ -151,6 +151,7 @@ class Transcoder:
         self._state[layout.BEGIN_AT] = self._state[layout.GTID_AT] = -1
         self._scratch = np.zeros(kernel.SCRATCH_FIELDS, np.int64)
         self._unwritten: bytes | None = None
+        self._streamed: dict[str, Sequence[pb.Field]] = {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Set the shard's state, without `gtid`, that is written with each transaction from now on."""
@@ -174,6 +175,11 @@ class Transcoder:
     def kept_bytes(self) -> int:
         """Number of bytes of responses whose transaction has not ended yet."""
         return self._kept_bytes
+
+    def take_streamed(self) -> dict[str, Sequence[pb.Field]]:
+        """Return the columns of captured tables that were described outside a copy since the last call."""
+        found, self._streamed = self._streamed, {}
+        return found
 
     def transcode(
         self, responses: Sequence[bytes], position: int, *, cut: bool = False, time_us: int = 0
@@ -286,6 +292,8 @@ class Transcoder:
         if not is_taken or (event[events.TIME_S] == 0 and self._is_view(table)):
             self._shapes.leave_out(name)
             return
+        if event[events.TIME_S] != 0:
+            self._streamed[table] = found.fields
         gone = self._gone(table, found.fields)
         columns = tuple(
             passed_over(each)

@@ -27,10 +27,11 @@ from tailrace.sources.vitess.connection.vtgate import Vtgate, answer_of
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import Event, SnapshotRequested, TablesRequested
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange
-from tailrace.sources.vitess.rows.copy_keys import before_all, key_text, some_key
+from tailrace.sources.vitess.rows.copy_keys import before_all, key_text
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import is_internal
 from tailrace.sources.vitess.snapshots import AskedSnapshot, KeptSnapshots, Outcome
+from tailrace.sources.vitess.streaming.stream_requests import is_sent
 
 log = structlog.get_logger(__name__)
 
@@ -158,9 +159,10 @@ class AskedSnapshots:
         for shard, known in self._coordinator.shards.items():
             if known.kept.children:
                 continue
+            found = primary_keys(self._vtgate, self._source, shard)
             tables = {
                 table: list(key)
-                for table, key in primary_keys(self._vtgate, self._source, shard).items()
+                for table, key in found.items()
                 if self._source.captures(self._source.keyspace, table) and not is_internal(table)
             }
             if missing := wanted - tables.keys():
@@ -177,7 +179,9 @@ class AskedSnapshots:
                     "be sent again",
                     "give it a primary key, or exclude it with source.tables_exclude",
                 )
-            yield shard, dict(self._keys_of(shard, tables, wanted))
+            # A table without a key would be read completely, though its rows are left out.
+            sent = {table: list(key) for table, key in found.items() if key and is_sent(self._source, table)}
+            yield shard, dict(self._keys_of(shard, sent | tables, wanted))
 
     def _keys_of(
         self, shard: str, tables: Mapping[str, list[str]], wanted: frozenset[str]
@@ -188,18 +192,15 @@ class AskedSnapshots:
 
         for table, answer in _some_at_a_time(asked()):
             attempted = f"ask the shard {shard} for the last key of {table}"
-            found = answer_of(answer, 2 * self._source.connect_timeout, attempted)
-            if table in wanted:
-                key = before_all(found.fields)
-            else:  # for a table that is empty now, any key: rows that are inserted meanwhile are sent, too
-                key = found if found.rows else some_key(found.fields)
-            if key is None:
-                raise _RefusedError(
-                    Kind.SNAPSHOT_FAILED,
-                    f"take a snapshot: the primary key of {table} has a type without a least value",
-                    "begin a new log to read it again",
-                )
-            yield table, key_text(table, key)
+            try:
+                found = answer_of(answer, 2 * self._source.connect_timeout, attempted)
+            except TailraceError as error:
+                if error.policy is Policy.RETRY or self._source.captures(self._source.keyspace, table):
+                    raise
+                continue  # an excluded table that may not be read
+            # A table that is empty now has no last row: what is inserted meanwhile is sent, too.
+            is_left = bool(found.rows) and table not in wanted
+            yield table, key_text(table, found if is_left else before_all(found.fields))
 
 
 class _RefusedError(Exception):

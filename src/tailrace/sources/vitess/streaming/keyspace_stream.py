@@ -57,6 +57,7 @@ from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import Transcoder
 from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd, EndQuestion
+from tailrace.sources.vitess.streaming.one_stream_copies import OneStreamCopy
 from tailrace.sources.vitess.streaming.serving_shards import ServingShards
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream, ShardCopies
 from tailrace.sources.vitess.streaming.shard_health import ShardProgress, health_of, watermark_us
@@ -140,7 +141,7 @@ class KeyspaceStream:
             directory, source, vtgate, appender, self._tables, self.coordinator, self._step
         )  # fmt: skip
         self._copies = ShardCopies(
-            source, vtgate, self.coordinator, self._step, self._start_chunk, self._stop_chunk, self._start,
+            source, vtgate, self.coordinator, self._step, self._start_chunk, self._stop_copy, self._start,
         )  # fmt: skip
         # By the stream's name: the one stream of a shard has the shard's name.
         self._transcoders: dict[str, Transcoder] = {}
@@ -275,11 +276,13 @@ class KeyspaceStream:
 
     def _left_of(self, stream: str, received: ShardResponses) -> list[bytes]:
         """Return the responses without the changes that the log already has or another stream delivers."""
-        if (copied := self._copies.streams.get(stream)) is not None:
-            return copied.left_of(received.responses)
-        if (chosen := self._filters.get(stream)) is None:
+        copied = self._copies.streams.get(stream) or self._copies.ones.get(stream)
+        if copied is None and stream not in self._filters:
             return received.responses
         try:
+            if copied is not None:
+                return copied.left_of(received.responses)
+            chosen = self._filters[stream]
             found = chosen.left_of(received.responses)
         except AmbiguousError:
             self._give_up(stream, received.attempt)
@@ -338,11 +341,16 @@ class KeyspaceStream:
             commands += self.coordinator.step(event)
             end = at if isinstance(event, JournalReached) else end
             is_done = is_done or (isinstance(event, ChunkReached) and event.is_done)
+        streamed = transcoder.take_streamed()
+        if copied is None and (event := self._copies.streamed(shard, received.attempt, streamed)) is not None:
+            commands += self.coordinator.step(event)
         if end:
             self._write(stream, made.frames[:end], made.position, commands)
         self._carry_out(commands)
         if copied is not None:
             self._copies.go_on(copied, is_done=is_done)
+        else:
+            self._copies.go_on_with_one(shard)
 
     def _lose(self, shard: str, attempt: int, reason: EndReason, error: TailraceError) -> NoReturn:
         """Write to the log that a shard's stream can't continue, and discard an open transaction. All streams
@@ -415,7 +423,7 @@ class KeyspaceStream:
         request = chunk_request(self._source, stream.shard, stream.chunk)
         self._tasks[stream.task].streams.start(stream.name, stream.attempt, request)
 
-    def _stop_chunk(self, stream: ChunkStream) -> None:
+    def _stop_copy(self, stream: ChunkStream | OneStreamCopy) -> None:
         self._tasks[stream.task].streams.stop(stream.name, stream.attempt)
         self._transcoders.pop(stream.name, None)
 
@@ -429,6 +437,7 @@ class KeyspaceStream:
                 self._filters[shard] = RepeatedChangeFilter(self._source.keyspace, shard, ahead)
             except AmbiguousError:
                 self._give_up(shard, command.attempt)
+        self._copies.watch(command)
         request = stream_request(self._source, command)
         self._tasks[command.task].streams.start(
             shard, command.attempt, request, wait_s=command.wait_s, deadline_s=command.deadline_s

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.metadata import ask_gtids, serving_shards
 from tailrace.sources.vitess.connection.vtgate import Vtgate, answer_of
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
@@ -33,16 +34,20 @@ from tailrace.sources.vitess.resharding.events import (
     Event,
     OpenStream,
     ShardStreamEnded,
+    TablesStreamed,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 from tailrace.sources.vitess.resharding.transitions import READ
 from tailrace.sources.vitess.rows import events as vevents
+from tailrace.sources.vitess.rows.copy_keys import before_all, key_text
 from tailrace.sources.vitess.streaming.copy_plan import has_too_many_parts, planned_chunks
+from tailrace.sources.vitess.streaming.one_stream_copies import OneStreamCopy
 
 #: Time without a row after which a chunk's stream is opened again, in seconds, and limit of its doublings: if
 #: a tablet stops before the first row, vtgate continues at another one with changes only, and an idle shard
-#: has none. It is doubled each time, because a tablet may have to sort the table first.
+#: has none. It is doubled each time, because a tablet may have to sort the table first. Likewise for the one
+#: stream of a shard, between two tables.
 ROWLESS_S = 60.0
 ROWLESS_MAX = 10
 
@@ -99,7 +104,7 @@ class ShardCopies:
 
     :param step: passes an event to the coordinator, and carries out its commands.
     :param start: opens the stream of a chunk.
-    :param stop: ends the stream of a chunk.
+    :param stop: ends a stream.
     :param copy_whole: opens the one stream that copies a shard.
     """
 
@@ -110,7 +115,7 @@ class ShardCopies:
         coordinator: Coordinator,
         step: Callable[[Event], None],
         start: Callable[[ChunkStream], None],
-        stop: Callable[[ChunkStream], None],
+        stop: Callable[[ChunkStream | OneStreamCopy], None],
         copy_whole: Callable[[OpenStream], None],
     ) -> None:
         self._source = source
@@ -120,6 +125,8 @@ class ShardCopies:
         self._start, self._stop, self._copy_whole = start, stop, copy_whole
         #: The open streams, by name.
         self.streams: dict[str, ChunkStream] = {}
+        #: By shard, the one stream that copies it.
+        self.ones: dict[str, OneStreamCopy] = {}
         self._opened: dict[str, OpenStream] = {}  # by shard, the command that its streams carry out
         self._planned_at_s: dict[str, float] = {}  # by shard, when its chunks are planned next, monotonic
         self._without_tables: set[str] = set()  # shards of which one stream found no table to copy
@@ -142,10 +149,35 @@ class ShardCopies:
         self._opened[command.shard] = command
         self._planned_at_s[command.shard] = time.monotonic() + command.wait_s
 
+    def watch(self, command: OpenStream) -> None:
+        """Watch the one stream of a shard if it copies."""
+        copy = self._coordinator.shards[command.shard].kept.copy
+        if copy is not None:
+            named = copy.keys.keys()
+            self.ones[command.shard] = OneStreamCopy(command.shard, command.attempt, command.task, named)
+
+    def streamed(
+        self, shard: str, attempt: int, described: Mapping[str, Sequence[pb.Field]]
+    ) -> TablesStreamed | None:
+        """Return the event for tables of which the one stream that copies a shard sends changes; None: their
+        state stays as it is.
+
+        :param described: their columns.
+        """
+        copy = self._coordinator.shards[shard].kept.copy
+        keys = {} if copy is None else {
+            table: key_text(table, before_all(fields))
+            for table, fields in described.items()
+            if table not in copy.keys
+        }  # fmt: skip
+        return TablesStreamed(shard, attempt, keys) if keys else None
+
     def end(self, shard: str) -> None:
         """End all streams that copy a shard."""
         self._opened.pop(shard, None)
         self._planned_at_s.pop(shard, None)
+        if (one := self.ones.pop(shard, None)) is not None:
+            self._stop(one)
         for stream in self.of(shard):
             self._end(stream)
 
@@ -163,10 +195,21 @@ class ShardCopies:
         elif stream.is_broken_off:
             self._begin_again(stream, "vtgate continued a copy at another position")
 
-    def _begin_again(self, stream: ChunkStream, trouble: str) -> None:
+    def go_on_with_one(self, shard: str) -> None:
+        """Restart a shard's copy if its one stream was interrupted; forget the stream if it is complete."""
+        if (one := self.ones.get(shard)) is None:
+            return
+        if self._coordinator.shards[shard].kept.copy is None:
+            del self.ones[shard]
+        elif one.broken_off is not None:
+            self._begin_again(one, "vtgate continued the copy at another position", one.broken_off)
+
+    def _begin_again(
+        self, stream: ChunkStream | OneStreamCopy, trouble: str, reason: EndReason = EndReason.INTERRUPTED
+    ) -> None:
         # As another attempt: late responses of this one don't count.
         self.end(stream.shard)
-        self._step(ShardStreamEnded(stream.shard, stream.attempt, EndReason.INTERRUPTED, (), trouble))
+        self._step(ShardStreamEnded(stream.shard, stream.attempt, reason, (), trouble))
 
     def turn(self, now_s: float) -> None:
         """Plan the chunks of shards where it is due; open streams again that receive no row.
@@ -176,10 +219,11 @@ class ShardCopies:
         for stream in list(self.streams.values()):
             if stream.name not in self.streams or stream.key:
                 continue
-            table = stream.shard, stream.chunk.table
-            if now_s > stream.opened_s + ROWLESS_S * 2 ** min(self._rowless[table], ROWLESS_MAX):
-                self._rowless[table] += 1
+            if self._is_late(now_s - stream.opened_s, stream.shard, stream.chunk.table):
                 self._begin_again(stream, f"the copy of {stream.chunk.table} received no row")
+        for one in list(self.ones.values()):
+            if self._is_late(now_s - one.moved_s, one.shard, one.last):
+                self._begin_again(one, f"the copy received no row after {one.last or 'its start'}")
         for shard, at_s in list(self._planned_at_s.items()):
             if now_s < at_s or shard not in self._planned_at_s:
                 continue
@@ -193,6 +237,13 @@ class ShardCopies:
                 if not self._continue_with_one(shard):
                     self.end(shard)
                     self._step(ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), error.message))
+
+    def _is_late(self, waited_s: float, shard: str, table: str) -> bool:
+        """Return whether a copy waited too long for a row; then it waits for longer next time."""
+        if waited_s <= ROWLESS_S * 2 ** min(self._rowless[shard, table], ROWLESS_MAX):
+            return False
+        self._rowless[shard, table] += 1
+        return True
 
     def _continue_with_one(self, shard: str) -> bool:
         """Return whether a shard no longer serves; if so, one stream continues it. It answers no queries, but

@@ -10,7 +10,7 @@ import structlog
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import TailraceError
-from tailrace.sources.vitess.connection.metadata import ask_gtids_of_any
+from tailrace.sources.vitess.connection.metadata import ask_gtids, ask_gtids_of_any
 from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import Event, Probed, ProbeFailed
@@ -33,12 +33,14 @@ class _Probe:
     """A request for a shard's transactions that is not answered yet.
 
     :param of: the type of the tablet that is asked.
+    :param newest: the primary's answer: what was committed is there first.
     """
 
     attempt: int
     of: str
     serves: bool
     answer: Future[list[Row]]
+    newest: Future[list[Row]]
 
 
 class SilentShards:
@@ -59,6 +61,7 @@ class SilentShards:
         now_us: Callable[[], int],
     ) -> None:
         self._source, self._vtgate = source, vtgate
+        self._primary = source.model_copy(update={"tablet_type": "primary"})
         self._coordinator = coordinator
         self._shards = shards
         self._step = step
@@ -69,7 +72,7 @@ class SilentShards:
         """Ask silent shards for their transactions, some at a time; process the answers that have arrived."""
         self._ask(now_s)
         for shard, probe in list(self._probes.items()):
-            if probe.answer.done():
+            if probe.answer.done() and probe.newest.done():
                 del self._probes[shard]
                 self._take(shard, probe)
 
@@ -88,7 +91,8 @@ class SilentShards:
                     serves = not self._coordinator.is_unlisted(shard)
                     of = self._source.tablet_type if serves and not held.behind else "primary"
                     answer = ask_gtids_of_any(self._vtgate, self._source, shard, of)
-                    self._probes[shard] = _Probe(held.attempt, of, serves, answer)
+                    newest = answer if of == "primary" else ask_gtids(self._vtgate, self._primary, shard)
+                    self._probes[shard] = _Probe(held.attempt, of, serves, answer, newest)
 
     def _take(self, shard: str, probe: _Probe) -> None:
         try:
@@ -102,12 +106,14 @@ class SilentShards:
         self._step(Probed(shard, probe.attempt, executed, purged, probe.serves))
         if self._coordinator.shards[shard].attempt != probe.attempt:
             self._shards[shard].stalls += 1
-        self._note_complete(shard, executed)
+        self._note_complete(shard, probe.newest)
 
-    def _note_complete(self, shard: str, executed: str) -> None:
-        """Note that the log has everything of a silent shard."""
+    def _note_complete(self, shard: str, newest: Future[list[Row]]) -> None:
+        """Note if the log has everything that was committed in a silent shard."""
         ours, known = self._coordinator.shards[shard].kept, self._shards.get(shard)
-        if known is not None and ours.is_read and GtidSet.parse(ours.gtid).contains(GtidSet.parse(executed)):
+        if known is None or not ours.is_read or newest.exception() is not None:
+            return
+        if GtidSet.parse(ours.gtid).contains(GtidSet.parse(newest.result()[0][0] or "")):
             # Commits in the second of the request have that second as their time.
             asked_us = known.asked_us // 1_000_000 * 1_000_000
             known.whole_until_us = max(known.whole_until_us, asked_us)

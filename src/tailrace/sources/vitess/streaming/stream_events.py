@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterable, Iterator
 
@@ -21,7 +20,8 @@ from tailrace.sources.vitess.resharding.events import (
 )
 from tailrace.sources.vitess.resharding.shard_state import Journal
 from tailrace.sources.vitess.rows import events as vevents
-from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded
+from tailrace.sources.vitess.rows.copy_keys import last_keys, own_position
+from tailrace.sources.vitess.rows.transcoder import Transcoded
 from tailrace.sources.vitess.streaming.shard_copies import ChunkStream
 from tailrace.sources.vitess.streaming.shard_health import ShardProgress
 
@@ -56,7 +56,7 @@ def events_of(
         event = made.events[number]
         if event.kind == vevents.COMMIT:
             known.whole_until_us = max(known.whole_until_us, event.time_s * 1_000_000)
-        elif event.kind == vevents.VGTID and (position := _own_position(event, shard)) is not None:
+        elif event.kind == vevents.VGTID and (position := own_position(event.body, shard)) is not None:
             known.move(is_further=True)
             yield PositionReached(shard, attempt, position.gtid), len(made.frames)
             return
@@ -70,17 +70,17 @@ def _each_event(
     journal: Journal | None = None
     for event in made.events.of(vevents.VGTID, vevents.JOURNAL, vevents.COPY_COMPLETED):
         if event.kind == vevents.VGTID:
-            position = _own_position(event, shard)
+            position = own_position(event.body, shard)
             if position is None:
                 continue
             known.move(is_further=made.rows > 0 or not is_copied)
+            if reached is not None and is_copied:
+                yield reached, at
             at = event.at
             if journal is not None:
                 yield JournalReached(shard, attempt, journal, position.gtid), made.end_of(event)
                 return
-            if reached is not None and is_copied:
-                yield reached, at
-            keys = _last_keys(position) if is_copied else None
+            keys = last_keys(position) if is_copied else None
             reached = PositionReached(shard, attempt, position.gtid, keys)
         elif event.kind == vevents.JOURNAL:
             message = pb.Journal.FromString(event.body)
@@ -105,8 +105,8 @@ def chunk_events_of(stream: ChunkStream, made: Transcoded) -> Iterator[Event]:
             is_at_journal = pb.Journal.FromString(event.body).migration_type == pb.SHARDS
             if is_at_journal:
                 break  # the stream that continues has to reach the journal
-        elif (position := _own_position(event, stream.shard)) is not None:
-            stream.reach(position.gtid, _last_keys(position).get(stream.chunk.table, ""))
+        elif (position := own_position(event.body, stream.shard)) is not None:
+            stream.reach(position.gtid, last_keys(position).get(stream.chunk.table, ""))
     if stream.gtid:
         yield ChunkReached(stream.shard, stream.attempt, stream.number, stream.gtid, stream.key, is_done)
     if is_at_journal:
@@ -136,18 +136,6 @@ def stream_ended(shard: str, attempt: int, status: Status) -> ShardStreamEnded:
     if error.policy is not Policy.RETRY:
         raise error
     return ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), trouble)
-
-
-def _own_position(event: StreamEvent, shard: str) -> pb.ShardGtid | None:
-    found = pb.VGtid.FromString(event.body).shard_gtids
-    return next((position for position in found if position.shard == shard), None)
-
-
-def _last_keys(position: pb.ShardGtid) -> dict[str, str]:
-    return {
-        table.table_name: base64.b64encode(table.SerializeToString()).decode()
-        for table in position.table_pks
-    }
 
 
 def _journal(message: pb.Journal) -> Journal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable
 
 from tailrace.config.patterns import table_expression
@@ -28,6 +29,11 @@ def table_rules(source: VitessSource) -> list[pb.Rule]:
     if None in expressions:
         return [pb.Rule(match="/.*")]
     return [pb.Rule(match=f"/{expression}") for expression in expressions if expression]
+
+
+def is_sent(source: VitessSource, table: str) -> bool:
+    """Return whether the server sends a table, captured or not."""
+    return any(re.search(rule.match.strip("/"), table) for rule in table_rules(source))
 
 
 def stream_request(source: VitessSource, opened: OpenStream) -> pb.VStreamRequest:

@@ -1,0 +1,88 @@
+"""The copy of a shard by one stream, one table after another.
+
+If the tablet's stream ends, vtgate opens it again by itself, from the last position and with the keys of the
+tables that it last named. The tablet then reads finished tables again, and until then leaves out their
+changes: of a row that was deleted, nothing would tell. Or vtgate names no table any more, and none of those
+that remain is read. So the stream is ended, and another one names all tables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.vitess.resharding.events import EndReason
+from tailrace.sources.vitess.rows import events as vevents
+from tailrace.sources.vitess.rows.copy_keys import last_keys, own_position
+
+
+@dataclass(slots=True)
+class OneStreamCopy:
+    """The one stream that copies a shard.
+
+    :param named: the tables that the request names; then those that vtgate names.
+    :ivar keys: the keys up to which these are copied, once vtgate has sent them.
+    :ivar finished: the tables that vtgate no longer names.
+    :ivar table: the table whose rows are received; empty: the copy is between two tables.
+    :ivar gtid: the position at which the copy last progressed; `last`: the table; `moved_s`: when, monotonic.
+    :ivar broken_off: vtgate opened the tablet's stream again by itself: why this one has to end.
+    """
+
+    shard: str
+    attempt: int
+    task: int
+    named: AbstractSet[str]
+    keys: Mapping[str, str] | None = None
+    finished: set[str] = field(default_factory=set)
+    table: str = ""
+    gtid: str = ""
+    last: str = ""
+    moved_s: float = field(default_factory=time.monotonic)
+    broken_off: EndReason | None = None
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self.shard
+
+    def left_of(self, responses: Sequence[bytes]) -> list[bytes]:
+        """Return the responses up to the point where vtgate opened the tablet's stream again.
+
+        :raises TailraceError: if that point was inside a transaction.
+        """
+        if self.broken_off is not None:
+            message = f"copy the shard {self.shard}: interrupted inside a transaction"
+            raise TailraceError(Kind.SOURCE_UNREACHABLE, message, "it is retried")
+        event = np.empty(vevents.EVENT_FIELDS, np.int64)
+        for number, data in enumerate(responses):
+            buffer = np.frombuffer(data, np.uint8)
+            at = vevents.next_of(buffer, 0, vevents.VGTID, event)
+            while at > 0 and self.broken_off is None:
+                body = data[event[vevents.BODY_AT] : event[vevents.BODY_END]]
+                if (position := own_position(body, self.shard)) is not None:
+                    self._reach(position.gtid, last_keys(position))
+                at = vevents.next_of(buffer, at, vevents.VGTID, event)
+            if self.broken_off is not None:
+                return list(responses[:number])
+        return list(responses)
+
+    def _reach(self, gtid: str, keys: Mapping[str, str]) -> None:
+        before = keys if self.keys is None else self.keys
+        moved = [table for table, key in keys.items() if before.get(table) != key]
+        gone = self.named - keys.keys()
+        if not self.finished.isdisjoint(moved):
+            self.broken_off = EndReason.INTERRUPTED if gtid == self.gtid else EndReason.UNSENT
+        elif self.table in keys and (gtid != self.gtid or moved not in ([], [self.table])):
+            # All rows of a table are as of one position, and come one after another.
+            self.broken_off = EndReason.INTERRUPTED
+        elif moved or gone or self.keys is None:
+            self.finished |= gone
+            self.table = moved[0] if moved else ""
+            self.last = self.table or max(gone, default=self.last)
+            self.gtid, self.moved_s = gtid, time.monotonic()
+            self.keys, self.named = keys, keys.keys()

@@ -100,8 +100,29 @@ def test_a_table_is_read_anew_whose_key_has_times_beside_an_empty_one_whose_key_
         wait_until(lambda: snapshots.known()[-1]["state"] == "done", 60)
         vitess.execute("insert into days (d, id) values ('1999-12-31', 1), ('2020-01-01', 2)")
         found.wait_for_rows(14, 30)
+        snapshots.request(["shop.days"], "")
+        wait_until(lambda: snapshots.known()[-1]["state"] != "waiting", 60)
+        wait_until(lambda: snapshots.known()[-1]["state"] == "done", 60)
     read = Counter((change.table, change.op) for change in found.changes())
-    assert read == {("shop.moments", "r"): 12, ("shop.days", "c"): 2}
+    assert read == {("shop.moments", "r"): 12, ("shop.days", "c"): 2, ("shop.days", "r"): 2}
+
+
+def test_a_row_with_the_least_key_of_its_type_is_read_anew(tmp_path: Path, vitess: EmbeddedVitess) -> None:
+    add_table(vitess, "words", "create table {name} (what varchar(9), id bigint, primary key (what, id))")
+    add_table(vitess, "counts", "create table {name} (id bigint unsigned primary key)")
+    vitess.execute("insert into words (what, id) values ('', 1), ('a', 2)")
+    vitess.execute("insert into counts (id) values (0), (1)")
+    tables = ["shop.words", "shop.counts"]
+    with capturing(tmp_path, vitess.address, snapshot="initial", tables=tables) as found:
+        found.wait_for_rows(4, 60)
+        found.wait_for_shards("-80", "80-")
+        snapshots = VitessSnapshots(tmp_path / "log")
+        snapshots.request(tables, "")
+        wait_until(lambda: snapshots.known()[-1]["state"] == "done", 60)
+    read = Counter((change.table, change.op, change.row["id"]) for change in found.changes())
+    assert read == {
+        (f"shop.{table}", "r", key): 2 for table, keys in (("words", "12"), ("counts", "01")) for key in keys
+    }
 
 
 def test_no_change_is_lost_while_a_table_is_read_anew(tmp_path: Path, cluster: EmbeddedVitess) -> None:

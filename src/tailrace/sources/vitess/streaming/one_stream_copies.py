@@ -26,10 +26,11 @@ class OneStreamCopy:
     """The one stream that copies a shard.
 
     :param named: the tables that the request names; then those that vtgate names.
-    :ivar keys: the keys up to which these are copied, once vtgate has sent them.
+    :param moved_s: when the copy last progressed, or is opened, monotonic.
+    :ivar keys: the keys up to which the named tables are copied, once vtgate has sent them.
     :ivar finished: the tables that vtgate no longer names.
     :ivar table: the table whose rows are received; empty: the copy is between two tables.
-    :ivar gtid: the position at which the copy last progressed; `last`: the table; `moved_s`: when, monotonic.
+    :ivar gtid: the position at which it last progressed; `last`: the table.
     :ivar broken_off: vtgate opened the tablet's stream again by itself: why this one has to end.
     """
 
@@ -37,12 +38,12 @@ class OneStreamCopy:
     attempt: int
     task: int
     named: AbstractSet[str]
+    moved_s: float = 0.0
     keys: Mapping[str, str] | None = None
     finished: set[str] = field(default_factory=set)
     table: str = ""
     gtid: str = ""
     last: str = ""
-    moved_s: float = field(default_factory=time.monotonic)
     broken_off: EndReason | None = None
 
     @property

@@ -153,8 +153,13 @@ class ShardCopies:
         """Watch the one stream of a shard if it copies."""
         copy = self._coordinator.shards[command.shard].kept.copy
         if copy is not None:
-            named = copy.keys.keys()
-            self.ones[command.shard] = OneStreamCopy(command.shard, command.attempt, command.task, named)
+            self.ones[command.shard] = OneStreamCopy(
+                command.shard,
+                command.attempt,
+                command.task,
+                copy.keys.keys(),
+                moved_s=time.monotonic() + command.wait_s,
+            )
 
     def streamed(
         self, shard: str, attempt: int, described: Mapping[str, Sequence[pb.Field]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections import Counter, defaultdict
@@ -9,15 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+import pymysql
 import pytest
 from deltalake import DeltaTable
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import LogWriter
 from tailrace.protocol.metadata_frames import shard_states
-from tailrace.sources.vitess.streaming import copy_plan
+from tailrace.sources.vitess.streaming import copy_plan, keyspace_stream, shard_streams
 from tailrace_servers.vitess import EmbeddedVitess
-from tests.support.vitess.capturing import capturing
+from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.cluster import add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 from tests.support.vitess.following import Following, followed
@@ -163,6 +165,57 @@ def test_tables_and_ranges_of_one_are_copied_at_the_same_time_while_they_change_
             changes
         )
         assert ops[at:].count("d") <= 1, (where, changes)
+
+
+def test_a_delete_from_a_table_that_one_stream_has_finished_is_not_lost_when_vtgate_goes_on_by_itself(
+    tmp_path: Path, vitess: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_streams, "SHARD_BYTES_MAX", 1 << 18)
+    monkeypatch.setattr(keyspace_stream, "BACKLOG_INTERVAL_S", 0.1)
+    for table in ("swept_a", "swept_b"):
+        add_table(vitess, table, "create table {name} (id bigint primary key, what varchar(4000))")
+    _fill(vitess, "swept_a", 4_000)
+    long = "x" * 4_000
+    for first in range(0, 6_000, 500):
+        rows = ", ".join(f"({key}, '{long}')" for key in range(first, first + 500))
+        vitess.execute(f"insert into swept_b (id, what) values {rows}")
+    settings = {"snapshot": "initial", "snapshot_connections": 1, "tables": ["shop.swept_*"]}
+    over = threading.Event()
+
+    def sweep() -> None:
+        for key in range(4_000):
+            vitess.execute(f"delete from swept_a where id = {key}")
+            if over.wait(0.005):
+                return
+
+    def kill_the_copy() -> bool:
+        with contextlib.suppress(pymysql.err.MySQLError):
+            vitess.mysql(
+                "-80",
+                "select id into @id from information_schema.processlist "
+                "where info like 'select%from swept%b%' and id <> connection_id() limit 1",
+                "kill query @id",
+            )
+            return True
+        return False
+
+    with capturing(tmp_path, vitess.address, **settings) as found:
+        found.wait_for_rows(4_000, 60)
+        sweeper = threading.Thread(target=sweep, daemon=True)
+        sweeper.start()
+        wait_until(kill_the_copy, 30, "the copy's query")
+        found.wait_for_shards("-80", "80-", timeout_s=120)
+        over.set()
+        sweeper.join(30)
+        there = set(rows_of(vitess, "swept_a"))
+        wait_until(lambda: _keys_in(found, "shop.swept_a") == there, 30, "all deletes")
+        assert len(_keys_in(found, "shop.swept_b")) == 6_000
+
+
+def _keys_in(found: Capturing, table: str) -> set[int]:
+    """Return the keys of a table's rows, as a mirror has them."""
+    last = {int(change.row["id"] or 0): change.op for change in found.changes() if change.table == table}
+    return {key for key, op in last.items() if op != "d"}
 
 
 def test_a_copy_of_several_tables_that_is_killed_anywhere_is_gone_on_with(

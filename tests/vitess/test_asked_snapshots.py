@@ -194,8 +194,8 @@ class _Vtgate:
 
 
 def test_of_excluded_tables_no_row_is_read_behind_the_last_one(tmp_path: Path) -> None:
-    tables = [f"shop.{name}" for name in (TABLE, "excluded", "keyless", "other", "secret")]
-    left_out = ["shop.excluded", "shop.keyless", "shop.secret"]
+    tables = tuple(f"shop.{name}" for name in (TABLE, "excluded", "keyless", "other", "secret"))
+    left_out = ("shop.excluded", "shop.keyless", "shop.secret")
     source = VitessSource(hosts=("127.0.0.1:1",), keyspace="shop", tables=tables, tables_exclude=left_out)
     coordinator = Coordinator({"0": ShardState("MySQL56/00000000-0000-11eb-b894-04ed332e05c2:1-3")})
     directory = LogDirectory.create_or_open(tmp_path / "log", SourceFingerprint("vitess", "shop", "shop", ""))

@@ -49,6 +49,7 @@ from tailrace.sources.vitess.rows.change_filters import (
 from tailrace.sources.vitess.rows.copy_keys import common_key, key_text
 from tailrace.sources.vitess.streaming import copy_plan, shard_copies
 from tailrace.sources.vitess.streaming.copy_plan import parts_of, ranges
+from tailrace.sources.vitess.streaming.one_stream_copies import OneStreamCopy
 from tailrace.sources.vitess.streaming.shard_copies import ROWLESS_S, ChunkStream, ShardCopies
 from tailrace.sources.vitess.streaming.shard_health import health_of
 from tailrace.sources.vitess.streaming.stream_requests import chunk_request
@@ -223,7 +224,7 @@ class _Capture:
         nobody: Any = None  # is asked: what is copied is planned by `_planned`
         self.copies = ShardCopies(
             source, nobody, self.coordinator,
-            self._step, self._start_chunk, self._stop_chunk, self._start,
+            self._step, self._start_chunk, self._stop, self._start,
         )  # fmt: skip
         self._streams: dict[str, tuple[int, _Stream]] = {}
         self._filters: dict[str, Any] = {}
@@ -270,7 +271,7 @@ class _Capture:
         self._filters.pop(name, None)
         self._events[name] = []
 
-    def _stop_chunk(self, stream: ChunkStream) -> None:
+    def _stop(self, stream: ChunkStream | OneStreamCopy) -> None:
         self._streams.pop(stream.name, None)
 
     def _append(self, changes: list[tuple[int, str, bool, Image, Image]], keep: Keep | None) -> None:

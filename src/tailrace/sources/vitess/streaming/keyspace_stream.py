@@ -341,9 +341,9 @@ class KeyspaceStream:
             commands += self.coordinator.step(event)
             end = at if isinstance(event, JournalReached) else end
             is_done = is_done or (isinstance(event, ChunkReached) and event.is_done)
-        streamed = transcoder.take_streamed()
-        if copied is None and (event := self._copies.streamed(shard, received.attempt, streamed)) is not None:
-            commands += self.coordinator.step(event)
+        described = transcoder.take_streamed()
+        if copied is None and (named := self._copies.streamed(shard, received.attempt, described)):
+            commands += self.coordinator.step(named)
         if end:
             self._write(stream, made.frames[:end], made.position, commands)
         self._carry_out(commands)

@@ -9,13 +9,14 @@ that remain is read. So the stream is ended, and another one names all tables.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.resharding.events import EndReason
 from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.rows.copy_keys import last_keys, own_position
@@ -59,31 +60,36 @@ class OneStreamCopy:
         if self.broken_off is not None:
             message = f"copy the shard {self.shard}: interrupted inside a transaction"
             raise TailraceError(Kind.SOURCE_UNREACHABLE, message, "it is retried")
-        event = np.empty(vevents.EVENT_FIELDS, np.int64)
         for number, data in enumerate(responses):
-            buffer = np.frombuffer(data, np.uint8)
-            at = vevents.next_of(buffer, 0, vevents.VGTID, event)
-            while at > 0 and self.broken_off is None:
-                body = data[event[vevents.BODY_AT] : event[vevents.BODY_END]]
-                if (position := own_position(body, self.shard)) is not None:
-                    self._reach(position.gtid, last_keys(position))
-                at = vevents.next_of(buffer, at, vevents.VGTID, event)
+            for position in self._positions(data):
+                self.broken_off = self.broken_off or self._reach(position.gtid, last_keys(position))
             if self.broken_off is not None:
                 return list(responses[:number])
         return list(responses)
 
-    def _reach(self, gtid: str, keys: Mapping[str, str]) -> None:
+    def _positions(self, data: bytes) -> Iterator[pb.ShardGtid]:
+        event = np.empty(vevents.EVENT_FIELDS, np.int64)
+        buffer = np.frombuffer(data, np.uint8)
+        at = 0
+        while (at := vevents.next_of(buffer, at, vevents.VGTID, event)) > 0:
+            body = data[event[vevents.BODY_AT] : event[vevents.BODY_END]]
+            if (position := own_position(body, self.shard)) is not None:
+                yield position
+
+    def _reach(self, gtid: str, keys: Mapping[str, str]) -> EndReason | None:
+        """Note a position; return why the stream has to end, if vtgate opened the tablet's one again."""
         before = keys if self.keys is None else self.keys
         moved = [table for table, key in keys.items() if before.get(table) != key]
         gone = self.named - keys.keys()
         if not self.finished.isdisjoint(moved):
-            self.broken_off = EndReason.INTERRUPTED if gtid == self.gtid else EndReason.UNSENT
-        elif self.table in keys and (gtid != self.gtid or moved not in ([], [self.table])):
+            return EndReason.INTERRUPTED if gtid == self.gtid else EndReason.UNSENT
+        if self.table in keys and (gtid != self.gtid or moved not in ([], [self.table])):
             # All rows of a table are as of one position, and come one after another.
-            self.broken_off = EndReason.INTERRUPTED
-        elif moved or gone or self.keys is None:
+            return EndReason.INTERRUPTED
+        if moved or gone or self.keys is None:
             self.finished |= gone
             self.table = moved[0] if moved else ""
             self.last = self.table or max(gone, default=self.last)
             self.gtid, self.moved_s = gtid, time.monotonic()
             self.keys, self.named = keys, keys.keys()
+        return None

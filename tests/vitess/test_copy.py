@@ -83,9 +83,11 @@ def test_a_copy_by_one_stream_leaves_views_out(tmp_path: Path, vitess: EmbeddedV
     assert Counter(change.table for change in found.changes()) == {f"shop.{orders}": 3}
 
 
-def _fill(vitess: EmbeddedVitess, table: str, keys: int, begin: int = 0) -> None:
-    for first in range(begin, keys, 2_000):
-        rows = ", ".join(f"({key}, 'before {key}')" for key in range(first, min(first + 2_000, keys)))
+def _fill(vitess: EmbeddedVitess, table: str, keys: int, begin: int = 0, what: str = "") -> None:
+    for first in range(begin, keys, 1_000):
+        rows = ", ".join(
+            f"({key}, '{what or f'before {key}'}')" for key in range(first, min(first + 1_000, keys))
+        )
         vitess.execute(f"insert into {table} (id, what) values {rows}")
 
 
@@ -175,10 +177,7 @@ def test_a_delete_from_a_table_that_one_stream_has_finished_is_not_lost_when_vtg
     for table in ("swept_a", "swept_b"):
         add_table(vitess, table, "create table {name} (id bigint primary key, what varchar(4000))")
     _fill(vitess, "swept_a", 4_000)
-    long = "x" * 4_000
-    for first in range(0, 6_000, 500):
-        rows = ", ".join(f"({key}, '{long}')" for key in range(first, first + 500))
-        vitess.execute(f"insert into swept_b (id, what) values {rows}")
+    _fill(vitess, "swept_b", 6_000, what="x" * 4_000)
     settings = {"snapshot": "initial", "snapshot_connections": 1, "tables": ["shop.swept_*"]}
     over = threading.Event()
 
@@ -210,6 +209,30 @@ def test_a_delete_from_a_table_that_one_stream_has_finished_is_not_lost_when_vtg
         there = set(rows_of(vitess, "swept_a"))
         wait_until(lambda: _keys_in(found, "shop.swept_a") == there, 30, "all deletes")
         assert len(_keys_in(found, "shop.swept_b")) == 6_000
+
+
+def test_a_delete_from_a_table_that_was_empty_at_its_turn_is_not_lost_when_the_copy_is_interrupted(
+    tmp_path: Path, vitess: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in ("idle_a", "idle_b", "idle_bb", "idle_c"):
+        add_table(vitess, table, "create table {name} (id bigint primary key, what varchar(4000))")
+    _fill(vitess, "idle_b", 100)
+    _fill(vitess, "idle_c", 4_000, what="x" * 4_000)
+    settings = {"snapshot": "initial", "snapshot_connections": 1, "tables": ["shop.idle_*"]}
+    with monkeypatch.context() as slow:
+        slow.setattr(shard_streams, "SHARD_BYTES_MAX", 1 << 18)
+        slow.setattr(keyspace_stream, "BACKLOG_INTERVAL_S", 0.1)
+        with capturing(tmp_path, vitess.address, **settings) as found:
+            found.wait_for_rows(1, 60)  # of the second table
+            _fill(vitess, "idle_a", 100)
+            found.wait_for_rows(700, 60)  # of the last table, too
+    assert len(_keys_in(found, "shop.idle_a")) == 100
+    assert any(state.copy is not None for state in found.states().values())
+    vitess.execute("delete from idle_a")
+    with capturing(tmp_path, vitess.address, **settings) as found:
+        found.wait_for_shards("-80", "80-", timeout_s=60)
+        wait_until(lambda: not _keys_in(found, "shop.idle_a"), 30, "all deletes")
+        assert len(_keys_in(found, "shop.idle_c")) == 4_000
 
 
 def _keys_in(found: Capturing, table: str) -> set[int]:

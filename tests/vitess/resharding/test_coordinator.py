@@ -123,7 +123,8 @@ def test_w7_w8_a_copy_is_kept_at_each_position_and_ends_by_shard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "times"), [(EndReason.PURGED, PURGED_MAX), (EndReason.UNDESCRIBED, UNDESCRIBED_MAX)]
+    ("reason", "times"),
+    [(EndReason.PURGED, PURGED_MAX), (EndReason.UNDESCRIBED, UNDESCRIBED_MAX), (EndReason.UNSENT, 1)],
 )
 def test_w14_a_position_that_is_no_use_is_named_and_its_keys_alone_are_copied_again(
     reason: EndReason, times: int

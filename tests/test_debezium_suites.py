@@ -42,7 +42,7 @@ _MORTAL = f"{_RESUMED}::test_kills_in_a_snapshot_among_writers_lose_and_double_n
 _ADDED = f"{_REQUESTED}::test_a_table_that_was_added_while_nothing_ran_comes_once_and_whole"
 _ASKED = "cli/test_commands.py::test_snapshots_are_asked_for_listed_and_taken_back_without_an_engine"
 _INITIAL = "capture/test_snapshot.py::test_a_snapshot_among_writers_has_no_gap_and_no_double"
-_BOUNDED = "engine/test_flows.py::test_polling_waits_while_as_much_as_may_be_is_under_way"
+_BOUNDED = "engine/test_flows.py::test_polling_waits_while_the_queue_is_full"
 _RESUMPTION = "capture/test_resumption.py"
 
 ChangeEventQueueTest: dict[str, str | tuple[str, ...]] = {

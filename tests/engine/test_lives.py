@@ -1,4 +1,4 @@
-"""Lives of engines at random: whatever goes wrong, nothing is lost, passed over or left behind."""
+"""Random runs of engines: whatever goes wrong, no record is lost or skipped and no resource leaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.examples import examples
 
 
 class Lives(RuleBasedStateMachine):
-    """Engines that live one after another, over a source that gets more lines."""
+    """Engines that run one after another, over a source that gets more lines."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ TestLives.settings = settings(examples(25), stateful_step_count=8)
 
 
 def lives(count, seed):
-    """Live so many lives. The name of the test tells the seed: TAILRACE_SEEDS=<seed> repeats it."""
+    """Run so many engines. The name of the test has the seed: TAILRACE_SEEDS=<seed> repeats it."""
     leaks, world, rng = Leaks(), World(), random.Random(seed)
     for _ in range(count):
         for _ in range(rng.choice([0, 1, 3])):
@@ -65,14 +65,14 @@ def lives(count, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.slow
-def test_lives_leave_nothing_behind(seed):
+def test_random_runs_leak_nothing(seed):
     lives(60, seed)
 
 
 @pytest.mark.ci
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_thousand_lives_leave_nothing_behind(seed):
+def test_a_thousand_random_runs_leak_nothing(seed):
     lives(1000, seed)
 
 
@@ -80,7 +80,7 @@ def test_a_thousand_lives_leave_nothing_behind(seed):
 
 
 def passes_over_a_batch(monkeypatch):
-    """Every seventh batch is marked and handed to nobody."""
+    """Every seventh batch is marked as processed without being delivered."""
     count, take = itertools.count(1), OffsetCommitter.take
 
     def planted(self, batch):
@@ -92,7 +92,7 @@ def passes_over_a_batch(monkeypatch):
 
 
 def polls_on_after_a_failure(monkeypatch):
-    """A batch that could not be handed over is left out."""
+    """Every seventh batch is lost, as one whose delivery failed."""
     process = Dispatcher.process
     count = itertools.count(1)
 
@@ -114,7 +114,7 @@ def stops_no_task_whose_start_failed(monkeypatch):
 
 
 def _many_lives():
-    for seed in range(7, 12):  # threads decide, too, whether a life meets a bug
+    for seed in range(7, 12):  # threads also decide whether a run meets a bug
         lives(60, seed)
 
 

@@ -174,7 +174,7 @@ def test_nothing_passes_over_a_record_that_fails_for_good(
     assert "while record" in notes
 
 
-def test_what_a_handler_only_promises_does_not_count_as_processed(on_spark: Callable[..., Any]) -> None:
+def test_a_handler_that_returns_unfinished_work_is_refused(on_spark: Callable[..., Any]) -> None:
     with running(
         on_record(cast(Any, lambda one: (each for each in [one]))), "unordered", new_processor=on_spark
     ) as run:

@@ -196,7 +196,7 @@ def test_the_log_says_how_far_each_shard_is(tmp_path: Path) -> None:
     }
 
 
-def test_it_keeps_the_contract_of_sources(tmp_path: Path) -> None:
+def test_the_contract_of_sources_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path / "shards", 10)
 
     def commit() -> int:

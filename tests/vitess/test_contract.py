@@ -15,7 +15,7 @@ from tailrace_servers.vitess import EmbeddedVitess
 pytestmark = [pytest.mark.vitess, pytest.mark.ci]
 
 
-def test_it_keeps_the_contract_of_sources(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:
+def test_the_contract_of_sources_is_kept(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:
     numbers = itertools.count(1)
 
     def commit() -> int:

@@ -87,7 +87,7 @@ DebeziumEngineIT: dict[str, str | tuple[str, ...]] = {
         "kafka/test_records.py::test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it"
     ),
     "shouldSerializeToCloudEvents": (
-        "converters/test_other_forms.py::test_the_attributes_are_debeziums",
+        "converters/test_other_forms.py::test_cloudevents_have_debeziums_attributes",
         "pipeline/test_embedded_engine.py::test_a_handler_gets_what_its_converter_writes",
     ),
     "shouldSerializeArbitraryPayloadFromOutbox": (

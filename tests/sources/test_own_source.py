@@ -136,7 +136,7 @@ def _mirrored(at: Path) -> dict[int, list[str]]:
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.ci
-def test_each_change_is_once_in_every_target_after_kills_anywhere(
+def test_every_target_has_each_change_once_after_kills_anywhere(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     world = World(tmp_path / "shards", random.randrange(1 << 32))

@@ -1,4 +1,4 @@
-"""Vitess as a type of source, held against the contract of sources."""
+"""Vitess as a type of source, checked against the contract of sources."""
 
 from __future__ import annotations
 

@@ -56,14 +56,14 @@ ChangeEventQueueTest: dict[str, str | tuple[str, ...]] = {
 
 TransactionMonitorTest: dict[str, str | tuple[str, ...]] = {
     "shouldContinueEventCountersWhenRestoredTransactionIsStartedAgain": (
-        "kafka/test_placing.py::test_a_transaction_that_comes_in_parts_is_counted_on"
+        "kafka/test_placing.py::test_the_numbering_of_a_transaction_continues_over_its_parts"
     ),
     "shouldBeginNewTransactionWhenStartEventHasDifferentTransactionId": (
-        "kafka/test_placing.py::test_counts_are_put_together_by_transaction_whatever_parts_they_came_in"
+        "kafka/test_placing.py::test_counts_of_parts_are_added_up_by_transaction"
     ),
     "shouldBeginTransactionWhenNoTransactionIsInProgress": (
-        "kafka/test_placing.py::test_what_is_in_no_transaction_is_not_counted",
-        "kafka/test_records.py::test_transactions_are_counted_and_placed_together",
+        "kafka/test_placing.py::test_changes_outside_of_transactions_are_not_counted",
+        "kafka/test_records.py::test_transactions_are_counted_and_each_is_in_one_partition",
     ),
 }
 
@@ -84,15 +84,15 @@ DebeziumEngineIT: dict[str, str | tuple[str, ...]] = {
         "pipeline/test_embedded_engine.py::test_a_handler_gets_what_its_converter_writes"
     ),
     "shouldSerializeToAvro": (
-        "kafka/test_records.py::test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it"
+        "kafka/test_records.py::test_avro_uses_the_topics_subjects_and_a_refused_schema_stops_the_sink"
     ),
     "shouldSerializeToCloudEvents": (
         "converters/test_other_forms.py::test_cloudevents_have_debeziums_attributes",
         "pipeline/test_embedded_engine.py::test_a_handler_gets_what_its_converter_writes",
     ),
     "shouldSerializeArbitraryPayloadFromOutbox": (
-        "transforms/test_outbox.py::test_payloads_go_out_as_json",
-        "transforms/test_outbox.py::test_the_json_converter_writes_a_payload_that_is_json_as_it_is",
+        "transforms/test_outbox.py::test_payloads_are_written_as_json",
+        "transforms/test_outbox.py::test_the_json_converter_writes_a_json_payload_unchanged",
     ),
     "testOffsetsCommitAfterStop": (
         "pipeline/test_embedded_engine.py::"

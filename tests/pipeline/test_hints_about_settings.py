@@ -105,7 +105,7 @@ def test_a_reader_that_the_log_does_not_have_is_one_that_it_has(shop: Shop) -> N
 
 @pytest.mark.follows("sink_ahead_of_log")
 @pytest.mark.slow
-def test_a_log_that_was_restored_from_an_older_copy(shop: Shop) -> None:
+def test_a_log_restored_from_an_older_copy(shop: Shop) -> None:
     shop.create_orders()
     shop.run()
     log = shop.config().log.path

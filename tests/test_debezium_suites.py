@@ -1,4 +1,4 @@
-"""What Debezium's other suites show, test by test, and which of ours shows it of Tailrace, or why none does.
+"""The tests of Debezium's other suites, with the test of ours that shows the same, or why there is none.
 
 Those of its engine are named above each test of engine/test_debezium_behaviours.py and
 engine/test_retrying.py. A value is `file::test`, several in a tuple, or the reason why ours differs.
@@ -42,7 +42,7 @@ _OF_SOME = (
 )
 _MORTAL = f"{_RESUMED}::test_kills_in_a_snapshot_among_writers_lose_and_repeat_nothing"
 _ADDED = f"{_REQUESTED}::test_a_table_added_while_nothing_ran_comes_once_and_completely"
-_ASKED = "cli/test_commands.py::test_snapshots_are_asked_for_listed_and_taken_back_without_an_engine"
+_ASKED = "cli/test_commands.py::test_snapshots_are_requested_listed_and_cancelled_without_an_engine"
 _INITIAL = "capture/test_snapshot.py::test_a_snapshot_among_writers_has_no_gap_and_no_repetition"
 _BOUNDED = "engine/test_flows.py::test_polling_waits_while_the_queue_is_full"
 _RESUMPTION = "capture/test_resumption.py"
@@ -175,7 +175,7 @@ def names_in(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_every_test_of_theirs_has_one_of_ours_or_a_reason(suite: str) -> None:
+def test_every_test_of_debeziums_has_one_of_ours_or_a_reason(suite: str) -> None:
     for theirs, given in SUITES[suite].items():
         named = (given,) if isinstance(given, str) else given
         tests = [one.split("::") for one in named if "::" in one]

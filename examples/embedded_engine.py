@@ -1,6 +1,6 @@
 """Prints every committed change as Debezium's JSON, a line each.
 
-python embedded_engine.py DSN LOG          DSN as in postgresql://cdc@db.example/shop
+    python embedded_engine.py DSN LOG          DSN as in postgresql://cdc@db.example/shop
 
 Stopped or killed and started again, it continues where it was: each change comes at least once, in order.
 """

@@ -1,6 +1,6 @@
 """A Spark job that reads a change log, first as a batch and then as a stream.
 
-python read_log_with_spark.py LOG TABLE        TABLE as in public.account
+    python read_log_with_spark.py LOG TABLE        TABLE as in public.account
 
 Any Spark 4.2 session will do: PySpark finds the format by itself where Tailrace is installed.
 The stream stops at the log's present end; without `availableNow` it would go on for ever.

@@ -1,6 +1,6 @@
 """A Spark job on complete transactions, from the topics that Debezium or Tailrace's Kafka sink writes.
 
-python whole_transactions.py BOOTSTRAP DATA,DATA TRANSACTIONS CHECKPOINT OUT
+    python whole_transactions.py BOOTSTRAP DATA,DATA TRANSACTIONS CHECKPOINT OUT
 
 A micro-batch never has a part of a transaction, so a plain groupBy gets each transaction completely: without
 state or waiting. Each line of the files in OUT is a transaction. If it is killed and run again, it writes the

@@ -1,6 +1,6 @@
 """Makes the data of `test_old_data.py`: a log, targets that lag behind it, and the offsets topic of Kafka.
 
-python tests/old_data/make.py NAME
+    python tests/old_data/make.py NAME
 
 Run it once, with the version whose data is to be kept, never with the one that is to read it. It writes
 `tests/old_data/NAME.tar.gz`, which is never made again.

@@ -139,7 +139,7 @@ class Fold:
     """Takes changes in log order. `problems` has a few examples of each kind.
 
     :param snapshot_until: the log offset up to which an interrupted snapshot may bring rows: changes
-    of tables that have no rows yet are ignored before it.
+        of tables that have no rows yet are ignored before it.
     """
 
     def __init__(self, snapshot_until: int = 0) -> None:

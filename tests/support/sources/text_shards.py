@@ -1,8 +1,8 @@
 """A type of source as a user may write it: shards are files of transactions, one in each line.
 
-<folder>/tables.json       the tables, and the rows before the first transaction
-<folder>/<shard>.jsonl     {"time_us": …, "changes": [["insert", "orders", ["1", "a"]], …]}
-<folder>/<shard>.sent      written by the capture: how many lines are no longer needed
+    <folder>/tables.json       the tables, and the rows before the first transaction
+    <folder>/<shard>.jsonl     {"time_us": …, "changes": [["insert", "orders", ["1", "a"]], …]}
+    <folder>/<shard>.sent      written by the capture: how many lines are no longer needed
 
 A line without its newline is not committed yet. The position is the number of transactions in the log.
 """

@@ -1,6 +1,6 @@
 """`make torture`: everything at once; at each cut the mirror must equal the source.
 
-python -m tests.support.torture.chaos [--minutes 60] [--cut-s 90] [--lock-s 120] [--seed N] [--version 18]
+    python -m tests.support.torture.chaos [--minutes 60] [--cut-s 90] [--lock-s 120] [--seed N] [--version 18]
 
 Between two cuts all actors of `disturbances` work while the pipeline is killed with -9 again and
 again, at random moments and at failpoints. At a cut the actors end, the pipeline catches up, and every

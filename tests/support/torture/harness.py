@@ -118,7 +118,7 @@ class Round:
     """One pipeline, from its creation to the check at the end.
 
     :param launcher: a module of `torture.planted` that starts the command line in place of
-    `tailrace`; None: the unchanged product, with Spark also for small ranges in every other life.
+        `tailrace`; None: the unchanged product, with Spark also for small ranges in every other life.
     :param settings: sections of the pipeline file that override the usual ones.
     :param proxy: stands between the pipeline and the source, to be cut.
     :param disk: a small disk for the log, to be filled.
@@ -164,7 +164,7 @@ class Round:
         """Write the pipeline's YAML file.
 
         :param sinks: which of the round's sinks to feed in the next lives; None: all of them.
-        Without any, Spark does not start, and a life takes a second or two.
+            Without any, Spark does not start, and a life takes a second or two.
         """
         wanted = self.sinks if sinks is None else sinks
         sections: dict[str, Any] = {
@@ -341,7 +341,7 @@ def kill_at(failpoint: str, count: int = 1, *, until_caught_up: bool = True) -> 
     In a Spark worker that kills the worker; the engine must cope or stop.
 
     :param until_caught_up: let the life end if it catches up; False: the writers work until it
-    reaches the failpoint.
+        reaches the failpoint.
     """
 
     def strike(round_: Round) -> bool:

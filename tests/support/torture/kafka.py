@@ -1,6 +1,6 @@
 """Cycles of fault and recovery for the Kafka sink, then a check by the validator.
 
-python -m tests.support.torture.kafka [--cycles 200] [--seed N] [--version 18]
+    python -m tests.support.torture.kafka [--cycles 200] [--seed N] [--version 18]
 
 As `run`, on a cluster of three brokers: half of the faults kill at a failpoint; the others are
 kills at random moments, killed brokers, coordinators that move or are stopped, a killed source. After

@@ -2,15 +2,15 @@
 
 What each table shows:
 
-account   transfers; the sum of all balances never changes between transactions
-counter   `n` of a key rises by exactly 1: shows a loss, a repeat or a swap at once
-item      inserts, updates, deletes, changes of the key, a TOASTed column that most
-updates leave alone; `uid` stays with the row when its key changes
-document  as `item`, but with REPLICA IDENTITY FULL: old rows are sent whole
-scratch   bulk inserts, and a TRUNCATE now and then
-marker    one row for each transaction: its writer, its number, how many changes it made,
-with this row. A writer's numbers have no gap, so a lost transaction shows;
-the count shows an incomplete one.
+    account   transfers; the sum of all balances never changes between transactions
+    counter   `n` of a key rises by exactly 1: shows a loss, a repeat or a swap at once
+    item      inserts, updates, deletes, changes of the key, a TOASTed column that most
+              updates leave alone; `uid` stays with the row when its key changes
+    document  as `item`, but with REPLICA IDENTITY FULL: old rows are sent whole
+    scratch   bulk inserts, and a TRUNCATE now and then
+    marker    one row for each transaction: its writer, its number, how many changes it made,
+              with this row. A writer's numbers have no gap, so a lost transaction shows;
+              the count shows an incomplete one.
 
 Rolled-back transactions and savepoints are mixed in; they must leave no trace. Everything
 is drawn from one seed. Several writers work at once, and a lost connection (the server was

@@ -1,6 +1,6 @@
 """`make torture`: cycles of fault and recovery for each sink, then a check by the validator.
 
-python -m tests.support.torture.run [--cycles 100] [--sink parquet …] [--seed N] [--version 18]
+    python -m tests.support.torture.run [--cycles 100] [--sink parquet …] [--seed N] [--version 18]
 
 A cycle is one life of the pipeline ended by one fault (a life that ends normally, as it never
 reached the armed failpoint, does not count). Ten cycles make a round: a new log and new

@@ -125,7 +125,7 @@ class Copies:
 
     :param rows_until: of the last state of a shard that is copied: a row may be read again, as it is then.
     :param all_until: of the last state of one that is copied again, by several streams, or does not serve as
-    far as known: after a reshard that copies rows again, changes may be repeated.
+        far as known: after a reshard that copies rows again, changes may be repeated.
     """
 
     rows_until: int

@@ -50,7 +50,7 @@ class FakeShard:
     :param loses_journal: the journal of several shards is lost on the way.
     :param is_unnamed: columns come without their names, as of a table that was altered since.
     :param is_altered_within: a transaction's last row comes once more, after a second description of its
-    table, without names.
+        table, without names.
     :param altered: from this entry of the binlog on, rows have a third column, `extra`.
     :param unreadable: by its number, what comes of a transaction: a `statement`, or a row without `values`.
     :param errors: code and message with which its next streams end at once.

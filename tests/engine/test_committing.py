@@ -48,10 +48,10 @@ class Bench:
         self.told: list[int] = []
         self.at = 0
         self.committer = OffsetCommitter(
-            self.store, policy, self.clock, committed=self._hear, timeout_s=timeout_s, name="test"
+            self.store, policy, self.clock, committed=self._record_commit, timeout_s=timeout_s, name="test"
         )
 
-    def _hear(self, partition: Partition, offset: Offset) -> None:
+    def _record_commit(self, partition: Partition, offset: Offset) -> None:
         assert partition == PARTITION
         self.told.append(offset["at"])
 
@@ -247,10 +247,10 @@ def test_the_last_commit_has_a_timeout_and_reports_a_failure() -> None:
 def test_an_error_of_the_tasks_commit_callback_changes_nothing() -> None:
     bench = Bench(Always())
 
-    def deaf(partition: Partition, offset: Offset) -> None:
+    def raising(partition: Partition, offset: Offset) -> None:
         raise KeyError
 
-    bench.committer._on_committed = deaf
+    bench.committer._on_committed = raising
     bench.done()
     bench.done()
     assert bench.stored == [10, 20]
@@ -259,7 +259,7 @@ def test_an_error_of_the_tasks_commit_callback_changes_nothing() -> None:
 def test_each_partition_has_its_own_offset_and_all_are_written_together() -> None:
     bench = Bench(Periodic(60))
     other: dict[str, Any] = {"server": "other"}
-    bench._hear = lambda *_: None  # type: ignore[method-assign]
+    bench._record_commit = lambda *_: None  # type: ignore[method-assign]
     bench.committer._on_committed = lambda *_: None
     first, second, third = bench.take(), bench.take(partition=other), bench.take()
     bench.committer.mark_processed(third)

@@ -18,7 +18,7 @@ ROWS = 4000
 
 
 @pytest.fixture
-def nobody_is_interrupted() -> Iterator[None]:
+def no_thread_is_interrupted() -> Iterator[None]:
     """Let a thread keep the lock until it releases it by itself."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
@@ -50,7 +50,7 @@ def only_python() -> Callable[[], object]:
     return lambda: sum(number * number for number in range(100_000))
 
 
-@pytest.mark.usefixtures("nobody_is_interrupted")
+@pytest.mark.usefixtures("no_thread_is_interrupted")
 @pytest.mark.parametrize("prepare", [found_in_a_block, decoded, as_json])
 def test_another_thread_runs_in_the_middle_of_a_tasks_work(
     prepare: Callable[[], Callable[[], object]],
@@ -58,7 +58,7 @@ def test_another_thread_runs_in_the_middle_of_a_tasks_work(
     assert turns_of_another(prepare), "the work did not release the lock in any run"
 
 
-@pytest.mark.usefixtures("nobody_is_interrupted")
+@pytest.mark.usefixtures("no_thread_is_interrupted")
 def test_no_other_thread_runs_during_pure_python_work() -> None:
     assert not turns_of_another(only_python), "the count does not measure releases of the lock"
 

@@ -40,7 +40,7 @@ class Lives(RuleBasedStateMachine):
         self.world.live(script_of(rng))
 
     @rule()
-    def live_in_peace(self):
+    def live_without_faults(self):
         self.world.live(PEACE)
 
     def teardown(self):
@@ -79,7 +79,7 @@ def test_a_thousand_random_runs_leak_nothing(seed):
 # ------------------------------------------------------------------ planted bugs, which the rules must find
 
 
-def passes_over_a_batch(monkeypatch):
+def skips_a_batch(monkeypatch):
     """Every seventh batch is marked as processed without being delivered."""
     count, take = itertools.count(1), OffsetCommitter.take
 
@@ -91,7 +91,7 @@ def passes_over_a_batch(monkeypatch):
     monkeypatch.setattr(OffsetCommitter, "take", planted)
 
 
-def polls_on_after_a_failure(monkeypatch):
+def drops_a_failed_batch(monkeypatch):
     """Every seventh batch is lost, as one whose delivery failed."""
     process = Dispatcher.process
     count = itertools.count(1)
@@ -103,7 +103,7 @@ def polls_on_after_a_failure(monkeypatch):
     monkeypatch.setattr(Dispatcher, "process", planted)
 
 
-def stops_no_task_whose_start_failed(monkeypatch):
+def does_not_stop_a_task_whose_start_failed(monkeypatch):
     stop = LinesTask.stop
 
     def planted(self):
@@ -118,7 +118,7 @@ def _many_lives():
         lives(60, seed)
 
 
-def tells_success_after_a_failure(monkeypatch):
+def reports_success_after_a_failure(monkeypatch):
     monkeypatch.setattr(Engine, "_raise_failure", lambda _: None)
     monkeypatch.setattr(Engine, "error", None)
 
@@ -126,10 +126,10 @@ def tells_success_after_a_failure(monkeypatch):
 @pytest.mark.parametrize(
     "bug",
     [
-        passes_over_a_batch,
-        polls_on_after_a_failure,
-        stops_no_task_whose_start_failed,
-        tells_success_after_a_failure,
+        skips_a_batch,
+        drops_a_failed_batch,
+        does_not_stop_a_task_whose_start_failed,
+        reports_success_after_a_failure,
     ],
 )
 @pytest.mark.slow

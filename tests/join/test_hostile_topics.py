@@ -176,14 +176,14 @@ def test_a_compacted_topic_lacks_changes_but_all_have_the_right_transaction(
         number, commit = map(int, (transaction or "0:0").split(":"))
         assert place in (1, 2)
         assert commit == 100 * number + 100
-    _whole_by_the_source(pair, tmp_path, {40})
+    _complete_in_tailrace_run(pair, tmp_path, {40})
 
 
 def _numbers(taken: Taken) -> set[int]:
     return {int((transaction or "0").split(":")[0]) for _, transaction in taken.rows}
 
 
-def _whole_by_the_source(pair: Pair, directory: Path, wanted: set[int]) -> None:
+def _complete_in_tailrace_run(pair: Pair, directory: Path, wanted: set[int]) -> None:
     # `tailrace run` ends as well, with transactions that lack changes.
     file = directory / "joined.yaml"
     source = {"type": "kafka-join", **pair.settings()}

@@ -73,7 +73,7 @@ def test_a_store_that_was_paused_in_a_commit_goes_on_unless_another_has_written(
     section = storage(kafka, topic_name).model_copy(update={"options": options})
     old, new = (KafkaOffsetStore(section, "shop", atomic=True) for _ in range(2))
 
-    def stand_still() -> Kind:
+    def pause_in_a_commit() -> Kind:
         failpoints.arm("kafka.before_commit=sleep:7000")
         try:
             with pytest.raises(TailraceError) as failed:
@@ -84,9 +84,9 @@ def test_a_store_that_was_paused_in_a_commit_goes_on_unless_another_has_written(
 
     old.start()
     old.write([(HERE, {"line": 1})], 30)
-    assert stand_still() is Kind.OFFSETS_UNWRITABLE
+    assert pause_in_a_commit() is Kind.OFFSETS_UNWRITABLE
     old.write([(HERE, {"line": 5})], 30)
-    assert stand_still() is Kind.OFFSETS_UNWRITABLE
+    assert pause_in_a_commit() is Kind.OFFSETS_UNWRITABLE
     new.start()
     assert new.read([HERE]) == {0: {"line": 5}}
     new.write([(HERE, {"line": 6})], 30)

@@ -301,7 +301,7 @@ def test_a_sink_that_fails_leaves_the_handler_running_and_is_reported_at_the_end
 def test_the_end_waits_only_once_for_a_sink_whose_target_hangs(stage, monkeypatch):
     writing, may_end = threading.Event(), threading.Event()
 
-    class StandingStill(FakeSink):
+    class HangingSink(FakeSink):
         def write(self, spark, log, span, splits):
             writing.set()
             may_end.wait(120)
@@ -309,7 +309,7 @@ def test_the_end_waits_only_once_for_a_sink_whose_target_hangs(stage, monkeypatc
 
     monkeypatch.setattr(run_module, "DRAIN_DEADLINE_S", 0.2)
     monkeypatch.setattr(run_module, "GIVE_UP_DEADLINE_S", 60.0)  # the deadline of Spark's jobs
-    monkeypatch.setattr(worker_module, "build", lambda config, *_: StandingStill(config.name, [], None))
+    monkeypatch.setattr(worker_module, "build", lambda config, *_: HangingSink(config.name, [], None))
     sinks = [{"type": "python", "handler": "no.module:needed", "name": "one"}]
     engine = stage.engine({"sinks": sinks}, on_batch=lambda _: None)
     engine.start()

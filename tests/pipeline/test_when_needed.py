@@ -29,7 +29,7 @@ def drop(pg: Database) -> None:
     pg.execute("select pg_drop_replication_slot(%s)", [SLOT])
 
 
-def make_anew(pg: Database) -> None:
+def recreate(pg: Database) -> None:
     drop(pg)
     pg.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
 
@@ -66,7 +66,7 @@ def snapshots(log: Path) -> list[tuple[Origin, SnapshotOutcome]]:
     return [(each.origin, each.outcome) for each in (*agenda.finished, *agenda.open)]
 
 
-@pytest.mark.parametrize("lose", [drop, make_anew, advance])
+@pytest.mark.parametrize("lose", [drop, recreate, advance])
 def test_after_a_loss_a_mirror_equals_the_source(
     place: SimpleNamespace, lose: Callable[[Database], None]
 ) -> None:

@@ -23,7 +23,7 @@ def scene(pg: Database, tmp_path: Path) -> Iterator[Scene]:
     found.stop()
 
 
-def behind(scene: Scene, *changes: str) -> tuple[Cut, Cut]:
+def changed_while_stopped(scene: Scene, *changes: str) -> tuple[Cut, Cut]:
     """Change the table while no capture runs, inserting a row after each change."""
     scene.run("create table t(id int primary key, a text)", "insert into t values (1, 'one'), (2, 'two')")
     scene.start()
@@ -37,7 +37,9 @@ def behind(scene: Scene, *changes: str) -> tuple[Cut, Cut]:
 
 
 def test_a_column_that_takes_over_another_ones_name_keeps_its_own_values(scene: Scene, spark: Any) -> None:
-    begun, done = behind(scene, "alter table t rename a to old; alter table t add a text default 'new'")
+    begun, done = changed_while_stopped(
+        scene, "alter table t rename a to old; alter table t add a text default 'new'"
+    )
     sink = make("mirror", scene.path / "lake", TABLES)
     write(sink, scene.path / "log", begun.offset)
     write(sink, scene.path / "log", done.offset, Nearby(spark))
@@ -62,7 +64,7 @@ def test_a_column_that_takes_over_another_ones_name_keeps_its_own_values(scene: 
 def test_a_mirror_stops_if_it_cannot_tell_which_column_was_sent(
     scene: Scene, column: str, changes: list[str]
 ) -> None:
-    begun, done = behind(scene, *changes)
+    begun, done = changed_while_stopped(scene, *changes)
     sink = make("mirror", scene.path / "lake", TABLES)
     write(sink, scene.path / "log", begun.offset)
     with pytest.raises(TailraceError) as raised:

@@ -135,31 +135,32 @@ def test_each_client_gets_its_changes_once_and_in_order_in_any_interleaving(seed
     play(seed)
 
 
-class NobodyIsWoken(LogHead):
+class NoClientIsWoken(LogHead):
     def looked(self, audience, range_, *, found):
         super().looked(audience, range_, found=found)
         return []
 
 
-class WaitersStandAtTheEnd(LogHead):
+class WaitersAreTakenToBeAtTheEnd(LogHead):
     def place(self, subscription):
         return self.ring.end if subscription in subscription.audience.waiting else subscription.at
 
 
-class SlowGroupsAreLeft(LogHead):
+class SlowGroupsAreNotMoved(LogHead):
     def append(self, range_):
         self.ring.append(range_)
         return []
 
 
-class TheRingIsTakenForWhole(LogHead):
+class TheRingIsTakenForComplete(LogHead):
     def step(self, subscription):
         subscription.at = max(subscription.at, self.ring.start)
         return super().step(subscription)
 
 
 @pytest.mark.parametrize(
-    "planted", [NobodyIsWoken, WaitersStandAtTheEnd, SlowGroupsAreLeft, TheRingIsTakenForWhole]
+    "planted",
+    [NoClientIsWoken, WaitersAreTakenToBeAtTheEnd, SlowGroupsAreNotMoved, TheRingIsTakenForComplete],
 )
 def test_a_planted_bug_is_found(planted):
     with pytest.raises(AssertionError):

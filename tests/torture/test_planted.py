@@ -28,21 +28,21 @@ def make_round(pg: Database, tmp_path: Path, request: pytest.FixtureRequest) -> 
     return make
 
 
-def _lives_that_lose_power(round_: Round, lives: int = 4) -> None:
+def _run_and_lose_power(round_: Round, lives: int = 4) -> None:
     for _ in range(lives):
         assert round_.undergo(lose_power(8))
 
 
 def test_power_loss_on_a_slow_disk_loses_nothing(make_round: Callable[[str], Round]) -> None:
     round_ = make_round("slow_disk")
-    _lives_that_lose_power(round_)
+    _run_and_lose_power(round_)
     round_.launcher = None
     assert round_.judge() == []
 
 
 def test_acknowledging_before_fsync_is_caught_by_the_validator(make_round: Callable[[str], Round]) -> None:
     round_ = make_round("acknowledge_early")
-    _lives_that_lose_power(round_, 6)
+    _run_and_lose_power(round_, 6)
     problems = round_.judge()
     assert any("transactions, but the last one is number" in problem for problem in problems), problems
 
@@ -51,7 +51,7 @@ def test_acknowledging_before_fsync_is_noticed_at_the_next_start(make_round: Cal
     round_ = make_round("acknowledge_early")
     for _ in range(12):  # by chance the disk may have kept all that was acknowledged
         round_.launcher = "acknowledge_early"
-        _lives_that_lose_power(round_, 1)
+        _run_and_lose_power(round_, 1)
         round_.launcher = None
         if (life := round_.live()).wait() != 0:
             assert "slot_ahead_of_log" in life.last_words()

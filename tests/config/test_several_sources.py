@@ -57,7 +57,7 @@ def test_each_source_has_its_own_log_and_targets(tmp_path):
     assert config.load(tmp_path / "pipeline.yaml", "us") == us
 
 
-def test_a_single_source_has_the_paths_and_names_of_a_file_without_sources(tmp_path):
+def test_a_single_source_has_no_source_name_and_the_plain_log_path(tmp_path):
     (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: a}\nlog: {path: ./log}\n")
     found = config.load_engine(tmp_path / "p.yaml")
     (only,) = cast(Any, found.pipelines)

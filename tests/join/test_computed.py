@@ -184,7 +184,7 @@ def test_a_wrong_expression_is_reported_with_its_line_in_the_file(tmp_path: Path
 
 
 @pytest.mark.parametrize("other", [{"registry": {"registry_url": "http://nobody:1"}}, {"fields": None}])
-def test_all_messages_must_have_one_format(other: dict[str, Any]) -> None:
+def test_only_one_way_to_extract_keys_may_be_configured(other: dict[str, Any]) -> None:
     given = {"data": {"key": "value.id"}, "transactions": {"key": "value.id"}}
     fields = {"data": {"key": "id"}, "transactions": {"key": "id"}}
     other = {name: fields if value is None else value for name, value in other.items()}

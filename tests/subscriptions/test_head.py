@@ -112,7 +112,7 @@ class World:
         for _ in range(2000):
             self.take()
         for client in self.clients:
-            assert client.waits, "it waits although something is left for it"
+            assert client.waits, "it has everything, but does not wait"
             assert self.head.place(client.subscription) == len(self.log)
             self.check(client, len(self.log))
 

@@ -94,7 +94,7 @@ class World:
 
     def check(self) -> None:
         """Check the state."""
-        assert self.process.log.position <= self.handled, "the position is behind unhandled changes"
+        assert self.process.log.position <= self.handled, "the position is past unhandled changes"
         for entry in self.log:
             if isinstance(entry, Marker) and entry.kind is MarkerKind.REALTIME:
                 assert entry.log_offset <= self.handled, "a marker says that unhandled changes are handled"

@@ -28,7 +28,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 #: that lets Java start quickly.
 KEPT = ("PATH", "HOME", "JAVA_HOME", "SPARK_SUBMIT_OPTS")
 
-#: Rows in each file that the Kafka example reads.
+#: Lines in each file that the Kafka example reads.
 LINES = 35_000
 #: Failpoints at which it is killed: at the start, or at work.
 STARTING = ("kafka.after_head", "kafka.after_fence")

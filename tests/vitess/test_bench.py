@@ -20,7 +20,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.vitess
 
 
-def test_it_prints_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_prints_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "TURNS", 1)
     monkeypatch.setattr(bench, "_thousand", lambda: {"start_s": 1})
     result = CliRunner().invoke(app, ["bench", "vitess", "--rows", "3000", "--json"])
@@ -36,7 +36,7 @@ def test_it_prints_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("program", ["mysqlctl", "mysqld", "vtgate"])
-def test_its_servers_end_with_it(program: str, number: signal.Signals) -> None:
+def test_the_benchmarks_servers_end_with_it(program: str, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tailrace", "bench", "vitess", "--rows", "200000"]
     # As a shell starts it in the background: with SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

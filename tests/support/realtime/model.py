@@ -55,7 +55,7 @@ class Process:
     log: LogSide = field(default_factory=LogSide)
     todo: tuple[RealtimeCommand, ...] = ()
     takes_over: bool = False  # a stop marker is to be written; the log's side goes on already
-    answer: tuple[RealtimeEvent, int] | None = None  # offset of an appended start or stop marker
+    answer: tuple[RealtimeEvent, int] | None = None  # of an appended start or stop marker
     released: int | None = None  # offset of an appended REALTIME marker
     filled_from: int | None = None  # the log offset at which the buffer begins
     lost: bool = False

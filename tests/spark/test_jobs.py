@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark.processing import jobs as jobs_module
-from tailrace.spark.processing.jobs import Jobs, wire
+from tailrace.spark.processing.jobs import ExecutorCall, Jobs, wire
 
 
 class Threads:
@@ -94,3 +94,26 @@ def test_a_result_that_cannot_be_unpickled_here_fails_alone(monkeypatch: pytest.
     third = jobs.submit(3)
     threads.kept.pop()()
     assert third.result(0) == "again", "the next job must start"
+
+
+class Counted:
+    """A function that counts how often it was unpickled."""
+
+    made = 0
+
+    def __setstate__(self, state: object) -> None:
+        Counted.made += 1
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"any": 1}
+
+    def __call__(self, load: Any) -> Any:
+        return load
+
+
+def test_each_function_of_many_tasks_is_unpickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "made", 0)
+    calls = [ExecutorCall(f"task {number}", wire.dumps(Counted())) for number in range(20)]
+    for call in [*calls, *calls]:
+        assert [wire.loads(found) for found in call([wire.dumps(1)])] == [(True, 1)]
+    assert Counted.made == len(calls)

@@ -7,6 +7,8 @@ import pytest
 
 from tailrace.decode.types import METADATA
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.spark.schema import relations, table_schema, to_arrow, to_spark, widened
 from tests.support.spark.wire import (
     BOOL,
@@ -20,6 +22,8 @@ from tests.support.spark.wire import (
     numeric,
     relation,
 )
+
+PRICE = 20_000
 
 METADATA_DDL = (
     "_op string, _commit_lsn bigint, _ordinal bigint, _xid bigint, _commit_ts timestamp, _log_offset bigint, "
@@ -45,6 +49,30 @@ def test_a_recreated_table_is_the_same_table() -> None:
     ]
 
 
+def priced(version: int, columns: dict[str, int | tuple[int, int]], pending: int = 0) -> list[bytes]:
+    """Return the frames of a version of a table; `price` is of a domain, which pending facts don't describe."""
+    names = {} if pending else {str(PRICE): {"base": 1700, "modifier": numeric(12, 2)[1], "name": "price"}}
+    listed = tuple(
+        ColumnFacts(name, number, types=names if name == "price" else {})
+        for number, name in enumerate(columns, start=1)
+    )
+    facts = Facts(1, "public", "t", ("id",), listed, version, pending=pending)
+    return [frames.control_frame(frames.FACTS, 1, 0, facts.as_json()), relation(1, "public.t", columns)]
+
+
+def test_a_column_of_a_domain_keeps_its_type_when_it_is_dropped() -> None:
+    versions = [*priced(1, {"id": INT8, "price": PRICE}), *priced(2, {"id": INT8})]
+    assert own(*versions) == {"id": pa.int64(), "price": pa.decimal128(12, 2)}
+
+
+def test_facts_that_come_late_say_the_type_of_a_column() -> None:
+    columns: dict[str, int | tuple[int, int]] = {"id": INT8, "price": PRICE}
+    late, _ = priced(2, columns)
+    versions = [*priced(1, {"id": INT8}), *priced(2, columns, pending=7), late]
+    known = relations(versions, settled={(1, 2): late})
+    assert table_schema(known, "public.t").field("price").type == pa.decimal128(12, 2)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "wide"),
     [
@@ -56,6 +84,9 @@ def test_a_recreated_table_is_the_same_table() -> None:
         (pa.decimal128(38, 0), pa.decimal128(38, 38), pa.string()),
         (pa.int32(), pa.decimal128(12, 2), pa.decimal128(12, 2)),
         (pa.int64(), pa.decimal128(12, 2), pa.decimal128(21, 2)),
+        (pa.int16(), pa.float32(), pa.float32()),
+        (pa.int32(), pa.float32(), pa.float64()),
+        (pa.int32(), pa.float64(), pa.float64()),
         (pa.int64(), pa.float64(), pa.string()),  # 2**53 + 1 has no exact float
         (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.string()),
         (pa.date32(), pa.timestamp("us"), pa.string()),

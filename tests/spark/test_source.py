@@ -19,19 +19,20 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
+from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.writer import LogOptions
+from tailrace.config import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.ranges import changes as changes_module
 from tailrace.spark import datasource, register
-from tailrace.spark.datasource import BatchReader, StreamReader
+from tailrace.spark.datasource import StreamReader, TailraceDataSource
 from tailrace.spark.jobs import on_every_core, translated
 from tailrace.spark.options import ReadOptions
-from tailrace.spark.schema import relations, table_schema, to_spark
 from tests.support.spark.wire import (
     BOOL,
     INT4,
@@ -533,10 +534,10 @@ def items_pending(pending: int) -> bytes:
     return frames.control_frame(frames.FACTS, 1, 0, found.as_json())
 
 
-def items_of(log: HandmadeLog) -> Iterator[Any]:
-    """Yield the batches of `public.items`, as a task reads them."""
-    options = ReadOptions.parse({"path": str(log.path), "task": "0", "table": "public.items"})
-    reader = BatchReader(options, to_spark(table_schema(relations([ITEMS]), "public.items")))
+def rows_of(log: HandmadeLog, table: str) -> Iterator[Any]:
+    """Yield the batches of a table, as a task reads them."""
+    source = TailraceDataSource({"path": str(log.path), "table": table})
+    reader = source.reader(source.schema())
     (partition,) = reader.partitions()
     return reader.read(partition)
 
@@ -550,7 +551,7 @@ def test_reading_an_altered_table_waits_until_the_catalogue_shows_the_change(
         log.commit(items_pending(7), ITEMS, insert(2, "7"))
         settling = threading.Timer(1.0, lambda: log.commit(items_pending(0)))
         settling.start()
-        batches = [batch["id"].to_pylist() for batch in items_of(log)]
+        batches = [batch["id"].to_pylist() for batch in rows_of(log, "public.items")]
         settling.join()
     assert [number for batch in batches for number in batch] == [0, 1, 7]
 
@@ -561,8 +562,39 @@ def test_the_wait_for_an_altered_table_has_a_timeout(
     log.commit(items_pending(7), ITEMS, insert(2, "7"))
     monkeypatch.setattr(datasource, "_PENDING_S_MAX", 0.0)
     with pytest.raises(TailraceError) as caught:
-        list(items_of(log))
+        list(rows_of(log, "public.items"))
     assert caught.value.kind is Kind.SCHEMA_PENDING
+
+
+def test_a_table_is_not_kept_from_being_read_by_another_one(
+    log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasource, "_PENDING_S_MAX", 0.0)
+    secrets = relation(3, "public.secrets", {"id": INT8})
+    log.commit(items_pending(7), ITEMS, secrets, ORDERS, insert(2, "7"), insert(3, "3"), insert(1, "1", "1.50", "x"))
+    rules = ColumnPolicy.model_validate({"columns_exclude": ["public.secrets.id"]})
+    keep_disclosure(log.directory, "0", rules)
+    assert [batch["id"].to_pylist() for batch in rows_of(log, "public.orders")] == [[1]]
+    for table, kind in [("public.items", Kind.SCHEMA_PENDING), ("public.secrets", Kind.CONFIG_INVALID)]:
+        with pytest.raises(TailraceError) as caught:
+            list(rows_of(log, table))
+        assert caught.value.kind is kind
+
+
+def test_a_name_that_a_table_has_for_some_rows_of_a_block_finds_these(log: HandmadeLog) -> None:
+    names = [relation(2, f"public.{name}", {"id": INT4}) for name in ("old", "items", "new", "items")]
+    log.commit(*(frame for n, name in enumerate(names) for frame in (name, insert(2, str(n)))))
+    assert [batch["id"].to_pylist() for batch in rows_of(log, "public.items")] == [[1], [3]]
+
+
+def test_an_executor_that_lacks_the_log_is_told_with_its_host(log: HandmadeLog) -> None:
+    log.commit(ITEMS, insert(2, "7"))
+    batches = rows_of(log, "public.items")
+    os.rename(log.path, f"{log.path}.elsewhere")
+    with pytest.raises(TailraceError, match="the log on the Spark executor on .*: there is no log") as caught:
+        list(batches)
+    assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
+    os.rename(f"{log.path}.elsewhere", log.path)
 
 
 def test_a_schema_set_in_the_query_is_refused(spark: Any, log: HandmadeLog) -> None:

@@ -50,7 +50,7 @@ def test_a_recreated_table_is_the_same_table() -> None:
 
 
 def priced(version: int, columns: dict[str, int | tuple[int, int]], pending: int = 0) -> list[bytes]:
-    """Return the frames of a version of a table; `price` is of a domain, which pending facts don't describe."""
+    """Return the frames of a version of a table. Pending facts do not describe the domain of `price`."""
     names = {} if pending else {str(PRICE): {"base": 1700, "modifier": numeric(12, 2)[1], "name": "price"}}
     listed = tuple(
         ColumnFacts(name, number, types=names if name == "price" else {})

@@ -571,7 +571,8 @@ def test_a_table_is_not_kept_from_being_read_by_another_one(
 ) -> None:
     monkeypatch.setattr(datasource, "_PENDING_S_MAX", 0.0)
     secrets = relation(3, "public.secrets", {"id": INT8})
-    log.commit(items_pending(7), ITEMS, secrets, ORDERS, insert(2, "7"), insert(3, "3"), insert(1, "1", "1.50", "x"))
+    rows = insert(2, "7"), insert(3, "3"), insert(1, "1", "1.50", "x")
+    log.commit(items_pending(7), ITEMS, secrets, ORDERS, *rows)
     rules = ColumnPolicy.model_validate({"columns_exclude": ["public.secrets.id"]})
     keep_disclosure(log.directory, "0", rules)
     assert [batch["id"].to_pylist() for batch in rows_of(log, "public.orders")] == [[1]]
@@ -591,7 +592,9 @@ def test_an_executor_that_lacks_the_log_is_told_with_its_host(log: HandmadeLog) 
     log.commit(ITEMS, insert(2, "7"))
     batches = rows_of(log, "public.items")
     os.rename(log.path, f"{log.path}.elsewhere")
-    with pytest.raises(TailraceError, match="the log on the Spark executor on .*: there is no log") as caught:
+    with pytest.raises(
+        TailraceError, match=r"the log on the Spark executor on .*: there is no log"
+    ) as caught:
         list(batches)
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
     os.rename(f"{log.path}.elsewhere", log.path)

@@ -159,7 +159,8 @@ class _Rows:
                     split = replace(split, start=max(split.start, decoded.end), blocks=rest)
             except TailraceError as error:
                 if error.kind is Kind.LOG_MISSING:  # the driver has it
-                    raise not_shared(socket.gethostname(), "the log", options.path, "there is no log") from None
+                    host = socket.gethostname()
+                    raise not_shared(host, "the log", options.path, "there is no log") from None
                 if error.kind is not Kind.SCHEMA_PENDING or time.monotonic() >= until_s:
                     raise
                 time.sleep(PENDING_S)

@@ -71,9 +71,7 @@ def relations(
     return list(found)
 
 
-def table_schema(
-    known: Sequence[Relation], table: str, table_policy: TablePolicy = EVERYTHING
-) -> pa.Schema:
+def table_schema(known: Sequence[Relation], table: str, table_policy: TablePolicy = EVERYTHING) -> pa.Schema:
     """Return the schema that covers every version of `table`, metadata columns last.
 
     :param table_policy: which columns are delivered, and how they are masked.

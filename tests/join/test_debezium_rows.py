@@ -125,7 +125,7 @@ def test_a_changed_table_is_described_again_also_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize("schema", [None, field("string")])
-def test_a_key_that_changes_alone_changes_the_table(schema: dict[str, Any] | None) -> None:
+def test_a_changed_key_alone_changes_the_table(schema: dict[str, Any] | None) -> None:
     frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER)
     frames.begin(10, 0)
     row = change("c", {"id": 1, "value": "x"}, schema)

@@ -65,7 +65,7 @@ def test_a_column_of_a_domain_keeps_its_type_when_it_is_dropped() -> None:
     assert own(*versions) == {"id": pa.int64(), "price": pa.decimal128(12, 2)}
 
 
-def test_facts_that_come_late_say_the_type_of_a_column() -> None:
+def test_late_facts_determine_the_type_of_a_column() -> None:
     columns: dict[str, int | tuple[int, int]] = {"id": INT8, "price": PRICE}
     late, _ = priced(2, columns)
     versions = [*priced(1, {"id": INT8}), *priced(2, columns, pending=7), late]

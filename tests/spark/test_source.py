@@ -566,7 +566,7 @@ def test_the_wait_for_an_altered_table_has_a_timeout(
     assert caught.value.kind is Kind.SCHEMA_PENDING
 
 
-def test_a_table_is_not_kept_from_being_read_by_another_one(
+def test_a_table_is_read_whatever_is_wrong_with_another_one(
     log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasource, "_PENDING_S_MAX", 0.0)
@@ -582,13 +582,13 @@ def test_a_table_is_not_kept_from_being_read_by_another_one(
         assert caught.value.kind is kind
 
 
-def test_a_name_that_a_table_has_for_some_rows_of_a_block_finds_these(log: HandmadeLog) -> None:
+def test_a_table_that_has_a_name_only_within_a_block_is_found(log: HandmadeLog) -> None:
     names = [relation(2, f"public.{name}", {"id": INT4}) for name in ("old", "items", "new", "items")]
     log.commit(*(frame for n, name in enumerate(names) for frame in (name, insert(2, str(n)))))
     assert [batch["id"].to_pylist() for batch in rows_of(log, "public.items")] == [[1], [3]]
 
 
-def test_an_executor_that_lacks_the_log_is_told_with_its_host(log: HandmadeLog) -> None:
+def test_an_executor_without_the_log_is_named(log: HandmadeLog) -> None:
     log.commit(ITEMS, insert(2, "7"))
     batches = rows_of(log, "public.items")
     os.rename(log.path, f"{log.path}.elsewhere")

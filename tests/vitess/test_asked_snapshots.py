@@ -1,4 +1,4 @@
-"""Snapshots that are asked for, between a capture and a vtgate of our own: real gRPC, a real log."""
+"""Requested snapshots, between a capture and a fake vtgate: real gRPC, a real log."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_a_table_is_read_again_in_all_shards_while_its_changes_go_on(tmp_path: P
     ops = Counter(change.op for change in found.changes())
     assert ops["r"] == 10
     for counters in found.counters().values():
-        # A row that is read is as its newest change left it; no change is lost, none goes back.
+        # A row is read as its newest change left it; no change is lost or undone.
         assert counters == sorted(counters)
         assert set(counters) == {0, 1, 2}
 
 
 @pytest.mark.slow
-def test_the_keys_of_a_lost_shard_alone_are_copied_anew(tmp_path: Path) -> None:
+def test_only_the_keys_of_a_lost_shard_are_copied_again(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("-80", "80-")
@@ -91,7 +91,7 @@ def test_the_keys_of_a_lost_shard_alone_are_copied_anew(tmp_path: Path) -> None:
             vtgate.write("-80", (1, 1))
             wait_until(lambda: found.counters().get(2, [])[-1:] == [2], 30)
             wait_until(lambda: found.counters()[1] == [0, 1], 30)
-            # Rows of the other keys were not read again: nobody knows which are gone.
+            # Rows of the other keys were not read again: it is unknown which rows are gone.
             assert _read_from(found) == 0
             assert not found.capture.progress().warnings
     assert found.counters() == {1: [0, 1], 2: [0, 1, 2]}
@@ -101,7 +101,7 @@ def test_the_keys_of_a_lost_shard_alone_are_copied_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("snapshot", ["initial", "never"])
 @pytest.mark.slow
-def test_what_is_caught_up_counts_also_where_its_shard_is_gone_at_the_next_start(
+def test_a_shard_that_is_gone_at_the_next_start_needs_a_snapshot_even_if_it_was_caught_up(
     tmp_path: Path, snapshot: str
 ) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
@@ -116,7 +116,7 @@ def test_what_is_caught_up_counts_also_where_its_shard_is_gone_at_the_next_start
 
 
 @pytest.mark.slow
-def test_where_all_keys_were_lost_a_mirror_learns_which_rows_are_gone(tmp_path: Path) -> None:
+def test_after_all_keys_were_copied_again_a_mirror_learns_which_rows_are_gone(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("0")
@@ -136,7 +136,7 @@ def test_where_all_keys_were_lost_a_mirror_learns_which_rows_are_gone(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_request_that_was_left_while_nothing_ran_is_taken_and_kept_over_a_restart(tmp_path: Path) -> None:
+def test_a_request_made_while_nothing_runs_is_taken_and_kept_over_a_restart(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("0")
@@ -148,7 +148,7 @@ def test_a_request_that_was_left_while_nothing_ran_is_taken_and_kept_over_a_rest
         assert VitessSnapshots(tmp_path / "log").known()[-1]["state"] == "waiting"
         with capturing(tmp_path, vtgate.address) as found:
             _wait_for_end(tmp_path)
-        # How many were read is not counted, and none is said.
+        # The number of rows is not counted, so none is shown.
         assert f"    {WHOLE}" in tailrace("snapshot", file, "--list").splitlines()
         assert VitessSnapshots(tmp_path / "log").known()[-1]["tables"][0]["rows"] is None
         with capturing(tmp_path, vtgate.address) as found:
@@ -157,7 +157,7 @@ def test_a_request_that_was_left_while_nothing_ran_is_taken_and_kept_over_a_rest
 
 
 @pytest.mark.slow
-def test_what_can_not_be_read_fails_alone(tmp_path: Path) -> None:
+def test_a_request_for_an_unreadable_table_fails_alone(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")
         snapshots = VitessSnapshots(tmp_path / "log")
@@ -211,7 +211,7 @@ def _key(*values: str, kinds: tuple[int, ...] = (265,)) -> str:
     return key_text("t", pb.QueryResult(fields=[pb.Field(type=kind) for kind in kinds], rows=[row]))
 
 
-def test_a_shard_of_several_goes_on_behind_the_key_that_all_of_them_had() -> None:
+def test_the_copy_of_a_merged_shard_continues_after_the_key_that_all_parents_had() -> None:
     assert common_key([_key("9"), _key("10"), _key("11")]) == _key("9")
     assert common_key([_key("2", "9", kinds=(265, 265)), _key("2", "10", kinds=(265, 265))]) == _key(
         "2", "9", kinds=(265, 265)
@@ -219,7 +219,7 @@ def test_a_shard_of_several_goes_on_behind_the_key_that_all_of_them_had() -> Non
     assert common_key([None, None]) is None
 
 
-def test_where_the_order_of_keys_is_not_known_all_rows_come_again_and_no_change_is_left_out() -> None:
+def test_if_the_order_of_keys_is_unknown_all_rows_are_copied_again() -> None:
     # A key of any type without a value: the server begins at the table's start, and leaves no change out.
     texts, numbers, moments = (
         key_text("t", before_all([pb.Field(type=kind), pb.Field(type=265)])) for kind in (6165, 778, 2062)

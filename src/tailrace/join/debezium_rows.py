@@ -28,6 +28,7 @@ _Field = tuple[str, Mapping[str, Any]]
 class _Table:
     shape: TableShape
     highest: int  # the highest number that a column has had
+    key: tuple[str, ...] = ()  # the message's, from which the shape's is
     fields: Sequence[_Field] = ()
     writers: Sequence[tuple[str, Writer, Mapping[str, Any]]] = ()
 
@@ -181,34 +182,38 @@ class DebeziumTables:
         """Return the table for a row with `fields`; write its description if it has changed.
 
         A delete may have only the key, and `rows` come from partitions that are read independently, possibly
-        after a later change of the table: neither removes a column.
+        after a later change of the table: neither removes a column or changes the key.
         """
         table = self._tables.get(name)
-        if table is not None and table.fields == fields:
+        keeps = of_delete or rows
+        if table is not None and table.fields == fields and (keeps or table.key == key):
             return table
         sent = dict(fields)
         known = () if table is None else table.shape.columns
         names = [column for column, _ in fields]
-        if known and (of_delete or rows):
+        if known and keeps:
             added = [] if of_delete else [each for each in names if all(each != one.name for one in known)]
             names = [*(column.name for column in known), *added]
         columns, highest = _numbered(names, sent, known, 0 if table is None else table.highest)
         writers = [(column, column_type(sent.get(column, {}))[1], sent.get(column, {})) for column in names]
         if table is not None and of_delete:
             return replace(table, writers=writers)
-        key = tuple(column for column in key if column in names)
+        if table is not None and rows:
+            key, own = table.key, table.shape.key
+        else:
+            own = tuple(column for column in key if column in names)
         if table is None:
             relation = 1 + max((each.shape.relation for each in self._tables.values()), default=0)
-            shape = TableShape(relation, *name, columns, key)
+            shape = TableShape(relation, *name, columns, own)
         else:
-            shape = replace(table.shape, columns=columns, key=key)
+            shape = replace(table.shape, columns=columns, key=own)
         if table is None or shape != table.shape:
             shape = shape if table is None else replace(shape, version=shape.version + 1)
             frames.describe(shape)
             self._is_new = True
         # The fields of a row that lacks columns do not describe the table.
         is_whole = len(names) == len(fields)
-        found = _Table(shape, highest, fields if is_whole else (), writers)
+        found = _Table(shape, highest, key, fields if is_whole else (), writers)
         self._tables[name] = found
         return found
 

@@ -107,6 +107,8 @@ def decoded_batches(
         first = blocks[0].header
         changes_shape = any(block.header.has_schema for block in blocks)
         in_batch = [frame for _, frame in schema_frames(raw)] if changes_shape else []
+        if tables is not None and wanted is not None:  # also what gets a wanted name within the batch
+            wanted = wanted.union(*(Catalog([frame]).named(tables) for frame in in_batch))
         if more := settled_facts(reader, first.log_offset, [*schema.frames, *in_batch]):
             settled |= more
             table_policy = with_renames(table_policy, reader)  # the log keeps renames before these facts
@@ -116,8 +118,7 @@ def decoded_batches(
             first.log_offset,
             first.open_at_start,
             schema.frames,
-            # `wanted` doesn't have a table that gets a wanted name within the batch.
-            tables=None if changes_shape else wanted,
+            tables=wanted,
             modes=modes,
             table_policy=table_policy,
             settled=settled,

@@ -10,6 +10,7 @@ Without the option `table` a row is an envelope; with it, a row of that table.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -67,7 +68,7 @@ class TailraceDataSource(DataSource):
         reads the same changes twice while capture continues.
         """
         from tailrace.decode.envelope import SCHEMA as ENVELOPE
-        from tailrace.ranges.changes import with_renames
+        from tailrace.ranges.changes import settled_facts, with_renames
         from tailrace.spark import position, schema
 
         options = self._options()
@@ -86,8 +87,9 @@ class TailraceDataSource(DataSource):
         table_policy = with_renames(table_policy, reader)
         blocks, frames = reader.blocks(first, end), reader.all_schema_frames(first, end)
         in_force = len(reader.schema_before(blocks[0])) if blocks else len(frames)
-        known = schema.relations(frames, in_force, options.value_modes, table_policy)
-        return schema.to_spark(schema.table_schema(known, options.table))
+        settled = settled_facts(reader, first, frames)
+        known = schema.relations(frames, in_force, options.value_modes, settled)
+        return schema.to_spark(schema.table_schema(known, options.table, table_policy))
 
     def reader(self, schema: StructType) -> BatchReader:
         options = self._pinned or self._options()
@@ -142,6 +144,7 @@ class _Rows:
     def _decoded(self, split: InputSplit) -> Iterator[list[TableChanges]]:
         """Yield the changes of an input split; waits before those of an altered table for its new schema."""
         from tailrace.ranges.changes import PENDING_S, decoded_batches
+        from tailrace.spark.folders import not_shared
 
         options = self._options
         wanted = None if options.table is None else {options.table}
@@ -155,6 +158,9 @@ class _Rows:
                     rest = tuple(block for block in split.blocks if block.header.end > decoded.end)
                     split = replace(split, start=max(split.start, decoded.end), blocks=rest)
             except TailraceError as error:
+                if error.kind is Kind.LOG_MISSING:  # the driver has it
+                    host = socket.gethostname()
+                    raise not_shared(host, "the log", options.path, "there is no log") from None
                 if error.kind is not Kind.SCHEMA_PENDING or time.monotonic() >= until_s:
                     raise
                 time.sleep(PENDING_S)

@@ -9,7 +9,7 @@ without loss; if there is no such type, it is PostgreSQL's text.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _DECIMAL_DIGITS_MAX = 38
 _INTEGERS = (pa.int16(), pa.int32(), pa.int64())
+_IN_DOUBLE = {pa.int16(), pa.int32(), pa.float32(), pa.float64()}
 _INTEGER_DIGITS = {pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
@@ -50,34 +51,33 @@ def relations(
     frames: Sequence[bytes],
     in_force: int = 0,
     modes: ValueModes = OWN_FORMS,
-    table_policy: TablePolicy = EVERYTHING,
+    settled: Mapping[tuple[int, int], bytes] | None = None,
 ) -> list[Relation]:
     """Return every version of every table that schema frames describe, in log order.
 
     :param in_force: the number of frames, from the first, that are in force at the start: together
         they describe one version of each table.
-    :param table_policy: which columns are delivered, and how they are masked.
+    :param settled: see `Catalog`.
     """
-    catalog = Catalog(frames[:in_force], modes)
+    catalog = Catalog(frames[:in_force], modes, settled)
     found: dict[Relation, None] = {}
-    described: set[int] = set()
     for place, frame in enumerate(frames):
         if place >= in_force:
             catalog.apply(frame)
         for key, _ in schema_frames(np.frombuffer(frame, np.uint8)):
+            # Facts precede their Relation message: with the message before them they describe no version.
             if key.startswith("R"):
-                described.add(int(key[1:]))
-            if key[0] in "RF" and int(key[1:]) in described:
-                found[table_policy.relation(catalog.relation(int(key[1:])))] = None
+                found[catalog.relation(int(key[1:]))] = None
     return list(found)
 
 
-def table_schema(known: Sequence[Relation], table: str) -> pa.Schema:
+def table_schema(known: Sequence[Relation], table: str, table_policy: TablePolicy = EVERYTHING) -> pa.Schema:
     """Return the schema that covers every version of `table`, metadata columns last.
 
+    :param table_policy: which columns are delivered, and how they are masked.
     :raises TailraceError: `TABLE_UNKNOWN`, naming tables of similar names.
     """
-    versions = [relation for relation in known if relation.qualified_name == table]
+    versions = [table_policy.relation(relation) for relation in known if relation.qualified_name == table]
     if not versions:
         names = sorted({relation.qualified_name for relation in known})
         near = difflib.get_close_matches(table, names, n=3) or names[:5]
@@ -101,7 +101,10 @@ def widened(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return one
     if one in _INTEGERS and other in _INTEGERS:
         return max(one, other, key=_INTEGERS.index)
-    if pa.types.is_floating(one) and pa.types.is_floating(other):
+    pair = {one, other}
+    if pair == {pa.int16(), pa.float32()}:
+        return pa.float32()
+    if pair <= _IN_DOUBLE:
         return pa.float64()
     shapes = (_decimal_shape(one), _decimal_shape(other))
     if None not in shapes:

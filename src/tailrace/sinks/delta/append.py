@@ -155,12 +155,7 @@ def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     found = widened(one, other)
     if not pa.types.is_string(found):
         return found
-    pair = {one, other}
-    if pair == {pa.date32(), pa.timestamp("us")}:
-        return pa.timestamp("us")
-    if pa.float64() in pair and pair & {pa.int16(), pa.int32()}:
-        return pa.float64()
-    return None
+    return pa.timestamp("us") if {one, other} == {pa.date32(), pa.timestamp("us")} else None
 
 
 def _refuse_history(name: str, old: pa.DataType, new: pa.DataType, context: dict[str, str]) -> NoReturn:

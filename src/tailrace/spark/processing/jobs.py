@@ -39,8 +39,8 @@ JOB_BYTES_MAX = 64 << 20
 #: The serializer of Spark's connections between processes; nothing that it writes is stored.
 wire: Any = CPickleSerializer()
 
-#: Number of functions that a Python worker caches.
-_KEPT_MAX = 16
+#: Number of functions that a Python worker caches: more than an engine has tasks.
+_KEPT_MAX = 256
 
 _kept: OrderedDict[str, Callable[[Any], Any]] = OrderedDict()
 
@@ -67,12 +67,12 @@ class ExecutorCall:
             yield carried
 
     def _function(self) -> Callable[[Any], Any]:
-        found = _kept.get(self.name)
-        if found is None:
-            found = _kept[self.name] = wire.loads(self.pickled)
+        if self.name not in _kept:
+            _kept[self.name] = wire.loads(self.pickled)
             while len(_kept) > _KEPT_MAX:
                 _kept.popitem(last=False)
-        return found
+        _kept.move_to_end(self.name)
+        return _kept[self.name]
 
 
 def portable(error: BaseException) -> BaseException:

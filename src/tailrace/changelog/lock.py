@@ -88,10 +88,12 @@ def is_locked(path: Path) -> bool:
     """Return whether some process holds the lock file at `path`.
 
     Holds a shared lock for a moment; several processes may call this at once.
+
+    :raises OSError: the file can't be opened, for another reason than that it is missing.
     """
     try:
         fd = os.open(path, os.O_RDONLY)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -44,7 +44,7 @@ def called():
     import handlers_of_tests  # type: ignore[import-not-found]
 
     handlers_of_tests.seen.clear()
-    handlers_of_tests.faults.clear()
+    handlers_of_tests.faults = {}
     return handlers_of_tests
 
 

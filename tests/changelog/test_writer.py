@@ -72,6 +72,15 @@ def test_a_chunk_with_a_boundary_inside_is_one_unbroken_batch(log: LogDirectory)
     assert content(log) == relation_frame() + first + b"".join(rest)
 
 
+def test_a_source_may_append_nothing(log: LogDirectory) -> None:
+    source = Source()
+    with LogWriter.open(log, "0") as writer:
+        append(writer)
+        append(writer, whole := source.transaction())
+        append(writer)
+    assert content(log) == whole
+
+
 def test_a_chunk_that_does_not_go_on_where_the_log_ends_is_refused(log: LogDirectory) -> None:
     source = Source()
     chunk = chunk_of(source.transaction())

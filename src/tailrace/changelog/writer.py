@@ -215,7 +215,7 @@ class LogWriter:
         return self._place.scan_state()
 
     def append(self, chunk: Bytes, summary: Summary) -> None:
-        """Write whole frames at the end of the log. Not durable before `sync`.
+        """Write whole frames, or none, at the end of the log. Not durable before `sync`.
 
         :param summary: the result of `frames.summarise` for `chunk` with this writer's scan state.
         :raises TailraceError: `LOG_FULL`: nothing of the chunk is in the log, and the same call may
@@ -224,6 +224,8 @@ class LogWriter:
         """
         with self._append_lock:
             self.check_fence()
+            if not len(chunk):
+                return
             self._check_continues(chunk, summary)
             self._check_described(chunk, summary)
             chunks = up_to_boundary(chunk, summary)

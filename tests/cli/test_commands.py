@@ -111,6 +111,23 @@ def test_serve_says_at_once_that_there_is_no_log(tmp_path):
     assert "log_missing" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["log forget --reader lake", "log show", "log verify", "status"])
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="gives its rights up")
+def test_another_users_log_is_said_to_be_one(tmp_path, command):
+    """Root without its rights over others' files is such a user."""
+    log = tmp_path / "log"
+    HandmadeLog(log).close()
+    os.chown(log, 65534, 65534)
+    file = tmp_path / "shop.yaml"
+    file.write_text(f"name: shop\nsource: {{host: 127.0.0.1, port: 1}}\nlog: {{path: {log}}}\n")
+    limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-dac_override"]
+    command, *options = command.replace("log ", "log-").split()
+    program = [sys.executable, "-m", "tailrace", *command.split("-"), str(file), *options]
+    done = subprocess.run([*limits, *program], capture_output=True, text=True, check=False, timeout=60)
+    assert "environment_unfit: open a change log: this user has no right to it" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("command", [["log", "ls"], ["log", "show"], ["tail"]])
 def test_a_failure_under_json_is_one_document(tmp_path, command):
     done = run(*command, tmp_path / "none", "--json")

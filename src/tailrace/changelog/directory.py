@@ -166,9 +166,12 @@ class LogDirectory:
         """
         path = self.path / name
         durable.make_directory(path)
-        while path != self.path:
-            self.give_to_owner(path)
-            path = path.parent
+        try:
+            while path != self.path:
+                self.give_to_owner(path)
+                path = path.parent
+        except OSError as error:
+            raise durable.write_failure(error, f"make the folder {name}", path) from error
 
     def give_to_owner(self, path: Path) -> bool:
         """Give a file that root created in the log to the log's owner; return whether it is the owner's."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.metadata_frames import kept_frames
 from tailrace.sources.row_frames import UNCHANGED, ColumnShape, Row, RowFrames, TableShape
 
 COLUMNS = (ColumnShape("id", "int8", 1), ColumnShape("note", "text", 2))
@@ -77,9 +78,14 @@ def test_a_shape_that_no_table_has_is_refused(changed: dict[str, Any], found: st
     assert len(frames.take()) == 0
 
 
-def test_a_row_of_columns_with_which_its_table_was_not_described_is_refused() -> None:
+@pytest.mark.parametrize("where", ["here", "in the log"])
+def test_a_row_of_columns_with_which_its_table_was_not_described_is_refused(where: str) -> None:
     frames = RowFrames()
     frames.describe(KEYED)
+    described = frames.take()
+    if where == "in the log":
+        frames = RowFrames(dict(kept_frames(described)))
+    frames.insert(KEYED, ["1", "a"])
     frames.take()
     wider = replace(KEYED, columns=(*COLUMNS, ColumnShape("more", "text", 3)), version=2)
     with pytest.raises(TailraceError, match="described with other columns") as refused:
@@ -88,3 +94,5 @@ def test_a_row_of_columns_with_which_its_table_was_not_described_is_refused() ->
     assert len(frames.take()) == 0
     frames.describe(wider)
     frames.insert(wider, ["1", "a", "b"])
+    with pytest.raises(TailraceError, match="described with other columns"):
+        frames.insert(KEYED, ["1", "a"])

@@ -8,7 +8,7 @@ a table. It is written before the first change of the table, and again whenever 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from tailrace.model import POSTGRES_EPOCH_US, Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.frames import Bytes
-from tailrace.protocol.pgoutput import COLUMNS_MAX, relation_message
+from tailrace.protocol.pgoutput import COLUMNS_MAX, parse_relation, relation_message
 
 _TYPE_NAMES = {oid: name for name, oid in OIDS.items()}
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -112,11 +112,17 @@ class TableShape:
 
 
 class RowFrames:
-    """Collects the frames of whole transactions and snapshots; `take` returns them."""
+    """Collects the frames of whole transactions and snapshots; `take` returns them.
 
-    def __init__(self) -> None:
+    :param in_force: the descriptions in force in the log that they continue (`LogWriter.schema_in_force`): a
+        row of other columns is refused.
+    """
+
+    def __init__(self, in_force: Mapping[str, bytes] | None = None) -> None:
+        self._in_force = in_force or {}
         self._parts: list[bytes] = []
-        self._shapes: dict[int, TableShape] = {}  # as described here, by relation
+        self._described: dict[int, Sequence[Column]] = {}  # by relation
+        self._fitting: dict[int, TableShape] = {}  # the last shape with these columns
         self._position = 0
         self._time_us = 0
         self._read = 0
@@ -154,7 +160,8 @@ class RowFrames:
         self._message(
             relation_message(Relation(shape.relation, shape.schema, shape.table, identity, columns))
         )
-        self._shapes[shape.relation] = shape
+        self._described[shape.relation] = columns
+        self._fitting.pop(shape.relation, None)
 
     def begin(self, position: int, time_us: int, transaction: int = 0) -> None:
         """Begin a transaction.
@@ -171,7 +178,7 @@ class RowFrames:
         """Add an insert; `row` in the order of the table's columns.
 
         :raises TailraceError: here and below, `RECORD_INVALID` if a row lacks a value for a column or has one
-            that is not text, or if the table was described here with other columns.
+            that is not text, or if the table was described with other columns.
         """
         self._message(struct.pack("!cI", b"I", shape.relation) + b"N" + self._tuple(shape, row))
 
@@ -245,11 +252,16 @@ class RowFrames:
 
         :raises TailraceError: `RECORD_INVALID`.
         """
-        described = self._shapes.get(shape.relation, shape)
         if len(row) != len(shape.columns):
             raise _refused(shape, f"it has {len(row)} values, but its table {len(shape.columns)} columns")
-        if described is not shape and described.columns != shape.columns:
-            raise _refused(shape, "its table was described with other columns")
+        if self._fitting.get(shape.relation) is not shape:
+            described = self._described.get(shape.relation)
+            if described is None and (frame := self._in_force.get(f"R{shape.relation}")) is not None:
+                described = parse_relation(frame[frames.XLOG_PAYLOAD_AT :]).columns
+            names = [column.name for column in shape.columns]
+            if described is not None and [column.name for column in described] != names:
+                raise _refused(shape, "its table was described with other columns")
+            self._fitting[shape.relation] = shape
         return row
 
 

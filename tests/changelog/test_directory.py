@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.changelog import durable
-from tailrace.changelog.directory import LogDirectory, decode_name, encode_name
+from tailrace.changelog.directory import LogDirectory, decode_name, encode_name, require_unused
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
@@ -110,6 +111,20 @@ def test_a_crash_between_the_two_renames_of_a_state_file_loses_nothing(tmp_path:
     assert log.state_read("x.state") == {"n": 1}
     log.state_write("x.state", {"n": 2})
     assert log.state_read("x.state") == {"n": 2}
+
+
+def test_a_log_of_another_user_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = new_log(tmp_path / "log")
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    monkeypatch.setattr(os, "listdir", refused)
+    for attempt in (LogDirectory.open, require_unused):
+        with pytest.raises(TailraceError, match="this user has no right to it") as caught:
+            attempt(log.path)
+        assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
 
 
 @given(st.text(min_size=1, max_size=30).filter(lambda text: max(text) < "\ud800" or min(text) > "\udfff"))

@@ -20,6 +20,7 @@ from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
+from tailrace.realtime import control
 from tailrace.sinks.target import locked
 from tailrace.sources.snapshot_requests import ask, request_files, take_requests, waiting
 from tests.support.changelog.frames_of import SOURCE, Source, append, new_log
@@ -147,14 +148,25 @@ def test_the_target_of_a_symbolic_link_does_not_change_its_owner(tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
+def test_what_root_is_the_first_to_write_in_a_log_is_of_the_logs_owner(memory_path: Path) -> None:
+    log = new_log(memory_path / "log")
+    os.chown(log.path / "identity.json", _NOBODY, _NOBODY)
+    with Readers(log).temporary("replay:lake"):
+        control.give_command(log, "lake", on=True)
+        found = [path for name in ("readers", "realtime") for path in log.path.glob(f"{name}/**/*")]
+        found += [log.path / "readers", log.path / "realtime"]
+        assert {"lake.command", "readers", "realtime"} <= {path.name for path in found}
+        assert {path.stat().st_uid for path in found} == {_NOBODY}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
 def test_a_reader_file_written_by_root_belongs_to_the_folders_owner(memory_path: Path) -> None:
     log = new_log(memory_path / "log")
     readers = Readers(log)
     readers.begin("sink", TASK, 0)
-    folder = log.path / "readers"
-    os.chown(folder, _NOBODY, _NOBODY)
+    os.chown(log.path / "identity.json", _NOBODY, _NOBODY)
     readers.commit("sink", TASK, 5)
-    assert {path.stat().st_uid for path in folder.glob("*.json")} == {_NOBODY}
+    assert {path.stat().st_uid for path in (log.path / "readers").glob("*.json")} == {_NOBODY}
 
 
 def test_a_request_may_be_taken_by_the_engine_at_once(

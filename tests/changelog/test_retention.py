@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
+from tailrace.changelog import lock
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.format import segment_name
 from tailrace.changelog.index import SegmentFile
@@ -16,7 +20,10 @@ from tailrace.changelog.retention.prune import apply, segment_facts
 from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
+from tailrace.config import LogConfig, RetentionConfig
 from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline import source_worker
+from tailrace.pipeline.source_worker import RetentionTimer
 from tests.support.changelog.frames_of import SECOND_US, Source, append, new_log
 
 #: Four segments of 10 bytes, whose last units ended at 1 s, 2 s, 3 s and 4 s; the last is written.
@@ -171,6 +178,64 @@ def test_commits_only_go_forward_and_need_a_registration(log: LogDirectory) -> N
     readers.register("a/b: c", {"0": 0, "1": 7})
     [found] = Readers.open(log.path).all()
     assert (found.name, dict(found.offsets)) == ("a/b: c", {"0": 30, "1": 7})
+
+
+def test_a_temporary_reader_that_begins_during_retention_is_known_to_have_ended(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers, take = Readers(log), lock._lock
+
+    def retention_first(fd: int) -> bool:
+        readers.remove_ended()
+        return take(fd)
+
+    monkeypatch.setattr(lock, "_lock", retention_first)
+    reading = readers.temporary("replay:out")
+    name = reading.__enter__()
+    monkeypatch.undo()
+    readers.register(name, {"0": 0})
+    readers.remove_ended()
+    assert [reader.name for reader in readers.all()] == [name]
+    monkeypatch.setattr(readers, "remove", lambda _: None)
+    monkeypatch.setattr(Path, "unlink", lambda *_, **_options: None)
+    reading.__exit__(None, None, None)  # as the end of its process does: only the lock ends
+    monkeypatch.undo()
+    readers.remove_ended()
+    assert readers.all() == []
+
+
+def test_a_temporary_reader_whose_lock_can_not_be_looked_at_stays(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = Readers(log)
+    with readers.temporary("replay:out") as name:
+        readers.register(name, {"0": 0})
+
+        def too_many(*_: object) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", too_many)
+            with pytest.raises(OSError, match="open files"):
+                readers.remove_ended()
+        assert readers.require(name).offsets == {"0": 0}
+
+
+def test_retention_that_fails_is_tried_again(log: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = RetentionTimer(LogConfig(path=log.path, retention=RetentionConfig(age_s=0.001)), "0", None)
+    monkeypatch.setattr(source_worker, "RETENTION_INTERVAL_S", 0.0)
+    before = log.segments("0")
+
+    def too_many(*_: object) -> SegmentFile:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched, structlog.testing.capture_logs() as said:
+        patched.setattr(SegmentFile, "open", too_many)
+        timer.turn()
+    assert [line["event"] for line in said] == ["retention failed"]
+    assert log.segments("0") == before
+    timer.turn()
+    assert log.segments("0") == before[-1:]
 
 
 def test_a_damaged_reader_file_prevents_any_removal(log: LogDirectory) -> None:

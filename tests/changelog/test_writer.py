@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
-from tests.support.changelog.frames_of import Source, append, chunk_of, new_log, relation_frame
+from tests.support.changelog.frames_of import TABLE, Source, append, chunk_of, new_log, relation_frame
 from tests.support.changelog.processes import open_at_once
 from tests.support.changelog.recovery import abandon, content, segment_files
 from tests.support.forked import PROCESSES
@@ -71,6 +72,15 @@ def test_a_chunk_with_a_boundary_inside_is_one_unbroken_batch(log: LogDirectory)
     assert content(log) == relation_frame() + first + b"".join(rest)
 
 
+def test_a_source_may_append_nothing(log: LogDirectory) -> None:
+    source = Source()
+    with LogWriter.open(log, "0") as writer:
+        append(writer)
+        append(writer, whole := source.transaction())
+        append(writer)
+    assert content(log) == whole
+
+
 def test_a_chunk_that_does_not_continue_at_the_logs_end_is_refused(log: LogDirectory) -> None:
     source = Source()
     chunk = chunk_of(source.transaction())
@@ -84,7 +94,7 @@ def test_a_chunk_that_does_not_continue_at_the_logs_end_is_refused(log: LogDirec
 
 
 def test_a_segment_repeats_the_schema_in_force(log: LogDirectory) -> None:
-    source = Source()
+    source = Source(described={TABLE})
     old, new = relation_frame(columns=("id",)), relation_frame(columns=("id", "note"))
     with LogWriter.open(log, "0", options=LogOptions(segment_bytes=1)) as writer:
         append(writer, source.begin(), old, relation_frame(7), source.commit())
@@ -218,6 +228,63 @@ def test_a_write_of_a_stale_writer_damages_nothing(log: LogDirectory) -> None:
         assert third.tail.offset == len(first + again)
     assert content(log) == first + again
     abandon(stale)
+
+
+def test_an_fsync_that_fails_after_a_takeover_cuts_nothing_off(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source()
+    stale = LogWriter.open(log, "0")
+    append(stale, first := source.transaction())
+    took_over: list[LogWriter] = []
+    fsync = os.fsync
+
+    def fail_late(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        (log.task_path("0") / LOCK_NAME).unlink()
+        took_over.append(LogWriter.open(log, "0"))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail_late)
+    with pytest.raises(TailraceError):
+        stale.sync()
+    with took_over[0] as fresh:
+        assert fresh.durable.offset == len(first)
+    assert content(log) == first
+    assert verify(log.path).sound
+    stale.close()
+
+
+def test_a_log_that_is_removed_while_it_is_written_is_said_to_be_gone(log: LogDirectory) -> None:
+    writer = LogWriter.open(log, "0")
+    shutil.rmtree(log.path)
+    with pytest.raises(TailraceError) as caught:
+        append(writer, Source().transaction())
+    assert kind_of(caught) is Kind.LOG_MISSING
+    writer.close()
+
+
+# What no reader could decode
+
+
+@pytest.mark.parametrize("tables", [1, 100], ids=["one table", "more than are listed"])
+@pytest.mark.parametrize("late", [False, True], ids=["never", "too late"])
+def test_a_change_of_a_table_that_is_not_described_before_is_refused(
+    log: LogDirectory, tables: int, late: bool
+) -> None:
+    source = Source()
+    with LogWriter.open(log, "0") as writer:
+        append(writer, first := source.transaction())
+        begin, known = source.begin(), b"".join(source.insert(table) for table in range(100, 100 + tables))
+        described, change, commit = source.insert(7), source.insert(7), source.commit()
+        after = relation_frame(7) if late else b""
+        with pytest.raises(TailraceError, match="not described before it") as caught:
+            append(writer, begin, known, change, after, commit)
+        assert (kind_of(caught), caught.value.context) == (Kind.SCHEMA_MISSING, {"relation": 7})
+        append(writer, second := begin + known + described + change + commit)
+    with LogWriter.open(log, "0") as writer:  # it is described in the log
+        append(writer, third := source.begin() + change + source.commit())
+    assert content(log) == first + second + third
 
 
 # When writing fails
@@ -398,6 +465,7 @@ def test_creating_a_segment_on_a_full_disk_may_be_repeated(
             assert not list(log.task_path("0").glob(".*"))
             assert writer.sync() == writer.tail
             source.lsn -= 1000
+            source.described.clear()
         append(writer, sent)
     assert content(log) == sent
     assert verify(log.path).sound
@@ -506,7 +574,7 @@ def test_rows_of_a_snapshot_are_not_compressed(log: LogDirectory, compression: s
     text = b"7\tthe same\n" * 100
     rows = source.transaction(100)
     with LogWriter.open(log, "0", options=options) as writer:
-        append(writer, frames.control_frame(frames.SNAPSHOT_BEGIN, lsn, 0, {}))
+        append(writer, frames.control_frame(frames.SNAPSHOT_BEGIN, lsn, 0, {}), relation_frame(5))
         [file] = segment_files(log)
         before = file.stat().st_size
         append(writer, frames.snapshot_frame(5, 0, 100, text))

@@ -76,6 +76,18 @@ def test_a_failed_task_is_restarted_alone_and_loses_nothing():
     assert heard.completed[0]
 
 
+def test_a_restarted_task_that_runs_shows_no_error():
+    source = LinesSource(10, ends=False, faults=[Fault("poll", 1, error=ValueError())])
+    engine = engine_of(source, Seen().record, options={"on_task_failure": "restart"})
+    engine.start()
+    try:
+        wait_until(lambda: engine.view().tasks[0].processed == 10, FAR_S, "its lines")
+        task = engine.view().tasks[0]
+        assert (task.state, task.restarts, task.error) == (Phase.POLLING, 1, None)
+    finally:
+        engine.close()
+
+
 def test_restarts_without_progress_are_limited(monkeypatch):
     monkeypatch.setattr(failures, "TASK_RESTARTS_MAX", 1)
     faults = [Fault("poll", at, error=ValueError()) for at in (2, 4, 6, 8)]

@@ -166,6 +166,18 @@ def test_a_copy_that_was_killed_holds_nothing_back(orders):
     assert list((orders.directory.path / "readers").iterdir()) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="is root")
+def test_root_leaves_no_files_in_the_target_of_another_users_pipeline(orders, targets, tmp_path):
+    end = orders.insert(1)
+    os.chown(orders.directory.path / "identity.json", 65534, 65534)
+    with pytest.raises(TailraceError, match="its files would be root's") as caught:
+        replayed(pipeline_on(tmp_path))
+    assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
+    assert targets == {}
+    replayed(pipeline_on(tmp_path), into=tmp_path / "copy")
+    assert [span.end for span in targets[str(tmp_path / "copy")]] == [end]
+
+
 def test_an_empty_target_may_begin_later(orders, targets, tmp_path):
     first = orders.insert(1)
     end = orders.insert(2)

@@ -37,6 +37,10 @@ def insert(relation: int) -> bytes:
     )
 
 
+def relation(oid: int) -> bytes:
+    return xlog(b"R" + struct.pack("!I", oid) + b"public\0t\0d\0\0")
+
+
 def truncate(*relations: int) -> bytes:
     return xlog(b"T" + struct.pack(f"!Ib{len(relations)}I", len(relations), 0, *relations))
 
@@ -138,15 +142,15 @@ def test_more_tables_than_the_limit_are_not_listed() -> None:
 
 
 def test_schema_frames_come_with_a_key_by_which_later_ones_replace_them() -> None:
-    relation = xlog(b"R" + struct.pack("!I", 77) + b"public\0t\0d" + struct.pack("!h", 0))
+    shape = relation(77)
     kind = xlog(b"Y" + struct.pack("!I", 78) + b"public\0mood\0")
     facts = frames.control_frame(frames.FACTS, 0, 0, {"relation": 77})
-    data = relation + kind + facts + transaction(9, insert(77))
-    assert metadata_frames.schema_frames(array(data)) == [("R77", relation), ("Y78", kind), ("F77", facts)]
+    data = shape + kind + facts + transaction(9, insert(77))
+    assert metadata_frames.schema_frames(array(data)) == [("R77", shape), ("Y78", kind), ("F77", facts)]
     assert frames.summarise(array(data), frames.new_state()).has_schema
     whole = 0
-    for end in range(1, len(relation + kind + facts)):
-        if end in (len(relation), len(relation + kind)):
+    for end in range(1, len(shape + kind + facts)):
+        if end in (len(shape), len(shape + kind)):
             whole += 1
             assert len(metadata_frames.schema_frames(array(data[:end]))) == whole
             continue
@@ -156,7 +160,7 @@ def test_schema_frames_come_with_a_key_by_which_later_ones_replace_them() -> Non
 
 
 def test_schema_frames_may_be_many() -> None:
-    every = [xlog(b"R" + struct.pack("!I", oid) + b"public\0t\0d\0\0") for oid in range(1000)]
+    every = [relation(oid) for oid in range(1000)]
     assert metadata_frames.schema_frames(array(b"".join(every))) == [
         (f"R{oid}", each) for oid, each in enumerate(every)
     ]
@@ -259,3 +263,27 @@ def test_the_part_before_the_last_boundary_has_the_result_of_a_scan_of_it_alone(
     assert whole.to_boundary == head
     units = frames.units_of(array(STREAM[:end]), frames.new_state())
     assert whole.time_max_us == head.time_max_us == max(units[:, 3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ([insert(5)], 5),
+        ([relation(5), insert(5)], None),
+        ([insert(5), relation(5)], 5),
+        ([insert(4), relation(5), truncate(4, 5, 6)], 6),
+        ([insert(4), insert(4)], None),
+        ([message(1, transactional=True)], None),
+        ([insert(4), relation(5), *[insert(4), insert(5)] * 100, insert(6)], 6),
+    ],
+)
+def test_a_table_that_changes_before_it_is_described_is_found(
+    changes: list[bytes], found: int | None
+) -> None:
+    assert metadata_frames.undescribed(array(transaction(1000, *changes)), {4}) == found
+
+
+def test_a_snapshots_rows_are_changes_of_a_table() -> None:
+    rows = frames.snapshot_frame(5, 0, 1, b"7\n")
+    assert metadata_frames.undescribed(array(rows), {4}) == 5
+    assert metadata_frames.undescribed(array(rows), {5}) is None

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 
 from tailrace.changelog import runs
 from tailrace.changelog.reader import LogReader
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
 from tailrace.config import EngineConfig
 from tailrace.config.sections import PythonSinkConfig as PythonConfig
@@ -42,7 +44,7 @@ def called():
     import handlers_of_tests  # type: ignore[import-not-found]
 
     handlers_of_tests.seen.clear()
-    handlers_of_tests.faults.clear()
+    handlers_of_tests.faults = {}
     return handlers_of_tests
 
 
@@ -227,6 +229,13 @@ def test_two_processes_cannot_run_one_sink(log, called) -> None:
     second.open(log.directory.identity, "shop")
     second.close()
     assert [reader.name for reader in Readers(log.directory).all()] == []
+
+
+def test_retention_leaves_its_place_alone_while_it_is_stopped(log, called) -> None:
+    end, config = log.insert(1), config_of("batch")
+    fed(config, log, end)
+    apply(log.directory, "0", RetentionRules(size_bytes=0))
+    assert recorded_position(config, "shop", log.directory, "0") == end
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.row_frames import ColumnShape, Row, RowFrames, TableShape
+from tailrace.protocol.metadata_frames import kept_frames
+from tailrace.sources.row_frames import UNCHANGED, ColumnShape, Row, RowFrames, TableShape
 
 COLUMNS = (ColumnShape("id", "int8", 1), ColumnShape("note", "text", 2))
 KEYED = TableShape(1, "public", "orders", COLUMNS, ("id",))
@@ -35,3 +38,61 @@ def test_a_row_with_another_number_of_columns_than_its_table_is_refused(
         write(frames, row)
     assert refused.value.kind is Kind.RECORD_INVALID
     assert len(frames.take()) == 0
+
+
+@pytest.mark.parametrize("value", [1, b"a", "\ud800", UNCHANGED], ids=repr)
+def test_a_value_that_is_no_text_is_refused(value: Any) -> None:
+    frames = RowFrames()
+    writes = [lambda row: frames.rows(KEYED, [row])]
+    if value is not UNCHANGED:
+        writes += [lambda row: frames.insert(KEYED, row), lambda row: frames.update(KEYED, row)]
+    for write in writes:
+        with pytest.raises(TailraceError, match="neither text nor None") as refused:
+            write(["1", value])
+        assert refused.value.kind is Kind.RECORD_INVALID
+    assert len(frames.take()) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({"relation": 0}, "relation"),
+        ({"relation": 1 << 32}, "relation"),
+        ({"schema": ""}, "a name is empty"),
+        ({"table": "or\0ders"}, "zero character"),
+        ({"columns": (replace(COLUMNS[0], name=""), COLUMNS[1])}, "a name is empty"),
+        ({"columns": (COLUMNS[0], replace(COLUMNS[1], name="id"))}, "two columns have one name"),
+        ({"columns": (COLUMNS[0], replace(COLUMNS[1], number=1))}, "different numbers"),
+        ({"columns": (COLUMNS[0], replace(COLUMNS[1], number=0))}, "from 1"),
+        ({"columns": tuple(ColumnShape(f"c{n}", "text", n + 1) for n in range(1665)), "key": ()}, "1664"),
+        ({"key": ("id", "nope")}, "no column's"),
+        ({"key": ("id", "id")}, "twice"),
+        ({"numbered": 1}, "`numbered`"),
+    ],
+)
+def test_a_shape_that_no_table_has_is_refused(changed: dict[str, Any], found: str) -> None:
+    frames = RowFrames()
+    with pytest.raises(TailraceError, match=found) as refused:
+        frames.describe(replace(KEYED, **changed))
+    assert refused.value.kind is Kind.CONFIG_INVALID
+    assert len(frames.take()) == 0
+
+
+@pytest.mark.parametrize("where", ["here", "in the log"])
+def test_a_row_of_columns_with_which_its_table_was_not_described_is_refused(where: str) -> None:
+    frames = RowFrames()
+    frames.describe(KEYED)
+    described = frames.take()
+    if where == "in the log":
+        frames = RowFrames(dict(kept_frames(described)))
+    frames.insert(KEYED, ["1", "a"])
+    frames.take()
+    wider = replace(KEYED, columns=(*COLUMNS, ColumnShape("more", "text", 3)), version=2)
+    with pytest.raises(TailraceError, match="described with other columns") as refused:
+        frames.insert(wider, ["1", "a", "b"])
+    assert refused.value.kind is Kind.RECORD_INVALID
+    assert len(frames.take()) == 0
+    frames.describe(wider)
+    frames.insert(wider, ["1", "a", "b"])
+    with pytest.raises(TailraceError, match="described with other columns"):
+        frames.insert(KEYED, ["1", "a"])

@@ -81,7 +81,7 @@ class LogDirectory:
         """Open an existing log for reading; nothing is written.
 
         :raises TailraceError: `LOG_MISSING`; `LOG_CORRUPT`, if its identity is damaged;
-            `LOG_FORMAT_UNKNOWN`, if a later version created it.
+            `LOG_FORMAT_UNKNOWN`, if a later version created it; `ENVIRONMENT_UNFIT`, if it is another user's.
         """
         path = Path(path).absolute()
         try:
@@ -93,6 +93,8 @@ class LogDirectory:
                 "check the path; a log is created when its pipeline first runs",
                 {"path": str(path)},
             ) from None
+        except PermissionError:
+            raise _closed(path) from None
         if content is None:
             raise TailraceError(
                 Kind.LOG_CORRUPT,
@@ -153,8 +155,23 @@ class LogDirectory:
         :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the old content is then in place.
         """
         path = self.path / name
-        durable.make_directory(path.parent)
+        self.make_folder(os.path.dirname(name))
         durable.write_state(path, content)
+
+    def make_folder(self, name: str) -> None:
+        """Create a folder of the log and those above it, unless they exist. They belong to the log's owner,
+        also if root creates them.
+
+        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        path = self.path / name
+        durable.make_directory(path)
+        try:
+            while path != self.path:
+                self.give_to_owner(path)
+                path = path.parent
+        except OSError as error:
+            raise durable.write_failure(error, f"make the folder {name}", path) from error
 
     def give_to_owner(self, path: Path) -> bool:
         """Give a file that root created in the log to the log's owner; return whether it is the owner's."""
@@ -175,9 +192,12 @@ def decode_name(name: str) -> str:
 def require_unused(path: Path) -> None:
     """Check that a directory has a log, or that one may be created in it.
 
-    :raises TailraceError: `LOG_FOREIGN`.
+    :raises TailraceError: `LOG_FOREIGN`; `ENVIRONMENT_UNFIT`, if it is another user's.
     """
-    held = os.listdir(path) if path.is_dir() else []
+    try:
+        held = os.listdir(path) if path.is_dir() else []
+    except PermissionError:
+        raise _closed(path) from None
     strange = [name for name in held if not name.startswith(".") and name not in OF_THE_ROOT]
     if strange and _IDENTITY not in held:
         raise TailraceError(
@@ -205,6 +225,15 @@ def _create(path: Path, source: SourceFingerprint) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     durable.sync_directory(path)
+
+
+def _closed(path: Path) -> TailraceError:
+    return TailraceError(
+        Kind.ENVIRONMENT_UNFIT,
+        "open a change log: this user has no right to it",
+        "run the command as the user who runs the pipeline, or as root",
+        {"path": str(path)},
+    )
 
 
 def _describe(source: SourceFingerprint) -> str:

@@ -48,11 +48,14 @@ def write_failure(error: OSError, attempted: str, path: Path) -> TailraceError:
 
 def final(error: OSError, attempted: str, path: Path) -> TailraceError:
     """Return `LOG_WRITE_FAILED` even for a full disk: for writes that can't be undone and repeated."""
+    repair = "check the disk and the kernel's messages"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        repair = "give the log's files to the user who runs the pipeline"
     return TailraceError(
         Kind.LOG_WRITE_FAILED,
         f"{attempted}: {error.strerror or error}",
-        "check the disk and the kernel's messages, then start again: what was acknowledged is "
-        "in the log, the rest comes from the source again",
+        f"{repair}, then start again: what was acknowledged is in the log, the rest comes from the source "
+        "again",
         {"file": str(path)},
     )
 

@@ -55,13 +55,19 @@ class EndMarkFile:
     def check(self) -> None:
         """Check that no other writer has taken over.
 
-        :raises TailraceError: `LOG_FENCED`.
+        :raises TailraceError: `LOG_FENCED`; `LOG_MISSING` if the log was moved or removed.
         """
         try:
             found = os.stat(self._path)
-        except FileNotFoundError:
-            found = None
-        if found is None or found.st_ino != self._held.st_ino or found.st_dev != self._held.st_dev:
+        except (FileNotFoundError, NotADirectoryError):
+            raise TailraceError(
+                Kind.LOG_MISSING,
+                "write the change log: its end mark is not there any more",
+                "the log was moved or removed while it was written: put it back, then start again. What was "
+                "acknowledged is in it; the source sends the rest again",
+                {"file": str(self._path)},
+            ) from None
+        if found.st_ino != self._held.st_ino or found.st_dev != self._held.st_dev:
             raise TailraceError(
                 Kind.LOG_FENCED,
                 "write the change log: another writer has taken it over",

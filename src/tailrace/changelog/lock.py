@@ -85,13 +85,15 @@ def is_written(log_path: Path, task: str) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether some process holds the lock file at `path`.
+    """Return whether some process holds the lock file at `path`; False if this user may not open it.
 
     Holds a shared lock for a moment; several processes may call this at once.
+
+    :raises OSError: the file can't be opened for another reason.
     """
     try:
         fd = os.open(path, os.O_RDONLY)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -144,6 +144,7 @@ class LogWriter:
         self._place = Place(0, 0, 0, 0, 0, None)
         self._tail = self._durable = Tail(0, 0, 0)
         self._schema: dict[str, bytes] = {}  # replaced, not modified
+        self._described: frozenset[int] = frozenset()  # the tables that it describes
         self._insertions: list[Insertion] = []
         self._rolls = False  # whether the next block starts a new segment
         self._replaceable = UNKNOWN  # offset of a segment without changes, which may be replaced
@@ -214,15 +215,19 @@ class LogWriter:
         return self._place.scan_state()
 
     def append(self, chunk: Bytes, summary: Summary) -> None:
-        """Write whole frames at the end of the log. Not durable before `sync`.
+        """Write whole frames, or none, at the end of the log. Not durable before `sync`.
 
         :param summary: the result of `frames.summarise` for `chunk` with this writer's scan state.
         :raises TailraceError: `LOG_FULL`: nothing of the chunk is in the log, and the same call may
-            be repeated. `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer can't be used any more.
+            be repeated. `SCHEMA_MISSING`: it has a change of a table that is not described before, and
+            nothing of it is in the log. `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer can't be used any more.
         """
         with self._append_lock:
             self.check_fence()
+            if not len(chunk):
+                return
             self._check_continues(chunk, summary)
+            self._check_described(chunk, summary)
             chunks = up_to_boundary(chunk, summary)
             inserted = self._insertions if len(chunks) > 1 else []
             if inserted:
@@ -339,7 +344,7 @@ class LogWriter:
         with self._lock:
             self._tail = tail
         self._place = recovered.place
-        self._schema = dict(recovered.schema)
+        self._keep_schema(recovered.schema)
         self._replaceable = tail.offset if recovered.empty_segment else UNKNOWN
 
     def _write_blocks(self, chunks: Sequence[tuple[Bytes, Summary]]) -> list[BlockHeader]:
@@ -370,8 +375,12 @@ class LogWriter:
             if self._listener is not None:
                 self._listener.appended(header, raw, self._schema)
             if summary.has_schema:
-                self._schema = self._schema | dict(metadata_frames.kept_frames(raw))
+                self._keep_schema(self._schema | dict(metadata_frames.kept_frames(raw)))
         return encoded.headers
+
+    def _keep_schema(self, schema: dict[str, bytes]) -> None:
+        self._schema = schema
+        self._described = frozenset(int(key[1:]) for key in schema if key[0] == "R")
 
     def _write_insertions(self) -> None:
         """Write the frames that wait for a boundary, if the log ends at one."""
@@ -459,7 +468,8 @@ class LogWriter:
             # was cut off it would be damage.
             with self._file_lock:
                 self._failure = durable.final(error, "make the change log durable", segment.path)
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, TailraceError):
+                    self._mark.check()  # a writer that has taken over may have accepted that part
                     os.ftruncate(segment.fd, segment.durable_at)
             raise self._failure from error
 
@@ -511,6 +521,19 @@ class LogWriter:
                 "append to the change log: the chunk does not start where the log ends",
                 REPORT,
                 {"log_offset": self._place.offset, "size": summary.size},
+            )
+
+    def _check_described(self, chunk: Bytes, summary: Summary) -> None:
+        if summary.tables is not None and self._described.issuperset(summary.tables):
+            return
+        table = metadata_frames.undescribed(chunk, self._described)
+        if table is not None:
+            raise TailraceError(
+                Kind.SCHEMA_MISSING,
+                "append to the change log: a change is of a table that is not described before it, so no "
+                "reader could decode it; nothing of the chunk was stored",
+                "the source must describe each table before its first change (`RowFrames.describe`)",
+                {"relation": table},
             )
 
 

@@ -70,7 +70,7 @@ class Supervision:
         return self._states[number].restarts
 
     def error(self, number: int) -> TailraceError | None:
-        """Return the last failure of a task; None if it has not failed."""
+        """Return the failure for which a task does not run; None if it runs, or has not failed."""
         return self._states[number].error
 
     def note(self, number: int, phase: Phase) -> None:
@@ -79,6 +79,8 @@ class Supervision:
             state = self._states[number]
             if state.phase is not Phase.FAILED:
                 state.phase = phase
+                if phase is Phase.POLLING:
+                    state.error = None
 
     def failed(
         self, number: int, error: BaseException, doing: str, *, got_on: bool, may_restart: bool = True

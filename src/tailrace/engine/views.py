@@ -26,7 +26,7 @@ class TaskView:
     :param handler_s: seconds for which threads of this process called handlers.
     :param errors: why its source, or a part of it, can't be read now: a server that can't be reached, a
         database that failed while the task's others are read. Empty if all of it can be read.
-    :param error: the first of `errors`, or the last failure of the task.
+    :param error: the first of `errors`, or the failure for which the task does not poll.
     """
 
     number: int

@@ -177,7 +177,7 @@ class _Stream:
         self._section, self._writer = section, writer
         self._tables = DebeziumTables(in_force, section.unavailable_value_placeholder, document_of(section))
         self._assembly = Assembly()
-        self._frames = RowFrames()
+        self._frames = RowFrames(in_force)
         self._collected = 0  # rows
         self._closed = UNKNOWN  # the transaction that was completed last
         self._passed: EndedTransaction | None = None  # the last one before those that are still needed

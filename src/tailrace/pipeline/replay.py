@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -75,6 +76,25 @@ def require_not_fed(config: EngineConfig, pipeline: PipelineConfig, sink: SinkCo
             Kind.SINK_LOCKED,
             f"replay sink {sink.name!r}: the pipeline is running, and writes it",
             "it needs no replay while the pipeline writes it; otherwise stop the pipeline first",
+            {"sink": sink.name},
+        )
+
+
+def _require_owner(directory: LogDirectory, sink: SinkConfig) -> None:
+    """Check that the engine of the log's owner can go on with the files that this replay leaves.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if it runs as root for another user's pipeline.
+    """
+    if os.geteuid() != 0 or isinstance(sink, KafkaSinkConfig):
+        return
+    owner = (directory.path / "identity.json").stat().st_uid
+    with tempfile.TemporaryFile(dir=directory.path) as made:  # some file systems choose the owner themselves
+        is_owner = os.fstat(made.fileno()).st_uid == owner
+    if not is_owner:
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT,
+            f"replay sink {sink.name!r} as root: its files would be root's, but the log is of user {owner}",
+            f"run it as that user (sudo -u '#{owner}' …), or name another directory with --into",
             {"sink": sink.name},
         )
 
@@ -150,7 +170,8 @@ class Replay:
 
         :raises TailraceError: `LOG_MISSING`; `LOG_RANGE_GONE` if retention has removed what is
             needed; `SINK_LOCKED` if an engine is writing the sink; `CONFIG_INVALID` for a mirror
-            with `begin`; the error that stopped the sink.
+            with `begin`; `ENVIRONMENT_UNFIT` if root runs it for another user's pipeline; the error that
+            stopped the sink.
         """
         if self._begin is not None and getattr(self._sink, "mode", "append") == "mirror":
             raise TailraceError(
@@ -161,6 +182,8 @@ class Replay:
         if self._sink.on_spark and self._pipeline.spark.start == "eager":
             require_java()
         directory = LogDirectory.open(self._pipeline.log.path)
+        if not self._is_copy:
+            _require_owner(directory, self._sink)
         with LogReader.open(directory, TASK) as reader:
             tail = reader.end()
             _require_columns(directory, self._pipeline.source, reader.renames())

@@ -418,8 +418,8 @@ class RetentionTimer:
             directory = LogDirectory.open(self._path)
             keep_from = None if self._snapshots is None else self._snapshots.needed_from
             pruned = apply(directory, self._task, self._rules, keep_from=keep_from)
-        except TailraceError as error:
-            if error.kind is not Kind.LOG_MISSING:
+        except (TailraceError, OSError) as error:
+            if not isinstance(error, TailraceError) or error.kind is not Kind.LOG_MISSING:
                 log.warning("retention failed", error=str(error))
             return
         if pruned.segments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numba as nb
@@ -18,7 +18,10 @@ from tailrace.protocol.frames import (
     HAS_FACTS,
     HAS_SHARD,
     KIND_AT,
+    ROWS,
+    ROWS_RELATION_AT,
     SHARD,
+    SNAPSHOT_TEXT_AT,
     SUBTYPE_AT,
     XLOG_PAYLOAD_AT,
     Bytes,
@@ -28,7 +31,7 @@ from tailrace.protocol.frames import (
     frame_size,
     message_type,
 )
-from tailrace.protocol.memory import u8_at
+from tailrace.protocol.memory import u8_at, u32_at
 
 #: Number of frames that one search returns; if there are more, it is repeated with room for all.
 _PLACES = 64
@@ -86,6 +89,60 @@ def _find(b, places, wanted):  # type: ignore[no-untyped-def]
             count += 1
         i += size
     return count
+
+
+@compiled(nb.int64(FROZEN_BYTES, nb.int64[:, ::1]))
+def _find_tables(b, found):  # type: ignore[no-untyped-def]
+    # Returns the number of changes of another table than the change before, and writes the table and the
+    # offset of the frame of the first ones to `found`.
+    count = np.int64(0)
+    last = np.int64(-1)
+    i = np.int64(0)
+    while i < len(b):
+        size = frame_size(b, i)
+        if size == 0:
+            break
+        message = message_type(b, i, size)
+        at, tables = np.int64(0), np.int64(0)
+        if u8_at(b, i + KIND_AT) == ROWS:
+            at = i + ROWS_RELATION_AT
+            tables = np.int64(size >= SNAPSHOT_TEXT_AT)
+        elif message == pg.INSERT or message == pg.UPDATE or message == pg.DELETE:
+            at = i + XLOG_PAYLOAD_AT + pg.RELATION_AT
+            tables = np.int64(size >= XLOG_PAYLOAD_AT + pg.CHANGE_SIZE_MIN)
+        elif message == pg.TRUNCATE and size >= XLOG_PAYLOAD_AT + pg.TRUNCATED_AT:
+            at = i + XLOG_PAYLOAD_AT + pg.TRUNCATED_AT
+            named = u32_at(b, i + XLOG_PAYLOAD_AT + pg.TRUNCATE_COUNT_AT)
+            tables = min(named, (i + size - at) // pg.RELATION_SIZE)
+        for k in range(tables):
+            table = u32_at(b, at + pg.RELATION_SIZE * k)
+            if table != last:
+                if count < len(found):
+                    found[count, 0], found[count, 1] = table, i
+                count += 1
+                last = table
+        i += size
+    return count
+
+
+def undescribed(frames: Bytes, described: Collection[int]) -> int | None:
+    """Return a table with a change before its description among complete frames; None if there is none.
+
+    :param described: the tables that are described before these frames.
+    """
+    found = np.empty((_PLACES, 2), np.int64)
+    count = _find_tables(frames, found)
+    if count > len(found):
+        found = np.empty((count, 2), np.int64)
+        _find_tables(frames, found)
+    tables, first = np.unique(found[:count, 0], return_index=True)
+    here: dict[str, int] = {}
+    for at, key, _ in schema_frames_at(frames):
+        here.setdefault(key, at)
+    for table, at in zip(tables.tolist(), found[first, 1].tolist(), strict=True):
+        if table not in described and here.get(f"R{table}", at) >= at:
+            return int(table)
+    return None
 
 
 def schema_frames(frames: Bytes) -> list[tuple[str, bytes]]:

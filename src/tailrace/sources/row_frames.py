@@ -8,7 +8,7 @@ a table. It is written before the first change of the table, and again whenever 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from tailrace.model import POSTGRES_EPOCH_US, Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.frames import Bytes
-from tailrace.protocol.pgoutput import relation_message
+from tailrace.protocol.pgoutput import COLUMNS_MAX, parse_relation, relation_message
 
 _TYPE_NAMES = {oid: name for name, oid in OIDS.items()}
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -37,6 +37,9 @@ class _Unchanged:
 UNCHANGED = _Unchanged()
 
 Row = Sequence[str | _Unchanged | None]
+
+#: Errors of a value that is no text, or has characters that UTF-8 has not.
+_NO_TEXT = (AttributeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +112,17 @@ class TableShape:
 
 
 class RowFrames:
-    """Collects the frames of whole transactions and snapshots; `take` returns them."""
+    """Collects the frames of whole transactions and snapshots; `take` returns them.
 
-    def __init__(self) -> None:
+    :param in_force: the descriptions in force in the log that they continue (`LogWriter.schema_in_force`): a
+        row of other columns is refused.
+    """
+
+    def __init__(self, in_force: Mapping[str, bytes] | None = None) -> None:
+        self._in_force = in_force or {}
         self._parts: list[bytes] = []
+        self._described: dict[int, Sequence[Column]] = {}  # by relation
+        self._fitting: dict[int, TableShape] = {}  # the last shape with these columns
         self._position = 0
         self._time_us = 0
         self._read = 0
@@ -126,8 +136,9 @@ class RowFrames:
     def describe(self, shape: TableShape) -> None:
         """Describe a table for all changes that follow; allowed at any point before a change of it.
 
-        :raises TailraceError: `CONFIG_INVALID` if a type is unknown.
+        :raises TailraceError: `CONFIG_INVALID` if a type is unknown, or the shape is none that a table has.
         """
+        _require_sound(shape)
         is_full = not shape.key
         facts = Facts(
             shape.relation,
@@ -149,6 +160,8 @@ class RowFrames:
         self._message(
             relation_message(Relation(shape.relation, shape.schema, shape.table, identity, columns))
         )
+        self._described[shape.relation] = columns
+        self._fitting.pop(shape.relation, None)
 
     def begin(self, position: int, time_us: int, transaction: int = 0) -> None:
         """Begin a transaction.
@@ -164,21 +177,22 @@ class RowFrames:
     def insert(self, shape: TableShape, row: Row) -> None:
         """Add an insert; `row` in the order of the table's columns.
 
-        :raises TailraceError: here and below, `RECORD_INVALID` if a row lacks a value for a column.
+        :raises TailraceError: here and below, `RECORD_INVALID` if a row lacks a value for a column or has one
+            that is not text, or if the table was described with other columns.
         """
-        self._message(struct.pack("!cI", b"I", shape.relation) + b"N" + _tuple(shape, row))
+        self._message(struct.pack("!cI", b"I", shape.relation) + b"N" + self._tuple(shape, row))
 
     def update(self, shape: TableShape, row: Row, old: Row | None = None) -> None:
         """Add an update.
 
         :param old: the whole old row, if the key changed or the table has none.
         """
-        before = b"" if old is None else _old(shape, old)
-        self._message(struct.pack("!cI", b"U", shape.relation) + before + b"N" + _tuple(shape, row))
+        before = b"" if old is None else self._old(shape, old)
+        self._message(struct.pack("!cI", b"U", shape.relation) + before + b"N" + self._tuple(shape, row))
 
     def delete(self, shape: TableShape, old: Row) -> None:
         """Add a delete; `old` is the whole old row, of which a table with a key needs only the key."""
-        self._message(struct.pack("!cI", b"D", shape.relation) + _old(shape, old))
+        self._message(struct.pack("!cI", b"D", shape.relation) + self._old(shape, old))
 
     def truncate(self, shape: TableShape) -> None:
         """Add a truncate of the table."""
@@ -205,8 +219,11 @@ class RowFrames:
 
     def rows(self, shape: TableShape, rows: Sequence[Row]) -> None:
         """Add rows of a snapshot."""
-        text = "".join("\t".join(map(_copied, _whole(shape, row))) + "\n" for row in rows)
-        self._parts.append(frames.snapshot_frame(shape.relation, self._read, len(rows), text.encode()))
+        try:
+            text = "".join("\t".join(map(_copied, self._whole(shape, row))) + "\n" for row in rows).encode()
+        except _NO_TEXT:
+            raise _refused(shape, "a value is neither text nor None") from None
+        self._parts.append(frames.snapshot_frame(shape.relation, self._read, len(rows), text))
         self._read += len(rows)
 
     def end_snapshot(self) -> None:
@@ -216,12 +233,74 @@ class RowFrames:
     def _message(self, message: bytes) -> None:
         self._parts.append(frames.xlog_frame(self._position, self._position, 0, message))
 
+    def _old(self, shape: TableShape, old: Row) -> bytes:
+        if not shape.key:
+            return b"O" + self._tuple(shape, old)
+        cells = zip(shape.columns, self._whole(shape, old), strict=True)
+        key = [value if column.name in shape.key else None for column, value in cells]
+        return b"K" + self._tuple(shape, key)
 
-def _old(shape: TableShape, old: Row) -> bytes:
-    if not shape.key:
-        return b"O" + _tuple(shape, old)
-    cells = zip(shape.columns, _whole(shape, old), strict=True)
-    return b"K" + _tuple(shape, [value if column.name in shape.key else None for column, value in cells])
+    def _tuple(self, shape: TableShape, row: Row) -> bytes:
+        try:
+            cells = b"".join(map(_cell, self._whole(shape, row)))
+        except _NO_TEXT:
+            raise _refused(shape, "a value is neither text nor None") from None
+        return struct.pack("!H", len(row)) + cells
+
+    def _whole(self, shape: TableShape, row: Row) -> Row:
+        """Return `row` after checking that it has a value for each column, as readers expect it.
+
+        :raises TailraceError: `RECORD_INVALID`.
+        """
+        if len(row) != len(shape.columns):
+            raise _refused(shape, f"it has {len(row)} values, but its table {len(shape.columns)} columns")
+        if self._fitting.get(shape.relation) is not shape:
+            described = self._described.get(shape.relation)
+            if described is None and (frame := self._in_force.get(f"R{shape.relation}")) is not None:
+                described = parse_relation(frame[frames.XLOG_PAYLOAD_AT :]).columns
+            names = [column.name for column in shape.columns]
+            if described is not None and [column.name for column in described] != names:
+                raise _refused(shape, "its table was described with other columns")
+            self._fitting[shape.relation] = shape
+        return row
+
+
+def _refused(shape: TableShape, found: str) -> TailraceError:
+    return TailraceError(
+        Kind.RECORD_INVALID,
+        f"write a row to the log: {found}",
+        "give a text or None for each column of its TableShape, and describe it again when they change",
+        {"table": f"{shape.schema}.{shape.table}"},
+    )
+
+
+def _require_sound(shape: TableShape) -> None:
+    """Check that a table can have this shape: readers could not read the rows of any other.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    names = [column.name for column in shape.columns]
+    numbers = [column.number for column in shape.columns]
+    wrong = {
+        "its relation is not from 1 to 2^32 - 1": not 0 < shape.relation < 1 << 32,
+        "a name is empty or has a zero character": any(
+            not name or "\0" in name for name in (shape.schema, shape.table, *names)
+        ),
+        f"it has more than {COLUMNS_MAX} columns": len(names) > COLUMNS_MAX,
+        "two columns have one name": len(set(names)) < len(names),
+        "its key has a name twice, or one that is no column's": len(set(shape.key)) < len(shape.key)
+        or not set(shape.key) <= set(names),
+        "its columns don't have different numbers, from 1": len(set(numbers)) < len(numbers)
+        or min(numbers, default=1) < 1,
+        "`numbered` is lower than a column's number": 0 < shape.numbered < max(numbers, default=0),
+    }
+    if found := next((problem for problem, is_so in wrong.items() if is_so), None):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"describe the table {shape.schema}.{shape.table}: {found}",
+            "correct its TableShape",
+            {"table": f"{shape.schema}.{shape.table}"},
+        )
 
 
 def _oid(column: ColumnShape) -> int:
@@ -249,25 +328,6 @@ def _facts(column: ColumnShape) -> ColumnFacts:
         column.missing,
         column.unknown,
     )
-
-
-def _whole(shape: TableShape, row: Row) -> Row:
-    """Return `row` after checking that it has a value for each column: readers could not decode any other.
-
-    :raises TailraceError: `RECORD_INVALID`.
-    """
-    if len(row) != len(shape.columns):
-        raise TailraceError(
-            Kind.RECORD_INVALID,
-            f"write a row to the log: it has {len(row)} values, but its table {len(shape.columns)} columns",
-            "give a value for each column of its TableShape, and describe the table again when they change",
-            {"table": f"{shape.schema}.{shape.table}"},
-        )
-    return row
-
-
-def _tuple(shape: TableShape, row: Row) -> bytes:
-    return struct.pack("!H", len(row)) + b"".join(map(_cell, _whole(shape, row)))
 
 
 def _cell(value: str | _Unchanged | None) -> bytes:

@@ -73,9 +73,6 @@ def ask(
     content = {name: getattr(request, name) for name in request.__slots__}
     name = f"tasks/{TASK}/{FOLDER}/{request.id}{_SUFFIX}"
     path = directory.path / name
-    durable.make_directory(path.parent)
-    for folder in reversed(path.parents[:3]):
-        _require_owner(folder, directory)
     directory.state_write(name, content)
     try:
         _require_owner(path, directory)

@@ -32,16 +32,21 @@ def relation_frame(oid: int = TABLE, columns: tuple[str, ...] = ("id", "note")) 
 
 @dataclass
 class Source:
-    """Sends transactions: positions rise by 1000, commits are a second apart."""
+    """Sends transactions: positions rise by 1000, commits are a second apart.
+
+    Like PostgreSQL, it describes a table before its first change.
+    """
 
     lsn: int = 0x1000
     time_us: int = BEGAN_US
     xid: int = 700
-    sent: list[bytes] = field(default_factory=list)
+    described: set[int] = field(default_factory=set)  # in whole transactions
+    _described_here: set[int] = field(default_factory=set)
 
     def begin(self, time_us: int | None = None) -> bytes:
         self.lsn += 1000
         self.xid += 1
+        self._described_here = set(self.described)
         self.time_us = self.time_us + SECOND_US if time_us is None else time_us
         return frames.xlog_frame(
             self.lsn,
@@ -54,9 +59,12 @@ class Source:
         text = note.encode()
         payload = struct.pack("!cIcH", b"I", table, b"N", 2)
         payload += struct.pack("!cI", b"t", 1) + b"7" + struct.pack("!cI", b"t", len(text)) + text
-        return frames.xlog_frame(self.lsn, self.lsn, 0, payload)
+        before = b"" if table in self._described_here else relation_frame(table)
+        self._described_here.add(table)
+        return before + frames.xlog_frame(self.lsn, self.lsn, 0, payload)
 
     def commit(self) -> bytes:
+        self.described = self._described_here
         payload = struct.pack("!cBQQq", b"C", 0, self.lsn, self.lsn + 8, self.time_us - POSTGRES_EPOCH_US)
         return frames.xlog_frame(self.lsn, self.lsn, 0, payload)
 

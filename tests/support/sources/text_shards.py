@@ -184,7 +184,7 @@ class TextShardsCapture:
         if number >= len(lines):
             return False
         transaction = json.loads(lines[number])
-        found = RowFrames()
+        found = RowFrames(writer.schema_in_force)
         found.begin(self._durable.position, transaction["time_us"], number)
         for change, table, *rows in transaction["changes"]:
             if change == "table":

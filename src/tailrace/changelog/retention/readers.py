@@ -1,7 +1,7 @@
 """Registered readers (consumers) and the log offsets up to which they have read, for retention.
 
 Each reader has a small file, which only that reader writes: `<log>/readers/<name>.json`. A temporary
-reader also has a lock, `.<name>.lock`, which ends with its process.
+reader also has a lock, `.<name>.temporary`, which ends with its process. (A sink may have `.<name>.lock`.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace.changelog.lock import is_locked, lock_file
 from tailrace.errors import Kind, TailraceError
 
 READERS = "readers"
-_SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
+_SUFFIX, _LOCK_SUFFIX = ".json", ".temporary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Readers:
     """The registered readers of one log."""
 
     def __init__(self, directory: LogDirectory) -> None:
+        self._directory = directory
         self._path = directory.path / READERS
 
     @classmethod
@@ -163,11 +164,15 @@ class Readers:
 
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        durable.make_directory(self._path)
+        self._directory.make_folder(READERS)
         name = f"{purpose}:{secrets.token_hex(4)}"
         lock = self._path / f".{encode_name(name)}{_LOCK_SUFFIX}"
         try:
-            fd = lock_file(lock, f"pid {os.getpid()}\n", patience_s=1.0)  # `remove_ended` may probe it
+            # It gets its name once it is locked: `remove_ended` removes the ones that are not.
+            unnamed = lock.with_suffix(durable.TEMPORARY_SUFFIX)
+            fd = lock_file(unnamed, f"pid {os.getpid()}\n")
+            self._directory.give_to_owner(unnamed)
+            unnamed.rename(lock)
         except OSError as error:
             raise durable.write_failure(error, f"lock the reader {name}", lock) from error
         try:
@@ -193,7 +198,7 @@ class Readers:
 
     def _write(self, reader: RegisteredReader) -> RegisteredReader:
         written = replace(reader, updated_us=time.time_ns() // 1000)
-        durable.make_directory(self._path)
+        self._directory.make_folder(READERS)
         durable.write_state(
             self._file(reader.name),
             {

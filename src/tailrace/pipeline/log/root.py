@@ -87,8 +87,11 @@ def logs_in(root: Path) -> list[LogDirectory]:
 
 
 def log_folders(root: Path) -> list[Path]:
-    """Return the paths of the logs that `logs_in` returns, without opening them: they may be damaged."""
-    if not root.is_dir() or (root / _IDENTITY).exists():
+    """Return the paths of the logs that `logs_in` returns, without opening them: they may be damaged.
+
+    None in a directory that this user may not read, whose opening as a log then says so.
+    """
+    if not root.is_dir() or not os.access(root, os.R_OK | os.X_OK) or (root / _IDENTITY).exists():
         return []
     marks = (_IDENTITY, "tasks")  # a log that has lost its identity counts, too
     return [path for path in sorted(root.iterdir()) if any((path / mark).exists() for mark in marks)]

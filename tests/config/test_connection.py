@@ -127,9 +127,9 @@ def test_fields_override_the_dsn_and_overrides_override_both():
 
 
 def test_defaults_of_a_connection_come_last():
-    given = PostgresSource(dsn="postgresql://h/d?keepalives_idle=5", tcp_user_timeout="7")
+    fields = {"dsn": "postgresql://h/d?keepalives_idle=5", "tcp_user_timeout": "7"}
     defaults = {"keepalives_idle": "30", "tcp_user_timeout": "60000", "keepalives": "1"}
-    found = conninfo_to_dict(given.conninfo(defaults))
+    found = conninfo_to_dict(PostgresSource.model_validate(fields).conninfo(defaults))
     assert {name: found[name] for name in defaults} == {
         "keepalives_idle": "5", "tcp_user_timeout": "7", "keepalives": "1",
     }  # fmt: skip

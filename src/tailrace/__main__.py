@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ def main() -> None:
     threads may still be at work, such as the one that starts Spark while the run is over already. That end
     stops a thread where it next asks for the interpreter's lock: in the midst of C++ that aborts the process.
     """
+    _prepare_streams()
     try:
         app()
     except SystemExit as end:
@@ -33,6 +35,17 @@ def main() -> None:
             except OSError:
                 status = 120  # the interpreter's own, for output that could not be written
         os._exit(status)
+
+
+def _prepare_streams() -> None:
+    """Open the null device in place of standard streams that are closed: a file of ours that got one of their
+    numbers, such as the log, would get what libraries print. And let no character stop the output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest free number
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

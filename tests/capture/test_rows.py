@@ -357,6 +357,22 @@ def test_names_of_all_kinds(pg: Database, tmp_path: Path) -> None:
     assert told(log)[0]["after"]['c "o.l'] == "snapshot"
 
 
+@pytest.mark.one_postgres
+def test_the_clients_environment_does_not_change_values(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGTZ", "America/New_York")
+    monkeypatch.setenv("PGDATESTYLE", "German")
+    pg.execute("create table days (id int primary key, day date, at timestamptz)")
+    pg.execute("insert into days values (1, '2024-02-03', '2024-02-03 04:05:06+00')")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("insert into days values (2, '2024-02-03', '2024-02-03 04:05:06+00')")
+        running.catch_up(pg.query)
+    row = {"day": 19756, "at": "2024-02-03T04:05:06Z"}
+    assert changes(tmp_path / "log") == [("r", None, {"id": 1, **row}), ("c", None, {"id": 2, **row})]
+
+
 def test_rows_cross_row_filters_in_both_directions(pg: Database, tmp_path: Path) -> None:
     prepared(
         pg,

@@ -150,6 +150,20 @@ def test_a_heartbeat_without_effect_or_that_fails_is_reported_and_stops_nothing(
     assert read_log(tmp_path / "log").inserts[-1] == 1
 
 
+def test_a_heartbeats_query_waits_for_no_lock_on_a_captured_table(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute("create table beats (id int primary key, n int); insert into beats values (1, 0)")
+    beat = {"interval_s": 0.2, "query": "update public.beats set n = n + 1"}
+    options = {**QUICK, "heartbeat": beat, "tables": ["public.items"]}
+    with capturing(pg.dsn, tmp_path / "log", **options) as running:
+        running.wait_for("streaming")
+        with pg.connect(autocommit=False) as connection:
+            connection.execute("lock table items in access exclusive mode")
+            before = pg.query("select n from beats")[0][0]
+            wait_until(lambda: pg.query("select n from beats")[0][0] > before + 2, 60)
+            assert keys(running) == set()
+
+
 def test_a_slot_close_to_its_limit_is_reported_before_it_is_lost(
     make_server: Callable[..., EmbeddedPostgres], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +306,19 @@ def test_partitions_published_through_their_root_are_not_reported_as_removed(
         pg.execute(repair.partition(";")[0])
         # The missed changes stay a warning until it is read again.
         wait_until(lambda: {each.partition(":")[0] for each in keys(running)} == {"table_gap"}, 60)
+
+
+def test_an_unlogged_partition_is_named_with_the_snapshot_that_repairs_it(
+    pg: Database, tmp_path: Path
+) -> None:
+    pg.execute("create table events (id int primary key) partition by list (id)")
+    pg.execute("create unlogged table events_1 partition of events for values in (1)")
+    with capturing(pg.dsn, tmp_path / "log", **QUICK, publish_via_partition_root=True) as running:
+        running.wait_for("streaming")
+        wait_until(lambda: keys(running) == {"table_unlogged:public.events_1"}, 60)
+        repair = running.task.progress().warnings[0].repair
+    assert repair.startswith('ALTER TABLE "public"."events_1" SET LOGGED; ')
+    assert repair.endswith("--table public.events")
 
 
 def test_a_detached_partition_is_not_reported_as_removed(pg: Database, tmp_path: Path) -> None:

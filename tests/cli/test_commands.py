@@ -482,12 +482,43 @@ def test_a_closed_output_pipe_is_no_error(orders):
 @pytest.mark.slow
 @pytest.mark.parametrize(("output", "status"), [(">/dev/full", 1), (">&-", 0)])
 def test_output_that_cannot_be_written_is_reported_without_a_traceback(orders, output, status):
-    command = f"{sys.executable} -m tailrace log ls {orders.directory.path} {'--json' * status} {output}"
+    command = f"{sys.executable} -m tailrace log ls {orders.directory.path} --json {output}"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, check=False, env=os.environ
     )
     assert done.returncode == status
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", [">/dev/full", "2>/dev/full", "<&- >&- 2>&-"])
+def test_a_run_goes_on_if_its_output_can_not_be_written(tmp_path, output):
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "name: shop\nsource: {host: 127.0.0.1, port: 1, reconnect_s_max: 0.5}\nlog: {path: ./log}\n"
+    )
+    command = f"{sys.executable} -m tailrace run {file} {output}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, timeout=240, env=os.environ
+    )
+    assert done.returncode in (1, 120), done.stderr
+    assert ("error: source_unreachable: " in done.stderr) == ("2>" not in output)
+    status = json.loads((tmp_path / "log" / "status.json").read_text())
+    assert status["error"]["kind"] == "source_unreachable"
+    assert status["tasks"][0]["reconnects"] > 0
+
+
+@pytest.mark.slow
+def test_no_character_stops_the_output(tmp_path):
+    with HandmadeLog(tmp_path / "log") as log:
+        log.commit(relation(1, "public.bücher→", {"id": INT4}), insert(1, 5))
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "log", "show", tmp_path / "log"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        encoding="latin-1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert r"insert public.bücher\u2192" in done.stdout
 
 
 def test_a_log_command_also_accepts_the_pipelines_file(orders):

@@ -96,13 +96,24 @@ def test_options_keep_references_paths_and_libpqs_numbers(tmp_path):
     ],
 )
 def test_tls_is_verified_unless_the_server_is_on_this_machine(monkeypatch, fields, sslmode):
-    monkeypatch.delenv("PGHOST", raising=False)
+    for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
     assert options(**fields)["sslmode"] == sslmode
 
 
-def test_the_environments_host_counts_for_tls(monkeypatch):
-    monkeypatch.setenv("PGHOST", "db.example")
-    assert options()["sslmode"] == "verify-full"
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({}, "PGHOST", "db.example"),
+        ({}, "PGHOSTADDR", "10.0.0.1"),
+        ({"host": "localhost"}, "PGHOSTADDR", "10.0.0.1"),
+        ({"host": "db.example"}, "PGHOSTADDR", "127.0.0.1"),
+        ({}, "PGSERVICE", "shop"),
+    ],
+)
+def test_the_environments_host_counts_for_tls(monkeypatch, fields, name, value):
+    monkeypatch.setenv(name, value)
+    assert options(**fields)["sslmode"] == "verify-full"
 
 
 def test_fields_override_the_dsn_and_overrides_override_both():
@@ -113,6 +124,15 @@ def test_fields_override_the_dsn_and_overrides_override_both():
     )
     assert (found["user"], found["host"], found["dbname"]) == ("b", "h", "other")
     assert (found["application_name"], found["connect_timeout"]) == ("dsn", "7")
+
+
+def test_defaults_of_a_connection_come_last():
+    fields = {"dsn": "postgresql://h/d?keepalives_idle=5", "tcp_user_timeout": "7"}
+    defaults = {"keepalives_idle": "30", "tcp_user_timeout": "60000", "keepalives": "1"}
+    found = conninfo_to_dict(PostgresSource.model_validate(fields).conninfo(defaults))
+    assert {name: found[name] for name in defaults} == {
+        "keepalives_idle": "5", "tcp_user_timeout": "7", "keepalives": "1",
+    }  # fmt: skip
 
 
 def test_session_options_are_joined_with_ours_last():

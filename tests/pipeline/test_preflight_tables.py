@@ -9,6 +9,7 @@ import pytest
 from tailrace.errors import Kind
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.sources.findings import Finding, Severity
+from tests.support.capture.captured import run_to_end
 from tests.support.pipeline.preflight import errors, found, pipeline_file
 from tests.support.postgres import Database
 
@@ -38,6 +39,49 @@ def test_relations_that_are_no_tables_are_reported_by_their_kind(pg, tmp_path):
     ]
     # A pattern with a star skips them.
     assert checked(tmp_path, pg, "") == []
+
+
+def test_partitions_that_the_snapshot_can_not_read_or_that_are_unlogged_are_named(own_pg, tmp_path):
+    own_pg.create_database("shop")
+    own_pg.execute(
+        "create role cdc login replication; create schema parts; "
+        "create table root (id int primary key) partition by range (id); "
+        "create table parts.low partition of root for values from (0) to (9); "
+        "create unlogged table parts.high partition of root for values from (9) to (99); "
+        "grant select on root to cdc; "
+        "create publication tailrace_shop for table root with (publish_via_partition_root)",
+        dbname="shop",
+    )
+    file = pipeline_file(tmp_path, own_pg, "shop", user="cdc")
+    missing = errors(file)
+    assert {finding.table for finding in missing} == {"parts.low", "parts.high"}
+    assert {finding.kind for finding in missing} == {Kind.SOURCE_PRIVILEGE_MISSING}
+    for finding in missing:
+        own_pg.execute(finding.repair, dbname="shop")
+    (unlogged,) = preflight(file)
+    assert unlogged.severity is Severity.WARNING
+    assert 'the table "parts"."high" is unlogged' in unlogged.message
+    own_pg.execute(unlogged.repair.partition(";")[0], dbname="shop")
+    assert preflight(file) == []
+
+
+def test_a_key_with_generated_columns_needs_a_later_server(pg, tmp_path):
+    pg.execute(
+        "create table t (a int, b int, id int generated always as (1000 * a + b) stored primary key);"
+        "insert into t values (1, 2)"
+    )
+    findings = checked(tmp_path, pg, "")
+    assert len(findings) == (pg.server.version < 18)
+    for finding in findings:
+        assert finding.severity is Severity.ERROR
+        assert "the generated columns id, which PostgreSQL sends since version 18" in finding.message
+        failure = run_to_end(pg.dsn, tmp_path / "read", snapshot="only")
+        assert failure is not None
+        assert "the generated columns of the key of public.t" in failure.message
+        assert failure.hint == finding.repair.partition(";")[0]
+        pg.execute(failure.hint)
+        assert run_to_end(pg.dsn, tmp_path / "read", snapshot="only") is None
+        assert checked(tmp_path, pg, "") == []
 
 
 def test_origins_need_a_later_server(pg, tmp_path):

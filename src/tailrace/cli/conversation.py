@@ -106,11 +106,11 @@ def fail(error: TailraceError, *, debug: bool = False, as_json: bool = False) ->
     from tailrace.secrets import redact
 
     if debug:
-        sys.stderr.write(redact(traceback.format_exc()))
+        _to_standard_error(redact(traceback.format_exc()))
     if as_json:
         with contextlib.suppress(OSError):  # `error` may itself be a failed write to standard output
             print_json({"error": error.as_json()})
-    sys.stderr.write(redact(block(error)))
+    _to_standard_error(redact(block(error)))
     raise typer.Exit(exit_status(error))
 
 
@@ -167,11 +167,19 @@ def configure_logs(level: str) -> None:
     )
 
 
+def _to_standard_error(text: str) -> None:
+    """Write to the current `sys.stderr`, which the live display may have replaced. A text that can't be
+    written, because a disk is full or the terminal was closed, must not end the work that it is about.
+    """
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+
+
 class _StandardError:
-    """Writes to the current `sys.stderr`, which the live display may have replaced."""
+    """Writes log lines."""
 
     def msg(self, message: str) -> None:
-        sys.stderr.write(message + "\n")
+        _to_standard_error(message + "\n")
 
     debug = info = warning = warn = error = critical = exception = fatal = log = msg
 

@@ -114,7 +114,8 @@ def _stop_on_signals(stop: Callable[[], None]) -> None:
             os._exit(128 + number)
         asked = True
         # Not through sys.stderr: the signal may have interrupted a write to it.
-        os.write(2, b"stopping; a second signal ends at once\n")
+        with contextlib.suppress(OSError):
+            os.write(2, b"stopping; a second signal ends at once\n")
         stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):

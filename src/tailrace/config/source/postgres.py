@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
@@ -293,8 +294,9 @@ class PostgresSource(SourceSection, LibpqOptions):
             update={"slot": self.slot or default, "publication": self.publication or default}
         )
 
-    def conninfo(self, **overrides: Any) -> str:
-        """Return the connection string, with secrets resolved now; `overrides` replace the file's options.
+    def conninfo(self, defaults: Mapping[str, str] | None = None, **overrides: Any) -> str:
+        """Return the connection string, with secrets resolved now; `overrides` replace the file's options,
+        `defaults` are for options that it does not give.
 
         An override of `options` is appended to the file's own, so that it takes precedence in the session.
 
@@ -303,7 +305,7 @@ class PostgresSource(SourceSection, LibpqOptions):
         """
         from psycopg.conninfo import make_conninfo
 
-        options = self._connection_options()
+        options = {**(defaults or {}), **self._connection_options()}
         if options.get("options") and overrides.get("options"):
             overrides["options"] = f"{options['options']} {overrides['options']}"
         options.update({name: str(value) for name, value in overrides.items() if value is not None})
@@ -387,8 +389,11 @@ def _sslmode(options: dict[str, str]) -> str:
 
 
 def _is_local(options: dict[str, str]) -> bool:
-    if "service" in options and not (options.get("host") or options.get("hostaddr")):
+    given = options.get("hostaddr") or options.get("host")
+    if not given and ("service" in options or "PGSERVICE" in os.environ):
         return False  # the service file may name any host
-    hosts = options.get("hostaddr") or options.get("host") or os.environ.get("PGHOST", "")
+    # An address in the environment counts even if a host is given.
+    address = "" if options.get("hostaddr") else os.environ.get("PGHOSTADDR", "")
+    hosts = f"{given or os.environ.get('PGHOST', '')},{address}"
     named = (host for each in hosts.split(",") if (host := each.strip()))
     return all(host[0] in "/@" or is_loopback(host) for host in named)

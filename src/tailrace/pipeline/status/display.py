@@ -6,6 +6,7 @@ seconds and the estimates of the remaining time.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -108,10 +109,17 @@ class ProgressDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
     def turn(self, view: PipelineView) -> None:
-        """Show `view` if the interval has passed or the engine's state has changed."""
+        """Show `view` if the interval has passed or the engine's state has changed. What can't be written
+        (the disk is full, the terminal or pipe was closed) is left out.
+        """
+        with contextlib.suppress(OSError):
+            self._turn(view)
+
+    def _turn(self, view: PipelineView) -> None:
         now_s = time.monotonic()
         moving = {source.name: _counts(source) for source in view.sources}
         interval_s = REFRESH_S
@@ -119,6 +127,7 @@ class ProgressDisplay:
             interval_s = LINE_INTERVAL_S if moving != self._shown else IDLE_LINE_INTERVAL_S
         if view.state is self._state and now_s - self._shown_s < interval_s:
             return
+        before, self._shown_s, self._state, self._shown = self._shown, now_s, view.state, moving
         for source in view.sources:
             positions = tuple(sink.position or 0 for sink in source.sinks)
             task = source.task
@@ -126,12 +135,11 @@ class ProgressDisplay:
         if self._live is not None:
             self._live.update(table(view, self._paces), refresh=True)
         else:
-            moved = [source for source in view.sources if moving[source.name] != self._shown.get(source.name)]
+            moved = [source for source in view.sources if moving[source.name] != before.get(source.name)]
             for source in moved or view.sources:
                 # Not through rich: in a pipe, the line must not be wrapped.
                 shown = line(view.state, source, self._paces[source.name])
                 print(shown, file=self._console.file, flush=True)
-        self._shown_s, self._state, self._shown = now_s, view.state, moving
 
 
 def line(state: PipelineState, source: SourceView, pace: Pace) -> str:

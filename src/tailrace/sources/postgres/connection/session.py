@@ -45,6 +45,9 @@ SESSION_SETTINGS = {
     "idle_in_transaction_session_timeout": "0",
 }
 
+#: Those of them that libpq's environment variables PGDATESTYLE and PGTZ set again when connecting.
+_OF_ENVIRONMENT = ("DateStyle", "TimeZone")
+
 #: Settings that older servers do not have, with the first version that does.
 LATER_SETTINGS = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 
@@ -133,12 +136,11 @@ class Session:
             "statement_timeout": f"{statement_s * 1000:.0f}",
             "lock_timeout": f"{lock_wait_s * 1000:.0f}",
         }
-        given = source.model_fields_set
         conninfo = source.conninfo(
+            _LIVENESS,
             replication="database" if replication else None,
             client_encoding="UTF8",
             options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
-            **{name: value for name, value in _LIVENESS.items() if name not in given},
         )
         try:
             connection: psycopg.Connection[object] = psycopg.connect(conninfo, autocommit=True)
@@ -148,6 +150,9 @@ class Session:
         try:
             if session.server_encoding != "UTF8":
                 session._disable_conversion(lambda: cls.connect(source, stopping))
+            for setting in _OF_ENVIRONMENT:
+                if not session._reported(setting).startswith(SESSION_SETTINGS[setting]):
+                    session.run(f"SET {setting} = '{SESSION_SETTINGS[setting]}'", f"set {setting}")
             for version, setting in LATER_SETTINGS:
                 if session.server_version >= version:
                     session.run(f"SET {setting} = 0", f"set {setting}")
@@ -251,7 +256,7 @@ class Session:
     @property
     def server_encoding(self) -> str:
         """PostgreSQL's name of the database's encoding."""
-        return (self._pgconn.parameter_status(b"server_encoding") or b"").decode()
+        return self._reported("server_encoding")
 
     @property
     def row_encoding(self) -> TextEncoding | None:
@@ -290,6 +295,10 @@ class Session:
         self._connection.close()
         if self._encoding is not None:
             self._encoding.close()
+
+    def _reported(self, parameter: str) -> str:
+        """Return the value of a parameter that the server reports."""
+        return (self._pgconn.parameter_status(parameter.encode()) or b"").decode()
 
     def _disable_conversion(self, connect: Callable[[], Session]) -> None:
         """Disable the server's conversion of text, if there may be text that it can't convert."""

@@ -60,6 +60,15 @@ def column_findings(checked: CheckedSource, columns: Collection[TableColumns]) -
         yield from _filter_findings(source, found, used)
         yield from _conflict_findings(source, found)
         yield from _unchanged_findings(source, table)
+        if unsent := found.needed - frozenset(found.sendable):
+            full = _full(dict.fromkeys([table.sql, *(part.sql for part in table.parts)]))
+            yield error(
+                Kind.SOURCE_MISCONFIGURED,
+                f"the table's replica identity has the generated columns {', '.join(sorted(unsent))}, which "
+                "PostgreSQL sends since version 18: rows can't be identified",
+                f"{full}; or leave the table out: source.tables_exclude",
+                table.qualified_name,
+            )
         if table.partitioned and source.publish_via_partition_root:
             yield from _partition_findings(source, found)
         if (sent := published.get(table.full_name)) is not None:

@@ -11,7 +11,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
-from tailrace.sources.postgres.connection.quoting import quote_identifier
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_table
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.preflight.checked_source import CheckedSource
 from tailrace.sources.postgres.preflight.columns import column_findings
@@ -30,6 +30,7 @@ from tailrace.sources.postgres.schema.publication import (
     refusal_repair,
     snapshot_command,
     split_refused,
+    unlogged_warning,
     unmatched,
     why_missing,
 )
@@ -51,7 +52,7 @@ SELECT n.nspname AS schema, c.relname AS table,
        has_table_privilege(c.oid, 'SELECT') AS may_select,
        row_security_active(c.oid) AS row_security
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+ WHERE c.relkind IN ('r', 'p')
 """
 
 
@@ -85,7 +86,7 @@ def source_findings(checked: CheckedSource, gate: threading.Lock) -> Iterator[Fi
     yield from column_findings(checked, columns)
     for each in columns:
         yield from _condition_findings(session, source, each.table)
-        yield from _table_findings(checked, each, rows[each.table.full_name])
+        yield from _table_findings(checked, each, rows)
 
 
 def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[Finding]:
@@ -232,31 +233,20 @@ def _condition_findings(session: Session, source: PostgresSource, table: SourceT
             yield from_failure(failure)
 
 
-def _table_findings(checked: CheckedSource, columns: TableColumns, row: Row) -> Iterator[Finding]:
-    server, source, table = checked.server, checked.source, columns.table
-    name, role = table.qualified_name, quote_identifier(server.text("role"))
+def _table_findings(
+    checked: CheckedSource, columns: TableColumns, rows: dict[Name, Row]
+) -> Iterator[Finding]:
+    source, table = checked.source, columns.table
+    name = table.qualified_name
     if source.snapshot != "never":
-        if not row.flag("may_use_schema"):
-            yield error(
-                Kind.SOURCE_PRIVILEGE_MISSING,
-                f"the role {server['role']!r} may not use the schema {table.schema!r}",
-                f"GRANT USAGE ON SCHEMA {quote_identifier(table.schema)} TO {role};",
-                name,
-            )
-        if not row.flag("may_select"):
-            yield error(
-                Kind.SOURCE_PRIVILEGE_MISSING,
-                f"the role {server['role']!r} may not read the table, which the snapshot needs",
-                f"GRANT SELECT ON {table.sql} TO {role};",
-                name,
-            )
-        if row.flag("row_security"):
-            yield error(
-                Kind.SOURCE_PRIVILEGE_MISSING,
-                f"row security would hide rows of the table from the role {server['role']!r}",
-                f"ALTER ROLE {role} BYPASSRLS;",
-                name,
-            )
+        # The snapshot reads each partition by itself, for which a privilege on the root does not count.
+        for each in dict.fromkeys([table.full_name, *(part.full_name for part in table.parts)]):
+            if (row := rows.get(each)) is not None:
+                yield from _reading_findings(checked.server, row)
+    for part in table.parts:
+        if part.unlogged:
+            unlogged = unlogged_warning(part.full_name, table.full_name)
+            yield warning(Kind.SOURCE_MISCONFIGURED, unlogged.message, unlogged.repair, name)
     if table.refused:
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
@@ -276,6 +266,32 @@ def _table_findings(checked: CheckedSource, columns: TableColumns, row: Row) -> 
                 name,
             )
         yield from _keyless_findings(table, name, checked.pipeline)
+
+
+def _reading_findings(server: Row, row: Row) -> Iterator[Finding]:
+    schema, table = row.name
+    name, role = f"{schema}.{table}", quote_identifier(server.text("role"))
+    if not row.flag("may_use_schema"):
+        yield error(
+            Kind.SOURCE_PRIVILEGE_MISSING,
+            f"the role {server['role']!r} may not use the schema {schema!r}",
+            f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO {role};",
+            name,
+        )
+    if not row.flag("may_select"):
+        yield error(
+            Kind.SOURCE_PRIVILEGE_MISSING,
+            f"the role {server['role']!r} may not read the table, which the snapshot needs",
+            f"GRANT SELECT ON {quote_table(schema, table)} TO {role};",
+            name,
+        )
+    if row.flag("row_security"):
+        yield error(
+            Kind.SOURCE_PRIVILEGE_MISSING,
+            f"row security would hide rows of the table from the role {server['role']!r}",
+            f"ALTER ROLE {role} BYPASSRLS;",
+            name,
+        )
 
 
 def _keyless_findings(table: SourceTable, name: str, pipeline: PipelineConfig) -> Iterator[Finding]:

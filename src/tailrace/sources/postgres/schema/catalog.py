@@ -21,6 +21,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.pgoutput import relation_message, type_message
+from tailrace.sources.postgres.connection.quoting import quote_table
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.published_tables import (
     GENERATED_VERSION_MIN,
@@ -243,10 +244,15 @@ def _table(
     )
     if lost := identity - {column.name for column in columns}:
         name = f"{catalog.schema}.{catalog.table}"
+        reason = f"its column list for {name} leaves out key columns"
+        if listed is None:
+            reason = f"it does not send the generated columns of the key of {name}"
         raise TailraceError(
             Kind.PUBLICATION_MISMATCH,
-            f"read the publication: its column list for {name} leaves out key columns",
-            "publish the columns of the replica identity, too: without them rows can't be identified",
+            f"read the publication: {reason}, without which rows can't be identified",
+            "publish the columns of the replica identity, too"
+            if listed is not None or session.server_version >= GENERATED_VERSION_MIN
+            else f"ALTER TABLE {quote_table(catalog.schema, catalog.table)} REPLICA IDENTITY FULL",
             {"table": name, "columns": ", ".join(sorted(lost))},
         )
     return PublishedTable(

@@ -22,7 +22,7 @@ import structlog
 from tailrace.config.patterns import is_exact, matches
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal, quote_table
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.column_selection import require_disclosable, table_columns
 from tailrace.sources.postgres.schema.published_tables import (
@@ -212,6 +212,17 @@ def snapshot_command(schema: str, name: str) -> str:
     return shlex.join(["tailrace", "snapshot", "FILE", "--table", f"{schema}.{name}"])
 
 
+def unlogged_warning(name: Name, captured_as: Name) -> SourceWarning:
+    """Return the warning for an unlogged table, or a partition, whose rows have the name `captured_as`."""
+    table = quote_table(*name)
+    return SourceWarning(
+        f"table_unlogged:{'.'.join(name)}",
+        f"the table {table} is unlogged: PostgreSQL does not replicate it, and its changes are not captured",
+        f"ALTER TABLE {table} SET LOGGED; -- then, for the changes made meanwhile: "
+        f"{snapshot_command(*captured_as)}",
+    )
+
+
 def publication_warnings(
     session: Session, source: PostgresSource, captured: Collection[int] = ()
 ) -> list[SourceWarning]:
@@ -242,6 +253,12 @@ def publication_warnings(
     ]
     if publication is None:
         return found
+    found += [
+        unlogged_warning(part.full_name, table.full_name if publication.flag("via_root") else part.full_name)
+        for table in tables
+        for part in table.parts
+        if part.unlogged and table.is_among(published)
+    ]
     if operations := operations_left_out(publication):
         found.append(
             SourceWarning(

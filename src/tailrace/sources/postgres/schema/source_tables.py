@@ -24,7 +24,8 @@ WITH RECURSIVE {tree("relkind IN ('r', 'p')")}, parts AS (
              OR l.relreplident = 'i' AND l.oid NOT IN (
                SELECT indrelid FROM pg_index WHERE indisreplident),
              l.oid IN (SELECT attrelid FROM pg_attribute WHERE attgenerated = 'v' AND NOT attisdropped),
-             l.oid IN (SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate))
+             l.oid IN (SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate),
+             l.relpersistence = 'u')
              ORDER BY ln.nspname, l.relname) AS parts
     FROM tree t JOIN pg_class l ON l.oid = t.oid AND l.relkind = 'r'
     JOIN pg_namespace ln ON ln.oid = l.relnamespace
@@ -53,6 +54,7 @@ class Part:
     keyless: bool  # nothing identifies its rows
     computes: bool  # it has virtual generated columns
     has_primary_key: bool  # one that may be a replica identity
+    unlogged: bool
 
     @property
     def full_name(self) -> Name:

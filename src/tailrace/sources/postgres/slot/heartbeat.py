@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from tailrace.config.source.postgres import HeartbeatConfig
 from tailrace.errors import TailraceError
-from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal, quote_table
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_table
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.publication import READ_ONLY
+from tailrace.sources.postgres.schema.published_tables import published
 from tailrace.sources.progress import SourceWarning
 
 #: Prefix of the messages, by which a consumer recognises them.
@@ -26,19 +27,19 @@ _MESSAGE = (
 )
 
 # Relations to which this transaction has written, also through functions and triggers, are locked until
-# its end. A partition may be published through one of its ancestors.
+# its end. A partition may be published through one of its ancestors. Without a publication: a row of NULLs.
 _PUBLISHED = """
-WITH published AS MATERIALIZED (SELECT relid FROM pg_get_publication_tables({name})),
+WITH RECURSIVE {published},
      written AS (
        SELECT l.relation AS oid FROM pg_locks l
         WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode = 'RowExclusiveLock'
           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 SELECT n.nspname AS schema, c.relname AS table
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE EXISTS (SELECT FROM pg_publication WHERE pubname = {name})
-   AND c.oid IN (SELECT oid FROM written
+ WHERE c.oid IN (SELECT oid FROM written
                  UNION SELECT a.relid FROM written w CROSS JOIN LATERAL pg_partition_ancestors(w.oid) a)
-   AND c.oid IN (SELECT relid FROM published)
+   AND c.oid IN (SELECT oid FROM published)
+UNION ALL SELECT NULL, NULL WHERE NOT EXISTS (SELECT FROM publication)
  ORDER BY 1, 2
 """
 
@@ -52,7 +53,6 @@ class Heartbeat:
     def __init__(self, config: HeartbeatConfig, publication: str) -> None:
         self._query = config.query
         self._publication = publication
-        self._published = _PUBLISHED.format(name=quote_literal(publication))
         self._message = _MESSAGE.format(transactional=str(config.action == "transaction").lower())
 
     def beat(self, session: Session) -> SourceWarning | None:
@@ -83,13 +83,14 @@ class Heartbeat:
         keep = False
         try:
             rows = session.affected(query, "run the heartbeat's query")
-            captured = session.run(self._published, "look at what the heartbeat wrote")
+            command = _PUBLISHED.format(published=published(self._publication, session.server_version))
+            captured = session.run(command, "look at what the heartbeat wrote")
             keep = not captured
         finally:
             # Fails on a lost connection, like the command before it.
             session.run("COMMIT" if keep else "ROLLBACK", "end the heartbeat")
         if captured:
-            return _captured(captured, self._publication)
+            return _captured(captured, self._publication) if captured[0]["table"] else None
         if rows == 0:
             return SourceWarning(
                 "heartbeat_without_effect",

@@ -25,6 +25,7 @@ from tailrace.sources.postgres.schema.publication import (
     publication_warnings,
     published_names,
     snapshot_command,
+    unlogged_warning,
 )
 from tailrace.sources.postgres.schema.source_tables import Name
 from tailrace.sources.postgres.slot.health import concerns, look
@@ -174,7 +175,7 @@ class SlotWatch:
             if not self._source.captures(schema, name):
                 continue  # it was removed deliberately, or is a partition that was detached
             if (schema, name) in unlogged:
-                found.append(_unlogged(schema, name))
+                found.append(unlogged_warning((schema, name), (schema, name)))
                 continue
             table = quote_table(schema, name)
             found.append(
@@ -213,16 +214,6 @@ class SlotWatch:
         if self._session is not None:
             self._session.close()
             self._session = None
-
-
-def _unlogged(schema: str, name: str) -> SourceWarning:
-    table = quote_table(schema, name)
-    return SourceWarning(
-        f"table_unlogged:{schema}.{name}",
-        f"the table {table} is unlogged: PostgreSQL does not replicate it, and its changes are not captured",
-        f"ALTER TABLE {table} SET LOGGED; -- then, for the changes made meanwhile: "
-        f"{snapshot_command(schema, name)}",
-    )
 
 
 def _unlogged_tables(session: Session, source: PostgresSource) -> frozenset[Name]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE
+from tailrace.sources.postgres.connection.quoting import quote_table
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema import published_tables
 from tailrace.sources.postgres.schema.catalog import SHAPE, PublishedTable
@@ -177,7 +178,8 @@ def facts_digest(table: PublishedTable) -> str:
 
 def _relation(session: Session, table: PublishedTable, row: Row, source: PostgresSource) -> ChunkedRelation:
     oid = row.number("oid")
-    key = tuple(KeyColumn(column.name, column.declared) for column in table.key)
+    # A domain's own type would bring its collation, which may be another one than the column's.
+    key = tuple(KeyColumn(column.name, quote_table(*column.base_name)) for column in table.key)
     whole = ChunkedRelation(oid, row.text("schema"), row.text("name"), (), (), row.text("shape"))
     if row["kind"] != "r":
         return whole

@@ -295,9 +295,7 @@ def test_a_table_without_a_key_that_begins_again_has_its_new_rows_and_keeps_them
     again = described(oid, {"a": TEXT, "n": INT4}, (1, 3), version=2, replaced=oid - 1)
     ends = [
         log.commit(described(1, {"a": TEXT, "gone": TEXT}, (1, 2), version=1), insert(1, "x", "x")),
-        log.commit(
-            again, truncate(oid), insert(oid, "p", 1), insert(oid, "q", 2), delete_whole(oid, "q", 2)
-        ),
+        log.commit(again, truncate(oid), insert(oid, "p", 1), insert(oid, "q", 2), delete_whole(oid, "q", 2)),
         log.commit(insert(oid, "r", 3)),
     ]
     sink, start, found = opened("mirror", tmp_path / "lake", log, keyless="full_row"), 0, []

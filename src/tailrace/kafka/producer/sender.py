@@ -147,9 +147,7 @@ class Sender:
                 topic.name, held, key, partition, on_delivery=self._delivered, headers=origin
             )
 
-    def _produce(
-        self, topic: str, at: int, size: int, values: Sequence[Any], others: Sequence[Any]
-    ) -> None:
+    def _produce(self, topic: str, at: int, size: int, values: Sequence[Any], others: Sequence[Any]) -> None:
         # Calls `produce` for each message, looping in C: the client's batch call needs dictionaries.
         self._wait_for_room(size)
         done, self._moved_s = 0, time.monotonic()

@@ -625,7 +625,8 @@ def test_rows_older_than_a_column_have_the_default_that_its_type_cannot_hold(uns
         facts = Facts(1, "public", "t", ("id",), held, version=version)
         return frames.control_frame(frames.FACTS, 0, 0, facts.as_json()) + relation(1, "public.t", names)
 
-    middle = log.commit(described(columns, 1), insert(1, 1, "one"), insert(1, 2, "two"))
+    gone = [delete(1, 1, None), delete(1, 2, None)] if unsent else []
+    middle = log.commit(described(columns, 1), insert(1, 1, "one"), insert(1, 2, "two"), *gone)
     end = log.commit(
         insert(1, 3, "three"),
         update(1, 2, UNCHANGED if unsent else "two"),

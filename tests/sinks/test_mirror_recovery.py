@@ -245,6 +245,19 @@ def test_a_range_that_is_replayed_changes_nothing_and_commits_nothing(tmp_path, 
     assert table(tmp_path / "lake") == story[-1][1]
 
 
+def test_tables_without_changes_are_not_read_in_a_range(tmp_path, log, monkeypatch):
+    tables = [(relation(oid, f"public.t{oid}", COLUMNS), insert(oid, 1, "a", 1)) for oid in range(1, 6)]
+    ends = [log.commit(*(part for each in tables for part in each))]
+    ends += [log.commit(update(1, 1, "a", n)) for n in (2, 3)]
+    sink, read = opened("mirror", tmp_path / "lake", log), set()
+    of_delta = DeltaFolder.schema
+    write_alone(sink, log, 0, ends[0])
+    write_alone(sink, log, ends[0], ends[1])
+    monkeypatch.setattr(DeltaFolder, "schema", lambda folder: read.add(folder.path.name) or of_delta(folder))
+    write_alone(sink, log, ends[1], ends[2])
+    assert read == {"public.t1"}
+
+
 def test_a_lost_position_file_of_a_sink_that_began_with_the_log_is_no_loss(tmp_path, log):
     story = live(log, 5, 10)
     sink = opened("mirror", tmp_path / "lake", log)
@@ -357,6 +370,21 @@ def test_a_row_that_moved_takes_nothing_from_who_came_to_its_key(buffered, tmp_p
         2: None,  # never sent: the log begins after the row came
         5: "later",
     }
+
+
+def test_changes_that_cannot_be_reduced_are_not_reduced_again_and_again(tmp_path, log, monkeypatch):
+    monkeypatch.setattr(files, "BUFFERED_BYTES_MAX", 1)
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each transaction's changes come apart
+    monkeypatch.setattr(range_changes, "DECODED_BYTES_MAX", 1)
+    reduced = []
+    of_files = files.net
+    monkeypatch.setattr(files, "net", lambda *args: reduced.append(1) or of_files(*args))
+    ends = [log.commit(*([ACCOUNTS] if n == 0 else []), insert(1, n, "a", n)) for n in range(64)]
+    with LogReader.open(log.path, "0") as reader:
+        (split,) = plan.input_splits("0", reader.blocks(0, ends[-1]), 0, ends[-1])
+    opened("mirror", tmp_path / "lake", log).write(None, log.path, LogRange("0", 0, ends[-1]), [split])
+    assert len(reduced) < 12
+    assert [row["n"] for row in sorted(table(tmp_path / "lake"), key=lambda row: row["id"])] == [*range(64)]
 
 
 def test_a_column_has_a_name_that_a_small_merge_might_take_for_itself(tmp_path, log):

@@ -76,6 +76,7 @@ class DeltaFolder:
         self.context = {"sink": sink, "table": table}
         self._delta: DeltaTable | None = None
         self._committed: int | None = None  # as it was last read by `committed`, or written
+        self._relation = -2, 0  # the table's version, and its relation then: each range asks for all tables'
         self._durable = -1  # the table's version up to which all commits are on disk
 
     def committed(self) -> int | None:
@@ -142,7 +143,11 @@ class DeltaFolder:
         """Return the oid of the relation whose rows the table has, from its columns; 0: not known."""
         if self._delta is None:
             self._current()
-        return max((column.relation for column in held_columns(self.schema())), default=0)
+        version = -1 if self._delta is None else self._delta.version()
+        if self._relation[0] != version:
+            found = max((column.relation for column in held_columns(self.schema())), default=0)
+            self._relation = version, found
+        return self._relation[1]
 
     def data_files(self) -> list[str]:
         """Return the paths of the table's data files, which have exactly the table's rows.

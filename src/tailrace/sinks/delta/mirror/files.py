@@ -69,7 +69,7 @@ class NetWriter:
         self._key = relation.key
         self._events: list[pa.Table] = []
         self._net_rows = 0  # number of net events, which are the first ones
-        self._bytes = 0
+        self._bytes, self._limit = 0, BUFFERED_BYTES_MAX
         self._truncated = False
         self._snapshots: set[int | None] = set()
 
@@ -88,9 +88,10 @@ class NetWriter:
         events = events_of(changes, self._key)
         self._events.append(events)
         self._bytes += events.nbytes
-        if self._bytes >= BUFFERED_BYTES_MAX:
+        if self._bytes >= self._limit:
             events = self._net()
             self._events, self._net_rows, self._bytes = [events], len(events), events.nbytes
+            self._limit = max(BUFFERED_BYTES_MAX, 2 * self._bytes)  # what stays is not reduced each time
 
     def close(self) -> dict[str, Any]:
         one_snapshot = len(self._snapshots) == 1 and None not in self._snapshots

@@ -205,11 +205,12 @@ class Composition:
 
     `rows_only`: the table was empty before the first of them, so only its rows at the end are needed.
     `bounds`: values of the key column `divided_by` that divide the keys into buckets; None: net events are
-    divided by their number.
+    divided by their size, of which `row_bytes` is the average in each file.
     """
 
     relation: Relation
     paths: tuple[str, ...]
+    row_bytes: tuple[int, ...]
     schema: bytes
     rows_only: bool
     bucket: int
@@ -222,8 +223,8 @@ class Composition:
 def compose(work: Composition) -> dict[str, Any]:
     """Write the net changes of the files' events; return the new file's facts, `bytes` and `rows`."""
     schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
-    by_number = work.buckets > 1 and work.bounds is None
-    events = _part(work, schema) if by_number else _of_keys(work, schema)
+    by_size = work.buckets > 1 and work.bounds is None
+    events = _part(work, schema) if by_size else _of_keys(work, schema)
     if work.rows_only:
         events = _existing_rows(events)
     facts = write_events(work.out, events, work.relation)
@@ -253,8 +254,11 @@ def _part(work: Composition, schema: pa.Schema) -> pa.Table:
     bare = [read_events(path, keys, key) for path in work.paths]
     steps = _steps(bare)
     plan = net_plan(pa.concat_tables(bare), key, steps)
-    first, last = (len(plan.winners) * at // work.buckets for at in (work.bucket, work.bucket + 1))
-    plan = plan.part(first, last)
+    sizes = np.repeat(work.row_bytes, [len(part) for part in bare])
+    upto = np.max([sizes[numbers] for numbers in (plan.winners, *plan.sources.values())], axis=0).cumsum()
+    limits = upto[-1] * np.arange(1, work.buckets) // work.buckets
+    edges = [0, *np.searchsorted(upto, limits).tolist(), len(upto)]
+    plan = plan.part(edges[work.bucket], edges[work.bucket + 1])
     needed = plan.needed()
     parts = []
     for step, path in enumerate(work.paths):

@@ -312,14 +312,16 @@ def _composed(
     plain = [name for name in relation.key if not pa.types.is_nested(schema.field(name).type)]
     # Events of a row whose key changed may be in different buckets of keys.
     if buckets > 1 and plain and not any(file.facts["moved"] for file in files):
-        largest = max(zip((file.facts["net_rows"] for file in files), paths, strict=True))[1]
+        fact = "net_rows" if rows * BUCKET_BYTES > size * BUCKET_ROWS else "net_bytes"
+        largest = max(zip((file.facts[fact] for file in files), paths, strict=True))[1]
         divided_by, bounds = bounds_of(largest, plain, buckets)
+    row_bytes = tuple(file.facts["net_bytes"] // max(1, file.facts["net_rows"]) + 1 for file in files)
     serialized = schema.serialize().to_pybytes()
     # With the table's folder and version: a range may have two tables with one name, and two commits of one.
     stem = f"net-{work.version:016x}"
     compositions = [
         Composition(
-            relation, paths, serialized, rows_only, bucket, buckets, divided_by, bounds,
+            relation, paths, row_bytes, serialized, rows_only, bucket, buckets, divided_by, bounds,
             work.staged(work.folder.path.name, f"{stem}-{bucket:05d}.parquet"),
         )
         for bucket in range(buckets)

@@ -67,11 +67,11 @@ def test_large_rows_are_rewritten_in_smaller_batches(tmp_path: Path, monkeypatch
         sizes.append(rows.nbytes)
         return reshaped(rows, *others)
 
-    monkeypatch.setattr(rewrite, "BUFFERED_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(rewrite, "BUFFERED_BYTES_MAX", 64 << 10)
     monkeypatch.setattr(rewrite, "reshaped", noted)
     path, out = str(tmp_path / "large.parquet"), str(tmp_path / "out.parquet")
-    rows = pa.table({"id": range(100), "note": [f"{number}" * (64 << 10) for number in range(100)]})
+    rows = pa.table({"id": range(40), "note": [f"{number}" * (8 << 10) for number in range(40)]})
     pq.write_table(rows, path)
     conform(RewriteTask((path,), (ShapeStep(pa.field("note", pa.string()), "note"),), (), out, ()))
-    assert max(sizes) < 2 << 20
+    assert max(sizes) < 128 << 10
     assert pq.read_table(out)["note"].equals(rows["note"])

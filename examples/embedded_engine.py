@@ -1,8 +1,8 @@
-"""Every committed change, in Python, as Debezium's JSON: a line each.
+"""Prints every committed change as Debezium's JSON, a line each.
 
     python embedded_engine.py DSN LOG          DSN as in postgresql://cdc@db.example/shop
 
-Stopped or killed and started again, it goes on where it was: each change comes at least once, in order.
+Stopped or killed and started again, it continues where it was: each change comes at least once, in order.
 """
 
 import contextlib

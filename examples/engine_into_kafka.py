@@ -1,8 +1,8 @@
-"""A source of one's own into Kafka, each record once: python engine_into_kafka.py FOLDER BOOTSTRAP TASKS
+"""A custom source into Kafka, each record once: python engine_into_kafka.py FOLDER BOOTSTRAP TASKS
 
-Each text file of a folder is a partition, each line of it a record. Records and the line that was reached are
-one transaction: kill it at any time, start it again with any number of tasks, and a consumer with
-isolation.level=read_committed sees each line once.
+Each text file of a folder is a partition, each of its lines a record. Records and the line reached are
+committed in one transaction: kill it at any time, start it again with any number of tasks, and a consumer
+with isolation.level=read_committed sees each line once.
 """
 
 import sys
@@ -14,7 +14,7 @@ from tailrace.records.making import SourceRecord
 
 
 class Files:
-    """A connector, whose tasks share the files."""
+    """A connector whose tasks share the files."""
 
     def start(self, context):
         self.paths = sorted(map(str, Path(context.settings["folder"]).glob("*.txt")))
@@ -30,7 +30,7 @@ class Files:
 
 
 class FilesTask:
-    """Reads some files, each from the line where its offset is."""
+    """Reads some of the files, each from the line of its offset."""
 
     def start(self, context):
         self.context = context

@@ -1,4 +1,4 @@
-"""Every committed change, converted on Spark's executors: a file for each row, with its changes in order.
+"""Converts every committed change on executors of Spark, into a file for each row with its changes in order.
 
 python engine_on_spark.py DSN LOG FOLDER          DSN as in postgresql://cdc@db.example/shop
 """
@@ -13,7 +13,7 @@ dsn, log, folder = sys.argv[1:]
 
 
 def note(event):
-    """Called with one event of a key after another. When it returns, the event counts as processed."""
+    """Called with the events of a key one after another. When it returns, the event counts as processed."""
     with Path(folder, f"{event.topic}.{event.key['id']}").open("a") as changes:
         print(event.value["op"], event.value["after"], file=changes)
 

@@ -1,9 +1,9 @@
-"""A Spark job of one's own that reads a change log, once as a batch and then as a stream.
+"""A Spark job that reads a change log, first as a batch and then as a stream.
 
     python read_log_with_spark.py LOG TABLE        TABLE as in public.account
 
 Any Spark 4.2 session will do: PySpark finds the format by itself where Tailrace is installed.
-The stream stops when it has read what is there; without `availableNow` it would go on for ever.
+The stream stops at the log's present end; without `availableNow` it would go on for ever.
 """
 
 import sys
@@ -13,11 +13,11 @@ from pyspark.sql import functions as f
 
 
 def main(log: str, table: str) -> None:
-    """Print what a log holds, and how one of its tables changed."""
+    """Print what a log contains, and how one of its tables changed."""
     spark = SparkSession.builder.master("local[2]").appName("read-log").getOrCreate()
     spark.conf.set("spark.sql.shuffle.partitions", "2")
 
-    # Every change of every table, as text: which tables are busy, and with what?
+    # Every change of every table, as text: which tables change how often?
     changes = spark.read.format("tailrace").option("path", log).load()
     changes.groupBy("table", "op").count().orderBy("table", "op").show()
 

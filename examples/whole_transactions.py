@@ -1,10 +1,10 @@
-"""A Spark job that acts on whole transactions, from the topics that Debezium or Tailrace's Kafka sink writes.
+"""A Spark job on complete transactions, from the topics that Debezium or Tailrace's Kafka sink writes.
 
     python whole_transactions.py BOOTSTRAP DATA,DATA TRANSACTIONS CHECKPOINT OUT
 
-A micro-batch never has a part of a transaction. So a plain groupBy in it sees each transaction whole: with no
-state, and nothing to wait for. Each line of the files in OUT is a transaction. One that is killed and run again
-writes the same micro-batch again, over the files of the first time.
+A micro-batch never has a part of a transaction, so a plain groupBy gets each transaction completely: without
+state or waiting. Each line of the files in OUT is a transaction. If it is killed and run again, it writes the
+same micro-batch again, over the files of the first time.
 """
 
 import sys
@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 
 def main(bootstrap: str, data: str, transactions: str, checkpoint: str, out: str) -> None:
-    """Write a line for each transaction that is there, and stop."""
+    """Write a line for each transaction in the topics, and stop."""
     spark = SparkSession.builder.master("local[2]").appName("whole-transactions").getOrCreate()
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     changes = (

@@ -27,9 +27,9 @@ pytest_plugins = [
     "tests.support.pipeline.repairs",  # after those that it imports
 ]
 
-# Imports and collection make objects that stay: looking at each of them again takes a third of the time.
+# Imports and collection create objects that stay: scanning them again and again takes a third of the time.
 gc.disable()
-# Nothing here multiplies matrices, and its threads wait at work for a while.
+# Nothing here multiplies matrices, and its threads spin for a while when they wait.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # As `tailrace.sources.vitess` does, which some tests import after gRPC: servers are started by forks, too.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -49,7 +49,7 @@ settings.load_profile("default")
 # A test's Spark lives for a minute or two, in which Java's second compiler costs more than it returns:
 # measured on two tests that start Spark ten times, 285 s of CPU with it and 162 s without.
 QUICK_SPARK = "-XX:TieredStopAtLevel=1"
-# Made by scripts/make_class_archive.py, which says what it is good for.
+# Made by scripts/make_class_archive.py, which explains it.
 if (archive := Path(__file__).parents[1] / ".cache" / "spark.jsa").exists():
     QUICK_SPARK += f" -XX:SharedArchiveFile={archive} -Xlog:disable -Xlog:all=error:stderr"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_SPARK)
@@ -57,19 +57,20 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_SPARK)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how much hypothesis tries; end on SIGTERM as on Ctrl-C, so that servers are stopped."""
-    # Or libraries take what is left for leaks; behind the last time that pytest collects garbage.
+    # Otherwise libraries report what is left as leaks; after the last time that pytest collects garbage.
     config.add_cleanup(gc.unfreeze)
     if config.getoption("fast"):
         settings.load_profile("fast")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # A shell starts what it sends to the background with SIGINT ignored, and children inherit that:
-    # they would not hear of the Ctrl-C that tests send them.
+    # A shell starts background jobs with SIGINT ignored, and children inherit that: they would ignore the
+    # Ctrl-C that tests send them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that have long tests, then slow ones, where files are handed out to workers:
-    none is to be left over for one worker in the end."""
+    """When files are handed out to workers, begin with those that have long tests, then slow ones, so that
+    none is left for one worker at the end.
+    """
     if hasattr(config, "workerinput"):
         of = {name: {i.path for i in items if i.get_closest_marker(name)} for name in ("ci", "slow")}
         items.sort(key=lambda item: (item.path not in of["ci"], item.path not in of["slow"]))
@@ -82,5 +83,5 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _logs_as_imported() -> None:
-    """Forget how an earlier test's command set up the logs: a level would hide what a test looks for."""
+    """Forget how an earlier test's command configured logging: its level would hide what a test looks for."""
     structlog.reset_defaults()

@@ -6,7 +6,7 @@ from tailrace.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
 
 
-def test_waits_double_to_a_bound_and_end():
+def test_waits_double_up_to_a_maximum_and_end():
     passing, waits = TailraceError(Kind.SINK_WRITE_FAILED, "x"), []
     backoff = Backoff(7, first_s=1, longest_s=10)
     while True:
@@ -18,11 +18,11 @@ def test_waits_double_to_a_bound_and_end():
     assert backoff.after_success().after(passing)[1] == 1
 
 
-def test_what_a_person_must_repair_is_not_tried_again():
+def test_an_error_that_a_person_must_resolve_is_not_retried():
     assert Backoff(7).after(TailraceError(Kind.SINK_FOREIGN, "x"))[1] is None
 
 
-def test_one_that_never_gives_up_waits_ever_longer_to_a_bound():
+def test_unlimited_retries_wait_longer_up_to_a_maximum():
     backoff = Backoff(first_s=0.25, longest_s=5.0)
     waits = []
     for _ in range(1_100):

@@ -1,4 +1,4 @@
-"""What the house rules ask for and a machine can check."""
+"""The house rules that a machine can check."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 TOOLS = ROOT / "tools"
 
-#: What the rules do not hold for yet.
+#: Exceptions from the rules.
 EXCEPTIONS: dict[str, Any] = tomllib.loads((ROOT / "tests" / "tidy.toml").read_text("utf-8"))
 
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
-#: Names that say nothing: a module or class is named by what it is about.
+#: Names without a meaning: a module or class is named by its subject.
 EMPTY_NAMES = re.compile(r"[Uu]til|[Hh]elper|[Mm]anager|[Mm]isc|[Cc]ommon|^Abstract|^Base[A-Z]|Impl$")
 
-#: Written in parts, so that this file does not contain what it looks for.
+#: Written in parts, so that this file does not match its own patterns.
 FOREIGN = {
     "a path of somebody's machine": [rf"/{name}/" for name in ("work", "root", "farm")],
     "a package registry's host": [
@@ -49,7 +49,7 @@ FOREIGN = {
 }
 
 
-#: Modules that look at frames and messages: letters have their names there.
+#: Modules that look at frames and messages, whose type letters have names there.
 FRAME_MODULES = (
     "protocol/frames.py",
     "sources/postgres/connection/backend_messages.py",
@@ -86,14 +86,14 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines without the docstring, which may be as long as it takes."""
+    """Lines without the docstring, which may have any length."""
     first = function.body[0]
     has_docstring = ast.get_docstring(function) is not None
     prose = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
     return (function.end_lineno or 0) - function.lineno + 1 - prose
 
 
-def test_every_module_says_its_idea_first():
+def test_every_module_has_a_docstring():
     silent = [
         named(path)
         for path in modules()
@@ -102,7 +102,7 @@ def test_every_module_says_its_idea_first():
     assert not silent
 
 
-def test_no_module_is_too_long_to_be_one_idea():
+def test_no_module_is_too_long():
     long = {
         named(path): lines
         for path in modules()
@@ -111,7 +111,7 @@ def test_no_module_is_too_long_to_be_one_idea():
     assert not long
 
 
-def test_functions_fit_a_screen():
+def test_no_function_is_too_long():
     long = {
         f"{named(path)}:{function.lineno} {function.name}": body_lines(function)
         for path in modules()
@@ -121,7 +121,7 @@ def test_functions_fit_a_screen():
     assert not long
 
 
-def test_names_say_something():
+def test_names_have_a_meaning():
     empty = [named(path) for path in modules() if EMPTY_NAMES.search(path.stem)]
     for path in modules():
         tree = parsed(path)
@@ -141,7 +141,7 @@ def test_a_public_class_name_occurs_once():
     assert twice == set(EXCEPTIONS["class_names"])
 
 
-def test_what_calls_itself_pure_is_kept_pure_by_the_linter():
+def test_modules_that_call_themselves_pure_are_checked_by_the_linter():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -161,7 +161,7 @@ def test_what_calls_itself_pure_is_kept_pure_by_the_linter():
     assert unkept == set(EXCEPTIONS["impure"])
 
 
-def test_nothing_is_left_for_later():
+def test_no_marks_of_unfinished_work_are_left():
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     left = [
         f"{named(path)}:{number}"
@@ -186,7 +186,7 @@ def test_no_tracked_file_names(what):
 
 
 def test_no_test_imports_another_one():
-    # What tests share is in tests.support.
+    # Shared code of tests is in tests.support.
     importing = re.compile(r"^\s*(from|import) tests\.(?!support\b)", re.MULTILINE)
     assert not [named(path) for path in tracked("tests/*.py") if importing.search(path.read_text("utf-8"))]
 
@@ -206,14 +206,14 @@ def test_every_module_with_a_kernel_is_warmed():
     assert set(KERNEL_MODULES) == with_kernels
 
 
-def test_what_is_not_inlined_is_compiled_for_declared_signatures():
+def test_kernels_that_are_not_inlined_have_declared_signatures():
     others = re.compile(r"njit\((?!inline=\"always\"\))|\bnjit$|@(nb|numba)\.jit|@compiled\(\)", re.MULTILINE)
     users = [named(path) for path in modules() if others.search(path.read_text("utf-8"))]
     assert users == ["src/tailrace/compiled.py"]
 
 
 def test_pickle_is_not_used_on_disk():
-    # That of the checks of stages tries whether they pickle, in memory.
+    # The checks of stages try in memory whether they can be pickled.
     users = [
         named(path)
         for path in modules()
@@ -228,7 +228,7 @@ def test_pickle_is_not_used_on_disk():
 
 
 def followed() -> set[str]:
-    """Return what tests say by `@pytest.mark.follows`: kinds of errors, and ways out of the docs."""
+    """Return the marks `@pytest.mark.follows` of tests: kinds of errors, and ways out in the docs."""
     return {
         ast.literal_eval(argument)
         for path in tracked("tests/**/test_*.py")
@@ -239,7 +239,7 @@ def followed() -> set[str]:
 
 
 def ways_out() -> set[str]:
-    """Return the names of the numbered items that stand below a heading of the docs with "way out"."""
+    """Return the names of the numbered items below headings of the docs with "way out"."""
     sections = [
         section
         for path in tracked("docs/*.md")
@@ -249,18 +249,18 @@ def ways_out() -> set[str]:
     return {name for each in sections for name in re.findall(r"^\d+\. \*\*(.*?)\.?\*\*", each, re.MULTILINE)}
 
 
-def test_what_the_docs_name_as_a_way_out_is_followed_by_a_test():
+def test_each_way_out_in_the_docs_is_followed_by_a_test():
     assert ways_out()
     assert ways_out() <= followed()
 
 
 def test_the_hint_of_each_kind_of_error_is_followed_by_a_test():
     kinds = {str(kind) for kind in Kind}
-    assert followed() <= kinds | ways_out(), "a marker names what is there"
+    assert followed() <= kinds | ways_out(), "every marker must name an existing kind or way out"
     assert kinds - followed() == set(EXCEPTIONS["hints"])
 
 
-def test_the_version_is_said_in_one_place() -> None:
+def test_the_version_is_defined_in_one_place() -> None:
     import importlib.metadata
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -272,7 +272,7 @@ def test_the_version_is_said_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("name", FRAME_MODULES)
-def test_letters_of_messages_are_compared_by_their_names(name: str) -> None:
+def test_type_letters_of_messages_are_compared_by_their_names(name: str) -> None:
     tree = ast.parse((SOURCE / "tailrace" / name).read_text("utf-8"))
     compared = (
         operand

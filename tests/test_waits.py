@@ -1,4 +1,4 @@
-"""Waits that look again until something is so."""
+"""Waits that check a condition repeatedly."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from tailrace.waits import join_all, wait_until
 
 
-def test_it_is_looked_once_even_without_time_and_what_was_found_last_is_returned() -> None:
+def test_the_condition_is_checked_at_least_once_and_its_last_value_is_returned() -> None:
     found = iter([0, 0, 3])
     assert wait_until(lambda: next(found), 60.0, 0.0) == 3
     assert wait_until(list, 0.0, 60.0) == []
     assert wait_until(lambda: "there", 0.0, 60.0) == "there"
 
 
-def test_it_is_looked_a_last_time_when_the_time_is_up() -> None:
+def test_the_condition_is_checked_a_last_time_at_the_timeout() -> None:
     until_s = time.monotonic() + 0.2
     assert wait_until(lambda: time.monotonic() >= until_s, 0.1, 0.3)
 
@@ -27,7 +27,7 @@ def test_a_stop_ends_the_wait_at_once() -> None:
     assert looks == [1]
 
 
-def test_threads_are_waited_for_together_and_the_calling_one_is_not() -> None:
+def test_threads_are_joined_within_one_timeout_and_the_calling_one_is_not() -> None:
     release = threading.Event()
     threads = [threading.Thread(target=release.wait, daemon=True) for _ in range(2)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The benchmarks run, count every row, and answer in their documented form. Not how fast."""
+"""The benchmarks run, count every row, and print the documented form. Their speed is not tested."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_benchmark_prints_one_document(name: str, rows: int, monkeypatch: pyte
     monkeypatch.setattr(kafka, "PASSES", 1)
     monkeypatch.setattr(kafka_transactions, "PAIRS", 1)
     monkeypatch.setattr(records, "PASSES", 1)
-    # One turn goes all the way, on servers that begin sooner than they would run fast.
+    # One turn runs completely, on servers with settings for a quick start, not for speed.
     for module in (capture, convert, decode, snapshot, stages, transforms, vitess_rows):
         monkeypatch.setattr(module, "TURNS", 1)
     monkeypatch.setattr(topics, "SERVER_JVM", QUICK_JVM)
@@ -79,7 +79,7 @@ def test_every_benchmark_has_its_module() -> None:
         assert callable(bench.measurement(name))
 
 
-def test_a_person_gets_value_ratio_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readable_form_has_value_ratio_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
     Result("x", 1234.5, "rows/s", 1.25, "the peer", "the disk", {"cores": 2}).print(as_json=False)
     printed = capsys.readouterr().out
     assert "1,234 rows/s, 1.25 × the peer" in printed
@@ -88,9 +88,9 @@ def test_a_person_gets_value_ratio_and_limit(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(
     ("count", "interval"),
-    # 95 % intervals of the median, as tables of the sign test have them
+    # 95 % intervals of the median, from tables of the sign test
     [(1, (1, 1)), (2, (1, 2)), (5, (1, 5)), (6, (1, 6)), (9, (2, 8)), (20, (6, 15)), (40, (14, 27))],
 )
-def test_the_interval_of_a_median_is_the_sign_tests(count: int, interval: tuple[int, int]) -> None:
+def test_the_interval_of_a_median_is_that_of_the_sign_test(count: int, interval: tuple[int, int]) -> None:
     values = [float(value) for value in range(count, 0, -1)]
     assert median_interval(values) == interval

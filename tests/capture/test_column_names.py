@@ -1,4 +1,4 @@
-"""The names that columns have had: rules of masking and exclusion go by them."""
+"""The names that columns have had: masks and exclusions refer to any of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.each_postgres("what the catalogue says of columns")
 MASKED = {"masks": [{"columns": ["public.people.email"], "method": "fixed"}]}
 
 
-def test_the_server_is_asked_for_names_that_no_row_has_told_yet(pg: Database, tmp_path: Path) -> None:
+def test_new_names_of_columns_without_new_rows_are_read_from_the_server(pg: Database, tmp_path: Path) -> None:
     log = tmp_path / "log"
     pg.execute("create table users(id int primary key, mail text)")
     pg.execute("insert into users values (1, 'alice@x')")
@@ -41,9 +41,7 @@ def test_the_server_is_asked_for_names_that_no_row_has_told_yet(pg: Database, tm
     assert "@x" not in shown(log, rules)
 
 
-def test_names_stay_known_when_a_column_is_dropped_and_the_log_says_so_by_itself(
-    pg: Database, tmp_path: Path
-) -> None:
+def test_the_names_of_a_dropped_column_can_be_read_from_the_log_alone(pg: Database, tmp_path: Path) -> None:
     log = tmp_path / "log"
     pg.execute("create table people(id int primary key, mail text)")
     with capturing(pg.dsn, log) as running:
@@ -61,7 +59,7 @@ def test_names_stay_known_when_a_column_is_dropped_and_the_log_says_so_by_itself
     before = shown(log, rules)
     assert "****" in before
     assert "@x" not in before
-    # A log that was written before names were kept beside it.
+    # A log of a version that did not keep names beside it.
     for file in LogDirectory.open(log).task_path("0").glob("renames.state*"):
         file.unlink()
     assert kept_renames(LogDirectory.open(log), "0") is None
@@ -73,7 +71,7 @@ def shown(log: Path, rules: ColumnPolicy) -> str:
     return "\n".join(json_lines(directory, "0", Selection(), TablePolicy.of(rules)))
 
 
-def test_a_column_that_nobody_could_identify_has_the_names_of_those_that_went() -> None:
+def test_an_unidentified_column_has_the_names_of_the_columns_that_disappeared() -> None:
     before = Facts(7, "public", "users", ("id",), (ColumnFacts("id", 1), ColumnFacts("mail", 2)), 1)
     after = Facts(7, "public", "users", ("id",), (ColumnFacts("id", 1), ColumnFacts("email")), 2)
     renames = Renames().after(before, after)
@@ -83,7 +81,7 @@ def test_a_column_that_nobody_could_identify_has_the_names_of_those_that_went() 
     assert Renames.from_json(renames.as_json()) == renames
 
 
-def test_a_new_column_of_an_old_name_is_another_one() -> None:
+def test_a_new_column_with_an_old_name_is_another_column() -> None:
     before = Facts(7, "public", "users", ("id",), (ColumnFacts("id", 1), ColumnFacts("mail", 2)), 1)
     after = Facts(7, "public", "users", ("id",), (ColumnFacts("id", 1), ColumnFacts("mail", 3)), 2)
     assert Renames().after(before, after) == Renames()
@@ -94,11 +92,11 @@ def masking(*columns: str) -> dict[str, object]:
 
 
 @pytest.mark.follows("config_invalid")
-def test_a_mask_that_names_no_column_never_lets_a_start_begin(pg: Database, tmp_path: Path) -> None:
+def test_a_mask_that_names_no_column_stops_every_start(pg: Database, tmp_path: Path) -> None:
     log = tmp_path / "log"
     pg.execute("create table users(id int primary key, mail text)")
     pg.execute("insert into users values (1, 'alice@x')")
-    # As often as it is tried: what was refused is not known from before.
+    # Also at the second attempt: the first one leaves nothing behind that would let it pass.
     for _ in range(2):
         error = run_to_end(pg.dsn, log, **masking("public.users.mial"))
         assert error is not None
@@ -113,7 +111,7 @@ def test_a_mask_that_names_no_column_never_lets_a_start_begin(pg: Database, tmp_
         running.wait_for("streaming")
         running.catch_up(pg.query)
     assert "@x" not in shown(log, ColumnPolicy.model_validate(rules))
-    # One that is added later has to find its column, too; by an earlier name it does.
+    # A mask added later must find its column, too; an earlier name counts.
     pg.execute("alter table users rename mail to email")
     error = run_to_end(pg.dsn, log, **masking("public.users.mail", "public.users.adress"))
     assert error is not None
@@ -121,7 +119,7 @@ def test_a_mask_that_names_no_column_never_lets_a_start_begin(pg: Database, tmp_
     for rules in (masking("public.users.mail"), masking("public.users.email", "public.users.mail")):
         with capturing(pg.dsn, log, **rules) as running:
             running.wait_for("streaming")
-    # AND a column that is dropped stops nothing, nor does a pattern that may mean nothing.
+    # A dropped column stops nothing, nor does a pattern that matches nothing.
     pg.execute("alter table users drop email")
     with capturing(pg.dsn, log, **masking("public.users.email", "public.users.mail")) as running:
         running.wait_for("streaming")

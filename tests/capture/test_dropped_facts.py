@@ -1,4 +1,4 @@
-"""Facts that were learnt within a transaction which was cut off are not in force, with the server ahead."""
+"""Facts learned within an interrupted transaction are not in force, with the server ahead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.each_postgres("what the catalogue says of columns")
 
-#: More than is received at once.
+#: Enough rows for several reads.
 ROWS = 100_000
 
 
@@ -29,7 +29,7 @@ def columns_in_force(appender: PostgresAppender) -> set[str]:
     return {column.name for facts in found if facts is not None for column in facts.columns}
 
 
-def test_facts_of_a_transaction_that_was_cut_off_are_asked_for_again(
+def test_facts_of_an_interrupted_transaction_are_looked_up_again(
     pg: Database,
     tmp_path: Path,
     proxy: Callable[[int], Proxy],
@@ -45,7 +45,7 @@ def test_facts_of_a_transaction_that_was_cut_off_are_asked_for_again(
         running.wait_for("streaming")
         pg.execute("insert into items values (6, 6, 'old')")
         running.catch_up(pg.query)
-    # The server is ahead: the table is altered twice more than the first transaction tells.
+    # The server is ahead: the table is altered twice more after the first transaction.
     pg.execute(
         "begin; alter table items add c int default 7; "
         f"insert into items select n, n, 'first', 8 from generate_series(100, {100 + ROWS}) n; commit"
@@ -61,7 +61,7 @@ def test_facts_of_a_transaction_that_was_cut_off_are_asked_for_again(
         if not within:
             return
         known.append(("c" in before, "c" in columns_in_force(appender)))
-        # Before it connects again, what was learnt of the transaction is no longer so.
+        # Before it connects again, the facts of the transaction no longer apply.
         for statement in (
             "alter table items drop b",
             "alter table items add b int default 3",

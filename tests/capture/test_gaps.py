@@ -1,4 +1,4 @@
-"""Changes that PostgreSQL does not send are told of, until a snapshot has made up for them."""
+"""Changes that PostgreSQL does not send are reported until a snapshot closes the gap."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def await_warnings(running: Running, *keys: str) -> None:
     assert not running.is_over, running.error
 
 
-def test_a_table_that_becomes_unlogged_and_logged_again_is_told_of_until_it_is_read_again(
-    pg: Database, tmp_path: Path
-) -> None:
+def test_a_table_that_was_unlogged_is_reported_until_it_is_read_again(pg: Database, tmp_path: Path) -> None:
     log = tmp_path / "log"
     pg.execute(CREATE_ITEMS)
     pg.execute("create unlogged table later(id int primary key)")
@@ -52,7 +50,7 @@ def test_a_table_that_becomes_unlogged_and_logged_again_is_told_of_until_it_is_r
         pg.execute("insert into items values (2)")
         pg.execute(warned(running)["table_unlogged:public.items"].split(" -- ")[0])
         await_warnings(running, "table_gap:public.items")
-        # One that was never captured comes with rows that nobody has read.
+        # A table that was never captured has rows that no snapshot has read.
         pg.execute("alter table later set logged")
         await_warnings(running, "table_gap:public.items", "table_gap:public.later")
     with capturing(pg.dsn, log, **QUICK) as running:
@@ -63,9 +61,7 @@ def test_a_table_that_becomes_unlogged_and_logged_again_is_told_of_until_it_is_r
         await_warnings(running)
 
 
-def test_a_table_that_comes_back_into_the_publication_is_told_of_until_it_is_read_again(
-    pg: Database, tmp_path: Path
-) -> None:
+def test_a_table_published_again_is_reported_until_it_is_read_again(pg: Database, tmp_path: Path) -> None:
     log = tmp_path / "log"
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, log, **QUICK) as running:
@@ -78,7 +74,7 @@ def test_a_table_that_comes_back_into_the_publication_is_told_of_until_it_is_rea
         await_warnings(running)
 
 
-def test_a_publication_that_leaves_out_operations_is_told_of_while_it_runs(
+def test_a_publication_that_excludes_operations_is_reported_while_running(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute(CREATE_ITEMS)

@@ -1,4 +1,4 @@
-"""The agenda beside the log: whenever a process is killed, a chunk that is in the log is found there."""
+"""The agenda beside the log: after a kill at any moment, a chunk that is in the log is found there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LSN = 1000
 
 
 class Orders:
-    """As much of a published table as is written before its rows."""
+    """The frames of a published table that are written before its rows."""
 
     oid = OID
 
@@ -72,10 +72,10 @@ def planned(ledger: SnapshotState, chunks: int) -> SnapshotPlan:
 
 
 @pytest.mark.parametrize("point", ["snapshot.in_copy", "snapshot.before_chunk_end", "snapshot.after_chunk"])
-def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
+def test_a_chunk_is_found_after_a_kill_although_another_thread_wrote_the_agenda_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """The end of a chunk's unit may be durable before whoever appended it can say so."""
+    """The end of a chunk's unit may be durable before the thread that appended it can record that."""
     directory = directory_at(tmp_path / "log")
     with appending(directory) as appender:
         ledger = SnapshotState(directory, appender)
@@ -107,7 +107,7 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
 
 
 def found_at_a_start(directory: LogDirectory, appender: PostgresAppender) -> set[int]:
-    """Return the chunks that a process would take for done that began now."""
+    """Return the chunks that a process starting now would take for done."""
     later = SnapshotState(directory, appender)
     later.open()
     return later.plans.open[0].tables[0].done

@@ -1,4 +1,4 @@
-"""Locks that others hold on tables hold up what reads those tables, and nothing else."""
+"""Locks on tables delay only what reads those tables."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def create_tables(pg: Database) -> None:
 
 @contextmanager
 def locked(pg: Database, tables: str = EVERY_TABLE) -> Iterator[None]:
-    """As VACUUM FULL, TRUNCATE or a rewriting ALTER TABLE has them locked while it runs."""
+    """Lock the tables as VACUUM FULL, TRUNCATE or a rewriting ALTER TABLE does while it runs."""
     with pg.connect(autocommit=False) as owner:
         owner.execute(f"lock table {tables} in access exclusive mode".encode())
         yield
@@ -78,7 +78,7 @@ def looks_go_on(running: Running) -> None:
 
 
 @pytest.mark.parametrize("via_root", [True, False], ids=["root", "leaves"])
-def test_locks_on_tables_hold_neither_a_start_nor_the_stream_nor_the_slot_watch(
+def test_locks_on_tables_delay_neither_a_start_nor_the_stream_nor_the_slot_watch(
     pg: Database, tmp_path: Path, via_root: bool
 ) -> None:
     log = tmp_path / "log"
@@ -120,7 +120,7 @@ def test_a_snapshot_of_a_locked_table_waits_and_the_stream_does_not(pg: Database
     assert sorted(read_log(log).snapshot).count(21) == 2
 
 
-def test_a_condition_on_a_locked_table_waits_and_holds_up_no_other_request_and_no_start(
+def test_a_condition_on_a_locked_table_waits_and_delays_no_other_request_and_no_start(
     pg: Database, tmp_path: Path
 ) -> None:
     create_tables(pg)
@@ -132,7 +132,7 @@ def test_a_condition_on_a_locked_table_waits_and_holds_up_no_other_request_and_n
         asked = request(log, "public.whole", where="id = 1")
         with capturing(pg.dsn, log, **OPTIONS) as running:
             running.wait_for("streaming")
-            # Its slot waits for the end of the transaction that holds the lock; it is taken all the same.
+            # Its slot waits for the end of the locking transaction; nevertheless the request is taken.
             other = request(log, "public.items")
             wait_until(lambda: found(log, other) is not None, 30, "the other request to be taken")
             pg.execute("insert into items values (1, 'x')")
@@ -143,7 +143,7 @@ def test_a_condition_on_a_locked_table_waits_and_holds_up_no_other_request_and_n
             assert await_end(running, log, each).outcome is SnapshotOutcome.DONE
 
 
-def test_a_look_that_was_held_up_is_made_again_soon(pg: Database, tmp_path: Path) -> None:
+def test_a_delayed_check_is_repeated_soon(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     with capturing(pg.dsn, tmp_path / "log", **OPTIONS) as running:
         running.wait_for("streaming")
@@ -155,7 +155,7 @@ def test_a_look_that_was_held_up_is_made_again_soon(pg: Database, tmp_path: Path
 
 
 @pytest.mark.follows("slot_creation_held_up")
-def test_a_slot_that_older_transactions_hold_up_is_made_when_they_are_ended(
+def test_a_slot_delayed_by_older_transactions_is_created_once_they_are_terminated(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incremental, "SLOT_DEADLINE_S", 0.5)
@@ -166,7 +166,7 @@ def test_a_slot_that_older_transactions_hold_up_is_made_when_they_are_ended(
         older.execute("insert into others values (1, 'x')")
         with structlog.testing.capture_logs() as said:
             asked = request(log, "public.items")
-            # A transaction is named when it is a second old: the first attempt may end before that.
+            # A transaction is named once it is a second old: the first attempt may end before that.
             wait_until(lambda: WAY_OUT.search(str(said)) is not None, 30, "the transaction to be named")
         way_out = WAY_OUT.search(str(said))
         assert way_out is not None
@@ -175,7 +175,7 @@ def test_a_slot_that_older_transactions_hold_up_is_made_when_they_are_ended(
         older.close()
 
 
-def test_who_holds_up_a_slot_is_named_to_a_role_that_may_only_replicate(own_pg: EmbeddedPostgres) -> None:
+def test_a_role_that_may_only_replicate_learns_what_delays_its_slot(own_pg: EmbeddedPostgres) -> None:
     own_pg.execute("create role cdc login replication")
     source = PostgresSource(dsn=own_pg.dsn(user="cdc"))
     with (
@@ -214,7 +214,7 @@ def test_a_snapshot_for_which_no_slot_is_free_waits_and_the_stream_does_not(
     assert sorted(read_log(log).snapshot) == [1, 2]
 
 
-def test_what_is_asked_of_the_catalogue_waits_for_no_lock(pg: Database) -> None:
+def test_queries_of_the_catalogue_wait_for_no_lock(pg: Database) -> None:
     create_tables(pg)
     pg.execute(f"create publication {SLOT} for table items, parts, whole")
     source = PostgresSource(dsn=pg.dsn, tables=CAPTURED, columns_exclude=("public.parts.note",)).for_pipeline(
@@ -252,9 +252,7 @@ PUBLICATIONS = [
 
 
 @pytest.mark.parametrize("via_root", ["true", "false"])
-def test_the_catalogue_says_of_publications_what_the_servers_own_view_says(
-    pg: Database, via_root: str
-) -> None:
+def test_our_queries_of_publications_equal_the_servers_own_view(pg: Database, via_root: str) -> None:
     create_tables(pg)
     pg.execute("create schema apart; create table apart.plain(id int primary key, twice int)")
     pg.execute("create table apart.parts_3 partition of parts for values from (2000) to (4000) "
@@ -278,7 +276,7 @@ def test_the_catalogue_says_of_publications_what_the_servers_own_view_says(
             pg.execute(f"create publication {name} {what} with ({options})")
             wanted = pg.query(f"select schemaname, tablename, attnames from pg_publication_tables "
                               f"where pubname = '{name}'")  # fmt: skip
-            # The view of 15 names generated columns, too, which no server before 18 sends.
+            # The view of 15 lists generated columns, too, which no server before 18 sends.
             not_sent = {"more"} if pg.server.version == 15 else set()
             columns = {row[:2]: set(row[2]) - not_sent for row in wanted}
             sent = published_columns(session, name)

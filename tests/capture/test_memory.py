@@ -1,4 +1,4 @@
-"""What the capturing process, and a task that writes files, hold in memory at most, whatever comes."""
+"""The memory limits of the capturing process and of a task that writes files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.capture.captured import NAME, read_log
 from tests.support.capture.requested import is_over, request
 from tests.support.postgres import Database
 
-#: Captures until its input ends. For each LSN that it is told it answers when all before it is durable.
+#: Captures until its input ends. For each LSN on its input it answers once everything before it is durable.
 RUN = """
 import sys, threading, time
 from pathlib import Path
@@ -42,7 +42,7 @@ task.stop()
 thread.join()
 """
 
-#: What a Spark task does of a range, for Parquet files; tells by how much its process grew at most.
+#: A Spark task's work on a range, for Parquet files; prints by how much its process grew at most.
 TO_PARQUET = """
 import sys
 from pathlib import Path
@@ -73,7 +73,7 @@ FIELD = "repeat('abcdefghij', 10000000)"
 
 
 class Measured:
-    """A capture in a process of its own, whose memory is looked at."""
+    """A capture in another process, whose memory is measured."""
 
     def __init__(self, process: subprocess.Popen[str], pg: Database) -> None:
         self._process = process
@@ -81,7 +81,7 @@ class Measured:
         self._at = Path("/proc") / str(process.pid)
 
     def catch_up(self) -> None:
-        """Wait until all that is committed by now is in the log, and no snapshot is missing anything."""
+        """Wait until everything committed so far is in the log and no snapshot misses anything."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._pg.query("select pg_switch_wal()")
@@ -95,11 +95,11 @@ class Measured:
 
     @property
     def most(self) -> int:
-        """Its largest resident size in bytes since it began, or since `forget`."""
+        """Its largest resident size in bytes since the start, or since `forget`."""
         return self._value("VmHWM")
 
     def forget(self) -> int:
-        """Start again with what it holds at most; return what it holds now."""
+        """Reset the largest size; return the present one."""
         (self._at / "clear_refs").write_text("5")
         return self._value("VmRSS")
 
@@ -111,7 +111,7 @@ class Measured:
 
 @contextmanager
 def measured(pg: Database, log: Path) -> Iterator[tuple[Measured, int]]:
-    """Capture with the default settings; with the size of the process before it begins."""
+    """Capture with the default settings; yield it with the size of the process at the start."""
     command = [sys.executable, "-c", RUN, pg.dsn, str(log), NAME]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -130,7 +130,7 @@ def measured(pg: Database, log: Path) -> Iterator[tuple[Measured, int]]:
 
 
 def to_parquet(log: Path, out: Path) -> int:
-    """Write the whole log to Parquet files; return the bytes by which that process grew at most."""
+    """Write the whole log to Parquet files; return the bytes by which the process grew at most."""
     told = subprocess.run(
         [sys.executable, "-c", TO_PARQUET, str(log), str(out)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -143,7 +143,7 @@ def to_parquet(log: Path, out: Path) -> int:
 
 
 def lengths(folder: Path, column: str) -> list[int]:
-    """Return the lengths of a column's texts, sorted, without holding many of them."""
+    """Return the lengths of a column's texts, sorted, without holding many texts at a time."""
     found: list[int] = []
     for path in folder.glob("*.parquet"):
         with pq.ParquetFile(path) as file:

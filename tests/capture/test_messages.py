@@ -33,7 +33,7 @@ def source_with(**options: Any) -> PostgresSource:
 
 @pytest.mark.parametrize("count", [1, frame_filters.PREFIXES_MAX, frame_filters.PREFIXES_MAX + 1, 6400])
 @pytest.mark.parametrize("size", [0, 200, frame_filters.PREFIX_BYTES_MAX + 1])
-def test_however_many_and_long_the_prefixes_the_patterns_decide(count: int, size: int) -> None:
+def test_patterns_decide_whatever_the_number_and_length_of_prefixes(count: int, size: int) -> None:
     if size > frame_filters.PREFIX_BYTES_MAX:
         count = min(count, 70)
     source = source_with(message_prefixes=("*1*",), message_prefixes_exclude=("*13*",))
@@ -47,7 +47,7 @@ def test_however_many_and_long_the_prefixes_the_patterns_decide(count: int, size
     assert chosen_of(source, b"".join(data)) == b"".join(wanted)
 
 
-def test_without_patterns_nothing_is_left_out_and_an_empty_list_leaves_all_out() -> None:
+def test_without_patterns_all_messages_pass_and_with_an_empty_list_none() -> None:
     data = transaction(5, 6, logical_message(5, transactional=True, prefix=b""), insert(1))
     assert chosen_of(source_with(), data) == data
     assert chosen_of(source_with(message_prefixes=()), data) == transaction(5, 6, insert(1))
@@ -60,7 +60,7 @@ def test_without_patterns_nothing_is_left_out_and_an_empty_list_leaves_all_out()
         ({"message_prefixes_exclude": [""]}, "prefix"),
     ],
 )
-def test_patterns_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_patterns_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         source_with(**options)
 
@@ -69,7 +69,7 @@ def emit(pg: Database, prefix: str, *, transactional: bool) -> None:
     pg.execute("select pg_logical_emit_message(%s, %s, %s)", [transactional, prefix, prefix])
 
 
-def test_prefixes_choose_what_comes_into_the_log(pg: Database, tmp_path: Path) -> None:
+def test_prefixes_choose_the_messages_in_the_log(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     prefixes = [
         "app.a",
@@ -97,7 +97,7 @@ def test_prefixes_choose_what_comes_into_the_log(pg: Database, tmp_path: Path) -
 
 @pytest.mark.one_postgres
 @pytest.mark.ci
-def test_after_kills_no_message_is_there_twice_or_missing(pg: Database, tmp_path: Path) -> None:
+def test_after_kills_no_message_is_repeated_or_missing(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table items(id int primary key)")
     script = RUN.replace("snapshot_connections=3,", f"snapshot_connections=3, **{CHOSEN},")
     log = tmp_path / "log"

@@ -1,4 +1,4 @@
-"""Tables that come while the engine runs: their rows are captured, each once."""
+"""Tables created while the engine runs: each of their rows is captured once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.each_postgres("publications, and what they have")
 
 ROWS = "insert into later select n, 0 from generate_series({}, {}) n"
-#: Publications that have tables from their creation on, whoever creates them.
+#: Publications that include every new table.
 FOR_ALL = ["for all tables", "for tables in schema public"]
 
 
@@ -54,7 +54,7 @@ def test_a_table_created_under_a_publication_of_all_comes_once_without_a_snapsho
     with capturing(pg.dsn, tmp_path / "log") as running:
         pg.execute("update later set n = 1 where id < 10")
         running.catch_up(pg.query)
-        # Whoever asks for it all the same: what the log has by then comes once more, and nothing is lost.
+        # A snapshot requested nevertheless repeats what the log has by then, and loses nothing.
         asked = await_end(running, tmp_path / "log", request(tmp_path / "log", "public.later"))
         assert asked.outcome is SnapshotOutcome.DONE
     found = fold(tmp_path / "log")
@@ -64,9 +64,7 @@ def test_a_table_created_under_a_publication_of_all_comes_once_without_a_snapsho
 
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
-def test_a_table_that_is_published_before_its_first_row_comes_once(
-    pg: Database, tmp_path: Path, whose: str
-) -> None:
+def test_a_table_published_before_its_first_row_comes_once(pg: Database, tmp_path: Path, whose: str) -> None:
     pg.execute("create table items(id int primary key)")
     if whose == "theirs":
         pg.execute(f"create publication {SLOT} for table items")
@@ -82,7 +80,7 @@ def test_a_table_that_is_published_before_its_first_row_comes_once(
 
 
 @pytest.mark.parametrize("by", ["kill", "DDL"])
-def test_a_table_that_came_between_a_first_start_and_its_repetition_is_taken_in(
+def test_a_table_created_between_a_failed_first_start_and_the_next_is_captured(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     pg.execute("create table items(id int primary key)")
@@ -119,7 +117,7 @@ def test_a_table_that_came_between_a_first_start_and_its_repetition_is_taken_in(
 
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
-def test_a_table_that_is_not_published_is_told_and_stops_nothing(
+def test_an_unpublished_table_is_reported_and_stops_nothing(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     monkeypatch.setattr(monitor, "NEW_TABLES_S", 0.0)
@@ -138,7 +136,7 @@ def test_a_table_that_is_not_published_is_told_and_stops_nothing(
         wait_until(lambda: told(running), 120)
         pg.execute("insert into items values (1)")
         running.catch_up(pg.query)
-    # Nor does a start: the other tables go on.
+    # Nor does it stop a start: the other tables go on.
     with structlog.testing.capture_logs() as said, capturing(pg.dsn, tmp_path / "log", **watched) as running:
         pg.execute("insert into items values (2)")
         running.catch_up(pg.query)
@@ -159,7 +157,7 @@ def test_a_table_that_is_not_published_is_told_and_stops_nothing(
     assert len(found["later"].rows) == 60
 
 
-def test_a_table_asked_for_twice_before_it_is_read_loses_no_change_between(
+def test_a_table_requested_twice_before_it_is_read_loses_no_change_between(
     pg: Database, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -188,7 +186,7 @@ def test_a_table_asked_for_twice_before_it_is_read_loses_no_change_between(
     assert fold(log)["later"].values == sorted(of_source(pg))
 
 
-def test_a_new_table_of_which_a_part_is_asked_for_keeps_the_changes_of_the_rest(
+def test_a_request_for_a_part_of_a_new_table_keeps_the_changes_of_the_rest(
     pg: Database, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -229,7 +227,7 @@ def test_a_table_without_a_key_is_not_read_twice(pg: Database, tmp_path: Path) -
     assert sum(later.bag.values()) == 40
 
 
-def test_a_new_table_whose_snapshot_is_taken_back_is_warned_of(pg: Database, tmp_path: Path) -> None:
+def test_a_cancelled_snapshot_of_a_new_table_is_warned_of(pg: Database, tmp_path: Path) -> None:
     log = tmp_path / "log"
     pg.execute("create table items(id int primary key)")
     with capturing(pg.dsn, log) as running:

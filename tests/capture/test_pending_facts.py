@@ -1,4 +1,4 @@
-"""What the catalogue does not show in time is unknown, asked for again, and never written as true."""
+"""Facts that the catalogue does not show in time are unknown, looked up again, and never written wrongly."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def mirror(path: Path, log: Path, spark: Any = None) -> list[dict[str, object]]:
 
 
 def altering(pg: EmbeddedPostgres, statement: str, alter: str = ALTER) -> threading.Thread:
-    """Begin a commit that waits for a standby which is not there: it is streamed and nobody sees it."""
+    """Begin a commit that waits for a missing standby: it is streamed, but no other session sees it."""
     pg.execute("alter system set synchronous_standby_names = 'nobody'")
     pg.execute("select pg_reload_conf()")
-    # Commits wait as soon as the checkpointer has read the setting, whatever other processes have.
+    # Commits wait once the checkpointer has read the setting, whatever other processes have.
     wait_until(lambda: committing(pg, "comment on schema public is null").is_alive(), 60, "a commit to wait")
     pg.execute("select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'")
     wait_until(lambda: not is_waiting(pg), 60, "that to end")
@@ -52,7 +52,7 @@ def altering(pg: EmbeddedPostgres, statement: str, alter: str = ALTER) -> thread
 
 
 def committing(pg: EmbeddedPostgres, statements: str) -> threading.Thread:
-    """Run statements on a thread that is over, or waits for a standby."""
+    """Run statements in a thread that has ended, or waits for a standby."""
     thread = threading.Thread(target=pg.execute, args=(statements,))
     thread.start()
     wait_until(lambda: not thread.is_alive() or is_waiting(pg), 60, "the commit to wait for a standby")
@@ -72,7 +72,7 @@ def release(pg: EmbeddedPostgres, changing: threading.Thread) -> None:
 @pytest.mark.follows("schema_pending")
 @pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
 @pytest.mark.one_postgres
-def test_a_mirror_waits_for_what_a_commit_that_waits_for_a_standby_did(
+def test_a_mirror_waits_for_the_facts_of_a_commit_that_waits_for_a_standby(
     own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
     monkeypatch.setattr(relation_messages, "_VISIBLE_DEADLINE_S", 0.2)
@@ -101,7 +101,7 @@ def test_a_mirror_waits_for_what_a_commit_that_waits_for_a_standby_did(
             running.wait_for("streaming")
             wait_until(lambda: settled(lake, log), 60, "the facts to be known")
     require_equal(own_pg, lake, log)
-    # What became known is shown in the place of what was not, once.
+    # The facts that became known replace the unknown ones, once.
     shown = versions(LogDirectory.open(log), "0")
     assert [(each.relation.pending, each.changes) for each in shown] == [
         (False, ()),
@@ -115,7 +115,7 @@ def require_equal(pg: EmbeddedPostgres, lake: Path, log: Path, spark: Any = None
     assert mirror(lake, log, spark) == [dict(zip(columns, row, strict=True)) for row in source]
 
 
-def test_a_table_that_nobody_sees_yet_is_not_taken_for_one_that_was_dropped(
+def test_a_table_that_is_not_visible_yet_is_not_taken_for_a_dropped_one(
     own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relation_messages, "_VISIBLE_DEADLINE_S", 0.2)
@@ -139,7 +139,7 @@ def test_a_table_that_nobody_sees_yet_is_not_taken_for_one_that_was_dropped(
     require_equal(own_pg, lake, log)
 
 
-def test_a_table_is_known_once_a_later_transaction_that_wrote_it_is_seen(
+def test_a_table_is_known_once_a_later_transaction_on_it_is_visible(
     own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relation_messages, "_VISIBLE_DEADLINE_S", 0.2)
@@ -151,7 +151,8 @@ def test_a_table_is_known_once_a_later_transaction_that_wrote_it_is_seen(
         running.catch_up(own_pg.query)
         with pytest.raises(TailraceError, match="not known yet"):
             mirror(lake, log)
-        # It does not wait for the standby, and alters what needs no lock that the first one's would keep out.
+        # It does not wait for the standby, and its ALTER needs no lock that the first transaction's would
+        # block.
         with own_pg.connect(autocommit=True) as local:
             local.execute("set synchronous_commit = local")
             local.execute("alter table items set (fillfactor = 90)")
@@ -167,7 +168,7 @@ def test_a_table_is_known_once_a_later_transaction_that_wrote_it_is_seen(
     assert not any(each.relation.pending for each in versions(LogDirectory.open(log), "0"))
 
 
-def test_versions_that_wait_one_behind_the_other_become_known_in_their_order(
+def test_several_pending_versions_become_known_in_order(
     own_pg: EmbeddedPostgres, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relation_messages, "_VISIBLE_DEADLINE_S", 0.2)
@@ -179,12 +180,12 @@ def test_versions_that_wait_one_behind_the_other_become_known_in_their_order(
         mirror(lake, log)
         changing = altering(own_pg, "insert into items values (4, 40, 8)")
         running.catch_up(own_pg.query)
-        # A snapshot that is asked for meanwhile waits: readers want the version before its own.
+        # A snapshot requested meanwhile waits: readers need the version before its own.
         asked = request(log, "public.items")
         with pytest.raises(TailraceError, match="not known yet"):
             mirror(lake, log)
         assert not is_over(log, asked)()
-    # Nobody captures while the first becomes visible, and the table is altered again.
+    # No capture runs while the first becomes visible and the table is altered again.
     release(own_pg, changing)
     own_pg.execute("alter table items rename aa to aaa")
     own_pg.execute("alter table items add c int default 5")
@@ -196,7 +197,7 @@ def test_versions_that_wait_one_behind_the_other_become_known_in_their_order(
         running.catch_up(own_pg.query)
         wait_until(lambda: settled(lake, log, spark), 60, "the facts to be known")
     require_equal(own_pg, lake, log, spark)
-    # A mirror that begins now reads all of it by what is known.
+    # A mirror that begins now reads everything with the known facts.
     require_equal(own_pg, tmp_path / "fresh", log, spark)
 
 

@@ -1,4 +1,4 @@
-"""Publications that change while a slot is made, and between that and the snapshot's look at their tables."""
+"""Publications that change while a slot is created, or before the snapshot looks at their tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.each_postgres("publications that change while a slot is
 
 
 def after_slot(monkeypatch: pytest.MonkeyPatch, pg: Database, *statements: str) -> None:
-    """Have `statements` run when the slot is there and nothing is read yet, at the first beginning."""
+    """Have `statements` run at the first attempt, when the slot exists and nothing has been read yet."""
     reached: list[str] = []
 
     def hit(name: str) -> None:
@@ -34,7 +34,7 @@ def after_slot(monkeypatch: pytest.MonkeyPatch, pg: Database, *statements: str) 
     monkeypatch.setattr(failpoints, "hit", hit)
 
 
-def test_the_list_of_tables_is_of_the_snapshots_moment(
+def test_the_list_of_tables_is_that_of_the_snapshots_moment(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for table in ("stays", "leaves", "comes"):
@@ -54,11 +54,11 @@ def test_the_list_of_tables_is_of_the_snapshots_moment(
         running.catch_up(pg.query)
     found = fold(tmp_path / "log")
     assert found["stays"].ops == {"r": 1, "c": 2}
-    assert found["leaves"].ops == {"r": 1, "c": 1}  # what was published when it was written, and no more
+    assert found["leaves"].ops == {"r": 1, "c": 1}  # only what was written while published
     assert found["comes"].ops == {"c": 1}
 
 
-def test_a_table_made_between_slot_and_snapshot_comes_once(
+def test_a_table_created_between_slot_and_snapshot_comes_once(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pg.execute("create table items(id int primary key); create table goes(id int primary key)")
@@ -77,12 +77,12 @@ def test_a_table_made_between_slot_and_snapshot_comes_once(
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["first start", "renewal"])
-def test_a_table_published_while_the_slot_is_made_is_streamed(
+def test_a_table_published_while_the_slot_is_created_is_streamed(
     own_pg: EmbeddedPostgres, tmp_path: Path, again: bool
 ) -> None:
     """PostgreSQL decodes as if it had never been published.
 
-    On a server of its own: what other slots have decoded lets a slot be made without a wait.
+    On a separate server: after other slots have decoded there, a slot is created without a wait.
     """
     pg = own_pg
     pg.execute("create table items(id int primary key)")
@@ -113,7 +113,7 @@ def test_a_table_published_while_the_slot_is_made_is_streamed(
         wait_until(lambda: slot_waits_for(xid), 60)
         writing.execute("insert into other values (2)")
         altering.commit()
-        # With that transaction unseen for ever, or at its second beginning.
+        # With that transaction never seen, or at the second attempt.
         progress = running.task.progress
         wait_until(lambda: progress().phase == "streaming" or progress().reconnects > 0, 60, "a beginning")
         writing.execute("insert into items values (2)")
@@ -131,10 +131,10 @@ def test_a_table_published_while_the_slot_is_made_is_streamed(
         assert sorted(found.ids) == [1, 1, 2, 2, 3]
 
 
-def test_a_slot_that_a_killed_renewal_made_is_made_again(
+def test_a_slot_of_a_killed_renewal_is_created_again(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether tables or the publication had changed while it was made is not known any more."""
+    """It is unknown whether tables or the publication changed while it was created."""
     pg.execute("create table items(id int primary key)")
     options: dict[str, Any] = {"snapshot": "when_needed"}
     with capturing(pg.dsn, tmp_path / "log", **options) as running:
@@ -154,6 +154,6 @@ def test_a_slot_that_a_killed_renewal_made_is_made_again(
         with capturing(pg.dsn, tmp_path / "log", **options) as running:
             running.wait_for("streaming")
             running.catch_up(pg.query)
-    # Not at the second start: that renewal came to its end.
+    # Not at the second start: that renewal was completed.
     assert dropped == [SLOT]
     assert fold(tmp_path / "log")["items"].values == [("1",)]

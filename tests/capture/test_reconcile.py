@@ -50,13 +50,13 @@ def slot(**changes: object) -> ServerState:
         (SOURCE, LOG, Start(Action.RESUME, POSITION)),
         (slot(confirmed_flush_lsn=POSITION), LOG, Start(Action.RESUME, POSITION)),
         (replace(SOURCE, flush_lsn=POSITION), LOG, Start(Action.RESUME, POSITION)),
-        # the snapshot's end is in the log, so an older state file does not begin it again
+        # the snapshot's end is in the log, so an older state file does not restart it
         (SOURCE, replace(LOG, state=BEGINNING), Start(Action.RESUME, POSITION)),
         (SOURCE, replace(LOG, state=None), Start(Action.RESUME, POSITION)),
         (replace(SOURCE, timeline=4, left_stored_timeline_at=POSITION), LOG, Start(Action.RESUME, POSITION)),
     ],
 )
-def test_what_fits_goes_on(source: ServerState, log: LogFacts, start: Start) -> None:
+def test_a_matching_slot_and_log_go_on(source: ServerState, log: LogFacts, start: Start) -> None:
     assert decide(source, log, "initial") == start
 
 
@@ -95,7 +95,7 @@ def test_what_fits_goes_on(source: ServerState, log: LogFacts, start: Start) -> 
         (slot(confirmed_flush_lsn=200, active_pid=42), UNFINISHED, Kind.SLOT_IN_USE),
     ],
 )
-def test_what_does_not_fit_has_a_name_and_a_way_out(source: ServerState, log: LogFacts, kind: Kind) -> None:
+def test_a_mismatch_has_its_own_error_with_a_hint(source: ServerState, log: LogFacts, kind: Kind) -> None:
     with pytest.raises(TailraceError) as raised:
         decide(source, log, "initial")
     assert raised.value.kind is kind
@@ -132,7 +132,7 @@ def test_when_needed_a_lost_slot_begins_again_in_the_same_log(source: ServerStat
         (slot(active_pid=9), Kind.SLOT_IN_USE),
     ],
 )
-def test_when_needed_nothing_else_is_passed_over(source: ServerState, kind: Kind) -> None:
+def test_when_needed_ignores_no_other_mismatch(source: ServerState, kind: Kind) -> None:
     with pytest.raises(TailraceError) as failure:
         decide(source, LOG, "when_needed")
     assert failure.value.kind is kind
@@ -143,9 +143,9 @@ def test_a_slot_in_use_names_the_process() -> None:
         decide(slot(active_pid=42), LOG, "initial")
 
 
-def test_only_a_snapshot_is_done_when_it_is_in_the_log() -> None:
+def test_snapshot_only_is_done_once_the_snapshot_is_in_the_log() -> None:
     assert decide(replace(SOURCE, slot=None), LOG, "only") == Start(Action.FINISHED, POSITION)
 
 
-def test_the_state_survives_its_file() -> None:
+def test_the_state_is_written_and_read() -> None:
     assert CaptureState.from_json(STATE.as_json()) == STATE

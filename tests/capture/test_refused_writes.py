@@ -1,4 +1,4 @@
-"""Starting us never breaks writes of an application: what would be refused is left out and named."""
+"""A start never breaks an application's writes: tables that would refuse them are excluded and named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.each_postgres("which writes a publication makes the server refuse")
 
-#: Tables of every sort of replica identity, by name; each `{t}` is the table's.
+#: Tables with every kind of replica identity, by name; `{t}` is the table's name.
 TABLES: dict[str, tuple[str, ...]] = {
     "keyed": ("create table {t}(id int primary key, n int)",),
     "keyless": ("create table {t}(id int, n int)",),
@@ -96,7 +96,7 @@ def create(pg: Database) -> list[str]:
 
 
 def refused_by_server(pg: Database, name: str) -> str:
-    """Return what the server says to a DELETE from a table or one of its partitions, without doing it."""
+    """Return the server's error for a DELETE from a table or one of its partitions, without executing it."""
     rows = pg.query(f"select relid::regclass::text from pg_partition_tree('{name}') where isleaf")
     for (leaf,) in rows or [(name,)]:
         try:
@@ -121,7 +121,7 @@ def published(pg: Database) -> set[str]:
         return {name for _, name in published_names(session, SLOT)}
 
 
-def test_whether_writes_will_be_refused_is_known_as_the_server_does_it(pg: Database) -> None:
+def test_our_prediction_of_refused_writes_equals_the_servers(pg: Database) -> None:
     names = create(pg)
     before = meant(pg)
     options = ", publish_generated_columns = stored" if pg.server.version >= 18 else ""
@@ -133,7 +133,7 @@ def test_whether_writes_will_be_refused_is_known_as_the_server_does_it(pg: Datab
     assert judged == {name: bool(refused_by_server(pg, name)) for name in names}
 
 
-def test_a_start_leaves_every_write_possible_that_was_so_before(pg: Database, tmp_path: Path) -> None:
+def test_a_start_keeps_every_write_possible(pg: Database, tmp_path: Path) -> None:
     names = create(pg)
     refused = {name for name, table in meant(pg).items() if table.refused}
     assert {"keyless", "nothing", "deferred", "index_dropped", "part_not_full"} <= refused
@@ -143,7 +143,7 @@ def test_a_start_leaves_every_write_possible_that_was_so_before(pg: Database, tm
         assert published(pg) == set(names) - refused
 
 
-def test_one_that_is_named_is_captured_all_the_same(pg: Database, tmp_path: Path) -> None:
+def test_a_table_that_is_listed_is_captured_nevertheless(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table other(id int)")
     pg.execute("create table only_inserts(id int)")
     with capturing(pg.dsn, tmp_path / "log", tables=("public.*", "public.only_inserts")) as running:
@@ -151,7 +151,7 @@ def test_one_that_is_named_is_captured_all_the_same(pg: Database, tmp_path: Path
         assert published(pg) == {"only_inserts"}
 
 
-def test_where_nothing_stays_the_start_says_why(pg: Database, tmp_path: Path) -> None:
+def test_a_start_without_any_capturable_table_fails_with_the_reason(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table keyless(id int)")
     error = run_to_end(pg.dsn, tmp_path / "log")
     assert error is not None
@@ -161,7 +161,9 @@ def test_where_nothing_stays_the_start_says_why(pg: Database, tmp_path: Path) ->
     assert pg.query("select 1 from pg_publication") == []
 
 
-def test_a_publication_of_ones_own_need_not_have_what_would_be_refused(pg: Database, tmp_path: Path) -> None:
+def test_a_users_publication_need_not_include_tables_whose_writes_would_be_refused(
+    pg: Database, tmp_path: Path
+) -> None:
     pg.execute("create table keyed(id int primary key)")
     pg.execute("create table keyless(id int)")
     pg.execute(f"create publication {SLOT} for table keyed")
@@ -171,7 +173,7 @@ def test_a_publication_of_ones_own_need_not_have_what_would_be_refused(pg: Datab
 
 
 @pytest.mark.parametrize("name", sorted(TABLES | SINCE_18))
-def test_the_repair_that_is_told_makes_writes_possible(pg: Database, name: str) -> None:
+def test_the_suggested_repair_makes_writes_possible(pg: Database, name: str) -> None:
     if name in SINCE_18:
         require_since(18, "virtual generated columns", pg.server.version)
     for statement in (TABLES | SINCE_18)[name]:
@@ -186,7 +188,7 @@ def test_the_repair_that_is_told_makes_writes_possible(pg: Database, name: str) 
     assert refused_by_server(pg, name) == ""
 
 
-def test_status_names_what_is_left_out_and_what_became_refused_later(
+def test_status_names_excluded_tables_and_those_whose_writes_are_refused_later(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "SOON_S", 0.2)
@@ -205,7 +207,8 @@ def test_status_names_what_is_left_out_and_what_became_refused_later(
             return {each.key: each.repair for each in running.task.progress().warnings}
 
         wait_until(lambda: set(warned()) == {"table_not_captured:public.keyless"}, 60, "the first warning")
-        # What happens to published tables later: an index goes, a partition comes without an identity.
+        # What may happen to published tables later: an index is dropped, a partition without identity is
+        # attached.
         pg.execute("drop index by_index_i")
         pg.execute("create table parts_b partition of parts for values from (10) to (20)")
         wanted = {"writes_refused:public.by_index", "writes_refused:public.parts"}
@@ -216,7 +219,7 @@ def test_status_names_what_is_left_out_and_what_became_refused_later(
         wait_until(lambda: not wanted & set(warned()), 60, "the warnings to go")
         assert not refused_by_server(pg, "parts")
         assert not refused_by_server(pg, "by_index")
-        # And what is left out is captured when its repair is followed.
+        # An excluded table is captured once its repair is done.
         repair = warned()["table_not_captured:public.keyless"]
         assert "tailrace snapshot FILE --table public.keyless; or, if it is only inserted into" in repair
         for statement in repair.split("--")[0].split(";")[:2]:
@@ -225,7 +228,7 @@ def test_status_names_what_is_left_out_and_what_became_refused_later(
         wait_until(lambda: not warned(), 60, "all warnings to go")
 
 
-def test_a_publication_of_inserts_alone_refuses_nothing(pg: Database) -> None:
+def test_a_publication_of_inserts_only_refuses_nothing(pg: Database) -> None:
     pg.execute("create table keyless(id int)")
     pg.execute(f"create publication {SLOT} for table keyless with (publish = 'insert')")
     source = PostgresSource(dsn=pg.dsn, publication=SLOT)
@@ -235,14 +238,14 @@ def test_a_publication_of_inserts_alone_refuses_nothing(pg: Database) -> None:
     assert refused_by_server(pg, "keyless") == ""
 
 
-def test_a_publication_that_a_killed_start_makes_meanwhile_is_completed(pg: Database) -> None:
+def test_a_publication_created_meanwhile_by_a_killed_start_is_accepted(pg: Database) -> None:
     pg.execute("create table items(id int primary key)")
     source = PostgresSource.model_validate({"type": "postgresql", "dsn": pg.dsn}).for_pipeline("shop")
     with (
         pg.connect(autocommit=False) as killed,
         closing(Session.connect(source, threading.Event())) as session,
     ):
-        # Its server process goes on with the command, and commits when the lock that it waits for is free.
+        # Its server process continues the command, and commits once it gets the lock that it waits for.
         killed.execute(f"create publication {source.publication} for table items")
         making = threading.Thread(target=partial(prepare_publication, session, source, is_own=True))
         making.start()

@@ -1,4 +1,4 @@
-"""Replica identities that the configuration asks for are set, and never one that breaks writes."""
+"""Configured replica identities are set, but never one that breaks writes."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_identities_are_set_at_the_first_start_and_the_next(pg: Database, tmp_pa
     log = tmp_path / "log"
     with capturing(pg.dsn, log, replica_identity=asked) as running:
         running.wait_for("streaming")
-        # Without an identity it would have been left out of the publication.
+        # Without an identity it would have been excluded from the publication.
         pg.execute("insert into keyless values (7)")
         pg.execute("delete from keyless")
         running.catch_up(pg.query)
     found = identities(pg)
     assert found == {"keyed": "i", "keyless": "f", "parts": "i", "parts_a": "i", "parts_b": "i"}
     assert read_log(log).deletes == [7]
-    # Somebody sets another one, and a partition comes: the next start sets both.
+    # Another identity is set by hand, and a partition is added: the next start sets both.
     pg.execute("alter table keyed replica identity full")
     pg.execute("create table parts_c partition of parts for values from (20) to (30)")
     begin(pg, log, replica_identity=asked)
@@ -82,7 +82,7 @@ def test_identities_are_set_at_the_first_start_and_the_next(pg: Database, tmp_pa
         ({"public.listed": "full"}, "column list"),
     ],
 )
-def test_one_that_would_break_writes_is_refused(
+def test_a_replica_identity_that_would_break_writes_is_refused(
     pg: Database, tmp_path: Path, asked: dict[str, str], said: str
 ) -> None:
     create(pg)
@@ -98,14 +98,14 @@ def test_one_that_would_break_writes_is_refused(
     assert error.kind is Kind.SOURCE_MISCONFIGURED
     assert said in error.message
     assert [finding.message for finding in errors(pg, tmp_path, asked)] == [error.message]
-    # Meant by a pattern of several, the table keeps what it has.
+    # Matched by a pattern for several tables, the table keeps what it has.
     begin(pg, tmp_path / "log", replica_identity={f"{name}*": value for name, value in asked.items()})
     assert identities(pg) == before
     for table in ("keyed", "keyless", "listed"):
         pg.execute(f"update {table} set id = id + 1")
 
 
-def test_virtual_generated_columns_are_never_under_full(pg: Database, tmp_path: Path) -> None:
+def test_full_is_never_set_with_virtual_generated_columns(pg: Database, tmp_path: Path) -> None:
     if pg.server.query("show server_version_num")[0][0] < "180000":
         pytest.skip("virtual generated columns came with 18")
     pg.execute("create table t(id int primary key, a int, b int generated always as (a + 1))")
@@ -117,7 +117,7 @@ def test_virtual_generated_columns_are_never_under_full(pg: Database, tmp_path: 
     assert "virtual" in error.message
 
 
-def test_a_role_that_does_not_own_the_table_is_given_the_sql(own_pg: Any, tmp_path: Path) -> None:
+def test_a_role_that_does_not_own_the_table_gets_the_sql(own_pg: Any, tmp_path: Path) -> None:
     own_pg.execute("create role cdc login replication")
     own_pg.execute("create database shop")
     shop = Database(own_pg, "shop")
@@ -137,7 +137,7 @@ def test_a_role_that_does_not_own_the_table_is_given_the_sql(own_pg: Any, tmp_pa
     assert errors(shop, tmp_path, asked, user="cdc") == []
     with capturing(dsn, tmp_path / "log", replica_identity=asked) as running:
         running.wait_for("streaming")
-    # Later, it is a warning: what is captured goes on.
+    # Later it is a warning: capturing goes on.
     shop.execute("alter table t replica identity default")
     with capturing(dsn, tmp_path / "log", replica_identity=asked) as running:
         running.wait_for("streaming")
@@ -146,7 +146,7 @@ def test_a_role_that_does_not_own_the_table_is_given_the_sql(own_pg: Any, tmp_pa
     assert read_log(tmp_path / "log").inserts == [3]
 
 
-def test_a_locked_table_does_not_hold_the_stream(pg: Database, tmp_path: Path) -> None:
+def test_a_locked_table_does_not_delay_the_stream(pg: Database, tmp_path: Path) -> None:
     for number in range(31):
         pg.execute(f"create table t{number}(id int primary key)")
     begin(pg, tmp_path / "log")
@@ -181,7 +181,7 @@ def test_a_first_start_waits_for_a_lock_and_is_killed_meanwhile(pg: Database, tm
     assert read_log(tmp_path / "log").snapshot == [1]
 
 
-def test_check_counts_with_what_the_start_sets(pg: Database, tmp_path: Path) -> None:
+def test_check_takes_into_account_what_the_start_sets(pg: Database, tmp_path: Path) -> None:
     create(pg)
     sink = "{type: delta, mode: mirror, path: ./lake, keyless: full_row}"
     assert any(finding.table == "public.keyless" for finding in findings(pg, tmp_path, {}, sinks=sink))
@@ -189,7 +189,7 @@ def test_check_counts_with_what_the_start_sets(pg: Database, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("value", ["", "nothing", "index", "index ", "FULL"])
-def test_only_identities_that_identify_rows_are_taken(value: str) -> None:
+def test_only_identities_that_identify_rows_are_accepted(value: str) -> None:
     with pytest.raises(ValueError, match="must be default, full, or index NAME"):
         PostgresSource(dsn="postgresql://u@localhost/d", replica_identity={"public.t": value})
 

@@ -1,4 +1,4 @@
-"""What the log has is dropped by whole transactions, and nothing else is."""
+"""After a restart, exactly the transactions that the log has are dropped."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def applied(stream: bytes, *, position: int = POSITION) -> bytes:
     return ResumptionFilter(position).apply(np.frombuffer(bytearray(stream), np.uint8)).tobytes()
 
 
-def test_transactions_before_the_position_are_dropped_whole() -> None:
+def test_transactions_before_the_position_are_dropped_completely() -> None:
     new = transaction(1000, 1048, insert(6))
     assert applied(transaction(900, 948, insert(5)) + transaction(950, 1000, insert(5)) + new) == new
 
 
 def test_a_commit_that_starts_at_the_position_is_new() -> None:
-    # With <= for < this transaction would be lost: WAL records stand back to back.
+    # With <= for < this transaction would be lost: WAL records are adjacent.
     new = transaction(POSITION, POSITION + 48, insert(5))
     assert applied(new) == new
 
@@ -33,24 +33,24 @@ def test_a_message_that_ends_at_the_position_is_known() -> None:
     assert applied(logical_message(POSITION) + later) == later
 
 
-def test_a_message_inside_a_transaction_goes_with_it() -> None:
+def test_a_message_inside_a_transaction_is_treated_with_it() -> None:
     known = transaction(900, 948, logical_message(POSITION + 500, transactional=True))
     new = transaction(1000, 1048, logical_message(5, transactional=True), insert(6))
     assert applied(known + new) == new
 
 
-def test_relations_are_kept_from_what_is_dropped() -> None:
+def test_relation_messages_of_dropped_transactions_are_kept() -> None:
     new = transaction(1000, 1048, insert(5))
     assert applied(begin(900) + relation(5) + insert(5)) == relation(5)
     assert applied(transaction(900, 948, relation(5), insert(5)) + new) == relation(5) + new
 
 
-def test_the_filter_ends_for_good_with_the_first_that_is_new() -> None:
+def test_the_filter_ends_with_the_first_new_transaction() -> None:
     filter_ = ResumptionFilter(POSITION)
     filter_.apply(np.frombuffer(bytearray(transaction(1000, 1048)), np.uint8))
     assert filter_.done
     strange = np.frombuffer(bytearray(transaction(10, 20)), np.uint8)
-    assert filter_.apply(strange) is strange  # it is the log's scan that refuses this
+    assert filter_.apply(strange) is strange  # the log's scan refuses this
 
 
 @given(
@@ -85,5 +85,5 @@ def _frames(stream: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("stream", [b"", b"d", b"d\0\0\0\x04", b"d\xff\xff\xff\xffwB"])
-def test_what_is_no_frame_is_left_for_the_scan_to_refuse(stream: bytes) -> None:
+def test_an_invalid_frame_is_left_to_the_scan(stream: bytes) -> None:
     assert applied(stream) == stream

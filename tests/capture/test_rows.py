@@ -1,6 +1,6 @@
-"""Rows of every kind of change, from real servers: what the log gives back of them.
+"""Rows of every kind of change, from real servers, as the log returns them.
 
-The log is decoded as sinks decode it, without Spark.
+The log is decoded as by sinks, without Spark.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def changes(log: Path, table: str | None = None, *, raw: bool = False) -> list[t
 
 
 def captured(pg: Database, log: Path, statements: str, **options: Any) -> None:
-    """Capture from now on, run `statements` one by one, and stop when they are all in the log.
+    """Capture from now on, run `statements` one by one, and stop once the log has all of them.
 
-    A line `begin;` to `commit;` is one transaction.
+    The lines from `begin;` to `commit;` are one transaction.
     """
     with capturing(pg.dsn, log, **options) as running:
         running.wait_for("streaming")
@@ -171,7 +171,7 @@ def test_keys_swapped_in_one_transaction(pg: Database, tmp_path: Path) -> None:
     ]
 
 
-def test_truncates_stand_where_they_happened(pg: Database, tmp_path: Path) -> None:
+def test_truncates_are_in_order_with_other_changes(pg: Database, tmp_path: Path) -> None:
     prepared(
         pg,
         """
@@ -206,7 +206,7 @@ def test_truncates_stand_where_they_happened(pg: Database, tmp_path: Path) -> No
     assert offsets == sorted(set(offsets))
 
 
-def test_statements_of_all_kinds_come_as_rows(pg: Database, tmp_path: Path) -> None:
+def test_statements_of_all_kinds_are_captured_as_rows(pg: Database, tmp_path: Path) -> None:
     prepared(pg, "create table t (id int primary key, v text);\ncreate table empty (id int primary key)")
     log = tmp_path / "log"
     with capturing(pg.dsn, log, snapshot="never") as running:
@@ -292,9 +292,9 @@ def test_partitioned_tables_by_root_and_by_partition(pg: Database, tmp_path: Pat
         (line["source"]["table"], line["op"], line["before"], line["after"])
         for line in told(tmp_path / "root")
     ]
-    # Chunks of a snapshot are read side by side: between them there is no order.
+    # Chunks of a snapshot are read in parallel: there is no order between them.
     assert sorted(found[:2], key=str) == [("m", "r", None, a), ("m", "r", None, b)]
-    # What was attached with its rows is not told of: PostgreSQL sends nothing for it.
+    # Existing rows of an attached partition are missing: PostgreSQL does not send them.
     assert found[2:] == [
         ("m", "d", {"id": 1, "at": 1}, None),  # the root's replica identity counts, not the partition's
         ("m", "c", None, moved),
@@ -357,7 +357,7 @@ def test_names_of_all_kinds(pg: Database, tmp_path: Path) -> None:
     assert told(log)[0]["after"]['c "o.l'] == "snapshot"
 
 
-def test_row_filters_are_crossed_both_ways(pg: Database, tmp_path: Path) -> None:
+def test_rows_cross_row_filters_in_both_directions(pg: Database, tmp_path: Path) -> None:
     prepared(
         pg,
         """
@@ -388,7 +388,7 @@ def test_row_filters_are_crossed_both_ways(pg: Database, tmp_path: Path) -> None
     ]
 
 
-def test_generated_columns_are_alike_in_snapshot_and_stream(pg: Database, tmp_path: Path) -> None:
+def test_generated_columns_are_the_same_in_snapshot_and_stream(pg: Database, tmp_path: Path) -> None:
     modern = pg.server.version >= 18
     virtual = ", w int generated always as (n * 3) virtual" if modern else ""
     prepared(
@@ -407,7 +407,7 @@ def test_generated_columns_are_alike_in_snapshot_and_stream(pg: Database, tmp_pa
     ]
 
 
-def test_logical_messages_disturb_no_table_and_can_be_left_out(pg: Database, tmp_path: Path) -> None:
+def test_logical_messages_do_not_affect_tables_and_can_be_excluded(pg: Database, tmp_path: Path) -> None:
     prepared(pg, "create table t (id int primary key)")
     work = """
         begin;
@@ -438,7 +438,7 @@ def test_logical_messages_disturb_no_table_and_can_be_left_out(pg: Database, tmp
     assert [line["op"] for line in told(tmp_path / "none")] == ["c", "c", "c"]
 
 
-def test_changes_of_another_origin_come_or_not(pg: Database, tmp_path: Path) -> None:
+def test_changes_of_another_origin_are_captured_or_not(pg: Database, tmp_path: Path) -> None:
     prepared(pg, "create table t (id int primary key)")
     work = """
         insert into t values (1);
@@ -486,7 +486,7 @@ def test_children_by_inheritance_are_tables_of_their_own(pg: Database, tmp_path:
     assert found[2:] == [("parent", 4), ("child", 5)]
 
 
-def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(pg: Database, tmp_path: Path) -> None:
+def test_excluded_columns_do_not_leave_the_server_if_it_can_keep_them(pg: Database, tmp_path: Path) -> None:
     prepared(
         pg,
         """
@@ -516,7 +516,7 @@ def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(pg: Data
         ("d", {"id": 3}, None),
     ]
     assert changes(log, "public.t", raw=True) == changes(log, "public.t")
-    # PostgreSQL must send full rows whole; what is left out is dropped when the log is read.
+    # PostgreSQL must send full rows completely; excluded columns are dropped when the log is read.
     assert changes(log, "public.f")[1] == ("u", {"id": 1, "v": "a"}, {"id": 1, "v": "c"})
     assert changes(log, "public.f", raw=True)[0] == ("r", None, {"id": 1, "secret": None, "v": "a"})
     assert "secret" in (changes(log, "public.f", raw=True)[1][2] or {})
@@ -533,7 +533,7 @@ def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(pg: Data
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])
-def test_a_snapshot_beside_the_stream_changes_nothing_for_rows_with_columns_left_out(
+def test_a_snapshot_beside_the_stream_excludes_columns_too(
     pg: Database, tmp_path: Path, identity: str
 ) -> None:
     prepared(
@@ -560,7 +560,7 @@ def test_a_snapshot_beside_the_stream_changes_nothing_for_rows_with_columns_left
     assert changes(log, raw=True)[1] == ("r", None, {"id": 1, "secret": None, "v": "a"})
 
 
-def test_a_key_that_would_be_left_out_keeps_the_pipeline_from_beginning(pg: Database, tmp_path: Path) -> None:
+def test_an_excluded_key_column_is_refused_at_the_start(pg: Database, tmp_path: Path) -> None:
     prepared(pg, "create table t (id int primary key, v text)")
     error = run_to_end(pg.dsn, tmp_path / "log", columns_exclude=("public.t.id",))
     assert error is not None
@@ -568,7 +568,7 @@ def test_a_key_that_would_be_left_out_keeps_the_pipeline_from_beginning(pg: Data
     assert not pg.query("select 1 from pg_publication")
 
 
-def test_a_prepared_transaction_comes_when_it_is_committed(own_pg: Any, tmp_path: Path) -> None:
+def test_a_prepared_transaction_is_captured_when_it_is_committed(own_pg: Any, tmp_path: Path) -> None:
     own_pg.execute("alter system set max_prepared_transactions = 4")
     own_pg.execute("alter system set logical_decoding_work_mem = '64kB'")
     own_pg.restart()

@@ -1,4 +1,4 @@
-"""Facts of tables, as of the place in the stream where they hold."""
+"""The facts of tables as of the position in the stream to which they belong."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def gone(number, *, later=False):
     [
         ("ab", [there(1, "a"), there(2, "b")], {}, [1, 2]),
         ("ab", [there(1, "a"), there(2, "x"), there(3, "b")], {}, [1, 3]),  # x is not published
-        # renamed since: the last transaction to write the row is later than the message
+        # renamed later: the last transaction on the row is newer than the message
         ("ab", [there(1, "a"), there(2, "c", later=True)], {"a": 1, "b": 2}, [1, 2]),
-        # dropped since, another added since
+        # dropped later, another one added later
         ("ab", [there(1, "a"), gone(2, later=True), there(3, "c", later=True)], {"a": 1, "b": 2}, [1, 2]),
-        # dropped before the message: what was added is sent
+        # dropped before the message: the added one is sent
         ("ab", [there(1, "a"), gone(2), there(3, "b")], {"a": 1, "b": 2}, [1, 3]),
-        # dropped and added again under its name, after the message
+        # dropped and added again with the same name, after the message
         ("ab", [there(1, "a"), gone(2, later=True), there(3, "b", later=True)], {"a": 1, "b": 2}, [1, 2]),
-        # added before the message, dropped since
+        # added before the message, dropped later
         ("ab", [there(1, "a"), gone(2), gone(3, later=True)], {"a": 1, "c": 2}, [1, 3]),
-        # nothing to hold on to
+        # nothing is known for certain
         ("ab", [there(1, "a"), gone(2)], {}, [1, 0]),
-        # names changed places since
+        # names swapped later
         ("ab", [there(1, "b", later=True), there(2, "a", later=True)], {"a": 1, "b": 2}, [1, 2]),
-        # renamed since, and its name taken by what an older transaction added, which ended after the message
+        # renamed later, and its name taken by a column of an older transaction, which ended after the message
         ("a", [there(1, "c", later=True), there(2, "a")], {"a": 1}, [1]),
     ],
 )
@@ -74,7 +74,7 @@ def test_columns_of_a_message_are_found_in_a_catalogue_that_is_ahead(message, ca
     assert aligned(sent(*((name, INT) for name in message)), catalog, before) == numbers
 
 
-def test_the_first_and_the_last_of_as_many_columns_as_a_table_can_have_are_renamed():
+def test_renamed_columns_of_a_table_with_1600_columns_are_found():
     names = [f"c{number}" for number in range(1, 1601)]
     renamed = ("c2", "c1599")
     catalog = [
@@ -85,7 +85,7 @@ def test_the_first_and_the_last_of_as_many_columns_as_a_table_can_have_are_renam
     assert aligned(sent(*((name, INT) for name in names)), catalog, known) == [*range(1, 1601)]
 
 
-def test_a_column_of_another_name_and_type_is_not_taken_for_one_that_was_dropped():
+def test_a_column_with_another_name_and_type_is_not_taken_for_a_dropped_one():
     catalog = [there(1, "id"), gone(2, later=True), there(3, "count", INT, later=True)]
     assert aligned(sent(("id", INT), ("note", TEXT)), catalog, {"id": 1}) == [1, 2]
     both = sent(("id", INT), ("note", TEXT), ("count", INT))
@@ -111,7 +111,7 @@ def test_each_change_of_a_table_is_in_the_log_before_its_first_row(pg: Database,
         pg.execute("insert into items values (4, 'a', 7)")
         running.catch_up(pg.query)
         pg.execute("truncate items")
-        running.catch_up(pg.query)  # else it might be in doubt which key the truncate was under
+        running.catch_up(pg.query)  # otherwise the key at the time of the truncate could be in doubt
         pg.execute("alter table items drop constraint items_pkey, add primary key (d)")
         pg.execute("insert into items values (5, 'a', 8)")
         running.catch_up(pg.query)
@@ -139,7 +139,7 @@ def test_each_change_of_a_table_is_in_the_log_before_its_first_row(pg: Database,
     assert [list(each.changes) for each in listed[1:]] == said
 
 
-def test_a_column_with_a_default_says_what_older_rows_have(pg: Database, tmp_path: Path):
+def test_the_facts_of_a_column_with_a_default_have_the_value_of_older_rows(pg: Database, tmp_path: Path):
     pg.execute("create table items(id int primary key)")
     pg.execute("insert into items values (1)")
     with capturing(pg.dsn, tmp_path / "log") as running:
@@ -153,7 +153,7 @@ def test_a_column_with_a_default_says_what_older_rows_have(pg: Database, tmp_pat
     assert not any(column.get("unknown") for column in columns)
 
 
-def test_schemas_show_no_column_that_is_left_out_and_no_default_that_is_masked(
+def test_schemas_show_no_excluded_column_and_no_masked_default(
     pg: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     log = tmp_path / "log"
@@ -184,7 +184,9 @@ def test_schemas_show_no_column_that_is_left_out_and_no_default_that_is_masked(
     assert "column hidden1 renamed to hidden2" in capsys.readouterr().out
 
 
-def test_a_table_made_anew_goes_on_counting_and_says_what_became_of_the_old_one(pg: Database, tmp_path: Path):
+def test_a_recreated_table_continues_its_versions_and_tells_what_became_of_the_old_one(
+    pg: Database, tmp_path: Path
+):
     pg.execute("create table items(id int primary key)")
     pg.execute("create table things(id int primary key)")
     with capturing(pg.dsn, tmp_path / "log") as running:
@@ -205,7 +207,7 @@ def test_a_table_made_anew_goes_on_counting_and_says_what_became_of_the_old_one(
     assert (things["version"], things["replaced_name"]) == (2, ["public", "old_things"])
 
 
-def test_what_is_asked_while_the_database_is_ahead_is_right_for_each_place(pg: Database, tmp_path: Path):
+def test_facts_are_right_for_each_position_while_the_database_is_ahead(pg: Database, tmp_path: Path):
     pg.execute("create table items(id int primary key, a int, b int)")
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -232,10 +234,10 @@ def test_what_is_asked_while_the_database_is_ahead_is_right_for_each_place(pg: D
     ]
 
 
-def test_a_key_that_came_before_a_transactions_rows_or_after_them_is_told_with_the_former(
+def test_a_key_that_changed_before_or_after_a_transactions_rows_is_given_with_the_former_one(
     pg: Database, tmp_path: Path
 ):
-    """A subtransaction has a later xid than its transaction, and so has one that ended within it."""
+    """A subtransaction has a newer xid than its transaction, and so has one that ended within it."""
     tables, log = ("own", "sub", "older", "later"), tmp_path / "log"
     for table in tables:
         pg.execute(f"create table {table}(id int primary key, region text not null)")
@@ -275,7 +277,7 @@ def test_a_key_that_came_before_a_transactions_rows_or_after_them_is_told_with_t
     assert told() == dict.fromkeys(tables, (["id", "region"], []))
 
 
-def test_the_session_that_looks_up_may_be_ended(pg: Database, tmp_path: Path):
+def test_the_session_that_reads_the_catalogue_may_be_terminated(pg: Database, tmp_path: Path):
     pg.execute("create table items(id int primary key)")
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -292,9 +294,9 @@ def test_the_session_that_looks_up_may_be_ended(pg: Database, tmp_path: Path):
     assert len(read_log(tmp_path / "log").facts[-1]["columns"]) == 4
 
 
-def test_what_is_said_of_a_change_names_no_column_that_is_left_out(pg: Database, tmp_path: Path):
+def test_log_lines_about_a_schema_change_name_no_excluded_column(pg: Database, tmp_path: Path):
     pg.execute("create table items(id int primary key, hidden1 text)")
-    pg.execute("alter table items replica identity full")  # so that the server sends it all the same
+    pg.execute("alter table items replica identity full")  # so that the server sends it nevertheless
     rules = {"columns_exclude": ("*.*.hidden*",)}
     with capture_logs() as logs, capturing(pg.dsn, tmp_path / "log", **rules) as running:
         running.wait_for("streaming")
@@ -321,7 +323,7 @@ def held(number, name, *, dropped=False, generated=False, xid=100):
         ({"a": 1, "b": 2}, [held(1, "a"), held(2, "b")], ()),
         ({"a": 1}, [held(1, "a"), held(2, "b", dropped=True)], ()),
         ({"a": 1}, [held(1, "a"), held(2, "b")], ("b",)),
-        ({"a": 1}, [held(1, "a"), held(2, "b", xid=300)], ("b",)),  # changed since, and of that name still
+        ({"a": 1}, [held(1, "a"), held(2, "b", xid=300)], ("b",)),  # changed later, but with the same name
         ({"a": 1, "c": 2}, [held(1, "a"), held(2, "c")], ()),  # renamed before the message
         ({"a": 1, "c": 0}, [held(1, "a"), held(2, "d", xid=300)], ()),  # perhaps renamed twice
         ({"a": 1}, [held(1, "a"), held(2, "d", xid=300)], ()),
@@ -329,7 +331,7 @@ def held(number, name, *, dropped=False, generated=False, xid=100):
         ({"b": 2}, [held(2, "b")], ()),
     ],
 )
-def test_a_column_that_is_there_and_not_sent_is_seen(message, catalog, lost):
+def test_an_existing_column_that_is_not_sent_is_detected(message, catalog, lost):
     table = CatalogTable(1, "public", "items", 90, 5, tuple(catalog), (1,), 90, next_xid=400)
     facts = replace(FACTS, columns=tuple(ColumnFacts(*each) for each in message.items()))
     columns = sent(*((name, INT) for name in message))
@@ -338,7 +340,7 @@ def test_a_column_that_is_there_and_not_sent_is_seen(message, catalog, lost):
     assert missing_columns(columns, facts, None, FACTS, xid=200) == ()
 
 
-def test_a_column_list_that_is_narrowed_is_no_lost_column(pg: Database, tmp_path: Path):
+def test_a_column_removed_from_the_column_list_is_not_reported_as_lost(pg: Database, tmp_path: Path):
     require_since(15, "column lists", pg.server.version)
     pg.execute("create table items(id int primary key, a int, b int)")
     with capturing(pg.dsn, tmp_path / "log") as running:
@@ -356,10 +358,10 @@ def test_a_column_list_that_is_narrowed_is_no_lost_column(pg: Database, tmp_path
     assert columns[-4:] == [[1, 2, 3], [1, 3], [1], [1, 2, 3]]
 
 
-def test_a_column_added_while_the_slot_is_made_is_sent(own_pg: EmbeddedPostgres, tmp_path: Path):
-    """PostgreSQL decodes a transaction that began before the column's did end as if it were not there.
+def test_a_column_added_while_the_slot_is_created_is_sent(own_pg: EmbeddedPostgres, tmp_path: Path):
+    """PostgreSQL decodes a transaction that began before the column's ended as if the column did not exist.
 
-    On a server of its own: what other slots have decoded lets a slot be made without a wait.
+    On a separate server: after other slots have decoded there, a slot is created without a wait.
     """
     pg = own_pg
     pg.execute("create table items(id int primary key, a int)")
@@ -384,7 +386,7 @@ def test_a_column_added_while_the_slot_is_made_is_sent(own_pg: EmbeddedPostgres,
         wait_until(lambda: slot_waits_for(xid), 60)
         writing.execute("insert into other values (1)")
         altering.commit()
-        # With that column unseen for ever, or at its second beginning.
+        # With that column never seen, or at the second attempt.
         progress = running.task.progress
         wait_until(lambda: progress().phase == "streaming" or progress().reconnects > 0, 60, "a beginning")
         writing.execute("insert into items values (2, 2, 2)")
@@ -398,17 +400,17 @@ def test_a_column_added_while_the_slot_is_made_is_sent(own_pg: EmbeddedPostgres,
     assert [row["n"] for row in fold(tmp_path / "log")["items"].rows.values()] == ["5", "2", "3"]
 
 
-def test_a_transaction_counts_as_seen_when_it_is_neither_running_nor_to_come() -> None:
+def test_a_transaction_counts_as_seen_if_it_is_neither_running_nor_in_the_future() -> None:
     seen = CatalogTables({}, next_xid=400, running=frozenset({395}))
     assert [seen.sees(xid) for xid in (394, 395, 399, 400, 401)] == [True, False, True, False, False]
     wrapped = CatalogTables({}, next_xid=5)
     assert wrapped.sees(4_294_967_290)
 
 
-def test_a_rename_is_followed_though_the_stream_has_it_before_other_sessions_see_it(
+def test_a_rename_is_followed_although_other_sessions_see_it_later_than_the_stream(
     own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit that waits for a synchronous standby is streamed, and not yet visible to anyone."""
+    """A commit that waits for a synchronous standby is streamed, but not visible to other sessions yet."""
     monkeypatch.setattr(relation_messages, "_VISIBLE_DEADLINE_S", 60.0)
     own_pg.execute("create table items(id int primary key, a int)")
     with capturing(own_pg.dsn(), tmp_path / "log") as running:
@@ -440,7 +442,7 @@ def _commits_waiting(pg: EmbeddedPostgres) -> int:
 
 
 def test_a_table_described_hundreds_of_times_is_read_from_the_log(pg: Database, tmp_path: Path):
-    """The decoder's table of groups once had 255 places; TRUNCATE alone makes a group each time."""
+    """The decoder's table of groups once had 255 slots; TRUNCATE alone makes a group each time."""
     pg.execute("create table items(id int primary key); create table others(id int primary key)")
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -461,12 +463,14 @@ def test_a_table_described_hundreds_of_times_is_read_from_the_log(pg: Database, 
     assert verify(tmp_path / "log").sound
 
 
-def test_what_a_type_is_stays_known_where_the_catalogue_is_ahead_of_the_column(pg: Database, tmp_path: Path):
+def test_the_definition_of_a_columns_former_type_stays_known_while_the_catalogue_is_ahead(
+    pg: Database, tmp_path: Path
+):
     pg.execute("create type mood as enum ('well', 'ill')")
     pg.execute("create table items(id int primary key, e mood)")
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
-    # Both are there when the stream goes on: rows of the enumeration, and the other type.
+    # Both come when the stream goes on: rows with the enumeration, then the other type.
     pg.execute("insert into items values (1, 'well')")
     pg.execute("alter table items alter e type text")
     pg.execute("insert into items values (2, 'well')")
@@ -483,7 +487,7 @@ def test_what_a_type_is_stays_known_where_the_catalogue_is_ahead_of_the_column(p
 @pytest.mark.parametrize(
     ("changes", "numbers", "unknown"),
     [
-        # another column has the name by now, and the first is there under another one
+        # another column has the name by now, and the first one has another name
         (
             ["alter table items rename a to old; alter table items add a int"],
             [{"id": 1, "a": 2}, {"id": 1, "old": 2, "a": 3}],
@@ -492,7 +496,7 @@ def test_what_a_type_is_stays_known_where_the_catalogue_is_ahead_of_the_column(p
         # renamed by a transaction that began before the row's and ended after it
         (["early alter table items rename a to b"], [{"id": 1, "a": 2}, {"id": 1, "b": 2}], []),
         (["early alter table items drop a"], [{"id": 1, "a": 2}, {"id": 1}], []),
-        # one that came and went, and another one; or one that came behind one that went, and was renamed
+        # one added and dropped, and another one; or one added after a dropped one, and renamed
         (
             ["alter table items add x int", "alter table items drop x, add y int"],
             [{"id": 1, "a": 2}, {"id": 1, "a": 2, "x": 0}, {"id": 1, "a": 2, "y": 4}],

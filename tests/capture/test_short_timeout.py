@@ -1,4 +1,4 @@
-"""A server that soon takes a silent client for dead keeps its connection while the stream waits."""
+"""A server with a short wal_sender_timeout keeps the connection while the stream waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_stream_that_waits_longer_than_wal_sender_timeout_keeps_its_connection
 ) -> None:
     server, log = make_server(wal_sender_timeout="1500ms"), tmp_path / "log"
     server.execute(CREATE_ITEMS)
-    # As by default, messages that nobody asked for are ten seconds apart.
+    # As by default, unrequested status updates are ten seconds apart.
     with capturing(server.dsn(), log, status_interval_s=10.0, slot_watch={"interval_s": 0}) as running:
         running.wait_for("streaming")
         server.execute("insert into items select g, 'x' from generate_series(1, 100) g")

@@ -1,4 +1,4 @@
-"""The slot is looked after: WAL is freed while others work, and what threatens it is said in time."""
+"""Care for the slot: WAL is freed while other databases are busy, and dangers are reported in time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def keys(running: Running) -> set[str]:
 
 
 def test_wal_is_freed_while_only_another_database_is_busy(pg: Database, tmp_path: Path) -> None:
-    """No heartbeat table, no write access: the server's keepalives are enough."""
+    """No heartbeat table and no write access are needed: the server's keepalives suffice."""
     pg.execute(CREATE_ITEMS)
     pg.server.execute("drop table if exists busy; create table busy(id int)")  # in another database
     with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
@@ -58,7 +58,7 @@ def test_wal_is_freed_while_only_another_database_is_busy(pg: Database, tmp_path
             restart, confirmed = positions(pg)
             pg.server.execute("insert into busy select generate_series(1, 20000)")
             # A checkpoint writes what the server itself writes every 15 seconds while there is
-            # work: the running transactions, without which no restart_lsn moves.
+            # work: the running transactions, without which restart_lsn does not move.
             pg.server.execute("checkpoint")
             busy_until = parse_lsn(pg.query("select pg_current_wal_lsn()::text")[0][0])
             assert busy_until - confirmed > 1 << 20
@@ -72,7 +72,7 @@ def test_wal_is_freed_while_only_another_database_is_busy(pg: Database, tmp_path
 
 
 @pytest.mark.parametrize("action", ["message", "transaction"])
-def test_a_heartbeats_message_comes_through(pg: Database, tmp_path: Path, action: str) -> None:
+def test_a_heartbeats_message_is_captured(pg: Database, tmp_path: Path, action: str) -> None:
     pg.execute(CREATE_ITEMS)
     beat = {"interval_s": 0.2, "action": action}
     with capturing(pg.dsn, tmp_path / "log", heartbeat=beat) as running:
@@ -101,7 +101,7 @@ insert into beats values (1, null);
     ],
     ids=["statement", "function", "partition"],
 )
-def test_a_heartbeats_query_never_writes_what_is_captured_and_its_repair_helps(
+def test_a_heartbeats_query_is_not_run_on_a_captured_table_and_the_repair_helps(
     pg: Database, tmp_path: Path, made: str, query: str
 ) -> None:
     pg.execute(CREATE_ITEMS)
@@ -126,13 +126,13 @@ def test_a_heartbeats_query_never_writes_what_is_captured_and_its_repair_helps(
     with capturing(pg.dsn, tmp_path / "log", **options, tables_exclude=[excluded]) as running:
         wait_until(lambda: pg.query("select at is not null from beats") == [(True,)], 60)
         wait_until(lambda: running.task.progress().health is not None, 60)
-        # A partition whose root is left out matches by its own name, and is not captured.
+        # A partition whose root is excluded matches by its own name, and is not captured.
         assert keys(running) <= {"table_not_captured:public.beats_1"}
         running.catch_up(pg.query)
     assert read_log(tmp_path / "log").inserts == [1]
 
 
-def test_a_heartbeat_that_does_nothing_or_fails_is_said_and_hurts_nobody(
+def test_a_heartbeat_without_effect_or_that_fails_is_reported_and_stops_nothing(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute(CREATE_ITEMS)
@@ -150,7 +150,7 @@ def test_a_heartbeat_that_does_nothing_or_fails_is_said_and_hurts_nobody(
     assert read_log(tmp_path / "log").inserts[-1] == 1
 
 
-def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(
+def test_a_slot_close_to_its_limit_is_reported_before_it_is_lost(
     make_server: Callable[..., EmbeddedPostgres], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "SAFE_WAL_SHARE_WARNED", 1.0)
@@ -159,7 +159,7 @@ def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(
     server.execute("create table others(id int)")
     monkeypatch.setattr(health, "TRANSACTION_AGE_WARNED_S", 0.0)
     watch = {"interval_s": 0.2}
-    # Somebody's open transactions keep restart_lsn where it is, whatever is acknowledged.
+    # An open transaction holds restart_lsn, whatever is acknowledged.
     with (
         structlog.testing.capture_logs() as said,
         capturing(
@@ -183,7 +183,7 @@ def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(
         now = running.task.progress().health
         assert now is not None
         assert now.retained_bytes > max(16 << 20, now.details["unconfirmed_bytes"])
-        # Each repair does what it says.
+        # Each repair works.
         server.execute(found["wal_held:it's"].repair.partition("can't: ")[2])
         server.execute(found[f"wal_held:{pid}"].repair.partition("can't: ")[2])
         worst = found.get("slot_near_limit") or found["slot_unreserved"]
@@ -196,7 +196,7 @@ def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(
 
 
 def lose(server: EmbeddedPostgres) -> None:
-    """Write until the server has given the slot up."""
+    """Write until the server invalidates the slot."""
     server.execute("alter system set max_slot_wal_keep_size = '1MB'")
     server.execute("select pg_reload_conf()")
 
@@ -218,7 +218,7 @@ def test_a_slot_lost_while_streaming_stops_with_its_reason(own_pg: EmbeddedPostg
         make_task(own_pg.dsn(), tmp_path / "log", reconnect_delay_s=5.0, reconnect_delay_s_max=5.0)
     )
     running.wait_for("streaming")
-    # Away from the server for long: the walsender is thrown out, and the next look finds it lost.
+    # Disconnected for long: the walsender is terminated, and the next check finds the slot lost.
     own_pg.execute("select pg_terminate_backend(active_pid) from pg_replication_slots")
     lose(own_pg)
     running.join(60)
@@ -227,7 +227,7 @@ def test_a_slot_lost_while_streaming_stops_with_its_reason(own_pg: EmbeddedPostg
     assert "max_slot_wal_keep_size" in str(running.error)
 
 
-def test_what_a_new_slot_waits_for_is_named_within_seconds(pg: Database, tmp_path: Path) -> None:
+def test_what_a_new_slot_waits_for_is_reported_within_seconds(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with pg.connect(autocommit=False, application_name="report") as idle:
         idle.execute("insert into items values (1, 'not yet')")
@@ -243,7 +243,7 @@ def test_what_a_new_slot_waits_for_is_named_within_seconds(pg: Database, tmp_pat
     assert read_log(tmp_path / "log").snapshot == [1]
 
 
-def test_a_table_taken_out_of_the_publication_is_said_while_running_and_after(
+def test_a_table_removed_from_the_publication_is_reported_while_running_and_afterwards(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute(CREATE_ITEMS)
@@ -257,11 +257,11 @@ def test_a_table_taken_out_of_the_publication_is_said_while_running_and_after(
         wait_until(lambda: key in keys(running), 60)
         (concern,) = running.task.progress().warnings
         pg.execute(concern.repair)
-        # What it missed meanwhile stays a warning until it is read again.
+        # The missed changes stay a warning until it is read again.
         wait_until(lambda: {each.partition(":")[0] for each in keys(running)} == {"table_gap"}, 60)
 
 
-def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
+def test_partitions_published_through_their_root_are_not_reported_as_removed(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute("create table events (id bigint, at int, primary key (id, at)) partition by range (at)")
@@ -274,27 +274,27 @@ def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
             pg.execute("insert into events values (%s, 1), (%s, 2)", [key, key])
             running.catch_up(pg.query)
             seen = running.task.progress().health
-            for _ in range(2):  # one look may have been under way; two looks may have found the same
+            for _ in range(2):  # one check may have been under way; two checks may have found the same
                 wait_until(lambda: running.task.progress().health is not seen, 60)  # noqa: B023
                 seen = running.task.progress().health
             return keys(running)
 
         publication = pg.query("select pubname from pg_publication")[0][0]
         assert after_a_change(1) == set()
-        # By the partitions' own names all of it is published still.
+        # By the partitions' own names all of it is still published.
         pg.execute(f"alter publication {publication} set (publish_via_partition_root = false)")
         assert after_a_change(2) == set()
-        # Taken out, it is named once, under the name that puts all of it in again.
+        # Once removed, it is reported once, under the name that includes all of it again.
         pg.execute("create table other (id int primary key)")
         pg.execute(f"alter publication {publication} set table other")
         wait_until(lambda: keys(running) == {"table_left_out:public.events"}, 60)
         repair = running.task.progress().warnings[0].repair
         pg.execute(repair.partition(";")[0])
-        # What it missed meanwhile stays a warning until it is read again.
+        # The missed changes stay a warning until it is read again.
         wait_until(lambda: {each.partition(":")[0] for each in keys(running)} == {"table_gap"}, 60)
 
 
-def test_a_partition_that_was_detached_is_not_called_left_out(pg: Database, tmp_path: Path) -> None:
+def test_a_detached_partition_is_not_reported_as_removed(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table events (id int primary key) partition by list (id)")
     for place in (1, 2):
         pg.execute(f"create table events_{place} partition of events for values in ({place})")
@@ -305,13 +305,13 @@ def test_a_partition_that_was_detached_is_not_called_left_out(pg: Database, tmp_
         running.catch_up(pg.query)
         pg.execute("alter table events detach partition events_1")
         seen = running.task.progress().health
-        for _ in range(2):  # one look may have been under way
+        for _ in range(2):  # one check may have been under way
             wait_until(lambda: running.task.progress().health is not seen, 60)  # noqa: B023
             seen = running.task.progress().health
         assert keys(running) == set()
 
 
-def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(
+def test_the_slot_watch_survives_its_connection_and_capture_survives_the_watch(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pg.execute(CREATE_ITEMS)
@@ -330,7 +330,7 @@ def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(
         assert running.task.progress().reconnects == 0
 
 
-def test_a_failover_slot_is_made_and_an_older_one_becomes_one(pg: Database, tmp_path: Path) -> None:
+def test_a_failover_slot_is_created_and_an_older_one_becomes_one(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     if pg.server.version < 17:
         error = run_to_end(pg.dsn, tmp_path / "log", slot_failover=True)
@@ -351,7 +351,7 @@ def test_a_failover_slot_is_made_and_an_older_one_becomes_one(pg: Database, tmp_
         assert pg.query(failover, [SLOT]) == [(True,)]
 
 
-def test_a_standby_that_holds_everything_up_is_named(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_a_standby_that_delays_everything_is_reported(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
     server = own_pg
     require_since(17, "failover slots", server.version)
     server.execute(CREATE_ITEMS)

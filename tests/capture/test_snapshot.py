@@ -1,4 +1,4 @@
-"""The initial snapshot against real servers: consistent with the stream, as the server sends it."""
+"""The initial snapshot of real servers is consistent with the stream and has the server's form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CaptureTask(PostgresSource(dsn=sys.argv[1]), path, LogConfig(path=path), name=sy
 """
 
 
-def test_a_snapshot_among_writers_has_no_gap_and_no_double(pg: Database, tmp_path: Path) -> None:
+def test_a_snapshot_among_writers_has_no_gap_and_no_repetition(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table items(id bigserial primary key, note text)")
     pg.execute("insert into items(note) select repeat('x', 200) from generate_series(1, 60000)")
     over = threading.Event()
@@ -63,7 +63,7 @@ def test_a_snapshot_among_writers_has_no_gap_and_no_double(pg: Database, tmp_pat
     assert left == [row[0] for row in pg.query("select id from items order by id")]
 
 
-def test_a_relation_made_for_the_snapshot_is_what_the_server_sends(pg: Database, tmp_path: Path) -> None:
+def test_a_relation_message_made_for_the_snapshot_equals_the_servers(pg: Database, tmp_path: Path) -> None:
     pg.execute('create schema "od.d"')
     pg.execute("create type mood as enum('a', 'b')")
     pg.execute("create domain posint as int check (value > 0)")
@@ -106,7 +106,7 @@ def test_a_relation_made_for_the_snapshot_is_what_the_server_sends(pg: Database,
 
 
 @pytest.mark.parametrize("chunk_rows", [100, 100_000])
-def test_what_was_read_of_each_table_is_listed(pg: Database, tmp_path: Path, chunk_rows: int) -> None:
+def test_the_rows_read_of_each_table_are_counted(pg: Database, tmp_path: Path, chunk_rows: int) -> None:
     for name, rows in (("few", 7), ("many", 5000), ("none", 0)):
         pg.execute(f"create table {name}(id int primary key)")
         pg.execute(f"insert into {name} select generate_series(1, {rows})")
@@ -121,7 +121,7 @@ def test_what_was_read_of_each_table_is_listed(pg: Database, tmp_path: Path, chu
     assert (max(table["chunks"] for table in listed["tables"]) > 1) is (chunk_rows == 100)
 
 
-def test_column_lists_row_filters_and_partitions_are_as_published(pg: Database, tmp_path: Path) -> None:
+def test_column_lists_row_filters_and_partitions_are_read_as_published(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table filtered(id int primary key, secret text, kept text)")
     pg.execute("insert into filtered select n, 'secret', 'kept' from generate_series(1, 20) n")
     pg.execute("create table parts(id int primary key) partition by range (id)")
@@ -148,8 +148,8 @@ def test_column_lists_row_filters_and_partitions_are_as_published(pg: Database, 
     }
 
 
-#: A type that sorts the other way round than PostgreSQL's own operators, which it is compared by without its
-#: own: as citext is compared as text, which sorts otherwise, where its operators are not looked for.
+#: A type that sorts in the opposite order of PostgreSQL's own operators, which compare it if its own are not
+#: found: as citext would be compared as text, which sorts otherwise.
 BACKWARDS = """
 create type backwards as (n int);
 create function b_lt(backwards, backwards) returns bool language sql immutable as 'select $1.n > $2.n';
@@ -171,7 +171,9 @@ create domain key as backwards;
 
 
 @pytest.mark.parametrize("type_", ["backwards", "key", "int"])
-def test_rows_come_once_whatever_sorts_their_key(pg: Database, tmp_path: Path, type_: str) -> None:
+def test_rows_come_once_whatever_the_sort_order_of_their_key(
+    pg: Database, tmp_path: Path, type_: str
+) -> None:
     pg.execute(BACKWARDS)
     value = "n" if type_ == "int" else f"row(n)::{type_}"
     pg.execute(f"create table t(id int, k {type_}, n int default 0, primary key (n, k))")
@@ -201,7 +203,7 @@ def test_values_with_newlines_and_no_columns_are_counted_right(pg: Database, tmp
 )
 @pytest.mark.one_postgres
 @pytest.mark.ci
-def test_a_beginning_that_was_killed_begins_again(pg: Database, tmp_path: Path, point: str) -> None:
+def test_a_killed_first_start_begins_again(pg: Database, tmp_path: Path, point: str) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute("insert into items select n, repeat('z', 500) from generate_series(1, 8000) n")
     name, _, count = point.partition("@")

@@ -14,18 +14,18 @@ from tests.support.postgres import Database
 
 pytestmark = pytest.mark.each_postgres("what COPY sends, and conditions")
 
-#: As `RUN`, of some tables and rows.
+#: As `RUN`, for some tables and rows.
 CHOSEN = RUN.replace(
     "snapshot_connections=3,",
     "snapshot_connections=3, snapshot_tables=('public.pairs',), snapshot_where={'public.pairs': 'b > 1000'},",
 )
 
 
-def test_a_subset_is_read_in_its_order_and_changes_come_of_all(pg: Database, tmp_path: Path) -> None:
+def test_chosen_tables_are_read_in_order_and_all_are_streamed(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     chosen = ("public.parts", "public.p*", "public.empty")
-    # One connection: with several, tables are begun in this order and may be done in another.
+    # One connection: with several, tables begin in this order but may end in another.
     with capturing(pg.dsn, log, snapshot_tables=chosen, **{**SMALL, "snapshot_connections": 1}) as running:
         running.wait_for("streaming")
         pg.execute("insert into items values (77777, 1)")
@@ -40,7 +40,7 @@ def test_a_subset_is_read_in_its_order_and_changes_come_of_all(pg: Database, tmp
     assert set(order) == {"public.parts", "public.pairs", "public.plain", "public.empty"}
 
 
-def test_conditions_by_table_say_which_rows_are_read(pg: Database, tmp_path: Path) -> None:
+def test_conditions_by_table_choose_the_rows(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     where = {"public.items": "id > 1000 -- recent", "public.pl*": "id <= 10 or id = 11"}
@@ -53,7 +53,7 @@ def test_conditions_by_table_say_which_rows_are_read(pg: Database, tmp_path: Pat
     assert tables["pairs"].ops == {"r": 2500}
 
 
-def test_a_condition_that_the_server_refuses_is_told_before_anything_is_read(
+def test_a_condition_that_the_server_refuses_is_reported_before_anything_is_read(
     pg: Database, tmp_path: Path
 ) -> None:
     create_tables(pg)
@@ -69,7 +69,7 @@ def test_a_condition_that_the_server_refuses_is_told_before_anything_is_read(
 
 @pytest.mark.one_postgres
 @pytest.mark.ci
-def test_killed_within_a_subset_it_goes_on_with_the_subset(pg: Database, tmp_path: Path) -> None:
+def test_after_a_kill_the_snapshot_of_chosen_tables_continues(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     for point in (

@@ -1,4 +1,4 @@
-"""What a snapshot beside the stream says of its tables in the log."""
+"""What a snapshot beside the stream records about its tables in the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.each_postgres("what the catalogue says of tables that go")
 
 
-def test_all_of_a_table_was_read_also_when_the_partition_that_was_missing_went(
+def test_a_table_counts_as_read_completely_if_its_missing_partition_was_dropped(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pg.execute("create table parts(id int primary key) partition by range (id)")
@@ -48,7 +48,7 @@ def test_all_of_a_table_was_read_also_when_the_partition_that_was_missing_went(
     assert fold(log)["parts"].ops["r"] == 199 + 2 * 99
 
 
-def test_a_partition_that_went_and_came_back_is_read(
+def test_a_partition_detached_and_attached_again_is_read(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pg.execute("create table parts(id int primary key) partition by range (id)")
@@ -75,7 +75,7 @@ def test_a_partition_that_went_and_came_back_is_read(
     assert set(read_log(log).snapshot) == set(range(400))
 
 
-def test_a_partition_that_came_right_before_a_kill_is_read(
+def test_a_partition_attached_just_before_a_kill_is_read(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pg.execute("create table parts(id int primary key) partition by range (id)")
@@ -112,7 +112,7 @@ def test_a_partition_that_came_right_before_a_kill_is_read(
     assert set(read_log(log).snapshot) == set(range(200, 300))
 
 
-def test_a_table_that_a_snapshot_finds_under_anothers_name_says_what_became_of_that(
+def test_the_facts_of_a_table_with_anothers_former_name_tell_what_became_of_the_other(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute("create table t(id int primary key); insert into t values (1)")

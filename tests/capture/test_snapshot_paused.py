@@ -1,6 +1,4 @@
-"""Snapshots beside the stream that are paused: nothing is read, the stream goes on, and a restart or a
-kill changes nothing of it.
-"""
+"""Paused snapshots beside the stream: nothing is read, the stream goes on, also after a restart or a kill."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def states(log: Path, pg: Database) -> dict[str, str]:
     return {each["id"]: each["state"] for each in SnapshotControl(log).known()}
 
 
-def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
+def test_a_snapshot_paused_in_the_middle_reads_no_more_until_resumed(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_tables(pg)
@@ -63,7 +61,7 @@ def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
             assert [each.key for each in running.task.progress().warnings] == ["snapshots_paused"]
             later = request(log, "public.items", where="n > 0")
             wait_until(lambda: found(log, later) is not None, 60, "the request to be taken")
-            running.catch_up(pg.query, 60)  # does not wait for what is paused
+            running.catch_up(pg.query, 60)  # does not wait for paused snapshots
             read = len(list(units(log)))
             assert not pg.query(
                 "select 1 from pg_replication_slots where temporary and database = %s", [pg.name]
@@ -72,7 +70,7 @@ def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
         assert windows == 1
         assert states(log, pg) == {**states(log, pg), asked: "paused", later: "paused"}
         assert SnapshotControl(log).unfinished
-        # A restart leaves it paused, and so does a request that is taken back.
+        # It stays paused over a restart, and after a request is cancelled.
         request(log, "public.items", cancels=True)
         again = request(log, *KEYED)
         with capturing(pg.dsn, log, **SMALL) as running:
@@ -96,15 +94,13 @@ def lacks_chunks(log: Path) -> bool:
 
 
 @pytest.mark.ci
-def test_what_is_missing_of_the_initial_snapshot_is_paused_through_kills(
-    pg: Database, tmp_path: Path
-) -> None:
+def test_the_rest_of_the_initial_snapshot_stays_paused_over_kills(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     assert life(pg, log, "snapshot.after_chunk=kill@3") == -9
     pause(log, pauses=True)
     with writers_at_work(pg, 4):
-        # Killed after the pause was taken, it is still paused: nothing more is read.
+        # Killed after the pause was accepted, it is still paused: nothing more is read.
         for point in ("capture.after_append=kill@2", "log.after_fsync=kill@2", ""):
             life(pg, log, point)
             assert keys(log) == ["snapshots_paused"]
@@ -116,7 +112,7 @@ def test_what_is_missing_of_the_initial_snapshot_is_paused_through_kills(
     judge(pg, log)
 
 
-def test_resumed_at_once_a_pause_leaves_no_trace(pg: Database, tmp_path: Path) -> None:
+def test_a_pause_that_is_resumed_at_once_has_no_effect(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     until_whole(pg, log)

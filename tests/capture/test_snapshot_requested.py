@@ -1,4 +1,4 @@
-"""Snapshots that are asked for while the stream goes on, and tables that were added later."""
+"""Snapshots requested while the stream goes on, and tables added later."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def test_tables_are_read_again_among_writers_with_no_row_lost_or_out_of_order(
 
 
 @pytest.mark.ci
-def test_kills_in_a_snapshot_that_was_asked_for_neither_lose_nor_repeat_it(
-    pg: Database, tmp_path: Path
-) -> None:
+def test_kills_in_a_requested_snapshot_neither_lose_nor_repeat_it(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     pg.execute("create table still(id int primary key)")
     pg.execute("insert into still select generate_series(1, 2500)")
@@ -85,7 +83,7 @@ def test_kills_in_a_snapshot_that_was_asked_for_neither_lose_nor_repeat_it(
         assert snapshot.outcome is SnapshotOutcome.DONE
 
 
-def test_a_table_that_was_added_while_nothing_ran_comes_once_and_whole(pg: Database, tmp_path: Path) -> None:
+def test_a_table_added_while_nothing_ran_comes_once_and_completely(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     until_whole(pg, log)
@@ -116,7 +114,7 @@ def test_a_table_that_was_added_while_nothing_ran_comes_once_and_whole(pg: Datab
         ("/snapshot.state", "public.nothing", SnapshotOutcome.FAILED),
     ],
 )
-def test_what_there_is_no_room_for_is_kept_later_and_the_request_stays_until_then(
+def test_a_request_waits_until_the_full_disk_has_space_for_its_record(
     file: str,
     table: str,
     outcome: SnapshotOutcome,
@@ -145,14 +143,14 @@ def test_what_there_is_no_room_for_is_kept_later_and_the_request_stays_until_the
     monkeypatch.setattr(snapshot_requests, "remove", remove)
     with capturing(pg.dsn, log, **SMALL) as running:
         assert await_end(running, log, asked).outcome is outcome
-    # A process that is killed behind the removal knows of the snapshot by its plans.
+    # A process killed after the removal knows of the snapshot by its plans.
     assert removed == [True]
     assert len(refused) == 2
     assert list((log / "tasks" / "0").glob("snapshot-*")) == []
     judge(pg, log)
 
 
-def test_a_snapshot_that_is_taken_back_ends_and_another_and_the_stream_go_on(
+def test_a_cancelled_snapshot_ends_and_another_and_the_stream_go_on(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_tables(pg)
@@ -164,7 +162,7 @@ def test_a_snapshot_that_is_taken_back_ends_and_another_and_the_stream_go_on(
     def hit(name: str) -> None:
         if name == "snapshot.after_window" and not windows:
             windows.append(name)
-            request(log, KEYED[1], cancels=True)  # those that have this table, and no other
+            request(log, KEYED[1], cancels=True)  # those with only this table
 
     monkeypatch.setattr(failpoints, "hit", hit)
     with capturing(pg.dsn, log, **SMALL) as running:
@@ -187,7 +185,7 @@ def test_a_snapshot_that_is_taken_back_ends_and_another_and_the_stream_go_on(
     assert judge(pg, log)["pairs"].ops["r"] == 2 * 2500
 
 
-#: What may come as a condition and is none, or does more than to read; and what is said of it.
+#: Invalid conditions and conditions that do more than read; and the error.
 BAD_CONDITIONS = [
     ("no_such > 1", "no_such"),
     ("n >", "syntax"),
@@ -209,10 +207,10 @@ BAD_CONDITIONS = [
 
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.each_postgres("what the server refuses")
-def test_a_bad_condition_fails_alone_and_touches_nothing(
+def test_a_bad_condition_fails_alone_and_changes_nothing(
     pg: Database, tmp_path: Path, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if encrypted:  # what libpq decrypts goes through libpq
+    if encrypted:  # what libpq decrypts is read through libpq
         monkeypatch.setattr(Session, "encrypted", True)
     create_tables(pg)
     pg.execute("create sequence counter")
@@ -240,7 +238,7 @@ def test_a_bad_condition_fails_alone_and_touches_nothing(
         assert snapshot.error["kind"] == Kind.SNAPSHOT_FAILED, where
         assert said in snapshot.error["message"], (where, snapshot.error)
         assert "correct the condition" in snapshot.error["hint"]
-    # The good one covers the same table, so nothing is left to be warned of.
+    # The good one covers the same table, so no warning is left.
     assert not {key for key in warned if key.startswith("snapshot_failed")}
     until_whole(pg, log)
     assert judge(pg, log)["items"].ops == {"r": 3010, "c": 1}, "it began again"
@@ -263,7 +261,7 @@ def test_a_condition_that_computes_for_ever_does_not_hold_the_stream_for_ever(
         running.catch_up(pg.query, 60)
 
 
-def test_a_condition_that_ends_its_connection_holds_up_no_other_request(pg: Database, tmp_path: Path) -> None:
+def test_a_condition_that_ends_its_connection_delays_no_other_request(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     with capturing(pg.dsn, log, **SMALL) as running:
@@ -302,7 +300,7 @@ def test_a_request_with_a_condition_waits_for_a_wal_sender(
         assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
 
 
-def test_a_cancel_ends_no_request_that_came_behind_it(
+def test_a_cancel_ends_no_later_request(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_tables(pg)
@@ -325,10 +323,10 @@ def test_a_cancel_ends_no_request_that_came_behind_it(
     assert len(looked) > 2
 
 
-def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart(
+def test_a_bad_request_accepted_by_an_older_version_fails_alone_after_a_restart(
     pg: Database, tmp_path: Path
 ) -> None:
-    """It was in the agenda before conditions were looked at."""
+    """It was put into the agenda by a version that did not check conditions."""
     create_tables(pg)
     pg.execute("create table victim(id int primary key)")
     log = tmp_path / "log"
@@ -358,7 +356,7 @@ def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart
 
 
 @pytest.mark.ci
-def test_what_nobody_foresaw_ends_the_request_alone(
+def test_an_unexpected_error_ends_only_the_request(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_tables(pg)
@@ -385,7 +383,7 @@ def test_what_nobody_foresaw_ends_the_request_alone(
     ("table", "where"), [("public.a", "n = '\udc80'"), ("public.a", "n = '\0'"), ("a", "")]
 )
 @pytest.mark.each_postgres("what the server refuses")
-def test_what_no_server_could_take_is_refused_when_it_is_asked_for(
+def test_a_request_that_no_server_could_accept_is_refused_at_once(
     pg: Database, tmp_path: Path, table: str, where: str
 ) -> None:
     create_tables(pg)
@@ -401,7 +399,7 @@ def test_what_no_server_could_take_is_refused_when_it_is_asked_for(
     [(("public.nowhere",), "", "public.nowhere"), (("public.items", "public.nowhere"), "", "public.nowhere")],
 )
 @pytest.mark.each_postgres("what the server refuses")
-def test_one_that_can_not_be_taken_says_why_and_the_stream_goes_on(
+def test_a_request_that_cannot_be_fulfilled_fails_with_the_reason_and_the_stream_goes_on(
     pg: Database, tmp_path: Path, tables: tuple[str, ...], where: str, told: str
 ) -> None:
     create_tables(pg)

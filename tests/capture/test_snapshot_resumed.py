@@ -1,5 +1,5 @@
-"""Snapshots that were cut short: chunks that are in the log stay, the others are read beside the
-stream, and what comes of it is what the source holds.
+"""Interrupted snapshots: chunks that are in the log stay, the others are read beside the stream, and the
+result equals the source.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.support.postgres import Database
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
-#: Where a first start dies, and where those that go on with it do.
+#: Failpoints of a first start, and of the processes that continue it.
 LIVES = [
     ("snapshot.after_slot", "snapshot.after_plan", "snapshot.in_copy@3"),
     ("snapshot.after_chunk@1", "snapshot.before_window", "snapshot.in_window@2", "snapshot.after_window"),
@@ -53,14 +53,14 @@ LIVES = [
 
 @pytest.mark.parametrize("points", LIVES, ids=lambda points: points[0])
 @pytest.mark.ci
-def test_kills_in_a_snapshot_among_writers_lose_and_double_nothing(
+def test_kills_in_a_snapshot_among_writers_lose_and_repeat_nothing(
     pg: Database, tmp_path: Path, points: tuple[str, ...]
 ) -> None:
     create_tables(pg)
     with writers_at_work(pg, len(points)):
         for turn, point in enumerate(points):
             name, _, count = point.partition("@")
-            # What is left to do when a later life begins is up to the threads of the one before.
+            # How much is left when a later process starts depends on the threads of the one before.
             ends = {-9} if turn == 0 else {-9, 0}
             fault = f"{name}=kill@{count or 1}"
             assert life(pg, tmp_path / "log", fault) in ends, point
@@ -70,7 +70,7 @@ def test_kills_in_a_snapshot_among_writers_lose_and_double_nothing(
     judge(pg, tmp_path / "log")
 
 
-def test_what_was_read_before_a_kill_is_not_read_again(pg: Database, tmp_path: Path) -> None:
+def test_chunks_read_before_a_kill_are_not_read_again(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     assert life(pg, tmp_path / "log", "snapshot.after_chunk=kill@8") == -9
     before = units(tmp_path / "log")
@@ -88,7 +88,7 @@ def test_a_table_of_one_window_is_handed_over_exactly(pg: Database, tmp_path: Pa
     pg.execute("create table aaa(id int primary key, n int)")
     pg.execute("insert into aaa select n, 0 from generate_series(1, 400) n")
     create_tables(pg)
-    # The first table's first chunk is in the log; nothing of the last ones is.
+    # The first table's first chunk is in the log; nothing of the last tables is.
     assert life(pg, tmp_path / "log", "snapshot.after_chunk=kill@1") == -9
     with writers_at_work(pg), capturing(pg.dsn, tmp_path / "log", **SMALL) as running:
         running.catch_up(pg.query, 120)
@@ -98,7 +98,7 @@ def test_a_table_of_one_window_is_handed_over_exactly(pg: Database, tmp_path: Pa
     assert set(came.values()) == {1}
 
 
-def test_connections_cut_in_copy_are_gone_on_from(
+def test_a_snapshot_continues_after_connections_cut_in_copy(
     pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
 ) -> None:
     create_tables(pg)
@@ -151,7 +151,7 @@ def test_a_row_that_changed_its_key_is_read_again_also_after_a_lost_connection(
 
 
 @pytest.mark.each_postgres("what the server says of slots")
-def test_a_slot_that_was_dropped_meanwhile_stops_the_snapshot(pg: Database, tmp_path: Path) -> None:
+def test_a_slot_dropped_meanwhile_stops_the_snapshot(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     assert life(pg, tmp_path / "log", "snapshot.after_chunk=kill@3") == -9
     wait_until(
@@ -168,7 +168,7 @@ def test_a_table_altered_between_windows_is_read_again_with_its_new_columns(
     pg: Database, tmp_path: Path
 ) -> None:
     create_tables(pg)
-    # At the second chunk of three: at the third, all may be in the log, and nothing is to be read again.
+    # At the second chunk of three: at the third, all may be in the log, and nothing would be read again.
     assert life(pg, tmp_path / "log", "snapshot.after_chunk=kill@2") == -9
     pg.execute("alter table items add column later int default 7")
     pg.execute("alter table pairs alter column n type bigint")
@@ -181,7 +181,7 @@ def test_a_table_altered_between_windows_is_read_again_with_its_new_columns(
     assert {row["later"] for row in found["items"].rows.values()} == {"7"}
 
 
-#: Statements that leave a table empty, or not there, for a snapshot that is older.
+#: Statements after which an older snapshot sees a table as empty, or does not see it.
 BETWEEN = [
     "create domain positive as int check (value > 0)",
     "alter table items add column checked positive",
@@ -250,14 +250,12 @@ def test_a_table_rewritten_at_each_beginning_is_read_beside_the_stream(
 
 
 @pytest.mark.ci
-def test_retention_among_windows_leaves_what_tells_which_chunks_are_done(
-    pg: Database, tmp_path: Path
-) -> None:
+def test_retention_between_windows_keeps_the_record_of_chunks(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log, kept = tmp_path / "log", tmp_path / "kept"
 
     def retain() -> None:
-        """Remove what may go, and lay it aside."""
+        """Move away what retention may remove."""
         shutil.copytree(log / "tasks" / "0", kept, dirs_exist_ok=True)
         RetentionTimer(
             LogConfig(path=log, retention=RetentionConfig(age_s=0.001)), "0", SnapshotControl(log)
@@ -265,7 +263,7 @@ def test_retention_among_windows_leaves_what_tells_which_chunks_are_done(
 
     with writers_at_work(pg, 3):
         for point in ("after_chunk=kill@9", "after_window=kill@2", "before_chunk_end=kill@3"):
-            # 0: fewer chunks were left than the point asks for, by the writers' and the windows' luck.
+            # 0: by chance fewer chunks were left than the failpoint needs.
             assert life(pg, log, f"snapshot.{point}") in {-9, 0}
             retain()
         with capturing(pg.dsn, log, **SMALL) as running:
@@ -280,7 +278,7 @@ def test_retention_among_windows_leaves_what_tells_which_chunks_are_done(
 
 
 @pytest.mark.follows("snapshot_failed")
-def test_only_names_the_table_that_was_rewritten_meanwhile(
+def test_snapshot_only_names_a_table_that_was_rewritten_meanwhile(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_tables(pg)
@@ -296,7 +294,7 @@ def test_only_names_the_table_that_was_rewritten_meanwhile(
     judge_counts(pg, tmp_path / "log")
 
 
-def test_only_is_all_or_nothing(pg: Database, tmp_path: Path) -> None:
+def test_snapshot_only_is_all_or_nothing(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     script = RUN.replace("status_interval_s", "snapshot='only', status_interval_s")

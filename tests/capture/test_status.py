@@ -1,4 +1,4 @@
-"""The status timer: when it speaks, and that it never says more than what is durable."""
+"""The status timer: when it sends, and that it never acknowledges more than what is durable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.wait import wait_until
 
 
 class Recorder:
-    """A transport that keeps what is sent."""
+    """A transport that records what is sent."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[float, int, bool]] = []
@@ -37,12 +37,12 @@ class Recorder:
     def close(self) -> None: ...
 
 
-def test_the_message_is_34_bytes_in_the_clock_of_postgresql() -> None:
+def test_the_message_has_34_bytes_and_postgresqls_clock() -> None:
     message = status_message(0x0102030405060708, 946_684_800_000_001)
     assert message.hex() == "72" + 3 * "0102030405060708" + "0000000000000001" + "00"
 
 
-def test_it_speaks_at_intervals_at_once_when_asked_and_soon_after_progress() -> None:
+def test_updates_are_sent_at_intervals_at_once_on_request_and_soon_after_progress() -> None:
     recorder, durable = Recorder(), [100]
     timer = StatusTimer(recorder, lambda: durable[0], lambda: None, interval_s=30)
     timer.start()
@@ -62,7 +62,7 @@ def test_it_speaks_at_intervals_at_once_when_asked_and_soon_after_progress() -> 
     assert timer.acknowledged == 300
 
 
-def test_it_speaks_without_being_asked() -> None:
+def test_updates_are_sent_without_a_request() -> None:
     recorder = Recorder()
     timer = StatusTimer(recorder, lambda: 1, lambda: None, interval_s=0.05)
     timer.start()
@@ -70,7 +70,7 @@ def test_it_speaks_without_being_asked() -> None:
     timer.close()
 
 
-def test_it_acknowledges_nothing_for_a_writer_that_lost_the_log() -> None:
+def test_nothing_is_acknowledged_for_a_fenced_writer() -> None:
     def fenced() -> None:
         raise TailraceError(Kind.LOG_FENCED, "somebody else writes")
 
@@ -83,7 +83,7 @@ def test_it_acknowledges_nothing_for_a_writer_that_lost_the_log() -> None:
 
 
 @pytest.mark.parametrize("asks", [50])
-def test_a_server_that_asks_without_end_is_not_answered_without_end(asks: int) -> None:
+def test_answers_to_a_server_that_keeps_requesting_are_limited(asks: int) -> None:
     recorder = Recorder()
     timer = StatusTimer(recorder, lambda: 1, lambda: None, interval_s=30)
     timer.start()

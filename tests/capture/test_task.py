@@ -1,4 +1,4 @@
-"""Capture from real servers: beginning, resuming, stopping, and every way to lose a connection."""
+"""Capture from real servers: starting, resuming, stopping, and every way to lose a connection."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_rows_and_changes_come_once_and_are_acknowledged(pg: Database, tmp_path:
     assert len(found.facts) == 1  # they did not change
 
 
-def test_a_server_that_streams_what_is_not_committed_sends_us_whole_transactions(
+def test_a_server_that_can_stream_uncommitted_changes_sends_us_whole_transactions(
     pg: Database, tmp_path: Path, postgres_version: int
 ) -> None:
     asked = start_command(PostgresSource(dsn=pg.dsn, slot=SLOT, publication=SLOT), 0, 180_000)
@@ -98,7 +98,7 @@ def test_a_server_that_streams_what_is_not_committed_sends_us_whole_transactions
     assert read_log(tmp_path / "log").inserts == [*range(1, 2001), *range(4001, 5001)]
 
 
-def test_never_takes_changes_from_now_on(pg: Database, tmp_path: Path) -> None:
+def test_snapshot_never_takes_changes_from_now_on(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute(INSERT, [1, 10])
     with capturing(pg.dsn, tmp_path / "log", snapshot="never") as running:
@@ -110,17 +110,17 @@ def test_never_takes_changes_from_now_on(pg: Database, tmp_path: Path) -> None:
     assert [facts["table"] for facts in found.facts] == ["items"]
 
 
-def test_only_ends_by_itself_and_leaves_no_slot(pg: Database, tmp_path: Path) -> None:
+def test_snapshot_only_ends_by_itself_and_leaves_no_slot(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute(INSERT, [1, 10])
-    for _ in range(2):  # the second time there is nothing left to do
+    for _ in range(2):  # the second time nothing is left to do
         assert run_to_end(pg.dsn, tmp_path / "log", snapshot="only") is None
         assert read_log(tmp_path / "log").ids == list(range(1, 11))
     wait_until(lambda: not pg.query("select 1 from pg_replication_slots where slot_name = %s", [SLOT]), 60)
 
 
 def encrypt(server: EmbeddedPostgres, directory: Path) -> None:
-    """Give the server a certificate of its own making, and have it speak TLS."""
+    """Give the server a self-signed certificate, and turn on TLS."""
     command = ["openssl", "req", "-new", "-x509", "-days", "2", "-nodes", "-subj", "/CN=localhost"]
     key, certificate = directory / "server.key", directory / "server.crt"
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
@@ -136,7 +136,7 @@ def encrypt(server: EmbeddedPostgres, directory: Path) -> None:
 
 @pytest.fixture
 def tls_pg(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    """A server of a version that is built with TLS; the embedded ones are not."""
+    """A server of a version built with TLS; the embedded ones lack it."""
     if not has_install(15):
         pytest.skip("PostgreSQL 15 is not installed")
     with EmbeddedPostgres(find_install(15), durable=False) as server:
@@ -144,7 +144,7 @@ def tls_pg(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
         yield server
 
 
-def test_the_same_comes_over_tls(tls_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_rows_and_changes_come_over_tls(tls_pg: EmbeddedPostgres, tmp_path: Path) -> None:
     own_pg = tls_pg
     own_pg.execute(CREATE_ITEMS)
     own_pg.execute(INSERT, [1, 20_000])
@@ -172,7 +172,7 @@ def test_the_same_comes_over_tls(tls_pg: EmbeddedPostgres, tmp_path: Path) -> No
     assert found.inserts == list(range(20_001, 40_003))
 
 
-def test_acknowledgements_never_pass_what_is_durable(
+def test_acknowledgements_never_exceed_what_is_durable(
     pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
 ) -> None:
     between = proxy(pg.port)
@@ -199,7 +199,7 @@ def test_acknowledgements_never_pass_what_is_durable(
 
 
 @pytest.mark.one_postgres
-def test_connections_cut_at_random_bytes_lose_and_double_nothing(
+def test_connections_cut_at_random_bytes_lose_and_repeat_nothing(
     pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
 ) -> None:
     seed = random.randrange(1 << 32)
@@ -224,7 +224,9 @@ def test_connections_cut_at_random_bytes_lose_and_double_nothing(
 
 
 @pytest.mark.parametrize("way", ["fast", "immediate", "kill"])
-def test_a_server_that_restarts(own_pg: EmbeddedPostgres, tmp_path: Path, way: Any) -> None:
+def test_a_restart_of_the_server_loses_and_repeats_nothing(
+    own_pg: EmbeddedPostgres, tmp_path: Path, way: Any
+) -> None:
     own_pg.execute(CREATE_ITEMS)
     with capturing(own_pg.dsn(), tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -236,7 +238,7 @@ def test_a_server_that_restarts(own_pg: EmbeddedPostgres, tmp_path: Path, way: A
             own_pg.kill() if way == "kill" else own_pg.stop(way)
             assert time.monotonic() - began < 10  # a fast stop waits for our acknowledgement
             own_pg.start()
-        last = own_pg.query("select max(id) from items")[0][0]  # the last may be lost without fsync
+        last = own_pg.query("select max(id) from items")[0][0]  # the last one may be lost without fsync
         running.catch_up(own_pg.query)
     assert running.task.progress().reconnects >= 2
     assert read_log(tmp_path / "log").inserts == list(range(1, last + 1))
@@ -272,7 +274,7 @@ def test_an_idle_server_stops_quickly_and_its_slot_follows(own_pg: EmbeddedPostg
 
 
 @pytest.mark.one_postgres
-def test_a_short_sender_timeout_is_met_while_the_disk_is_slow(
+def test_a_short_sender_timeout_is_kept_while_the_disk_is_slow(
     own_pg: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     own_pg.execute(CREATE_ITEMS)
@@ -292,7 +294,7 @@ def test_a_short_sender_timeout_is_met_while_the_disk_is_slow(
 
 
 @pytest.mark.one_postgres
-def test_a_full_disk_is_waited_for(pg: Database, tmp_path: Path) -> None:
+def test_capture_waits_while_the_disk_is_full(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -320,7 +322,7 @@ def test_a_full_disk_is_waited_for(pg: Database, tmp_path: Path) -> None:
 
 @pytest.mark.one_postgres
 @pytest.mark.skipif(not disk.can_mount(), reason="mounts a small disk, which needs root")
-def test_a_start_on_a_full_disk_waits_for_room(pg: Database, tmp_path: Path) -> None:
+def test_a_start_on_a_full_disk_waits_for_space(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with disk.small_disk(tmp_path / "disk", 8) as small:
         with capturing(pg.dsn, small / "log") as running:
@@ -370,10 +372,10 @@ def test_silence_ends_in_a_new_connection(
     assert read_log(tmp_path / "log").inserts == list(range(1, 11))
 
 
-def test_patience_with_a_server_that_falls_silent_grows_until_a_transaction_comes(
+def test_the_timeout_for_a_silent_server_grows_until_a_transaction_comes(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one before 16 is after it answered, while it decodes a large transaction that is not for us."""
+    """As a server before 16 is after it answered, while it decodes a large transaction without our tables."""
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -408,7 +410,7 @@ def test_patience_with_a_server_that_falls_silent_grows_until_a_transaction_come
     assert read_log(tmp_path / "log").inserts == list(range(1, 11))
 
 
-def test_a_slot_in_use_is_waited_for_and_then_named(pg: Database, tmp_path: Path) -> None:
+def test_a_slot_in_use_is_waited_for_and_then_reported(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -427,13 +429,13 @@ def test_a_slot_in_use_is_waited_for_and_then_named(pg: Database, tmp_path: Path
         assert error.context["pid"]
 
 
-def test_a_slot_that_somebody_else_made_is_left_alone(pg: Database, tmp_path: Path) -> None:
+def test_a_slot_that_we_did_not_create_is_refused(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
     assert kind_of(run_to_end(pg.dsn, tmp_path / "log")) is Kind.SLOT_FOREIGN
 
 
-def test_a_slot_dropped_or_made_anew_stops_with_a_name(pg: Database, tmp_path: Path) -> None:
+def test_a_dropped_or_recreated_slot_stops_with_its_own_error(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -443,7 +445,9 @@ def test_a_slot_dropped_or_made_anew_stops_with_a_name(pg: Database, tmp_path: P
     assert kind_of(run_to_end(pg.dsn, tmp_path / "log")) is Kind.SLOT_AHEAD_OF_LOG
 
 
-def test_a_slot_lost_to_the_wal_limit_stops_with_a_name(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_a_slot_lost_to_the_wal_limit_stops_with_its_own_error(
+    own_pg: EmbeddedPostgres, tmp_path: Path
+) -> None:
     own_pg.execute(CREATE_ITEMS)
     with capturing(own_pg.dsn(), tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -463,7 +467,7 @@ def test_a_slot_lost_to_the_wal_limit_stops_with_a_name(own_pg: EmbeddedPostgres
     assert kind_of(run_to_end(own_pg.dsn(), tmp_path / "log")) is Kind.SLOT_INVALIDATED
 
 
-def test_a_session_that_was_cut_says_so_whatever_it_is_used_for(pg: Database) -> None:
+def test_a_broken_session_reports_that_in_every_call(pg: Database) -> None:
     source = PostgresSource(dsn=pg.dsn)
     with closing(Session.connect(source, threading.Event())) as session:
         pg.execute("select pg_terminate_backend(%s)", [session.backend_pid])
@@ -480,7 +484,7 @@ def test_a_session_that_was_cut_says_so_whatever_it_is_used_for(pg: Database) ->
 
 
 @pytest.mark.follows("source_query_failed")
-def test_the_servers_log_says_what_a_statement_failed_of(pg: Database, tmp_path: Path) -> None:
+def test_a_failed_statement_leads_to_its_error_in_the_servers_log(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute(
         "create function refuse() returns event_trigger language plpgsql as "
@@ -504,7 +508,7 @@ def test_the_servers_log_says_what_a_statement_failed_of(pg: Database, tmp_path:
 
 
 @pytest.mark.follows("protocol_violation")
-def test_a_message_that_came_damaged_comes_again(
+def test_a_damaged_message_is_requested_again(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receive = SocketTransport.receive
@@ -513,7 +517,7 @@ def test_a_message_that_came_damaged_comes_again(
         received = receive(transport, wait_s)
         data = bytearray(received.data)
         if b"note 7" in data:
-            data[XLOG_PAYLOAD_AT] = ord("?")  # the first message's letter
+            data[XLOG_PAYLOAD_AT] = ord("?")  # the first message's type letter
         return replace(received, data=np.frombuffer(data, np.uint8))
 
     pg.execute(CREATE_ITEMS)
@@ -532,7 +536,7 @@ def test_a_message_that_came_damaged_comes_again(
     assert read_log(tmp_path / "log").inserts == list(range(1, 11))
 
 
-def test_another_database_is_not_taken_for_the_logs(pg: Database, tmp_path: Path) -> None:
+def test_a_database_other_than_the_logs_is_refused(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -544,7 +548,7 @@ def test_another_database_is_not_taken_for_the_logs(pg: Database, tmp_path: Path
         pg.server.execute(f'drop database "{pg.name}_other" with (force)')
 
 
-def test_publications_that_do_not_fit_are_named_with_the_sql(pg: Database, tmp_path: Path) -> None:
+def test_mismatched_publications_are_reported_with_the_sql(pg: Database, tmp_path: Path) -> None:
     assert kind_of(run_to_end(pg.dsn, tmp_path / "none")) is Kind.TABLE_MISSING
     pg.execute(CREATE_ITEMS)
     error = run_to_end(pg.dsn, tmp_path / "missing", tables=("public.items", "public.nothing"))
@@ -566,7 +570,7 @@ def test_publications_that_do_not_fit_are_named_with_the_sql(pg: Database, tmp_p
     assert kind_of(run_to_end(pg.dsn, tmp_path / "log")) is Kind.PUBLICATION_MISSING
 
 
-def test_a_pattern_that_came_to_match_nothing_is_said_at_a_later_start(pg: Database, tmp_path: Path) -> None:
+def test_a_pattern_that_no_longer_matches_is_reported_at_a_later_start(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -595,7 +599,7 @@ def test_a_root_without_partitions_is_in_a_publication_of_everything(
     assert read_log(tmp_path / "log").inserts == [7]
 
 
-def test_a_publication_dropped_in_mid_stream_stops_with_a_name(pg: Database, tmp_path: Path) -> None:
+def test_a_publication_dropped_while_streaming_stops_with_its_own_error(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")

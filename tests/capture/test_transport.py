@@ -1,4 +1,4 @@
-"""The socket's transport against a stand-in server: every cut, every odd message, every bound."""
+"""The socket's transport against a fake server: every cut, every unusual message, every limit."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def line() -> Iterator[Line]:
 
 
 @pytest.mark.slow
-def test_frames_come_whole_and_alone_wherever_the_stream_is_cut() -> None:
+def test_frames_are_returned_whole_and_without_keepalives_wherever_the_stream_is_divided() -> None:
     stream = b"".join(STREAM)
     for cut in range(len(stream) + 1):
         line = Line()
@@ -123,7 +123,7 @@ def test_an_error_of_the_server_comes_after_the_frames_before_it(line: Line) -> 
 
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.slow
-def test_what_libpq_had_read_of_a_servers_last_message_is_a_broken_connection(copies: bool) -> None:
+def test_a_last_message_that_libpq_had_read_in_part_is_a_broken_connection(copies: bool) -> None:
     last = error("57P01", "database system is shutting down; administrator command; dead")
     for cut in range(len(last) + 1):
         line = Line(copies=copies)
@@ -134,13 +134,13 @@ def test_what_libpq_had_read_of_a_servers_last_message_is_a_broken_connection(co
         line.close()
 
 
-def test_the_end_of_the_stream_is_handed_on(line: Line) -> None:
+def test_the_end_of_the_stream_is_returned(line: Line) -> None:
     line.server.sendall(insert(5) + message(b"C", b"COPY 0\0"))
     assert bytes(line.transport.receive(1).data) == insert(5)
     assert line.transport.receive(1).message == (b"C", b"COPY 0\0")
 
 
-def test_a_connection_that_ends_is_unreachable(line: Line) -> None:
+def test_a_connection_that_ends_raises_source_unreachable(line: Line) -> None:
     line.server.sendall(insert(5)[:20])
     line.server.close()
     with pytest.raises(TailraceError) as raised:
@@ -154,7 +154,7 @@ def test_a_connection_that_ends_is_unreachable(line: Line) -> None:
         (b"d" + struct.pack("!i", 3), Kind.PROTOCOL_VIOLATION),
         (b"d" + struct.pack("!i", -1), Kind.PROTOCOL_VIOLATION),
         (b"d" + struct.pack("!i", 65 * MIB) + b"w", Kind.FRAME_TOO_LARGE),
-        (message(b"d", b"s" + bytes(40)), Kind.PROTOCOL_VIOLATION),  # our own kinds, from a server
+        (message(b"d", b"s" + bytes(40)), Kind.PROTOCOL_VIOLATION),  # our own kinds of frames, from a server
         (message(b"d", b"x" + bytes(40)), Kind.PROTOCOL_VIOLATION),
         (message(b"d", b"k" + bytes(3)), Kind.PROTOCOL_VIOLATION),
         (message(b"d", b"w" + bytes(24)), Kind.PROTOCOL_VIOLATION),
@@ -163,7 +163,9 @@ def test_a_connection_that_ends_is_unreachable(line: Line) -> None:
         (message(b"S", b"DateStyle\0German, DMY\0"), Kind.SOURCE_MISCONFIGURED),
     ],
 )
-def test_what_can_not_be_is_refused_after_what_was_sound(line: Line, stream: bytes, kind: Kind) -> None:
+def test_an_invalid_message_is_refused_after_the_sound_ones_before_it(
+    line: Line, stream: bytes, kind: Kind
+) -> None:
     line.server.sendall(insert(5) + stream)
     assert line.collect(stop_at=1)[0] == insert(5)
     with pytest.raises(TailraceError) as raised:
@@ -186,7 +188,7 @@ def test_the_buffer_grows_for_a_large_frame_and_shrinks_again() -> None:
     line.close()
 
 
-def test_a_length_alone_costs_no_memory() -> None:
+def test_a_length_without_its_bytes_allocates_no_memory() -> None:
     line = Line(size_max=1 << 30)
     before = _resident()
     line.server.sendall(b"d" + struct.pack("!i", (1 << 30) - 1) + b"w" + bytes(1000))
@@ -195,13 +197,13 @@ def test_a_length_alone_costs_no_memory() -> None:
     line.close()
 
 
-def test_waiting_ends_when_it_was_told_to(line: Line) -> None:
+def test_a_wait_ends_at_its_timeout(line: Line) -> None:
     began = time.monotonic()
     assert line.transport.receive(0.05).nothing
     assert 0.04 < time.monotonic() - began < 1
 
 
-def test_a_lone_frame_after_silence_is_handed_on_at_once(line: Line) -> None:
+def test_a_single_frame_after_silence_is_returned_at_once(line: Line) -> None:
     line.transport.receive(0.01)
     delays = []
     for _ in range(20):
@@ -212,12 +214,12 @@ def test_a_lone_frame_after_silence_is_handed_on_at_once(line: Line) -> None:
     assert sorted(delays)[10] < 0.02
 
 
-def test_what_is_sent_is_one_copy_data_message(line: Line) -> None:
+def test_each_send_is_one_copy_data_message(line: Line) -> None:
     line.transport.send(b"r123")
     assert line.server.recv(100) == message(b"d", b"r123")
 
 
-def test_a_connection_under_tls_that_breaks_while_a_message_waits_is_unreachable() -> None:
+def test_a_tls_connection_that_breaks_while_a_message_waits_raises_source_unreachable() -> None:
     server, client = socket.socketpair()
     left = iter([1, 1])
 
@@ -232,7 +234,7 @@ def test_a_connection_under_tls_that_breaks_while_a_message_waits_is_unreachable
     assert (caught.value.kind, caught.value.policy) == (Kind.SOURCE_UNREACHABLE, Policy.RETRY)
 
 
-def test_copied_rows_come_without_their_wrapping() -> None:
+def test_copied_rows_are_returned_without_message_headers() -> None:
     line = Line(copies=True)
     rows = [b"1\ta\n", b"2\t\\n\n", b"\n", b"3\t" + b"z" * 5000 + b"\n"]
     stream = b"".join(message(b"d", row) for row in rows)

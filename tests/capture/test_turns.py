@@ -1,4 +1,4 @@
-"""Taking turns: so many at a time, first come, first served; and sources that begin in turn."""
+"""Turns: a limited number at a time, first come, first served; and sources that start in turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.wait import wait_until
 
 @contextmanager
 def held(semaphore: FairSemaphore) -> Iterator[threading.Event]:
-    """One who has its turn until the event is set, or the context ends."""
+    """A thread that has its turn until the event is set, or the context ends."""
     may_go, has_it, stop = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -36,7 +36,7 @@ def held(semaphore: FairSemaphore) -> Iterator[threading.Event]:
         thread.join(10)
 
 
-def test_who_came_first_goes_first_and_no_more_than_there_are_places() -> None:
+def test_turns_are_given_in_order_and_limited_in_number() -> None:
     semaphore, order, threads = FairSemaphore(2), [], []
     at_work, most = 0, 0
     lock = threading.Lock()
@@ -59,7 +59,7 @@ def test_who_came_first_goes_first_and_no_more_than_there_are_places() -> None:
             threads.append(threading.Thread(target=work, args=(number,)))
             threads[-1].start()
             wait_until(lambda: len(semaphore._waiting) == number + 1, 60, "the queue")  # noqa: B023
-        places[0].set()  # one place: they go one by one
+        places[0].set()  # one place: one after another
         for thread in threads:
             thread.join(10)
     assert order == list(range(20))
@@ -67,7 +67,7 @@ def test_who_came_first_goes_first_and_no_more_than_there_are_places() -> None:
     assert not semaphore.must_wait
 
 
-def test_who_is_told_to_stop_waits_no_longer_and_takes_nothing() -> None:
+def test_a_thread_that_is_stopped_waits_no_longer_and_takes_no_turn() -> None:
     semaphore, stop, told = FairSemaphore(1), threading.Event(), []
 
     def work() -> None:
@@ -83,14 +83,14 @@ def test_who_is_told_to_stop_waits_no_longer_and_takes_nothing() -> None:
     assert not semaphore.must_wait
 
 
-def test_a_place_is_given_back_by_an_error() -> None:
+def test_a_turn_ends_with_an_error() -> None:
     semaphore = FairSemaphore(1)
     with pytest.raises(ValueError, match="x"), semaphore.turn(threading.Event()):
         raise ValueError("x")
     assert not semaphore.must_wait
 
 
-def test_a_source_that_waits_for_its_turn_has_made_nothing_yet(pg: Database, tmp_path: Path) -> None:
+def test_a_source_that_waits_for_its_turn_has_created_nothing_yet(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute("insert into items values (1)")
     semaphore = FairSemaphore(1)
@@ -99,7 +99,7 @@ def test_a_source_that_waits_for_its_turn_has_made_nothing_yet(pg: Database, tmp
         running.wait_for("queued")
         made = "select (select count(*) from pg_publication), (select count(*) from pg_replication_slots"
         assert pg.query(f"{made} where database = current_database())") == [(0, 0)]
-        # It stops at once, too, and begins in another run.
+        # It stops at once, too, and starts in another run.
         running.stop(10)
         with capturing(pg.dsn, tmp_path / "log", semaphore=semaphore) as running:
             running.wait_for("queued")
@@ -107,7 +107,7 @@ def test_a_source_that_waits_for_its_turn_has_made_nothing_yet(pg: Database, tmp
             running.wait_for("streaming")
             pg.execute("insert into items values (2)")
             running.catch_up(pg.query)
-    # One that has begun before waits for nobody.
+    # A source that has started before does not wait.
     with held(semaphore), capturing(pg.dsn, tmp_path / "log", semaphore=semaphore) as running:
         running.wait_for("streaming")
     assert read_log(tmp_path / "log").ids == [1, 2]

@@ -1,4 +1,4 @@
-"""Updates that change no captured column are left out before the log; no other one is."""
+"""Exactly the updates that change no captured column are dropped before the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.capture.resumed import RUN, life
 from tests.support.capture.stream_of import insert, transaction, xlog
 from tests.support.postgres import Database
 
-Row = list[bytes | str | None]  # 'u': not sent again
+Row = list[bytes | str | None]  # 'u': unchanged, not sent again
 
 NONE_KNOWN = KnownFacts()
 
@@ -66,7 +66,7 @@ def leaving_out(renames: Renames | None = None, **options: Any) -> UnchangedUpda
 
 
 def left(filter_: UnchangedUpdates, *parts: bytes, in_force: KnownFacts = NONE_KNOWN) -> list[bytes]:
-    """Return what is left of a chunk, frame by frame, without its first ones that describe tables."""
+    """Return the frames that are left of a chunk, without its first ones that describe tables."""
     chunk = np.frombuffer(b"".join(parts), np.uint8)
     has_schema = bool(metadata_frames.schema_frames(chunk))
     found = filter_.apply(chunk, in_force, has_schema)
@@ -86,11 +86,11 @@ SAME = update(1, [b"1", b"a", None], [b"1", b"a", None])
         ([b"1", b"a", None], [b"1", b"a", b""], True),
         ([b"1", b"a", b""], [b"1", b"a", None], True),
         ([b"1", b"a", b"x"], [b"2", b"a", "u"], True),
-        ([b"1", b"a"], [b"1", b"a"], True),  # another shape than the table's
+        ([b"1", b"a"], [b"1", b"a"], True),  # another number of columns than the table's
         ([b"1", b"a", None], [b"1", b"a"], True),
     ],
 )
-def test_old_and_new_row_are_compared_as_they_were_sent(old: Row, new: Row, stays: bool) -> None:
+def test_old_and_new_row_are_compared_as_sent(old: Row, new: Row, stays: bool) -> None:
     filter_ = leaving_out()
     change = update(1, old, new)
     described = relation(1, "id", "a", "b")
@@ -98,7 +98,7 @@ def test_old_and_new_row_are_compared_as_they_were_sent(old: Row, new: Row, stay
     assert left(filter_, change, change) == ([change, change] if stays else [])
 
 
-def test_without_the_whole_old_row_nothing_is_left_out() -> None:
+def test_without_the_whole_old_row_nothing_is_dropped() -> None:
     filter_ = leaving_out()
     for identity, mark in (("d", b"K"), ("i", b"K"), ("d", b"O")):
         change = update(1, [b"1", b"a"], [b"1", b"a"], mark)
@@ -107,7 +107,7 @@ def test_without_the_whole_old_row_nothing_is_left_out() -> None:
     assert left(filter_, unknown) == [unknown]
 
 
-def test_every_prefix_of_an_update_is_borne() -> None:
+def test_every_prefix_of_an_update_is_handled() -> None:
     filter_ = leaving_out()
     left(filter_, relation(1, "id", "a", "b"))
     body = SAME[frames.XLOG_PAYLOAD_AT :]
@@ -123,7 +123,7 @@ def test_every_prefix_of_an_update_is_borne() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 5000])
-def test_however_many_tables_and_updates(count: int) -> None:
+def test_many_tables_and_updates(count: int) -> None:
     filter_ = leaving_out()
     described = b"".join(relation(oid, "id", *["c"] * (oid % 2)) for oid in range(1, count + 1))
     left(filter_, described)
@@ -134,17 +134,17 @@ def test_however_many_tables_and_updates(count: int) -> None:
     assert left(filter_, *same) == []
 
 
-def test_columns_that_are_left_out_don_t_count() -> None:
+def test_excluded_columns_do_not_count() -> None:
     change = update(1, [b"1", b"a", b"x"], [b"1", b"a", b"y"])
     described = facts(1, "id", "a", "seen"), relation(1, "id", "a", "seen")
     excluded: Any = {"columns_exclude": ("public.t.seen",)}
     assert left(leaving_out(**excluded), *described, change)[2:] == []
     assert left(leaving_out(), *described, change)[2:] == [change]
     assert left(leaving_out(columns=("public.t.a",)), *described, change)[2:] == []
-    # The key counts, named or not.
+    # The key counts, listed or not.
     key = update(1, [b"1", b"a", b"x"], [b"2", b"a", b"x"])
     assert left(leaving_out(columns=("public.t.a",)), *described, key)[2:] == [key]
-    # Facts that are not known yet, or not there: all columns count, and no more once they come.
+    # With facts that are pending or missing, all columns count; once they are known, no longer.
     filter_ = leaving_out(**excluded)
     pending = facts(1, "id", "a", "seen", pending=7)
     assert left(filter_, pending, described[1], change)[2:] == [change]
@@ -152,7 +152,7 @@ def test_columns_that_are_left_out_don_t_count() -> None:
     assert left(filter_, change) == []
 
 
-def test_a_column_that_was_renamed_goes_by_the_rules_of_its_names() -> None:
+def test_the_rules_of_all_its_names_apply_to_a_renamed_column() -> None:
     names = (("public", "t", "a"), ("public", "t", "b"))
     renames = Renames({1: {"2": names}})
     change = update(1, [b"1", b"x"], [b"1", b"y"])
@@ -185,7 +185,7 @@ def make(pg: Database) -> None:
 
 
 @pytest.mark.each_postgres("what pgoutput sends")
-def test_what_an_application_writes_again_is_not_in_the_log(pg: Database, tmp_path: Path) -> None:
+def test_updates_without_a_change_are_not_in_the_log(pg: Database, tmp_path: Path) -> None:
     make(pg)
     options = {"skip_unchanged_updates": True, "columns_exclude": ("public.items.seen",)}
     log = tmp_path / "log"
@@ -218,7 +218,7 @@ def test_what_an_application_writes_again_is_not_in_the_log(pg: Database, tmp_pa
     }  # fmt: skip
 
 
-def test_a_transaction_larger_than_a_chunk_may_vanish(pg: Database, tmp_path: Path) -> None:
+def test_a_transaction_larger_than_a_chunk_may_be_dropped_completely(pg: Database, tmp_path: Path) -> None:
     make(pg)
     pg.execute("insert into plain select n from generate_series(1, 60000) n")
     with capturing(pg.dsn, tmp_path / "log", skip_unchanged_updates=True) as running:
@@ -230,7 +230,7 @@ def test_a_transaction_larger_than_a_chunk_may_vanish(pg: Database, tmp_path: Pa
 
 
 @pytest.mark.ci
-def test_after_kills_the_log_folds_to_what_the_source_holds(pg: Database, tmp_path: Path) -> None:
+def test_after_kills_the_log_folds_to_the_rows_of_the_source(pg: Database, tmp_path: Path) -> None:
     make(pg)
     pg.execute("alter table items drop seen")
     log = tmp_path / "log"
@@ -261,7 +261,7 @@ def test_after_kills_the_log_folds_to_what_the_source_holds(pg: Database, tmp_pa
     assert 0 < changed < 40 * 4 * 10 * 0.6
 
 
-def test_check_names_the_tables_whose_updates_all_stay(pg: Database, tmp_path: Path) -> None:
+def test_check_names_the_tables_of_which_all_updates_are_kept(pg: Database, tmp_path: Path) -> None:
     make(pg)
     file = tmp_path / "pipeline.yaml"
 

@@ -1,4 +1,4 @@
-"""Every single byte of a log counts: a flip anywhere is found, located and never read over."""
+"""A flip of any byte of a log is detected and located; readers never return damaged data."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_single_byte_flip_is_found_and_located(log: LogDirectory) -> None:
 
 
 @pytest.mark.slow
-def test_no_flip_in_a_segment_changes_what_readers_return(log: LogDirectory) -> None:
+def test_readers_return_the_same_or_an_error_after_any_byte_flip_in_a_segment(log: LogDirectory) -> None:
     def read() -> bytes:
         with LogReader.open(log, "0") as reader:
             refs = reader.blocks(reader.start, reader.end().offset)
@@ -74,7 +74,7 @@ def test_no_flip_in_a_segment_changes_what_readers_return(log: LogDirectory) -> 
         for at in range(len(whole)):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x81]) + whole[at + 1 :])
             try:
-                assert read() == sound, "the footer is a cache: without it the answer is the same"
+                assert read() == sound, "the footer is a cache: without it readers return the same"
             except TailraceError as error:
                 refused += error.kind is Kind.LOG_CORRUPT
             else:
@@ -86,7 +86,7 @@ def test_no_flip_in_a_segment_changes_what_readers_return(log: LogDirectory) -> 
 
 
 @pytest.mark.parametrize("log", ["none"], indirect=True)
-def test_a_segment_without_its_footer_reads_the_same_and_is_reported(log: LogDirectory) -> None:
+def test_a_segment_without_its_footer_is_read_and_reported(log: LogDirectory) -> None:
     def runs() -> object:
         with LogReader.open(log, "0") as reader:
             return reader.blocks(0, reader.end().offset)
@@ -106,9 +106,7 @@ def test_a_segment_without_its_footer_reads_the_same_and_is_reported(log: LogDir
 
 
 @pytest.mark.parametrize("torn", ["zeros", "its first page is zeros", "zeros behind its header"])
-def test_what_a_loss_of_power_leaves_behind_the_durable_end_is_no_damage(
-    memory_path: Path, torn: str
-) -> None:
+def test_remains_of_a_loss_of_power_after_the_durable_end_are_no_damage(memory_path: Path, torn: str) -> None:
     log, source = new_log(memory_path / "log"), Source()
     with LogWriter.open(log, "0", options=LogOptions(compression="none")) as writer:
         append(writer, relation_frame(), source.transaction(2))
@@ -131,7 +129,7 @@ def test_what_a_loss_of_power_leaves_behind_the_durable_end_is_no_damage(
 
 
 @pytest.mark.slow
-def test_a_log_that_is_being_written_verifies_as_sound(memory_path: Path) -> None:
+def test_a_log_is_verified_as_sound_while_it_is_written(memory_path: Path) -> None:
     log, source, done = new_log(memory_path / "log"), Source(), threading.Event()
     writer = LogWriter.open(log, "0", options=LogOptions(segment_bytes=20_000))
 
@@ -146,9 +144,9 @@ def test_a_log_that_is_being_written_verifies_as_sound(memory_path: Path) -> Non
     thread.start()
     deadline, verified, units = time.monotonic() + 60, 0, 0
     try:
-        # It is only verified beside a writer if the writer gets on meanwhile.
+        # The test shows something only if the writer makes progress meanwhile.
         while verified < 20 or units < 8:
-            assert time.monotonic() < deadline, f"the writer came to {units} units"
+            assert time.monotonic() < deadline, f"the writer wrote only {units} units"
             report = verify(log.path)
             assert report.sound, report.problems
             verified, units = verified + 1, report.units
@@ -159,7 +157,7 @@ def test_a_log_that_is_being_written_verifies_as_sound(memory_path: Path) -> Non
 
 
 @pytest.mark.parametrize("log", ["none"], indirect=True)
-def test_a_missing_segment_in_the_middle_is_noticed(log: LogDirectory) -> None:
+def test_a_missing_segment_in_the_middle_is_reported(log: LogDirectory) -> None:
     source = Source(lsn=0x9000)
     with LogWriter.open(log, "0") as writer:
         append(writer, source.transaction())

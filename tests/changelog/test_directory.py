@@ -45,14 +45,14 @@ def test_a_directory_with_other_files_is_not_made_a_log(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
-def test_where_no_log_is_reading_says_so(tmp_path: Path) -> None:
+def test_reading_a_missing_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TailraceError) as caught:
         LogDirectory.open(tmp_path)
     assert caught.value.kind is Kind.LOG_MISSING
     assert caught.value.hint
 
 
-def test_an_identity_that_was_cut_or_changed_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_or_changed_identity_is_refused(tmp_path: Path) -> None:
     path = new_log(tmp_path).path / "identity.json"
     sound = path.read_bytes()
     broken = [sound[:length] for length in range(len(sound))]
@@ -64,7 +64,7 @@ def test_an_identity_that_was_cut_or_changed_is_refused(tmp_path: Path) -> None:
         assert caught.value.kind is Kind.LOG_CORRUPT
 
 
-def test_of_many_that_create_a_log_at_once_all_get_the_same(tmp_path: Path) -> None:
+def test_processes_that_create_a_log_at_once_get_the_same_one(tmp_path: Path) -> None:
     found: list[str] = []
     barrier = threading.Barrier(8)
 
@@ -82,7 +82,7 @@ def test_of_many_that_create_a_log_at_once_all_get_the_same(tmp_path: Path) -> N
     assert os.listdir(tmp_path / "log") == ["identity.json"]
 
 
-def test_a_state_file_cut_or_changed_anywhere_gives_way_to_the_one_before(tmp_path: Path) -> None:
+def test_the_previous_state_file_replaces_a_damaged_one(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     assert log.state_read("tasks/0/capture.state") is None
     log.state_write("tasks/0/capture.state", {"lsn": 1})
@@ -113,14 +113,14 @@ def test_a_crash_between_the_two_renames_of_a_state_file_loses_nothing(tmp_path:
 
 
 @given(st.text(min_size=1, max_size=30).filter(lambda text: max(text) < "\ud800" or min(text) > "\udfff"))
-def test_any_name_becomes_a_plain_file_name_and_comes_back(name: str) -> None:
+def test_any_name_is_encoded_as_a_file_name_and_decoded(name: str) -> None:
     encoded = encode_name(name)
     assert decode_name(encoded) == name
     assert not encoded.startswith(".")
     assert set(encoded) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.%")
 
 
-def test_files_are_ours_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_files_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         log = new_log(tmp_path / "a" / "log")

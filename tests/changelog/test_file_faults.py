@@ -1,4 +1,4 @@
-"""The log's small files: at each operation on one a process dies, or the disk is full; a loss of power."""
+"""The log's small files: a crash or a full disk at each file operation, a loss of power, and other users."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOBODY = 65534
 
 
 def _live(path: Path) -> None:
-    """Do all that an engine, its sinks and a command do in a log's directory."""
+    """Do everything that an engine, its sinks and a command do in a log's directory."""
     log = new_log(path)
     readers = Readers(log)
     with LogWriter.open(log, TASK, options=LogOptions(segment_bytes=300)) as writer:
@@ -62,14 +62,14 @@ def _require_sound(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_dies_at_any_file_of_a_log_is_followed_by_one_that_goes_on(memory_path: Path) -> None:
+def test_after_a_crash_at_any_file_operation_the_next_process_goes_on(memory_path: Path) -> None:
     path = memory_path / "log"
     died = []
     for operation in deaths(path, lambda: _live(path)):
         died.append(operation)
         _live(path)
         _require_sound(path)
-        # At most the one file that was being written stays, under a name that nobody reads.
+        # At most the file that was being written is left, under a name that is not read.
         left = [each.name for each in path.rglob(".*")]
         assert len(left) <= 1, operation
         assert all(name.endswith(".tmp") for name in left), operation
@@ -78,7 +78,7 @@ def test_who_dies_at_any_file_of_a_log_is_followed_by_one_that_goes_on(memory_pa
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_at_any_file_of_a_log_is_named(memory_path: Path) -> None:
+def test_a_full_disk_at_any_file_operation_is_reported(memory_path: Path) -> None:
     path = memory_path / "log"
     for operation, raised in full_disks(path, lambda: _live(path)):
         if raised is not None:
@@ -90,7 +90,7 @@ def test_a_disk_that_is_full_at_any_file_of_a_log_is_named(memory_path: Path) ->
 
 
 @pytest.mark.skipif(not disk.can_mount(), reason="mounts a small disk, which needs root")
-def test_on_a_full_disk_a_lock_is_had_without_a_holders_name(tmp_path: Path) -> None:
+def test_on_a_full_disk_a_lock_is_taken_without_the_holders_name(tmp_path: Path) -> None:
     with disk.small_disk(tmp_path / "disk", 1) as small:
         for folder in ("a", "b"):
             (small / folder).mkdir()
@@ -108,7 +108,7 @@ def test_on_a_full_disk_a_lock_is_had_without_a_holders_name(tmp_path: Path) -> 
         ballast.unlink()
 
 
-def test_a_request_of_another_user_that_can_not_be_read_is_passed_over(
+def test_an_unreadable_request_of_another_user_is_skipped(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = new_log(memory_path / "log")
@@ -123,7 +123,7 @@ def test_a_request_of_another_user_that_can_not_be_read_is_passed_over(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
 @pytest.mark.parametrize("before", ["nothing", "a folder of root"])
-def test_a_request_that_root_writes_is_of_the_logs_owner(memory_path: Path, before: str) -> None:
+def test_a_request_written_by_root_belongs_to_the_logs_owner(memory_path: Path, before: str) -> None:
     log = new_log(memory_path / "log")
     if before == "a folder of root":
         ask(log, tables=["public.t"])
@@ -136,7 +136,7 @@ def test_a_request_that_root_writes_is_of_the_logs_owner(memory_path: Path, befo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
-def test_a_link_in_the_place_of_a_file_gives_no_other_file_away(tmp_path: Path) -> None:
+def test_the_target_of_a_symbolic_link_does_not_change_its_owner(tmp_path: Path) -> None:
     secret, folder = tmp_path / "secret", tmp_path / "folder"
     secret.touch()
     folder.mkdir()
@@ -147,7 +147,7 @@ def test_a_link_in_the_place_of_a_file_gives_no_other_file_away(tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
-def test_a_readers_file_that_root_writes_is_of_the_folders_owner(memory_path: Path) -> None:
+def test_a_reader_file_written_by_root_belongs_to_the_folders_owner(memory_path: Path) -> None:
     log = new_log(memory_path / "log")
     readers = Readers(log)
     readers.begin("sink", TASK, 0)
@@ -157,7 +157,7 @@ def test_a_readers_file_that_root_writes_is_of_the_folders_owner(memory_path: Pa
     assert {path.stat().st_uid for path in folder.glob("*.json")} == {_NOBODY}
 
 
-def test_a_request_that_the_engine_takes_at_once_is_not_missed(
+def test_a_request_may_be_taken_by_the_engine_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_log(tmp_path / "log")
@@ -193,7 +193,7 @@ def test_a_request_that_the_engine_could_not_read_is_refused(
     assert [path.name for path in asked.parent.iterdir()] == [asked.name]
 
 
-def test_all_files_of_a_log_outlive_a_loss_of_power(
+def test_all_files_of_a_log_survive_a_loss_of_power(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = memory_path / "log"

@@ -1,4 +1,4 @@
-"""The codec alone: what is encoded comes back, and nothing else passes for it."""
+"""The codec alone: what is encoded can be decoded, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HEADERS = st.builds(
 
 
 @given(HEADERS, st.binary(max_size=20))
-def test_a_block_header_comes_back_from_wherever_it_stands(header: BlockHeader, before: bytes) -> None:
+def test_a_block_header_is_decoded_at_any_offset(header: BlockHeader, before: bytes) -> None:
     packed, crc = codec.encode_block_header(header, SEED)
     assert codec.decode_block_header(before + packed, len(before), SEED) == header._replace(crc=crc)
     assert len(packed) == header.header_size
@@ -69,7 +69,7 @@ def test_a_block_of_another_log_or_task_is_refused(header: BlockHeader) -> None:
 
 
 @given(U64, U64, TIME, U32)
-def test_a_segment_header_comes_back(offset: int, position: int, time_us: int, chain: int) -> None:
+def test_a_segment_header_is_decoded(offset: int, position: int, time_us: int, chain: int) -> None:
     header = SegmentHeader(bytes.fromhex(LOG_ID), 3, offset, position, time_us, time_us, 5, chain, 0)
     packed, crc = codec.encode_segment_header(header, SEED)
     assert len(packed) == codec.SEGMENT_HEADER_SIZE
@@ -77,14 +77,14 @@ def test_a_segment_header_comes_back(offset: int, position: int, time_us: int, c
 
 
 @given(U64, U64, st.integers(-1, 2**62))
-def test_an_end_mark_comes_back(sequence: int, epoch: int, offset: int) -> None:
+def test_an_end_mark_is_decoded(sequence: int, epoch: int, offset: int) -> None:
     mark = EndMark(sequence, epoch, offset, 17, -3)
     assert codec.decode_mark(codec.encode_mark(mark, SEED), SEED) == mark
 
 
 @pytest.mark.parametrize("name", codec.CODECS)
 @given(st.binary(min_size=1, max_size=3000))
-def test_a_payload_comes_back_from_every_codec(name: str, content: bytes) -> None:
+def test_a_payload_is_decompressed_with_every_codec(name: str, content: bytes) -> None:
     raw = np.frombuffer(content, np.uint8)
     number = codec.CODECS.index(name)
     stored = codec.compress(raw, number)
@@ -101,7 +101,7 @@ def test_a_payload_that_decompresses_to_another_size_is_refused() -> None:
 
 
 @given(st.lists(st.integers(1, RUN_BYTES_MAX + 5000), max_size=12), st.data())
-def test_runs_depend_on_the_blocks_alone_and_come_back_from_a_footer(
+def test_runs_depend_on_the_blocks_alone_and_are_decoded_from_a_footer(
     sizes: list[int], data: st.DataObject
 ) -> None:
     headers, offset = [], 0
@@ -125,7 +125,7 @@ def test_runs_depend_on_the_blocks_alone_and_come_back_from_a_footer(
         decode_footer(bytes(changed), "x.seg", at, SEED)
 
 
-def test_segment_names_sort_as_their_offsets() -> None:
+def test_segment_names_sort_like_their_offsets() -> None:
     offsets = [0, 1, 255, 2**32, 2**63 - 1]
     names = [codec.segment_name(offset) for offset in offsets]
     assert names == sorted(names)

@@ -1,4 +1,4 @@
-"""Readers: ranges, boundaries, and what they see while the writer is at work."""
+"""Readers: ranges, boundaries, and reading while the writer is at work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Unit:
 def written(
     path: Path, seed: int, *, units: int = 40, segment_bytes: int = 2500
 ) -> tuple[LogDirectory, list[Unit], bytes]:
-    """Return a log of random transactions in random chunks, sealed, and what is in it."""
+    """Return a sealed log of random transactions in random chunks, its units and its content."""
     log, source, choose = new_log(path), Source(), random.Random(seed)
     sent: list[bytes] = []
     found: list[Unit] = []
@@ -65,7 +65,7 @@ def written(
     return log, found, b"".join(sent)
 
 
-def test_an_empty_range_has_its_end_for_a_boundary_wherever_it_lies(
+def test_the_boundary_of_an_empty_range_is_its_end(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1500)
@@ -107,7 +107,7 @@ def test_every_boundary_function_agrees_with_a_count_by_hand(
                         wanted = unit.end
             assert reader.boundary_within(low, rows_max, bytes_max, high) == wanted
             unit, somewhere = data.draw(st.sampled_from(units)), data.draw(st.integers(0, len(content)))
-            # Where a segment begins between a table's description and a transaction, nothing is open, either.
+            # No unit is open where a segment begins between a table's description and a transaction, either.
             assert max(end for end in boundaries if end <= somewhere) <= reader.boundary_up_to(somewhere)
             assert reader.boundary_up_to(somewhere) <= somewhere
             assert reader.boundary_up_to(unit.end) == unit.end
@@ -120,7 +120,7 @@ def test_every_boundary_function_agrees_with_a_count_by_hand(
 
 
 @pytest.mark.parametrize("run_bytes", [1, 700, 1 << 20])
-def test_a_range_gives_the_same_runs_live_sealed_and_without_footers(
+def test_a_range_has_the_same_runs_while_written_sealed_and_without_footers(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int
 ) -> None:
     monkeypatch.setattr(runs, "RUN_BYTES_MAX", run_bytes)
@@ -183,7 +183,7 @@ def test_offsets_that_are_no_boundaries_or_not_durable_are_refused(memory_path: 
             assert caught.value.kind is Kind.LOG_RANGE_INVALID
         assert reader.blocks(units[3].end, units[3].end) == []
         before = max([unit.end for unit in units if unit.end < whole[0].end], default=0)
-        # The way out that the hint names, followed.
+        # Follow the hint.
         for within, begins in ((units[0].end + 1, units[0].end), (whole[0].end - 10, before)):
             with pytest.raises(TailraceError, match="is not where a transaction ends") as caught:
                 reader.blocks(within, len(content))
@@ -191,7 +191,7 @@ def test_offsets_that_are_no_boundaries_or_not_durable_are_refused(memory_path: 
             assert reader.blocks(begins, len(content))
 
 
-def test_a_task_that_is_not_there_is_named_missing(memory_path: Path) -> None:
+def test_a_missing_task_is_reported(memory_path: Path) -> None:
     log, _, _ = written(memory_path / "log", 3, units=1)
     with pytest.raises(TailraceError) as caught:
         LogReader.open(log, "7")
@@ -209,7 +209,7 @@ def test_readers_of_an_empty_log_see_an_empty_range(memory_path: Path) -> None:
         assert reader.boundary_at_position(5) == reader.boundary_at_time(5) == 0
 
 
-def test_a_reader_keeps_up_while_the_writer_appends_rolls_and_cuts(memory_path: Path) -> None:
+def test_a_reader_follows_while_the_writer_appends_rolls_and_truncates(memory_path: Path) -> None:
     log, source, done = new_log(memory_path / "log"), Source(), threading.Event()
     got: list[bytes] = []
     failed: list[BaseException] = []
@@ -260,7 +260,7 @@ def test_a_reader_keeps_up_while_the_writer_appends_rolls_and_cuts(memory_path: 
     ],
     ids=["boundary_up_to", "read_on", "all_schema_frames"],
 )
-def test_a_segment_that_a_lost_connection_replaces_is_read_as_it_is_then(
+def test_a_segment_that_is_replaced_after_a_lost_connection_is_read_as_replaced(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[LogReader, int, int], object]
 ) -> None:
     monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)
@@ -283,7 +283,7 @@ def test_a_segment_that_a_lost_connection_replaces_is_read_as_it_is_then(
         assert bytes(reader.read(ref)) == again
 
 
-def test_an_empty_segment_that_another_writer_replaces_is_read_as_it_is_then(memory_path: Path) -> None:
+def test_an_empty_segment_that_another_writer_replaces_is_read_as_replaced(memory_path: Path) -> None:
     log, source = new_log(memory_path / "log"), Source()
     writer = LogWriter.open(log, "0", options=LogOptions(segment_bytes=1))
     append(writer, relation_frame(), source.transaction())
@@ -300,7 +300,7 @@ def test_an_empty_segment_that_another_writer_replaces_is_read_as_it_is_then(mem
             assert bytes(reader.read(ref)) == again
 
 
-def test_what_retention_took_is_named_gone_and_never_skipped(memory_path: Path) -> None:
+def test_a_range_that_retention_removed_is_refused_and_never_skipped(memory_path: Path) -> None:
     log, units, content = written(memory_path / "log", 4, segment_bytes=800)
     with LogReader.open(log, "0") as old:
         refs = old.blocks(0, len(content))
@@ -326,7 +326,7 @@ def test_what_retention_took_is_named_gone_and_never_skipped(memory_path: Path) 
             assert raw == content[kept[0].header.log_offset :]
 
 
-def test_what_retention_takes_before_a_readers_range_is_not_missed(
+def test_a_range_is_read_while_retention_removes_segments_before_it(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, units, content = written(memory_path / "log", 9, segment_bytes=800)
@@ -349,7 +349,7 @@ def test_what_retention_takes_before_a_readers_range_is_not_missed(
         assert b"".join(bytes(reader.read(ref)) for ref in refs) == content[start:]
 
 
-def test_a_reader_beside_retention_gets_whole_ranges_or_a_clear_answer(memory_path: Path) -> None:
+def test_a_reader_beside_retention_gets_complete_ranges_or_an_error(memory_path: Path) -> None:
     log, _, content = written(memory_path / "log", 5, units=300, segment_bytes=600)
     started, outcomes = threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""What a new writer does to what it finds: torn tails, open units, damage, crashes in between."""
+"""How a new writer recovers: truncated blocks, open units, damage, crashes in between."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def abandoned_log(path: Path, *, synced: int, appended: int) -> tuple[LogDirecto
 
 
 @pytest.mark.slow
-def test_cut_at_every_byte_of_the_last_three_blocks_the_log_goes_on_without_them(memory_path: Path) -> None:
+def test_a_log_truncated_at_any_byte_of_the_last_three_blocks_continues_without_them(
+    memory_path: Path,
+) -> None:
     log, sent = abandoned_log(memory_path / "log", synced=4, appended=7)
     [segment] = segment_files(log)
     blocks = blocks_of(log, segment)
@@ -72,7 +74,7 @@ def test_cut_at_every_byte_of_the_last_three_blocks_the_log_goes_on_without_them
 
 
 @pytest.mark.slow
-def test_cut_below_what_was_durable_the_log_is_refused_and_left_alone(memory_path: Path) -> None:
+def test_a_log_truncated_before_its_durable_end_is_refused_and_not_changed(memory_path: Path) -> None:
     log, _ = abandoned_log(memory_path / "log", synced=5, appended=5)
     [segment] = segment_files(log)
     whole = segment.read_bytes()
@@ -89,7 +91,7 @@ def test_cut_below_what_was_durable_the_log_is_refused_and_left_alone(memory_pat
 
 
 @pytest.mark.slow
-def test_damage_before_sound_blocks_is_refused_whether_durable_or_not(memory_path: Path) -> None:
+def test_damage_before_sound_blocks_is_refused_even_after_the_durable_end(memory_path: Path) -> None:
     log, _ = abandoned_log(memory_path / "log", synced=2, appended=6)
     [segment] = segment_files(log)
     blocks = blocks_of(log, segment)
@@ -108,7 +110,7 @@ def test_damage_before_sound_blocks_is_refused_whether_durable_or_not(memory_pat
 
 @pytest.mark.follows("log_format_unknown")
 @pytest.mark.parametrize("where", [codec, directory], ids=["segment", "identity"])
-def test_a_log_of_a_later_version_is_left_alone_and_read_by_that_version(
+def test_a_log_of_a_later_version_is_refused_and_not_changed(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch, where: ModuleType
 ) -> None:
     path = memory_path / "log"
@@ -163,7 +165,7 @@ def test_an_open_unit_is_cut_off_even_over_many_segments(memory_path: Path) -> N
     assert verify(log.path).sound
 
 
-def test_discarding_an_open_unit_leaves_what_came_before_and_goes_on(memory_path: Path) -> None:
+def test_discarding_an_open_unit_keeps_everything_before_it(memory_path: Path) -> None:
     log, source = new_log(memory_path / "log"), Source()
     with LogWriter.open(log, "0", options=LogOptions(segment_bytes=600)) as writer:
         want = relation_frame() + source.transaction(1)
@@ -202,7 +204,7 @@ def test_a_unit_that_is_open_from_the_first_byte_is_cut_off(memory_path: Path) -
     assert verify(log.path).sound
 
 
-def test_a_last_segment_that_lost_its_head_is_removed_if_it_held_nothing(memory_path: Path) -> None:
+def test_a_last_segment_with_a_damaged_header_is_removed_if_it_was_empty(memory_path: Path) -> None:
     log, source = new_log(memory_path / "log"), Source()
     with LogWriter.open(log, "0") as writer:
         want = source.transaction()
@@ -214,7 +216,7 @@ def test_a_last_segment_that_lost_its_head_is_removed_if_it_held_nothing(memory_
         if length < codec.SEGMENT_HEADER_SIZE:
             LogWriter.open(log, "0").close()
         else:
-            # Its whole header is that of another offset: no writer left that behind.
+            # Its whole header belongs to another offset: no writer left it so.
             with pytest.raises(TailraceError) as caught:
                 LogWriter.open(log, "0")
             assert caught.value.kind is Kind.LOG_CORRUPT
@@ -223,7 +225,7 @@ def test_a_last_segment_that_lost_its_head_is_removed_if_it_held_nothing(memory_
     assert content(log) == want
 
 
-def test_a_lost_end_mark_is_made_anew_with_a_higher_epoch(memory_path: Path) -> None:
+def test_a_lost_end_mark_is_recreated_with_a_higher_epoch(memory_path: Path) -> None:
     log, sent = abandoned_log(memory_path / "log", synced=3, appended=3)
     mark = log.task_path("0") / MARK_NAME
     for damage in (b"", b"\0" * 200, None):
@@ -231,7 +233,7 @@ def test_a_lost_end_mark_is_made_anew_with_a_higher_epoch(memory_path: Path) -> 
             mark.unlink()
         else:
             mark.write_bytes(damage)
-        assert content(log) == b"".join(sent), "readers go by the segments then"
+        assert content(log) == b"".join(sent), "readers use the segments then"
         before = max(
             SegmentFile.open(
                 path, codec.seed_of(log.identity.log_id, "0"), bytes.fromhex(log.identity.log_id)
@@ -244,7 +246,7 @@ def test_a_lost_end_mark_is_made_anew_with_a_higher_epoch(memory_path: Path) -> 
             append(writer, sent[-1])
 
 
-def test_a_missing_last_segment_is_noticed(memory_path: Path) -> None:
+def test_a_missing_last_segment_is_reported(memory_path: Path) -> None:
     log, source = new_log(memory_path / "log"), Source()
     with LogWriter.open(log, "0", options=LogOptions(segment_bytes=1)) as writer:
         for _ in range(3):
@@ -280,7 +282,7 @@ POINTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "count"), POINTS)
-def test_killed_at_a_failpoint_the_log_keeps_all_that_was_acknowledged(
+def test_after_a_kill_at_a_failpoint_the_log_has_all_acknowledged_data(
     memory_path: Path, processes: type[BaseProcess], point: str, count: int
 ) -> None:
     told = memory_path / "acknowledged"

@@ -1,4 +1,4 @@
-"""What may go: the rules as a table, then the doing."""
+"""What retention may remove: the rules as a table, then the removal."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ HOLD, DROP = "hold", "drop"
 @pytest.mark.parametrize(
     ("rules", "readers", "durable_end", "remove", "drop", "held_by"),
     [
-        # no limit: nothing goes, however far everybody has read
+        # no limit: nothing is removed, however far all readers have read
         ({}, {"a": 400}, 400, (), (), ()),
-        # size
+        # by size
         ({"size_bytes": 40}, {}, 400, (), (), ()),
         ({"size_bytes": 39}, {}, 400, (0,), (), ()),
         ({"size_bytes": 20}, {}, 400, (0, 100), (), ()),
-        ({"size_bytes": 0}, {}, 400, (0, 100, 200), (), ()),  # never the last
-        # age, at 4 s
+        ({"size_bytes": 0}, {}, 400, (0, 100, 200), (), ()),  # never the last segment
+        # by age, at 4 s
         ({"age_s": 3}, {}, 400, (), (), ()),
         ({"age_s": 2.5}, {}, 400, (0,), (), ()),
         ({"age_s": 0}, {}, 400, (0, 100, 200), (), ()),
         # either limit is enough
         ({"age_s": 2.5, "size_bytes": 20}, {}, 400, (0, 100), (), ()),
-        # not what is not known to be durable
+        # not segments after the durable end
         ({"size_bytes": 0}, {}, 199, (0,), (), ()),
         ({"size_bytes": 0}, {}, 200, (0, 100), (), ()),
         ({"size_bytes": 0}, {}, 0, (), (), ()),
-        # a reader holds the segment that it has not read to its end
+        # a reader holds the segment that it has not read completely
         ({"size_bytes": 0}, {"a": 400, "b": 100}, 400, (0,), (), ("b",)),
         ({"size_bytes": 0}, {"a": 199, "b": 199}, 400, (0,), (), ("a", "b")),
         ({"size_bytes": 0}, {"a": 200}, 400, (0, 100), (), ("a",)),
         ({"size_bytes": 20}, {"a": 200}, 400, (0, 100), (), ()),
         ({"size_bytes": 40}, {"a": 0}, 400, (), (), ()),
-        # or is dropped, but only if its segments go
+        # or is dropped, but only if its segments are removed
         ({"size_bytes": 20, "on_slow_reader": DROP}, {"a": 199, "b": 200}, 400, (0, 100), ("a",), ()),
         ({"size_bytes": 40, "on_slow_reader": DROP}, {"a": 0}, 400, (), (), ()),
         ({"size_bytes": 0, "on_slow_reader": DROP}, {"a": 0, "b": 250}, 400, (0, 100, 200), ("a", "b"), ()),
         ({"size_bytes": 20, "on_slow_reader": HOLD}, {"a": 99}, 400, (), (), ("a",)),
     ],
 )
-def test_the_rules(rules, readers, durable_end, remove, drop, held_by) -> None:
+def test_the_rules_of_retention(rules, readers, durable_end, remove, drop, held_by) -> None:
     decided = plan(SEGMENTS, readers, RetentionRules(**rules), durable_end=durable_end, now_us=4 * SECOND_US)
     assert decided == RetentionPlan(remove, drop, held_by)
 
@@ -81,7 +81,7 @@ def test_removed_segments_are_gone_and_the_rest_is_sound(log: LogDirectory) -> N
     facts = segment_facts(log, "0")
     assert [fact.first_offset for fact in facts] == log.segments("0")
     pruned = apply(log, "0", RetentionRules(age_s=1.5), wall_clock_us=lambda: 2**62)
-    assert len(pruned.segments) == 4, "two are younger than that, by the log's own time"
+    assert len(pruned.segments) == 4, "two are younger than that, by the log's own clock"
     assert pruned.size_bytes == sum(fact.size_bytes for fact in facts[:4])
     assert log.segments("0") == [fact.first_offset for fact in facts[4:]]
     assert verify(log.path).sound
@@ -90,7 +90,7 @@ def test_removed_segments_are_gone_and_the_rest_is_sound(log: LogDirectory) -> N
         append(writer, Source(lsn=writer.tail.position).transaction())
 
 
-def test_what_retention_removes_while_a_log_is_verified_is_no_damage(
+def test_segments_that_retention_removes_during_a_verification_are_no_damage(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, first = SegmentFile.open, [log.task_path("0") / segment_name(at) for at in log.segments("0")[:4]]
@@ -108,7 +108,7 @@ def test_what_retention_removes_while_a_log_is_verified_is_no_damage(
     assert report.segments == 4
 
 
-def test_segments_that_a_lost_connection_takes_away_meanwhile_are_no_matter(
+def test_retention_tolerates_segments_that_the_writer_discards_meanwhile(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = LogDirectory.segments
@@ -144,7 +144,7 @@ def test_a_slow_reader_holds_the_log_until_it_commits(log: LogDirectory) -> None
     assert len(apply(log, "0", rules).segments) == 2
 
 
-def test_a_dropped_reader_gets_an_error_and_may_begin_anew(log: LogDirectory) -> None:
+def test_a_dropped_reader_gets_an_error_and_may_register_again(log: LogDirectory) -> None:
     readers = Readers(log)
     readers.register("slow", {"0": 0})
     pruned = apply(log, "0", RetentionRules(size_bytes=1, on_slow_reader="drop"))
@@ -173,7 +173,7 @@ def test_commits_only_go_forward_and_need_a_registration(log: LogDirectory) -> N
     assert (found.name, dict(found.offsets)) == ("a/b: c", {"0": 30, "1": 7})
 
 
-def test_a_damaged_reader_file_holds_everything(log: LogDirectory) -> None:
+def test_a_damaged_reader_file_prevents_any_removal(log: LogDirectory) -> None:
     readers = Readers(log)
     readers.register("sink", {"0": 10**6})
     [path] = (log.path / "readers").iterdir()
@@ -184,7 +184,7 @@ def test_a_damaged_reader_file_holds_everything(log: LogDirectory) -> None:
     assert len(log.segments("0")) == 6
 
 
-def test_a_reader_asks_again_when_retention_takes_the_first_segment_before_it_looks(
+def test_a_reader_finds_the_next_first_segment_when_retention_removes_one(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = LogReader.open(log, "0")

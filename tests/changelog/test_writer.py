@@ -1,4 +1,4 @@
-"""The writer: what is durable when, who may write, and what happens when writing fails."""
+"""The writer: what is durable when, which process may write, and what happens when writing fails."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_nothing_is_durable_or_readable_before_sync(log: LogDirectory) -> None:
         assert writer.sync() == writer.durable == writer.tail == reader.end()
         durable_end = writer.durable
         append(writer, source.begin(), source.insert())
-        assert writer.sync() == durable_end, "an open unit moves no boundary"
+        assert writer.sync() == durable_end, "an open unit does not move the boundary"
         append(writer, source.commit())
         assert writer.sync().position == source.lsn + 8
 
@@ -71,7 +71,7 @@ def test_a_chunk_with_a_boundary_inside_is_one_unbroken_batch(log: LogDirectory)
     assert content(log) == relation_frame() + first + b"".join(rest)
 
 
-def test_a_chunk_that_does_not_go_on_where_the_log_ends_is_refused(log: LogDirectory) -> None:
+def test_a_chunk_that_does_not_continue_at_the_logs_end_is_refused(log: LogDirectory) -> None:
     source = Source()
     chunk = chunk_of(source.transaction())
     with LogWriter.open(log, "0") as writer:
@@ -128,10 +128,10 @@ def test_sync_runs_while_appends_go_on(log: LogDirectory) -> None:
     assert content(log) == want
 
 
-# Who may write
+# Which process may write
 
 
-def test_a_second_writer_is_refused_and_told_who_writes(log: LogDirectory) -> None:
+def test_a_second_writer_is_refused_and_the_error_names_the_first(log: LogDirectory) -> None:
     with LogWriter.open(log, "0"):
         with pytest.raises(TailraceError) as caught:
             LogWriter.open(log, "0")
@@ -168,7 +168,7 @@ def test_a_writer_that_was_taken_over_can_neither_append_nor_acknowledge(log: Lo
     append(stale, first := relation_frame() + source.transaction())
     stale.sync()
     append(stale, second := source.transaction(), source.begin())
-    (log.task_path("0") / LOCK_NAME).unlink()  # as where locks do not reach: another container
+    (log.task_path("0") / LOCK_NAME).unlink()  # as where locks do not work: in another container
     fresh = LogWriter.open(log, "0", options=options)
     assert fresh.epoch == stale.epoch + 1
     for attempt in (
@@ -193,8 +193,8 @@ def test_a_writer_that_was_taken_over_can_neither_append_nor_acknowledge(log: Lo
     assert verify(log.path).sound
 
 
-def test_what_a_stale_writer_still_writes_damages_nothing(log: LogDirectory) -> None:
-    """The worst case: it was stopped between its check and its write, and wakes up later."""
+def test_a_write_of_a_stale_writer_damages_nothing(log: LogDirectory) -> None:
+    """The worst case: it was stopped between its check and its write, and goes on later."""
     source = Source()
     stale = LogWriter.open(log, "0")
     first = source.transaction()
@@ -226,7 +226,7 @@ def test_what_a_stale_writer_still_writes_damages_nothing(log: LogDirectory) -> 
 @pytest.mark.follows("log_write_failed")
 @pytest.mark.parametrize("point", ["log.before_fsync", "log.after_fsync"])
 @pytest.mark.parametrize("action", ["eio", "enospc"])
-def test_a_failed_fsync_ends_the_writer_for_ever(log: LogDirectory, point: str, action: str) -> None:
+def test_a_failed_fsync_ends_the_writer_permanently(log: LogDirectory, point: str, action: str) -> None:
     source = Source()
     writer = LogWriter.open(log, "0")
     append(writer, first := source.transaction())
@@ -247,7 +247,7 @@ def test_a_failed_fsync_ends_the_writer_for_ever(log: LogDirectory, point: str, 
     )
     assert writer.durable == acknowledged
     writer.close()
-    failpoints.arm("")  # the disk is well again
+    failpoints.arm("")  # the disk works again
     with LogWriter.open(log, "0") as after:
         assert after.tail.offset >= acknowledged.offset
         if after.tail.offset == acknowledged.offset:
@@ -255,7 +255,7 @@ def test_a_failed_fsync_ends_the_writer_for_ever(log: LogDirectory, point: str, 
     assert content(log) == first + second
 
 
-def test_what_a_failed_fsync_left_in_memory_is_not_believed(
+def test_blocks_whose_fsync_failed_are_not_treated_as_durable(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source()
@@ -278,7 +278,7 @@ def test_what_a_failed_fsync_left_in_memory_is_not_believed(
     [("stat", 1 << 20), ("stat", 2000), ("pwritev", 1 << 20)],
     ids=["before it writes", "before it rolls", "while it writes"],
 )
-def test_an_fsync_that_fails_beside_an_append_leaves_a_log_that_goes_on(
+def test_the_log_can_be_continued_after_an_fsync_failed_during_an_append(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch, call: str, segment_bytes: int
 ) -> None:
     source, cut = Source(), threading.Event()
@@ -301,7 +301,7 @@ def test_an_fsync_that_fails_beside_an_append_leaves_a_log_that_goes_on(
         monkeypatch.setattr(os, "fsync", fail_once)
         monkeypatch.setattr(os, "ftruncate", truncate_and_tell)
         syncing.start()
-        cut.wait(0.2)  # in vain where nothing is cut before this write is done
+        cut.wait(0.2)  # times out if nothing is truncated before this write ends
         return real(*arguments)
 
     def sync() -> None:
@@ -355,7 +355,7 @@ def test_short_writes_and_reads_are_continued(log: LogDirectory, monkeypatch: py
     assert verify(log.path).sound
 
 
-def test_a_write_that_finds_no_room_is_undone_and_may_be_tried_again(
+def test_a_write_on_a_full_disk_is_undone_and_may_be_repeated(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, write = Source(), os.pwritev
@@ -378,7 +378,7 @@ def test_a_write_that_finds_no_room_is_undone_and_may_be_tried_again(
 
 @pytest.mark.parametrize("call", ["link", "replace"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_segment_whose_name_finds_no_room_may_be_tried_again(
+def test_creating_a_segment_on_a_full_disk_may_be_repeated(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     source = Source()
@@ -386,7 +386,7 @@ def test_a_segment_whose_name_finds_no_room_may_be_tried_again(
         writer = LogWriter.open(log, "0")
         append(writer, source.begin(), source.insert())
         source.lsn -= 1000
-        abandon(writer)  # with a segment in which there is no change
+        abandon(writer)  # with a segment that contains no change
     with LogWriter.open(log, "0") as writer:
         for _ in range(2):
             sent = source.transaction()
@@ -403,7 +403,7 @@ def test_a_segment_whose_name_finds_no_room_may_be_tried_again(
     assert verify(log.path).sound
 
 
-def test_a_full_disk_does_not_keep_an_open_unit_from_being_cut_off(
+def test_an_open_unit_is_discarded_even_on_a_full_disk(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source()
@@ -420,7 +420,7 @@ def test_a_full_disk_does_not_keep_an_open_unit_from_being_cut_off(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
-def test_on_a_full_disk_all_that_was_durable_is_read_and_work_goes_on_when_there_is_room(
+def test_on_a_full_disk_durable_data_is_read_and_writing_goes_on_once_there_is_space(
     tmp_path: Path,
 ) -> None:
     disk = tmp_path / "disk"
@@ -466,7 +466,7 @@ def _failing(number: int):
 
 
 def _full_but_for_marks():
-    """Return a `pwritev` for a disk on which only files keep their size: nothing may grow."""
+    """Return a `pwritev` for a full disk: files may keep their size but not grow."""
     write = os.pwritev
 
     def pwritev(fd: int, parts: list[memoryview], at: int) -> int:
@@ -478,7 +478,7 @@ def _full_but_for_marks():
 
 
 def _disk_with(room: int):
-    """Return a `pwritev` for a disk on which so many bytes still fit, whatever the file."""
+    """Return a `pwritev` for a disk with so many free bytes, whatever the file."""
     write, left = os.pwritev, [room]
 
     def pwritev(fd: int, parts: list[memoryview], at: int) -> int:
@@ -491,7 +491,7 @@ def _disk_with(room: int):
     return pwritev
 
 
-def test_the_operating_systems_ways_to_say_full_are_told_from_failure() -> None:
+def test_errors_of_a_full_disk_are_distinguished_from_other_failures() -> None:
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         failure = durable.write_failure(OSError(number, "x"), "append", Path("f"))
         assert failure.kind is Kind.LOG_FULL

@@ -1,4 +1,4 @@
-"""The command line: exit statuses, what goes where, and errors in words."""
+"""The command line: exit statuses, standard output and error, and messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(*arguments):
     return runner.invoke(app, [str(argument) for argument in arguments])
 
 
-def test_a_file_without_expressions_loads_no_database():
+def test_a_file_without_expressions_imports_no_database():
     code = "import sys, tailrace.config; assert 'duckdb' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -89,7 +89,7 @@ def test_the_module_is_the_command():
         ["replay", "not-there.yaml", "--sink", "0"],
     ],
 )
-def test_bad_usage_ends_with_2_in_words(arguments):
+def test_bad_usage_ends_with_2_and_a_message(arguments):
     done = run(*arguments)
     assert done.exit_code == 2
     assert "Traceback" not in done.output
@@ -104,7 +104,7 @@ def test_a_failure_ends_with_1_and_one_block(tmp_path):
     assert rest[-1].startswith("  hint: ")
 
 
-def test_serve_says_at_once_that_there_is_no_log(tmp_path):
+def test_serve_reports_a_missing_log_at_once(tmp_path):
     done = run("serve", tmp_path / "none")
     assert done.exit_code == 1
     assert "log_missing" in done.stderr
@@ -119,12 +119,12 @@ def test_a_failure_under_json_is_one_document(tmp_path, command):
 
 @pytest.mark.follows("schema_missing")
 @pytest.mark.parametrize("way", ["restored", "new log"])
-def test_a_log_that_does_not_describe_a_table_is_restored_or_begun_again(tmp_path, way):
+def test_a_log_that_lacks_a_tables_description_is_restored_or_begun_again(tmp_path, way):
     items = relation(1, "public.items", {"id": INT4})
     log, backup = tmp_path / "log", tmp_path / "backup"
     with HandmadeLog(backup) as written:
         written.commit(items, insert(1, "7"))
-    with HandmadeLog(log) as written:  # as another program might
+    with HandmadeLog(log) as written:  # as another program might write it
         written.commit(insert(1, "7"))
     refused = run("log", "show", log).stderr
     assert refused.startswith("error: schema_missing")
@@ -177,7 +177,7 @@ def test_a_bug_is_reported_with_version_and_trace(tmp_path):
     assert "sink out: 2 rows written" in run("replay", tmp_path / "p.yaml", "--sink", "out").stdout
 
 
-def test_debug_shows_where_a_function_of_the_users_raised(tmp_path, monkeypatch):
+def test_debug_shows_where_a_users_function_raised(tmp_path, monkeypatch):
     (tmp_path / "p.yaml").write_text(
         SHOP.replace(
             "type: jsonl, path: ./lines",
@@ -195,7 +195,7 @@ def test_debug_shows_where_a_function_of_the_users_raised(tmp_path, monkeypatch)
     assert "ValueError: my words" in done.stderr
 
 
-def test_a_wrong_file_names_every_problem_with_its_place(tmp_path):
+def test_every_problem_of_a_file_is_reported_with_its_place(tmp_path):
     (tmp_path / "p.yaml").write_text("name: a b\nsource: {prot: 1}\nlog: {path: x}\n")
     done = run("run", tmp_path / "p.yaml")
     assert done.exit_code == 2
@@ -213,7 +213,7 @@ def test_check_under_json_prints_the_problems_and_nothing_else(tmp_path):
     assert set(document["problems"][0]) == {"kind", "severity", "message", "repair"}
 
 
-def test_check_misses_the_token_of_subscriptions(tmp_path, monkeypatch):
+def test_check_reports_a_missing_token_of_subscriptions(tmp_path, monkeypatch):
     monkeypatch.delenv("TAILRACE_TOKEN", raising=False)
     text = "name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: x}\nsubscriptions: {}\n"
     (tmp_path / "p.yaml").write_text(text)
@@ -222,7 +222,7 @@ def test_check_misses_the_token_of_subscriptions(tmp_path, monkeypatch):
     assert "error: secret_missing: resolve ${env:TAILRACE_TOKEN}" in done.stdout
 
 
-def test_check_against_a_server_that_is_not_there_ends_with_1(tmp_path):
+def test_check_of_an_unreachable_server_ends_with_1(tmp_path):
     (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: x}\n")
     done = run("check", tmp_path / "p.yaml")
     assert done.exit_code == 1
@@ -230,7 +230,7 @@ def test_check_against_a_server_that_is_not_there_ends_with_1(tmp_path):
     assert "repair: " in done.stdout
 
 
-def test_names_of_others_can_not_steer_the_terminal(capsys):
+def test_control_characters_in_foreign_names_are_escaped(capsys):
     assert printable("a\x1b[2Jb\r\u2028c") == "a\\x1b[2Jb\\r\\u2028c"
     text = block(TailraceError(Kind.TABLE_MISSING, "x\x1b]0;", "y\x07", {"table": "\x9b"}))
     assert text.replace("\n", "").isprintable()
@@ -257,7 +257,7 @@ def test_log_ls_lists_tasks_segments_and_readers(orders):
     assert "task 0: 0 to " in run("log", "ls", path).stdout
 
 
-def test_log_forget_takes_readers_off_the_list_all_or_none(orders):
+def test_log_forget_removes_all_the_named_readers_or_none(orders):
     path, readers = orders.directory.path, Readers(orders.directory)
     for name in ("kept", "gone", "gone too"):
         readers.register(name, {"0": 0})
@@ -285,7 +285,7 @@ def test_log_verify_finds_a_flipped_byte(orders):
     assert document["problems"][0]["file"].endswith(".seg")
 
 
-def test_log_verify_finds_what_no_reader_could_read(tmp_path):
+def test_log_verify_finds_messages_that_no_reader_could_decode(tmp_path):
     log = LogOfOrders(tmp_path / "log")
     log.insert(1)
     short = struct.pack("!cIcHc", b"I", OID, b"N", 1, b"n")  # the table has two columns
@@ -305,7 +305,7 @@ def ids(*arguments):
     return [json.loads(line)["after"]["id"] for line in done.stdout.splitlines()]
 
 
-def test_log_show_chooses_by_table_key_transaction_place_and_time(orders):
+def test_log_show_selects_by_table_key_transaction_position_and_time(orders):
     path = orders.directory.path
     assert ids(path) == [1, 2, 3, 4]
     assert ids(path, "--limit", 2) == [1, 2]
@@ -322,7 +322,7 @@ def test_log_show_chooses_by_table_key_transaction_place_and_time(orders):
     assert ids(path, "--to", "2026-01-01T01:00:02+01:00") == [1, 2, 3]
 
 
-def test_an_lsn_that_the_log_has_not_reached_is_refused_and_a_time_that_has_passed_is_its_end(orders):
+def test_an_lsn_after_the_logs_end_is_refused_and_a_past_time_after_it_is_its_end(orders):
     path = orders.directory.path
     assert ids(path, "--from", "2026-02-01") == []
     assert ids(path, "--to", "2026-02-01") == [1, 2, 3, 4]
@@ -333,9 +333,9 @@ def test_an_lsn_that_the_log_has_not_reached_is_refused_and_a_time_that_has_pass
 
 
 @pytest.mark.parametrize("named", ["an hour from now, without its zone", "9999-12-31T23:59:59-10:00"])
-def test_a_time_that_has_not_come_yet_is_refused(orders, named):
+def test_a_time_in_the_future_is_refused(orders, named):
     if named.startswith("an hour"):
-        # An hour east of Greenwich, somebody means now.
+        # A user one hour east of Greenwich means the present time.
         named = datetime.now(timezone(timedelta(hours=1))).replace(tzinfo=None).isoformat()
     for option in ("--from", "--to"):
         done = run("log", "show", orders.directory.path, option, named, "--json")
@@ -345,24 +345,24 @@ def test_a_time_that_has_not_come_yet_is_refused(orders, named):
 
 
 @pytest.mark.parametrize("command", [["log", "show"], ["log", "schemas"], ["tail"]])
-def test_a_pattern_that_can_mean_no_table_is_refused(orders, command):
+def test_an_invalid_pattern_of_tables_is_refused(orders, command):
     done = run(*command, orders.directory.path, "--table", "orders")
     assert done.exit_code == 2
     assert "'orders' must be of the form schema.table" in " ".join(done.stderr.replace("│", " ").split())
 
 
-def test_log_show_chooses_by_an_expression(orders):
+def test_log_show_selects_by_an_expression(orders):
     path = orders.directory.path
     assert ids(path, "--where", "after.id > 2") == [3, 4]
     assert ids(path, "--where", "after.id > 2 and op = 'c'", "--to", "0/7D0") == [3]
-    assert ids(path, "--where", "before.id = 1") == []  # of what is NULL nothing is true
+    assert ids(path, "--where", "before.id = 1") == []  # no condition on NULL is true
     done = run("log", "show", path, "--where", "after.qty > 2")
     assert done.exit_code == 2
     assert "public.orders has no 'qty'" in done.stderr
 
 
 @pytest.mark.slow
-def test_tail_shows_changes_as_they_come_and_says_where_to_go_on(orders):
+def test_tail_shows_changes_as_they_come_and_says_where_to_continue(orders):
     path = orders.directory.path
     command = [sys.executable, "-m", "tailrace", "tail", str(path), "--table", "public.orders", "--json"]
     with subprocess.Popen(
@@ -375,11 +375,11 @@ def test_tail_shows_changes_as_they_come_and_says_where_to_go_on(orders):
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    # The signal may come between showing a change and taking its place: that change is shown again then.
+    # The signal may come after a change is shown and before its position is taken: then it is shown again.
     assert said in [f"continue with --from {at}\n" for at in (before, orders.writer.durable.offset)]
 
 
-def test_tail_that_showed_nothing_says_where_it_began(orders, monkeypatch):
+def test_tail_that_showed_nothing_prints_where_it_began(orders, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -388,7 +388,7 @@ def test_tail_that_showed_nothing_says_where_it_began(orders, monkeypatch):
     assert (done.exit_code, done.stderr) == (130, f"continue with --from {orders.writer.durable.offset}\n")
 
 
-def test_tail_goes_on_behind_the_last_change_that_it_showed(orders):
+def test_tail_continues_after_the_last_change_that_it_showed(orders):
     path, shown, begin = orders.directory.path, [], "0"
     for _ in range(4):
         done = run("tail", path, "--from", begin, "--limit", 1, "--where", "after.id <> 2", "--json")
@@ -400,7 +400,7 @@ def test_tail_goes_on_behind_the_last_change_that_it_showed(orders):
     assert shown == [1, 3, 4]
 
 
-def test_tail_follows_a_log_that_rolls_each_change_once_in_order(tmp_path):
+def test_tail_shows_each_change_of_a_log_that_rolls_once_in_order(tmp_path):
     orders = LogOfOrders(tmp_path / "log", segment_bytes=4000)
     orders.insert(-1)
     stop, shown = threading.Event(), []
@@ -411,7 +411,7 @@ def test_tail_follows_a_log_that_rolls_each_change_once_in_order(tmp_path):
         ]
     )
     following.start()
-    # It begins where the log ends at that moment.
+    # It begins at the log's end of that moment.
     wait_until(lambda: orders.insert(0) and shown, 10, "the first change")
     for number in range(1, 200):
         orders.insert(number)
@@ -423,7 +423,7 @@ def test_tail_follows_a_log_that_rolls_each_change_once_in_order(tmp_path):
     assert len(orders.directory.segments("0")) > 3
 
 
-def test_log_show_takes_the_offset_of_any_change(orders):
+def test_log_show_accepts_the_offset_of_any_change(orders):
     path = orders.directory.path
     lines = run("log", "show", path, "--json").stdout.splitlines()
     third = json.loads(lines[2])["position"]["log_offset"]
@@ -432,14 +432,14 @@ def test_log_show_takes_the_offset_of_any_change(orders):
     assert run("log", "show", path, "--from", 10**9).exit_code == 1
 
 
-def test_log_show_speaks_to_people_too(orders):
+def test_log_show_has_a_readable_form(orders):
     first = run("log", "show", orders.directory.path, "--limit", 1).stdout
     assert "insert public.orders" in first
     assert '"id"=1' in first
     assert "2026-01-01T00:00:01" in first
 
 
-def test_log_show_speaks_to_people_of_a_message_that_belongs_to_no_transaction(tmp_path):
+def test_log_show_has_a_readable_form_of_a_message_outside_of_transactions(tmp_path):
     with HandmadeLog(tmp_path / "log") as log:
         log.commit(relation(1, "public.orders", {"id": INT4}), insert(1, 5))
         log.append(message(1150, "note", b"hello"))
@@ -452,7 +452,7 @@ def test_log_show_speaks_to_people_of_a_message_that_belongs_to_no_transaction(t
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_early_is_no_error(orders):
+def test_a_closed_output_pipe_is_no_error(orders):
     command = f"{sys.executable} -m tailrace log show {orders.directory.path} | head -c 1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False, env=os.environ
@@ -462,7 +462,7 @@ def test_a_reader_that_leaves_early_is_no_error(orders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("output", "status"), [(">/dev/full", 1), (">&-", 0)])
-def test_output_that_can_not_be_written_is_no_trace(orders, output, status):
+def test_output_that_cannot_be_written_is_reported_without_a_traceback(orders, output, status):
     command = f"{sys.executable} -m tailrace log ls {orders.directory.path} {'--json' * status} {output}"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, check=False, env=os.environ
@@ -471,7 +471,7 @@ def test_output_that_can_not_be_written_is_no_trace(orders, output, status):
     assert "Traceback" not in done.stderr
 
 
-def test_a_log_command_also_takes_the_pipelines_file(orders):
+def test_a_log_command_also_accepts_the_pipelines_file(orders):
     file = orders.directory.path.parent / "p.yaml"
     file.write_text("name: shop\nsource: {host: localhost}\nlog: {path: ./log}\n")
     assert ids(file) == [1, 2, 3, 4]
@@ -508,7 +508,7 @@ def test_status_works_without_an_engine_and_without_the_source(orders):
     assert "parquet-pq" in run("status", file).stdout
 
 
-def test_snapshots_are_asked_for_listed_and_taken_back_without_an_engine(orders):
+def test_snapshots_are_requested_listed_and_cancelled_without_an_engine(orders):
     path = orders.directory.path
     orders.close()
     file = path.parent / "p.yaml"
@@ -555,7 +555,7 @@ def test_status_before_the_first_run_is_no_error(tmp_path):
     assert document["error"] is None
 
 
-def test_status_says_that_the_log_is_damaged(orders):
+def test_status_reports_a_damaged_log(orders):
     file = orders.directory.path.parent / "p.yaml"
     file.write_text("name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: ./log}\n")
     orders.close()
@@ -584,7 +584,7 @@ def test_a_second_engine_on_a_log_is_refused_at_once(orders):
 
 
 @pytest.mark.parametrize("command", [["demo"], ["bench", "decode"]])
-def test_without_the_tools_the_demo_and_benchmarks_say_where_they_are(command, monkeypatch):
+def test_without_the_tools_package_demo_and_bench_name_it(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "tailrace_demo", None)
     monkeypatch.setitem(sys.modules, "tailrace_bench", None)
     result = runner.invoke(app, command)

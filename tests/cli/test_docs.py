@@ -1,4 +1,4 @@
-"""The reference pages are what the code makes of them."""
+"""The reference pages equal those generated from the code."""
 
 from __future__ import annotations
 

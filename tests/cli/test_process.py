@@ -38,15 +38,15 @@ def ended(*, seconds: float, daemon: bool = False) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_process_ends_at_once_after_what_was_registered() -> None:
+def test_the_process_ends_at_once_after_registered_functions() -> None:
     assert ended(seconds=0) == ["done", "what was registered has run"]
 
 
-def test_daemon_threads_at_work_are_left_and_not_stopped_by_the_interpreters_end() -> None:
+def test_busy_daemon_threads_do_not_disturb_the_end_of_the_process() -> None:
     assert ended(seconds=100, daemon=True) == ["done", "what was registered has run"]
 
 
-def test_other_threads_are_waited_for() -> None:
+def test_the_end_waits_for_other_threads() -> None:
     assert ended(seconds=0.2) == [
         "done",
         "the thread is through",

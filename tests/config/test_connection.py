@@ -1,4 +1,4 @@
-"""How the options of the file become libpq's."""
+"""How the options in the file become those of libpq."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def options(**fields):
     return conninfo_to_dict(PostgresSource(**fields).conninfo(**overrides))
 
 
-def test_every_option_of_libpq_may_be_given_under_its_name_and_reaches_it(tmp_path):
+def test_every_option_of_libpq_may_be_given_by_its_name(tmp_path):
     for option in pq.Conninfo.get_defaults():
         name = option.keyword.decode()
         if name in OWN_OPTIONS:
@@ -48,7 +48,7 @@ def test_every_option_of_libpq_may_be_given_under_its_name_and_reaches_it(tmp_pa
         ("options", "${vault:x}", None),
     ],
 )
-def test_an_option_that_can_not_be_is_refused_beside_all_other_problems(tmp_path, option, value, message):
+def test_an_invalid_option_is_refused_together_with_all_other_problems(tmp_path, option, value, message):
     content = {"name": "shop", "log": {"path": "log"}, "source": {"port": "high", option: value}}
     found, problems = validate(Document(content, {("source", option): 7}), tmp_path)
     assert found is None
@@ -58,7 +58,7 @@ def test_an_option_that_can_not_be_is_refused_beside_all_other_problems(tmp_path
     assert message is None or problem.message == message
 
 
-def test_options_are_kept_as_references_paths_and_numbers_of_libpq(tmp_path):
+def test_options_keep_references_paths_and_libpqs_numbers(tmp_path):
     content = {
         "name": "shop",
         "log": {"path": "log"},
@@ -105,7 +105,7 @@ def test_the_environments_host_counts_for_tls(monkeypatch):
     assert options()["sslmode"] == "verify-full"
 
 
-def test_fields_come_before_the_dsn_and_overrides_before_both():
+def test_fields_override_the_dsn_and_overrides_override_both():
     found = options(
         dsn="postgresql://a@h/d?application_name=dsn&connect_timeout=7",
         user="b",
@@ -115,11 +115,11 @@ def test_fields_come_before_the_dsn_and_overrides_before_both():
     assert (found["application_name"], found["connect_timeout"]) == ("dsn", "7")
 
 
-def test_session_options_are_joined_ours_last():
+def test_session_options_are_joined_with_ours_last():
     found = options(options="-c a=1", overrides={"options": "-c b=2"})
     assert found["options"] == "-c a=1 -c b=2"
 
 
-def test_an_address_names_the_place_and_nothing_else():
+def test_an_address_has_host_port_and_database_only():
     assert PostgresSource(dsn="postgresql://cdc@db.example:6432/shop").address == "db.example:6432/shop"
     assert PostgresSource(host="h", dbname="d", user="secretive").address == "h/d"

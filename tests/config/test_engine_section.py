@@ -10,7 +10,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.run import Run
 
 
-def test_defaults_are_the_documents():
+def test_defaults_are_as_documented():
     options = EngineOptions()
     assert (options.errors_retries_max, options.errors_retry_delay_initial_ms) == (-1, 300)
     assert (options.errors_retry_delay_max_ms, options.on_task_failure) == (10_000, "stop")
@@ -28,7 +28,7 @@ def test_extensions_keep_the_options_of_their_type():
     assert options.converter.options == {"schemas": True}
 
 
-def test_options_of_converters_that_come_with_it_are_checked_with_the_file(tmp_path):
+def test_options_of_included_converters_are_checked_with_the_file(tmp_path):
     file = tmp_path / "shop.yaml"
     text = "name: shop\nsource:\n  type: postgresql\n  dsn: postgresql://db/shop\nlog:\n  path: ./log\n"
     converter = "{type: avro, registry_url: 'https://r:1', registry_ca_file: roots.pem%s}"
@@ -56,12 +56,12 @@ def test_options_of_converters_that_come_with_it_are_checked_with_the_file(tmp_p
         ({"errors_retries_max": -2}, "errors_retries_max"),
     ],
 )
-def test_what_does_not_fit_is_refused(section, word):
+def test_invalid_values_are_refused(section, word):
     with pytest.raises(ValidationError, match=word):
         EngineOptions.model_validate(section)
 
 
-def test_a_file_has_the_section_and_says_what_is_wrong_in_it(tmp_path):
+def test_problems_of_the_section_in_a_file_are_reported(tmp_path):
     file = tmp_path / "shop.yaml"
     text = "name: shop\nsource:\n  type: postgresql\n  dsn: postgresql://db/shop\nlog:\n  path: ./log\n"
     file.write_text(text + "engine:\n  on_task_failure: restart\n  offset_storage: {type: file, path: o}\n")
@@ -76,7 +76,7 @@ def test_a_file_has_the_section_and_says_what_is_wrong_in_it(tmp_path):
     assert "engine.retries (line 9): unknown key" in caught.value.message
 
 
-def test_records_into_kafka_are_an_engines_and_not_a_runs(tmp_path):
+def test_records_into_kafka_are_for_engines_and_not_for_tailrace_run(tmp_path):
     file = tmp_path / "shop.yaml"
     file.write_text(
         "name: shop\nsource: {host: a}\nlog: {path: ./log}\n"

@@ -1,4 +1,4 @@
-"""One file in, one frozen value or every problem out."""
+"""A file becomes one frozen value, or all of its problems are reported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_documented_file_loads(tmp_path):
     assert [sink.name for sink in pipeline.sinks] == ["delta-lake"]
 
 
-def test_a_key_is_text_whatever_else_yaml_takes_it_for(tmp_path):
+def test_a_key_is_text_whatever_yaml_makes_of_it(tmp_path):
     rename = "transformations:\n  - {type: rename, fields: {no: number, 2024: year, y: z}}\n"
     found: Any = config.load_engine(written(tmp_path, GOOD + rename))
     assert found.transformations[0].fields == {"no": "number", "2024": "year", "y": "z"}
@@ -75,7 +75,7 @@ def test_relative_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     assert str(pipeline.source.password) == f"${{file:{tmp_path}/pw}}"
 
 
-def test_a_loaded_pipeline_can_not_be_changed(tmp_path):
+def test_a_loaded_pipeline_is_immutable(tmp_path):
     pipeline = config.load(written(tmp_path, GOOD))
     with pytest.raises(ValidationError):
         pipeline.name = "other"
@@ -185,13 +185,13 @@ name: again
         (edited("${env:PG_PASSWORD}", "${vault:x}"), "source.password", "reference"),
     ],
 )
-def test_what_is_wrong_is_said_at_its_place(tmp_path, text, place, words):
+def test_a_problem_is_reported_at_its_place(tmp_path, text, place, words):
     found = places(tmp_path, text)
     assert place in found
     assert words in found[place]
 
 
-def test_a_file_that_is_not_there_is_a_problem_not_a_trace(tmp_path):
+def test_a_missing_file_is_a_problem_without_a_traceback(tmp_path):
     with pytest.raises(TailraceError) as caught:
         config.load(tmp_path / "none.yaml")
     assert caught.value.kind is Kind.CONFIG_INVALID
@@ -236,7 +236,7 @@ def test_sinks_without_a_name_are_named_after_type_and_path(tmp_path):
         ("public." + 15 * "*a" + "*b", "public", 60 * "a", False),  # in less than a century
     ],
 )
-def test_patterns_mean_tables(pattern, schema, table, fits):
+def test_patterns_match_tables(pattern, schema, table, fits):
     assert config.matches(pattern, schema, table) is fits
 
 
@@ -252,18 +252,18 @@ def test_patterns_mean_tables(pattern, schema, table, fits):
         ("/.*[.]ssn/", ("hr", "people", "ssn"), True),
     ],
 )
-def test_patterns_mean_columns(pattern, names, fits):
+def test_patterns_match_columns(pattern, names, fits):
     assert config.matches_column(pattern, *names) is fits
 
 
-def test_patterns_that_name_one_table_are_known():
+def test_patterns_that_name_one_table_are_recognised():
     exact = ["public.orders", 'public."a*b"', '"*"."*"']
     assert [pattern for pattern in (*exact, "public.*", "*.a", "/public.a/") if config.is_exact(pattern)] == (
         exact
     )
 
 
-def test_what_is_excluded_is_not_captured():
+def test_excluded_tables_are_not_captured():
     source = config.PostgresSource(tables=("public.*",), tables_exclude=("/.*_tmp/", "public.log"))
     named = [name for name in ("a", "a_tmp", "log", "logs") if source.captures("public", name)]
     assert named == ["a", "logs"]
@@ -283,7 +283,7 @@ def refused(directory: Path, text: str) -> list[str]:
     return [str(problem) for problem in problems]
 
 
-def test_transformations_of_the_file_come_before_a_sinks_own(tmp_path):
+def test_transformations_of_the_file_run_before_those_of_a_sink(tmp_path):
     text = with_sinks(
         "predicates: {of_orders: {type: table, tables: [public.orders]}}\n"
         "transformations:\n  - {type: rename, fields: {a: b}, predicate: of_orders}\n"
@@ -314,7 +314,7 @@ def test_transformations_of_the_file_come_before_a_sinks_own(tmp_path):
         "{type: filter, where: headers.a is null}",
     ],
 )
-def test_what_tables_can_not_go_through_is_refused_with_its_line(step, tmp_path):
+def test_transformations_that_cannot_apply_to_tables_are_refused_with_their_line(step, tmp_path):
     own = with_sinks(
         "predicates: {tombs: {type: tombstone}}\n"
         f"sinks:\n  - type: jsonl\n    path: ./lines\n    transformations:\n      - {step}\n"
@@ -343,7 +343,7 @@ KAFKA = "kafka, bootstrap_servers: 'localhost:9092', topic_prefix: shop"
         "{type: add_fields, computed: {a: before.b}}",
     ],
 )
-def test_what_a_mirror_can_not_go_through_is_refused_and_a_history_takes_it(step, tmp_path):
+def test_transformations_that_cannot_apply_to_a_mirror_are_refused_for_it_only(step, tmp_path):
     text = with_sinks(
         "predicates: {deletes: {type: operation, operations: [delete]}}\n"
         f"sinks:\n  - type: delta\n    path: ./lake\n    mode: mirror\n    transformations:\n      - {step}\n"
@@ -353,7 +353,7 @@ def test_what_a_mirror_can_not_go_through_is_refused_and_a_history_takes_it(step
     config.load(written(tmp_path, text.replace("mirror", "append")))
 
 
-def test_predicates_of_sinks_that_are_not_there_or_twice_are_refused(tmp_path):
+def test_missing_or_repeated_predicates_of_sinks_are_refused(tmp_path):
     text = with_sinks(
         "predicates: {one: {type: tombstone}}\n"
         "sinks:\n  - type: jsonl\n    path: ./lines\n    predicates: {one: {type: table, tables: [a.b]}}\n"
@@ -378,12 +378,12 @@ IN_KAFKA = "{type: kafka, bootstrap_servers: 'k:9092', group: %s}"
             ["{type: python, handler: 'a:take'}", "{type: python, handler: 'b:x', name: python-take}"],
             "sinks[0].name",
         ),
-        # a folder keeps its position itself
+        # a sink that writes a folder keeps its position there
         (["{type: jsonl, path: a/out}", "{type: jsonl, path: b/out}"], ""),
         (["{type: python, handler: 'a:take'}", "{type: python, handler: 'b:take', name: b}"], ""),
     ],
 )
-def test_sinks_whose_positions_go_by_their_names_have_names_that_no_order_changes(tmp_path, sinks, place):
+def test_several_sinks_whose_positions_are_kept_by_name_need_explicit_names(tmp_path, sinks, place):
     text = "name: shop\nsource: {host: h}\nlog: {path: l}\nsinks:\n"
     text += "".join(f"  - {sink}\n" for sink in sinks)
     if not place:

@@ -1,4 +1,4 @@
-"""A key that earlier versions had is refused with what to write instead, where it once stood."""
+"""A key of earlier versions is refused with its replacement, at its place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.config.load import validate
 from tailrace.config.problems import REMOVED
 
 KAFKA = {"type": "kafka", "bootstrap_servers": "127.0.0.1:1"}
-#: Where each key stood: a part of a file in which it is the only problem.
+#: The place of each key: a part of a file in which it is the only problem.
 PLACES: dict[str, dict[str, Any]] = {
     "source.snapshot_chunk_bytes": {"source": {"snapshot_chunk_bytes": "8 MiB"}},
     "slot_watch.safe_wal_share_warned": {"source": {"slot_watch": {"safe_wal_share_warned": 0.5}}},
@@ -43,7 +43,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 def with_part(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's content with a part laid over it, section by section."""
+    """Return a file's content with a part merged into it, section by section."""
     content: dict[str, Any] = {
         "name": "shop",
         "source": {"dsn": "postgresql://cdc@db.example/shop", "tables": ["public.*"]},
@@ -54,12 +54,12 @@ def with_part(part: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def test_each_removed_key_has_a_place_here():
+def test_each_removed_key_is_tested_here():
     assert set(PLACES) == set(REMOVED)
 
 
 @pytest.mark.parametrize("key", PLACES)
-def test_a_removed_key_is_refused_with_what_to_write_instead(key: str, tmp_path: Path):
+def test_a_removed_key_is_refused_with_its_replacement(key: str, tmp_path: Path):
     found, problems = validate(Document(with_part(PLACES[key]), {}), tmp_path)
     assert found is None
     name = key.partition(":")[0].rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""A secret is referred to, resolved when used, and shown nowhere."""
+"""A secret is given by reference, resolved when used, and shown nowhere."""
 
 from __future__ import annotations
 
@@ -71,22 +71,22 @@ def problem_of(directory, source, extra=""):
         f"  frame_bytes_max: {CANARY}\n",
     ],
 )
-def test_no_complaint_shows_what_stood_in_the_file(tmp_path, source):
+def test_no_error_shows_the_content_of_the_file(tmp_path, source):
     assert CANARY not in problem_of(tmp_path, source)
 
 
-def test_a_literal_password_is_refused_with_the_way_out(tmp_path):
+def test_a_literal_password_is_refused_with_a_hint(tmp_path):
     assert "${env:NAME} or ${file:/path}" in problem_of(tmp_path, "  password: hunter2\n")
     assert "password: ${env:NAME}" in problem_of(tmp_path, "  dsn: postgresql://a:hunter2@b/c\n")
 
 
-def test_a_model_made_in_python_hides_its_input_too():
+def test_a_model_created_in_python_hides_its_input_too():
     with pytest.raises(ValueError, match="reference") as caught:
         PostgresSource(password=CANARY)  # type: ignore[arg-type]
     assert CANARY not in str(caught.value)
 
 
-def test_a_loaded_pipeline_shows_the_reference_only(tmp_path, canary):
+def test_a_loaded_pipeline_shows_only_the_reference(tmp_path, canary):
     pipeline = config.load(
         file_with(
             tmp_path,
@@ -110,7 +110,7 @@ def test_a_loaded_pipeline_shows_the_reference_only(tmp_path, canary):
     assert pickle.loads(pickle.dumps(pipeline)) == pipeline  # noqa: S301
 
 
-def test_a_reference_is_resolved_anew_at_each_use(tmp_path, monkeypatch):
+def test_a_reference_is_resolved_at_each_use(tmp_path, monkeypatch):
     secret = Secret("${env:ROTATED}")
     monkeypatch.setenv("ROTATED", "one")
     assert secret.resolve() == "one"
@@ -118,13 +118,13 @@ def test_a_reference_is_resolved_anew_at_each_use(tmp_path, monkeypatch):
     assert secret.resolve() == "two"
 
 
-def test_a_file_holds_the_secret_without_its_last_line_end(tmp_path):
+def test_the_secret_in_a_file_is_read_without_its_last_newline(tmp_path):
     (tmp_path / "pw").write_text("a b\n")
     assert Secret(f"${{file:{tmp_path}/pw}}").resolve() == "a b"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"x" * (FILE_BYTES_MAX + 1)])
-def test_a_reference_that_leads_nowhere_is_named(tmp_path, content):
+def test_an_invalid_reference_is_reported(tmp_path, content):
     if content is not None:
         (tmp_path / "pw").write_bytes(content)
     with pytest.raises(TailraceError) as caught:
@@ -133,7 +133,7 @@ def test_a_reference_that_leads_nowhere_is_named(tmp_path, content):
     assert "pw" in caught.value.message
 
 
-def test_an_unset_variable_is_named(monkeypatch):
+def test_an_unset_variable_is_reported(monkeypatch):
     monkeypatch.delenv("NOT_SET", raising=False)
     with pytest.raises(TailraceError) as caught:
         source_of(host="localhost", password="${env:NOT_SET}").conninfo()
@@ -141,7 +141,7 @@ def test_an_unset_variable_is_named(monkeypatch):
     assert "NOT_SET" in caught.value.message
 
 
-def test_every_printable_character_passes_through_a_password(monkeypatch):
+def test_a_password_may_have_every_printable_character(monkeypatch):
     monkeypatch.setenv("HARD", string.printable.rstrip())
     found = conninfo_to_dict(source_of(dsn="postgresql://u@h/d", password="${env:HARD}").conninfo())
     assert found["password"] == string.printable.rstrip()
@@ -164,7 +164,7 @@ def test_a_whole_dsn_may_be_a_reference(monkeypatch, canary):
     assert canary not in str(caught.value)
 
 
-def test_what_was_resolved_as_a_password_is_cut_out_of_foreign_text(canary):
+def test_a_resolved_password_is_removed_from_foreign_texts(canary):
     source_of(host="h", password="${env:CANARY}").conninfo()
     assert canary not in redact(f"FATAL: could not use {canary}!")
     remember("ab")

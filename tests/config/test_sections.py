@@ -1,4 +1,4 @@
-"""Sections of the configuration as classes: each is built when it is first used."""
+"""Sections of the configuration as classes, each of which is completed when it is first used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _outer() -> type[Section]:
     return Outer
 
 
-def test_a_section_that_many_threads_use_at_once_for_the_first_time_is_what_it_says() -> None:
+def test_many_threads_may_use_a_section_for_the_first_time_at_once() -> None:
     barrier = Barrier(THREADS)
 
     def used(section: type[Section]) -> object:

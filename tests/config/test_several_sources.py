@@ -1,4 +1,4 @@
-"""A file with `sources`: what it means, and everything that may be wrong with it."""
+"""A file with `sources`: what it means, and its possible problems."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def edited(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
-def test_each_source_has_a_log_and_targets_of_its_own(tmp_path):
+def test_each_source_has_its_own_log_and_targets(tmp_path):
     assert read(tmp_path, GOOD) == {}
     found = config.load_engine(tmp_path / "pipeline.yaml")
     eu, us = cast(Any, found.pipelines)
@@ -57,7 +57,7 @@ def test_each_source_has_a_log_and_targets_of_its_own(tmp_path):
     assert config.load(tmp_path / "pipeline.yaml", "us") == us
 
 
-def test_a_single_source_is_as_it_always_was(tmp_path):
+def test_a_single_source_has_no_source_name_and_the_plain_log_path(tmp_path):
     (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: a}\nlog: {path: ./log}\n")
     found = config.load_engine(tmp_path / "p.yaml")
     (only,) = cast(Any, found.pipelines)
@@ -67,7 +67,7 @@ def test_a_single_source_is_as_it_always_was(tmp_path):
 
 
 @pytest.mark.parametrize(("source", "words"), [(None, "eu, us"), ("asia", "eu, us")])
-def test_which_of_several_sources_must_be_said(tmp_path, source, words):
+def test_one_of_several_sources_must_be_chosen(tmp_path, source, words):
     read(tmp_path, GOOD)
     with pytest.raises(TailraceError) as caught:
         config.load(tmp_path / "pipeline.yaml", source)
@@ -105,18 +105,18 @@ def test_which_of_several_sources_must_be_said(tmp_path, source, words):
         ),
     ],
 )
-def test_what_is_wrong_is_said_at_its_place(tmp_path, text, place, words):
+def test_a_problem_is_reported_at_its_place(tmp_path, text, place, words):
     found = read(tmp_path, text)
     assert words in found.get(place, ""), found
 
 
-def test_python_is_refused_what_a_file_is(tmp_path):
+def test_configuration_from_python_is_checked_like_a_file(tmp_path):
     for sources in ([], [{"name": "a"}, {"name": "A"}]):
         with pytest.raises(ValidationError):
             EngineConfig.model_validate({"name": "x", "sources": sources, "log": {"path": "l"}})
 
 
-def test_the_part_of_one_source_goes_to_executors_as_json():
+def test_the_part_of_one_source_is_sent_to_executors_as_json():
     found = from_mapping(
         {
             "name": "shop",

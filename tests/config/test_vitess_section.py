@@ -1,4 +1,4 @@
-"""The section `source` of the type vitess: what it takes, what it refuses, and what follows from it."""
+"""The section `source` of the type vitess: valid settings, refused ones, and their effects."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _source(**settings: object) -> VitessSource:
         ({"receive_timeout_s": 5}, "must be larger than heartbeat_interval_s"),
     ],
 )
-def test_what_is_wrong_is_said(settings: dict[str, object], said: str) -> None:
+def test_wrong_settings_are_reported(settings: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         _source(**settings)
 
 
-def test_plain_text_is_for_this_machine_alone_unless_it_is_asked_for() -> None:
+def test_plain_text_is_used_only_on_this_machine_unless_configured() -> None:
     assert not _source().uses_tls
     assert not _source(hosts=["localhost:1", "[::1]:2"]).uses_tls
     assert _source(hosts=["localhost:1", "vtgate.example.org:2"]).uses_tls
@@ -48,13 +48,13 @@ def test_plain_text_is_for_this_machine_alone_unless_it_is_asked_for() -> None:
     assert _source(tls_ca="/ca.pem").uses_tls
 
 
-def test_tables_are_named_with_their_keyspace() -> None:
+def test_tables_are_given_with_their_keyspace() -> None:
     source = _source(tables=["shop.order*", "/shop\\.a|shop\\.b/"], tables_exclude=["shop.orders_old"])
     captured = [name for name in ("orders", "orders_old", "a", "c") if source.captures(source.keyspace, name)]
     assert captured == ["orders", "a"]
 
 
-def test_a_pattern_becomes_the_servers_own_where_it_can() -> None:
+def test_a_pattern_becomes_a_pattern_of_the_server_if_possible() -> None:
     assert table_expression("shop.order*", "shop") == "^order.*$"
     assert table_expression("*.*", "shop") == "^.*$"
     assert table_expression('shop."a.b"', "shop") == "^a\\.b$"
@@ -62,7 +62,7 @@ def test_a_pattern_becomes_the_servers_own_where_it_can() -> None:
     assert table_expression("/shop\\.a/", "shop") is None
 
 
-def test_a_pipeline_file_has_it(tmp_path: Path) -> None:
+def test_a_pipeline_file_may_have_the_section(tmp_path: Path) -> None:
     file = tmp_path / "pipeline.yaml"
     file.write_text(
         "name: shop\n"

@@ -1,4 +1,4 @@
-"""Avro's binary form beside fastavro's, and its schemas."""
+"""Avro's binary encoding compared with fastavro's, and Avro schemas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def as_avro(document: Document, *, logical_types: bool = False) -> Any:
     return fastavro.parse_schema(avro_schema(document, AVRO, logical_types=logical_types))
 
 
-# Whatever the schema: the bytes are fastavro's.
+# For any schema the bytes equal fastavro's.
 
 _SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),
@@ -99,11 +99,11 @@ def _same(one: Any, other: Any) -> bool:
 
 @examples(100)
 @given(st.data())
-def test_every_value_has_the_bytes_that_fastavro_gives_it(data: st.DataObject) -> None:
+def test_every_value_has_the_same_bytes_as_with_fastavro(data: st.DataObject) -> None:
     document = data.draw(_schemas()).document()
     values = data.draw(st.lists(st.none() | _values(document), min_size=1, max_size=4))
     parsed = as_avro(document)
-    # A slice of more values, whose buffers have what is not its own.
+    # A slice of more values, so that the buffers also have others' bytes.
     columns = pa.array([None, *values, values[0]], _arrow(document))[1:-1]
     for value, found in zip(values, encoded(columns, document, 258).to_pylist(), strict=True):
         if value is None:
@@ -117,7 +117,7 @@ def test_every_value_has_the_bytes_that_fastavro_gives_it(data: st.DataObject) -
 
 
 def _named(value: Any) -> Any:
-    # `ö0` can't be a name in Avro; it is no different for members of maps, whose names are free.
+    # `ö0` can't be a name in Avro; members of maps may have any name.
     if isinstance(value, dict) and value and all(name.startswith("ö") and len(name) == 2 for name in value):
         return {name.replace("ö", "_"): _named(one) for name, one in value.items()} | {
             name: _named(one) for name, one in value.items()
@@ -127,7 +127,7 @@ def _named(value: Any) -> Any:
     return [_named(one) for one in value] if isinstance(value, list) else value
 
 
-def test_a_null_that_the_schema_does_not_know_is_named() -> None:
+def test_a_null_that_the_schema_excludes_is_reported() -> None:
     fields = [array(Schema("int32").document()).document(field="d", optional=True)]
     document = struct(fields, "x.Y").document()
     rows = pa.array([{"d": [1]}, {"d": None}, {"d": [2, None]}], _arrow(document))
@@ -140,11 +140,11 @@ def test_a_null_that_the_schema_does_not_know_is_named() -> None:
     assert caught.value.context["row"] == 2
 
 
-# Events.
+# Events
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_events_say_in_avro_what_they_say_in_json(case: str) -> None:
+def test_events_mean_the_same_in_avro_and_in_json(case: str) -> None:
     converter = JsonConverter(provide_transaction_metadata=True, now_ns=lambda: 5)
     for group in groups_of(case):
         for same in (group, as_columns(group)):
@@ -211,7 +211,7 @@ def test_types_have_their_schemas_and_values() -> None:
     require_valid(json_schema(document), json.loads(events.values[0].as_py()))
 
 
-def test_a_value_that_the_schema_can_not_hold_is_named() -> None:
+def test_a_value_that_the_schema_cannot_hold_is_reported() -> None:
     for place, odd in ((1, "NaN"), (2, "Infinity"), (3, "infinity")):
         row = [*ROW[:place], odd, *ROW[place + 1 :]]
         shape = [relation(16385, "customers", COLUMNS, ("id",))]
@@ -223,13 +223,13 @@ def test_a_value_that_the_schema_can_not_hold_is_named() -> None:
         assert odd not in caught.value.message
 
 
-def test_names_that_avro_can_not_have_are_adjusted_as_debezium_does_it() -> None:
+def test_names_that_avro_does_not_allow_are_adjusted_as_by_debezium() -> None:
     names = ["1st", "of day", "über", "ok_1", "a.b"]
     assert [AVRO(name) for name in names] == ["_1st", "of_day", "_ber", "ok_1", "a_b"]
     assert [ADJUSTMENTS["avro_unicode"](name) for name in names] == [
         "_u0031st", "of_u0020day", "_u00fcber", "ok_u005f1", "a_u002eb",
     ]  # fmt: skip
-    # A letter beyond 16 bits is two of Java's.
+    # A character beyond 16 bits is two of Java's.
     assert AVRO("a\U0001f600") == "a__"
     assert ADJUSTMENTS["avro_unicode"]("\U0001f600") == "_ud83d_ude00"
     assert ADJUSTMENTS["avro_unicode"]("\u1f600") == "_u1f600"

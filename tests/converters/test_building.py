@@ -1,4 +1,4 @@
-"""Converters by their names, ours and those of other packages."""
+"""Converters are found by name, ours and those of other packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_third_party")
-def test_a_converter_gets_its_options_and_those_it_does_not_take_are_refused() -> None:
+def test_a_converter_gets_its_options_and_unknown_ones_are_refused() -> None:
     assert isinstance(build("json", {"schemas_enable": False}), JsonConverter)
     made = build("upper", {"width": "3"})
     assert type(made).__name__ == "Upper"

@@ -1,4 +1,4 @@
-"""Debezium's JSON (its bytes are compared in `test_peer`): the same from the wire and from columns."""
+"""Debezium's JSON (its bytes are compared in `test_peer`): the same from frames and from columns."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def documents(group: Group, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("way", KEPT)
-def test_events_are_what_was_kept(way: str, case: str) -> None:
+def test_events_equal_the_golden_files(way: str, case: str) -> None:
     assert text_of(CONVERTERS[way], groups_of(case)) == path_of(way, case).read_text()
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("way", CONVERTERS)
-def test_columns_give_the_bytes_of_the_wire(way: str, case: str) -> None:
+def test_columns_give_the_same_bytes_as_frames(way: str, case: str) -> None:
     transformed = [as_columns(group) for group in groups_of(case)]
     assert text_of(CONVERTERS[way], transformed) == text_of(CONVERTERS[way], groups_of(case))
 
 
-def test_members_stand_in_debeziums_order() -> None:
+def test_members_have_debeziums_order() -> None:
     [event] = documents(groups_of("create")[0])
     assert list(event) == ["before", "after", "source", "transaction", "op", "ts_ms", "ts_us", "ts_ns"]
     assert list(event["source"]) == [
@@ -51,7 +51,7 @@ def test_members_stand_in_debeziums_order() -> None:
     ]  # fmt: skip
 
 
-def test_a_schema_describes_what_stands_beside_it() -> None:
+def test_a_schema_describes_its_payload() -> None:
     for case in CASES:
         for group in groups_of(case):
             found = JsonConverter(schemas_enable=True).convert(group)
@@ -61,7 +61,7 @@ def test_a_schema_describes_what_stands_beside_it() -> None:
                     require_fit(document["schema"], document["payload"])
 
 
-def test_a_key_has_its_columns_in_the_keys_own_order() -> None:
+def test_a_key_has_the_columns_in_the_order_of_the_primary_key() -> None:
     columns = [("a", 23, -1), ("b", 25, -1), ("c", 25, -1)]
     facts = Facts(16385, "public", "customers", ("c", "a"))
     schema = [
@@ -73,7 +73,7 @@ def test_a_key_has_its_columns_in_the_keys_own_order() -> None:
             assert JsonConverter().convert(same).keys.to_pylist() == ['{"c":"é","a":1}']
 
 
-def test_a_table_without_a_key_has_none_and_tombstones_all_the_same() -> None:
+def test_events_of_a_table_without_a_key_have_none_but_have_tombstones() -> None:
     schema = [relation(16385, "customers", [("a", 23, -1), ("b", 25, -1)], ("a", "b"), "f")]
     data = transaction(
         insert("1", "x"), update("2", "x", old=("1", "x")), delete("2", "x", mark=b"O"),
@@ -91,7 +91,7 @@ def test_a_table_without_a_key_has_none_and_tombstones_all_the_same() -> None:
             assert (without.keys, without.rows, len(without)) == (None, None, 3)
 
 
-def test_what_was_not_sent_has_debeziums_placeholder() -> None:
+def test_unchanged_values_have_debeziums_placeholder() -> None:
     columns = [
         ("id", 23, -1),
         ("t", 25, -1),
@@ -112,7 +112,7 @@ def test_what_was_not_sent_has_debeziums_placeholder() -> None:
             }  # fmt: skip
 
 
-def test_numbers_of_a_transaction_count_in_it_and_in_the_table() -> None:
+def test_changes_are_numbered_in_the_transaction_and_in_the_table() -> None:
     two = [*shape(), relation(16386, "others", [("id", 23, -1)])]
     first = wire.transaction(
         insert("1", "a", "b", "c"), insert("1", oid=16386), insert("2", "a", "b", "c"), lsn=1000, xid=8
@@ -127,7 +127,7 @@ def test_numbers_of_a_transaction_count_in_it_and_in_the_table() -> None:
     assert orders == [("8:100", 1, 1), ("8:100", 3, 2), ("9:100", 1, 1), ("8:100", 2, 1)]
 
 
-def test_headers_of_records_stay_beside_those_of_changed_keys() -> None:
+def test_headers_of_records_are_kept_with_those_of_changed_keys() -> None:
     [group] = groups_of("key_change")
     marked = group.with_headers(pa.array([{"trace": "t1"}]))
     found = JsonConverter().convert(marked)
@@ -139,7 +139,7 @@ def test_headers_of_records_stay_beside_those_of_changed_keys() -> None:
     assert marked.wire is not None
 
 
-def test_records_that_are_no_changes_are_json_by_their_type() -> None:
+def test_records_that_are_no_changes_are_converted_by_their_type() -> None:
     value = pa.array([{"id": 1, "tags": ["a", None], "price": 1.0}, None])
     columns = pa.record_batch({"key": pa.array(["k", None]), "value": value})
     group = Group.of_columns("orders.events", np.arange(2), columns, origin=FACTS)
@@ -151,7 +151,7 @@ def test_records_that_are_no_changes_are_json_by_their_type() -> None:
     require_fit(described["schema"], described["payload"])
 
 
-def test_changes_of_other_sources_keep_their_own_source() -> None:
+def test_changes_of_other_sources_keep_their_source_block() -> None:
     columns = pa.record_batch(
         {
             "op": ["c", "d"],
@@ -172,7 +172,7 @@ def test_changes_of_other_sources_keep_their_own_source() -> None:
 
 
 @given(st.lists(st.floats(), min_size=1), st.lists(st.floats(width=32), min_size=1))
-def test_floating_point_numbers_come_back_and_are_no_whole_numbers(
+def test_floating_point_numbers_are_exact_and_never_written_as_integers(
     doubles: list[float], floats: list[float]
 ) -> None:
     for kind, values, arrow in ((701, doubles, pa.float64()), (700, floats, pa.float32())):
@@ -195,13 +195,13 @@ def postgres_text(value: float, arrow: pa.DataType) -> str:
     return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text, text)
 
 
-def test_a_wrong_option_is_named() -> None:
+def test_a_wrong_option_is_refused_with_its_name() -> None:
     with pytest.raises(TailraceError, match="schema_enable") as caught:
         JsonConverter(schema_enable=True)
     assert caught.value.kind is Kind.CONFIG_INVALID
 
 
-def test_a_converter_goes_to_executors() -> None:
+def test_a_converter_can_be_pickled() -> None:
     [group] = groups_of("create")
     converter = pickle.loads(pickle.dumps(JsonConverter(schemas_enable=True)))  # noqa: S301 - its own
     assert converter.convert(group).values.equals(JsonConverter(schemas_enable=True).convert(group).values)

@@ -1,4 +1,4 @@
-"""Whatever the bytes are: converters give JSON or a named error, and write within their buffers."""
+"""For any bytes converters return JSON or a named error, and write only within their buffers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.support.examples import examples
 CONVERTERS = (JsonConverter(schemas_enable=True, provide_transaction_metadata=True),)
 DOUBLES = ValueModes("double", "nanoseconds", "numeric", "hex", "map")
 
-#: What lies around the place that a kernel may write to, and must stay.
+#: What surrounds the space that a kernel may write to, and must not change.
 FENCE = 0xA5
 
 
 def survive(data: bytes, modes: ValueModes = ValueModes()) -> None:  # noqa: B008 - frozen
-    """Convert changes from the wire and from columns; allow the named refusals only."""
+    """Convert changes from frames and from columns; allow only the named errors."""
     try:
         found = decode_block(block(data), 0, None, (SHAPE,), modes=modes)
     except TailraceError as error:
@@ -122,7 +122,7 @@ def test_no_style_writes_outside_its_buffer(texts: list[str], array: bool) -> No
 @pytest.mark.parametrize("kind", [701, 700, 1560, 1562, 1700])
 @examples(40)
 @given(values=st.lists(LETTERS, min_size=1, max_size=5))
-def test_what_does_not_have_its_types_form_is_valid_json(kind: int, values: list[str]) -> None:
+def test_values_in_another_form_than_their_types_are_valid_json(kind: int, values: list[str]) -> None:
     changes = column(kind, values)
     group = Group.of_changes("t", np.arange(changes.count), changes, FACTS)
     wire = JsonConverter().convert(group).values.to_pylist()

@@ -1,4 +1,4 @@
-"""Converters in an engine, found by their names."""
+"""Converters in an engine, found by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_converter_is_found_by_its_name(name: str) -> None:
     assert (value["op"], value["after"]["number"], value["source"]["number"]) == ("c", 5, 5)
 
 
-def test_options_stand_beside_the_type() -> None:
+def test_options_are_given_with_the_type() -> None:
     found: list[Any] = []
     options = {"converter": {"type": "json", "schemas_enable": True}}
     Engine(connector=LinesSource(1), on_record=found.append, options=options).run()
@@ -32,7 +32,7 @@ def test_options_stand_beside_the_type() -> None:
     assert document["payload"]["after"]["number"] == 1
 
 
-def test_the_packages_names_are_found() -> None:
+def test_the_converters_of_this_package_are_found_by_name() -> None:
     for name in converters.__all__:
         assert getattr(converters, name).__name__ == name
     with pytest.raises(AttributeError, match="nothing"):

@@ -1,4 +1,4 @@
-"""CloudEvents beyond what is kept as text, Arrow and Python objects; converters by their names."""
+"""CloudEvents beyond the golden files, Arrow and Python objects; converters by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tailrace.records.group import Group
 from tests.support.converters.customers import ANNE, FACTS, as_columns, groups_of
 
 
-def test_the_attributes_are_debeziums() -> None:
+def test_cloudevents_have_debeziums_attributes() -> None:
     [group] = groups_of("create")
     event = json.loads(CloudEventsConverter().convert(group).values[0].as_py())
     assert event["id"] == 'name:PostgreSQL_server;lsn:100;txId:555;sequence:["24023119","100"]'
@@ -38,7 +38,7 @@ def test_the_attributes_are_debeziums() -> None:
     assert all(name.isascii() and name.isalnum() for name in event)
 
 
-def test_the_attributes_are_those_of_the_source() -> None:
+def test_cloudevents_have_the_attributes_of_the_source() -> None:
     [group] = groups_of("create")
     group = replace(group, origin=replace(FACTS, connector="vitess"))
     event = json.loads(CloudEventsConverter().convert(group).values[0].as_py())
@@ -72,7 +72,7 @@ def test_other_sources_have_no_cloud_events() -> None:
     assert caught.value.kind is Kind.CONFIG_INVALID
 
 
-def test_arrow_gives_the_columns_as_they_are() -> None:
+def test_arrow_events_have_the_columns_unchanged() -> None:
     [group] = groups_of("update_full")
     found = ArrowConverter().convert(group)
     assert found.keys.to_pylist() == [{"id": 1}]
@@ -82,7 +82,7 @@ def test_arrow_gives_the_columns_as_they_are() -> None:
     assert ArrowConverter().convert(plain).keys is None
 
 
-def test_python_objects_are_made_when_they_are_asked_for() -> None:
+def test_python_objects_are_created_on_access() -> None:
     [group] = groups_of("update_full")
     found = PythonConverter().convert(group)
     assert "columns" not in vars(group)
@@ -94,7 +94,7 @@ def test_python_objects_are_made_when_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("case", ["create", "message", "key_change"])
-def test_transformed_groups_go_the_same_way(case: str) -> None:
+def test_transformed_groups_give_the_same_events(case: str) -> None:
     for converter in (ArrowConverter(), PythonConverter()):
         for group in groups_of(case):
             assert list(converter.convert(group).values) == list(converter.convert(as_columns(group)).values)
@@ -107,7 +107,7 @@ def announced() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", announced())
-def test_what_is_announced_is_a_converter_with_no_options_but_a_registry(name: str) -> None:
+def test_each_entry_point_is_a_converter_that_needs_at_most_a_registry(name: str) -> None:
     options: dict[str, Any] = (
         {"registry_url": "http://127.0.0.1:1"} if name in ("avro", "json_schema") else {}
     )

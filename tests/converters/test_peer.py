@@ -1,7 +1,8 @@
-"""The converter `json` beside Debezium's own engine on the same database: keys and values byte for byte.
+"""Compares the converter `json` with Debezium's own engine on the same database: keys and values byte for
+byte.
 
-What differs on purpose is listed in docs/converters.md; here it is taken out of both sides, or left out of
-the tables, and of each such thing a test says that it still differs.
+Intended differences are listed in docs/converters.md; here they are removed from both sides or left out of
+the tables, and for each of them a test shows that it still exists.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "integer": ("-2147483648", "2147483647", "0"),
     "bigint": ("-9223372036854775808", "9223372036854775807", "0"),
     "oid": ("0", "4294967295"),
-    # Of some others Java before 19 writes more digits than are needed: 8.5899346E9, 9.999999999999999E22.
+    # Of some others Java before 19 writes more digits than needed: 8.5899346E9, 9.999999999999999E22.
     "real": (
         "0", "1", "-1.5", "3.4028235e38", "1e-45", "1e10", "16777216", "33554432", "1.0e-3", "9.999e6", "1e7",
         "0.1", "NaN", "Infinity", "-Infinity", "-0",
@@ -182,7 +183,9 @@ def change(pg: Database) -> None:
 
 
 def take_out(text: str | None) -> str | None:
-    """Return a key or a value without what differs on purpose in every event: who wrote it, and when."""
+    """Return a key or a value without the intended differences of every event: which program wrote it, and
+    when.
+    """
     if text is None:
         return None
     text = re.sub(r'"version":"[^"]*","connector"', '"version":"","connector"', text)
@@ -212,7 +215,7 @@ class Both:
 
 
 def ours(pg: Database, directory: Path) -> dict[bool, list[debezium.PeerEvent]]:
-    """Change the database while our engine captures it; return what it gave."""
+    """Change the database while our engine captures it; return the events."""
     both = Both()
     settings = {
         "name": PREFIX,
@@ -244,7 +247,7 @@ def theirs(pg: Database, slot: str, with_schemas: bool, directory: Path) -> list
 
 
 def require_peer() -> None:
-    """Skip the test, under CI fail it, if Debezium was not fetched."""
+    """Skip the test if Debezium was not fetched; under CI fail it."""
     if debezium.is_here():
         return
     if os.environ.get("CI"):
@@ -260,7 +263,7 @@ def members(event: debezium.PeerEvent, with_schemas: bool) -> Any:
 
 @pytest.mark.timeout(900)
 @pytest.mark.ci
-def test_keys_and_values_are_those_of_debezium_byte_for_byte(pg: Database, tmp_path: Path) -> None:
+def test_keys_and_values_equal_debeziums_byte_for_byte(pg: Database, tmp_path: Path) -> None:
     require_peer()
     make(pg)
     found = ours(pg, tmp_path)
@@ -275,7 +278,7 @@ def test_keys_and_values_are_those_of_debezium_byte_for_byte(pg: Database, tmp_p
                 assert take_out(event.value) == take_out(other.value), (number, event.topic)
 
 
-#: Transformations as both have them: tables share a topic, rows are flat, and keys are in a field.
+#: Transformations as both have them: tables share a topic, rows are flat, and keys are a single field.
 STEPS = [
     {"type": "route", "regex": "(.*)[.].*moved", "replacement": "$1.all", "key_field": "was"},
     {"type": "flatten", "add_fields": ["op"]},
@@ -353,7 +356,7 @@ def test_an_update_that_changes_the_key_is_transformed_as_by_kafka_connect(
         **THEIR_STEPS,
     }
     others = debezium.events(pg.server, f"a_{pg.name}", f"{PREFIX}.public.{LAST}", given, tmp_path)
-    # Our topics have the prefix in Kafka alone. Their tombstone without its schema is the text null.
+    # Our topics have the prefix only in Kafka. Their tombstone without its schema is the text null.
     schema = f"{PREFIX}.public"
     mine = [(f"{PREFIX}.{topic}", key.replace("public", schema), value) for topic, key, value in found]
     wanted = [(event.topic, event.key, None if event.value == "null" else event.value) for event in others]
@@ -368,7 +371,7 @@ def test_an_update_that_changes_the_key_is_transformed_as_by_kafka_connect(
 
 
 def require_differences(event: Any, other: Any) -> None:
-    """Check what docs/converters.md says of types and defaults, and of each event."""
+    """Check the differences that docs/converters.md lists: of types and defaults, and of each event."""
     if event["op"] == "d":
         assert [event["before"][name] for name in ("id", "d", "k", "s")] == [1, None, 0, ""]
         assert [other["before"][name] for name in ("id", "d", "k", "s")] == [1, 5, 7, "x"], "defaults"

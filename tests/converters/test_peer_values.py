@@ -1,4 +1,4 @@
-"""Random values under every handling mode beside Debezium's engine on the same database.
+"""Compares random values under every handling mode with Debezium's engine on the same database.
 
 A failure prints the seed; `TAILRACE_SEEDS=7,8 pytest tests/converters/test_peer_values.py` runs others.
 """
@@ -37,7 +37,7 @@ LAST = "last_of_all"
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.timeout(900)
 @pytest.mark.ci
-def test_random_values_are_those_of_debezium(pg: Database, tmp_path: Path, seed: int) -> None:
+def test_random_values_equal_debeziums(pg: Database, tmp_path: Path, seed: int) -> None:
     if not debezium.is_here():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("Debezium was not fetched: make bench-peers")
     columns = ", ".join(f"{name} {kind}" for name, kind in zip(NAMES, TYPES, strict=True))

@@ -1,4 +1,4 @@
-"""Converters and a schema registry, over real HTTP: ids, subjects, and what is said when it refuses."""
+"""Converters with a schema registry, over real HTTP: ids, subjects, and errors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_subjects_are_named_by_topic_or_record(strategy: str, subjects: set[str]
             assert set(registry.subjects) == subjects
 
 
-def test_json_schema_is_json_behind_an_id() -> None:
+def test_json_schema_events_are_json_after_an_id() -> None:
     with FakeRegistry() as registry:
         [group] = groups_of("create")
         events = JsonSchemaConverter(registry_url=registry.url, keys="json").convert(group)
@@ -100,7 +100,7 @@ def test_json_schema_is_json_behind_an_id() -> None:
         assert registry.schema(1)["properties"]["op"] == {"type": "string", "connect.index": 4}
 
 
-def test_why_a_schema_is_not_compatible_is_in_the_registrys_words() -> None:
+def test_the_error_of_an_incompatible_schema_has_the_registrys_reason() -> None:
     for make in (AvroConverter, JsonSchemaConverter):
         with FakeRegistry() as registry:
             make(registry_url=registry.url).convert(of_columns(BASE, "1", "a"))
@@ -117,7 +117,7 @@ def test_why_a_schema_is_not_compatible_is_in_the_registrys_words() -> None:
                 of_columns([("id", 23, -1), ("name", 20, -1)], "1", "2")).values) == {3}  # fmt: skip
 
 
-def test_a_new_column_is_compatible_where_it_may_be_null() -> None:
+def test_a_new_nullable_column_is_compatible() -> None:
     with FakeRegistry() as registry:
         converter = AvroConverter(registry_url=registry.url)
         converter.convert(of_columns(BASE, "1", "a"))
@@ -126,24 +126,24 @@ def test_a_new_column_is_compatible_where_it_may_be_null() -> None:
         assert registry.subjects["shop.public.customers-value"] == [1, 3]
 
 
-def test_a_transitive_level_is_asked_about_all_versions() -> None:
+def test_a_transitive_level_compares_all_versions() -> None:
     wider, again = (of_columns([*BASE, ("more", oid, -1)], "1", "a", "5") for oid in (20, 25))
     with FakeRegistry() as registry:
-        for shape in (wider, of_columns(BASE, "1", "a")):  # a column, that goes, and comes with another type
+        for shape in (wider, of_columns(BASE, "1", "a")):  # add a column, drop it; another type follows
             AvroConverter(registry_url=registry.url).convert(shape)
         before = dict(registry.subjects)
-        AvroConverter(registry_url=registry.url).check_shape(again)  # the newest version knows nothing of it
+        AvroConverter(registry_url=registry.url).check_shape(again)  # the newest version does not have it
         registry.level = "BACKWARD_TRANSITIVE"
         with pytest.raises(TailraceError, match="the schema is not compatible") as caught:
             AvroConverter(registry_url=registry.url).check_shape(again)
         assert caught.value.kind is Kind.SCHEMA_REFUSED
         assert "TYPE_MISMATCH: Value.more" in refused(AvroConverter(registry_url=registry.url), again).message
-        registry.compares_all = False  # which is no finding, but shows when it is registered
+        registry.compares_all = False  # so there is no finding, but the registration fails
         AvroConverter(registry_url=registry.url).check_shape(again)
         assert registry.subjects == before
 
 
-def test_schemas_that_are_not_registered_stop_where_they_are_not_to_be() -> None:
+def test_without_auto_register_unknown_schemas_are_refused() -> None:
     with FakeRegistry() as registry:
         strict = AvroConverter(registry_url=registry.url, auto_register_schemas=False)
         error = refused(strict, of_columns(BASE, "1", "a"))
@@ -180,7 +180,7 @@ def test_credentials_are_references_and_are_sent(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_what_passes_is_asked_for_again_and_what_does_not_is_told() -> None:
+def test_requests_are_repeated_after_retriable_errors_only() -> None:
     with FakeRegistry(faults=[Fault(503), Fault(429)]) as registry:
         converter = AvroConverter(registry_url=registry.url, keys="json")
         assert ids(converter.convert(of_columns(BASE, "1", "a")).values) == {1}
@@ -200,7 +200,7 @@ def test_what_passes_is_asked_for_again_and_what_does_not_is_told() -> None:
 
 
 @pytest.mark.slow
-def test_another_address_is_asked_where_one_does_not_answer() -> None:
+def test_the_next_address_is_used_if_one_does_not_answer() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         gone = f"http://127.0.0.1:{nobody.getsockname()[1]}"
@@ -211,7 +211,7 @@ def test_another_address_is_asked_where_one_does_not_answer() -> None:
         assert (error.kind, error.context["registry"]) == (Kind.REGISTRY_UNREACHABLE, f"{gone}, {gone}")
 
 
-def test_a_value_that_does_not_fit_is_told_with_its_record() -> None:
+def test_a_value_that_does_not_fit_is_reported_with_its_record() -> None:
     shape = [relation(16385, "customers", [("id", 23, -1), ("on", 1082, -1)], ("id",))]
     [group] = groups(transaction(insert("1", "2024-01-01"), insert("2", "infinity")), shape)
     with FakeRegistry() as registry:
@@ -240,7 +240,7 @@ def asked(registry_url: str, **more: Any) -> AvroConverter:
     return AvroConverter(registry_url=registry_url, registry_timeout_ms=2000, **more)
 
 
-def test_over_tls_it_is_let_in_by_token_password_or_certificate_and_told_why_not(
+def test_access_over_tls_by_token_password_or_certificate_and_the_errors_without(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "t0ken-canary")
@@ -251,7 +251,7 @@ def test_over_tls_it_is_let_in_by_token_password_or_certificate_and_told_why_not
 
     def refusal(registry: FakeRegistry, **options: Any) -> TailraceError:
         url = options.pop("registry_url", registry.url)
-        for use in ("check", "convert"):  # the same beforehand and in earnest, and at once
+        for use in ("check", "convert"):  # the same in `check` and in use, and at once
             converter = asked(url, **options)
             with pytest.raises(TailraceError) as caught:
                 converter.check() if use == "check" else converter.convert(group)
@@ -302,7 +302,7 @@ def test_over_tls_it_is_let_in_by_token_password_or_certificate_and_told_why_not
         asked(registry.url, **tls, **basic, **certificate).check()
         with pytest.raises(TailraceError) as caught:
             asked(registry.url, **tls, **basic).check()
-        assert caught.value.kind in (Kind.REGISTRY_REFUSED, Kind.REGISTRY_UNREACHABLE)  # cut, or told
+        assert caught.value.kind in (Kind.REGISTRY_REFUSED, Kind.REGISTRY_UNREACHABLE)  # closed, or told
         locked = tmp_path / "locked.pem"
         subprocess.run(
             ["openssl", "genrsa", "-aes128", "-passout", "pass:1234", "-out", locked, "2048"],
@@ -316,7 +316,7 @@ def test_over_tls_it_is_let_in_by_token_password_or_certificate_and_told_why_not
     assert not [words for words in told if "canary" in words]
 
 
-def test_what_would_be_refused_is_told_beforehand_and_nothing_is_registered() -> None:
+def test_check_shape_finds_what_would_be_refused_and_registers_nothing() -> None:
     wider = of_columns([("id", 23, -1), ("name", 20, -1)], "1", "2")
     for make in (AvroConverter, JsonSchemaConverter):
         with FakeRegistry() as registry:
@@ -342,7 +342,7 @@ def test_what_would_be_refused_is_told_beforehand_and_nothing_is_registered() ->
             assert registry.subjects == known
 
 
-def test_a_place_that_is_no_registry_is_told() -> None:
+def test_an_address_without_a_registry_is_reported() -> None:
     with FakeRegistry(faults=[Fault(404)]) as registry, pytest.raises(TailraceError) as caught:
         asked(registry.url).check()
     assert (caught.value.kind, "that of a schema registry" in caught.value.hint) == (
@@ -350,7 +350,7 @@ def test_a_place_that_is_no_registry_is_told() -> None:
     )  # fmt: skip
 
 
-def test_ways_in_that_exclude_each_other_are_refused() -> None:
+def test_exclusive_ways_of_authentication_are_refused() -> None:
     for wrong, said in (
         ({"registry_token": "${env:T}", "registry_username": "u"}, "give either"),
         ({"registry_password": "${env:T}"}, "needs registry_username"),
@@ -362,7 +362,7 @@ def test_ways_in_that_exclude_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize("tells_all", [True, False])
-def test_a_schema_is_asked_for_once_whoever_else_waits_for_it(tells_all: bool) -> None:
+def test_a_schema_is_registered_once_by_several_threads(tells_all: bool) -> None:
     group, got = of_columns(BASE, "1", "a"), []
     with FakeRegistry(tells_all=tells_all, faults=[Fault(silent_s=0.3)]) as registry:
         converter = AvroConverter(registry_url=registry.url, keys="json")
@@ -378,7 +378,7 @@ def test_a_schema_is_asked_for_once_whoever_else_waits_for_it(tells_all: bool) -
 
 
 @pytest.mark.slow
-def test_connections_stay_and_one_that_the_registry_has_closed_meanwhile_is_no_failure() -> None:
+def test_connections_are_reused_and_one_closed_by_the_registry_is_replaced() -> None:
     shapes = [of_columns([*BASE, (f"c{n}", 20, -1)], "1", "a", "5") for n in range(4)]
     with FakeRegistry(idle_s=0.5) as registry:
         converter = AvroConverter(registry_url=registry.url, keys="json")
@@ -388,14 +388,14 @@ def test_connections_stay_and_one_that_the_registry_has_closed_meanwhile_is_no_f
         wait_until(lambda: registry.open == 0)
         converter.convert(shapes[2])
         assert (registry.connected, registry.requests["POST /subjects"]) == (2, 3)
-        registry.faults = [Fault(is_cut=True)]  # just when it is asked again
+        registry.faults = [Fault(is_cut=True)]  # just when it is used again
         converter.convert(shapes[3])
         assert (registry.connected, registry.requests["POST /subjects"]) == (3, 5)
         assert len(registry.schemas) == 4
 
 
 @pytest.mark.parametrize("end", ["close", "forget"])
-def test_connections_are_let_go(end: str) -> None:
+def test_connections_are_closed(end: str) -> None:
     with FakeRegistry() as registry:
         converter = AvroConverter(registry_url=registry.url)
         converter.check()
@@ -412,7 +412,9 @@ def test_connections_are_let_go(end: str) -> None:
         wait_until(lambda: registry.open == 0)
 
 
-def test_who_makes_a_converter_closes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_and_sinks_close_the_converters_that_they_create(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed: list[AvroConverter] = []
 
     def close(converter: AvroConverter) -> None:
@@ -433,7 +435,7 @@ def test_who_makes_a_converter_closes_it(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_none_of_a_registry_is_not_kept() -> None:
+def test_an_answer_of_something_else_than_a_registry_is_not_cached() -> None:
     group = of_columns(BASE, "1", "a")
     for page in (b"<html>", b"[]", b"{}", b'"x"', b"null", b'{"id": "one"}'):
         with FakeRegistry(faults=[Fault(page=page)]) as registry:
@@ -469,7 +471,7 @@ def test_no_secret_is_in_the_log_lines_of_the_client(
     assert not [one for one in ("canary", authorization) if one in said]
 
 
-def test_a_proxy_that_can_not_be_used_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_proxy_is_reported_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     for proxy in ("socks5://u:canary@p:1", "ftp://u:canary@p:1", "http://u:canary@p:x"):
@@ -494,7 +496,7 @@ print(sorted(early), "httpx2" in sys.modules)
 
 
 @pytest.mark.slow
-def test_the_client_is_loaded_when_it_is_needed_and_says_nothing() -> None:
+def test_the_client_is_loaded_when_needed_and_prints_nothing() -> None:
     with FakeRegistry() as registry:
         done = subprocess.run(
             [sys.executable, "-c", _QUIET, registry.url], check=True, capture_output=True, text=True

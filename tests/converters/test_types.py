@@ -1,4 +1,4 @@
-"""Every type gives the same bytes from the wire and from columns, whatever the modes; Debezium's forms."""
+"""Every type gives the same bytes from frames and from columns, under all modes; Debezium's forms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.examples import examples
 
 
 def require_same(group: Group, **options: Any) -> list[Any]:
-    """Check that columns give the wire's bytes; return the documents."""
+    """Check that columns give the same bytes as frames; return the documents."""
     found = []
     for make in (JsonConverter, CloudEventsConverter):
         converter = make(now_ns=lambda: 10**18, **options)
@@ -48,7 +48,7 @@ def require_same(group: Group, **options: Any) -> list[Any]:
 
 
 def avro_of(group: Group) -> tuple[list[Any], list[Any]] | Kind:
-    """Return values and keys in Avro, or the kind of the error if a value has no place there."""
+    """Return values and keys in Avro, or the kind of the error if Avro can't hold a value."""
     try:
         columns, schemas = JsonConverter(now_ns=lambda: 10**18).columns(group, with_keys=True)
         values = encoded(columns.values, schemas.value.document(), 1).to_pylist()
@@ -60,7 +60,7 @@ def avro_of(group: Group) -> tuple[list[Any], list[Any]] | Kind:
 
 
 def require_same_in_avro(group: Group) -> None:
-    """Check that Avro says what JSON says, from the wire and from columns, or refuses both alike."""
+    """Check that Avro means the same as JSON, from frames and from columns, or that both refuse."""
     events, schemas = JsonConverter(now_ns=lambda: 10**18).payloads(group)
     document = schemas.value.document()
     found = avro_of(group)
@@ -86,7 +86,7 @@ def without_logical_types(schema: Any) -> Any:
 @pytest.mark.parametrize("kind", TYPES)
 @examples(6)
 @given(data=st.data())
-def test_a_type_is_the_same_from_the_wire_and_from_columns(kind: str, data: st.DataObject) -> None:
+def test_a_type_gives_the_same_from_frames_and_from_columns(kind: str, data: st.DataObject) -> None:
     oid, modifier, texts = TYPES[kind]
     values = data.draw(st.lists(texts | st.none(), min_size=1, max_size=8))
     modes = MODES[data.draw(st.sampled_from(sorted(MODES)))]
@@ -112,7 +112,7 @@ def test_a_type_is_the_same_from_the_wire_and_from_columns(kind: str, data: st.D
 
 @pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("name", [pytest.param("types", marks=pytest.mark.slow), "updates", "ddl"])
-def test_recorded_streams_are_the_same_from_the_wire_and_from_columns(name: str, modes: ValueModes) -> None:
+def test_recorded_streams_give_the_same_from_frames_and_from_columns(name: str, modes: ValueModes) -> None:
     for group in groups_in(bytes.fromhex(vector(name)["frames"]), modes):
         for options in ({}, {"schemas_enable": True}, {"rows_in_part": "filled"}):
             require_same(group, **options)
@@ -146,7 +146,7 @@ def test_schemas_describe_the_values_of_every_type(modes: ValueModes) -> None:
 
 
 @pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
-def test_what_stands_for_an_unsent_value_is_of_the_columns_type(modes: ValueModes) -> None:
+def test_the_placeholder_of_an_unchanged_value_has_the_columns_type(modes: ValueModes) -> None:
     kinds = {
         "text": (25, -1), "bytea": (17, -1), "varbit": (1562, -1), "hstore": (HSTORE, -1),
         "texts": (1009, -1), "byteas": (1001, -1), "reals": (1021, -1), "doubles": (1022, -1),
@@ -166,20 +166,20 @@ def test_what_stands_for_an_unsent_value_is_of_the_columns_type(modes: ValueMode
     assert [name for name in kinds if not placeholder.stands_for(after[name])] == []
 
 
-def test_a_key_columns_value_is_its_own_whatever_its_name() -> None:
+def test_key_columns_with_dots_in_their_names_have_the_right_values() -> None:
     shape = relation(columns=[("d", 1082, -1), ("after.d", 1082, -1)], key=("d", "after.d"))
     [group] = groups_in(shape + transaction(insert("infinity", "2024-01-01")), ValueModes())
     require_same(group)
 
 
-def test_a_number_has_javas_digits_where_postgresql_has_more() -> None:
+def test_a_number_has_javas_digits_if_postgresql_writes_more() -> None:
     shape = relation(columns=[("v", 701, -1), ("w", 1022, -1)], key=())
     text = "9.999999999999999e+22"
     [group] = groups_in(shape + transaction(insert(text, "{" + text + "}")), ValueModes())
     assert '"after":{"v":1.0E23,"w":[1.0E23]}' in JsonConverter().convert(group).values[0].as_py()
 
 
-def test_values_and_semantic_types_are_debeziums() -> None:
+def test_values_and_semantic_types_equal_debeziums() -> None:
     columns = [(name, *TYPES[name][:2]) for name in PLAIN_VALUES]
     shape = relation(columns=[("id", 23, -1), *columns])
     [group] = groups_in(HSTORE_TYPE + shape + transaction(insert("1", *PLAIN_VALUES.values())), ValueModes())
@@ -215,8 +215,10 @@ def test_values_and_semantic_types_are_debeziums() -> None:
 
 
 @pytest.mark.parametrize("scale", [0, 38, 45, 46, 100])
-def test_decimals_of_any_scale_are_written_whole(scale: int) -> None:
-    """Arrow lets 128 bits have a scale beyond their digits, which records of other sources may have."""
+def test_decimals_of_any_scale_are_written_completely(scale: int) -> None:
+    """Arrow's decimals of 128 bits may have a scale beyond their digits; records of other sources may have
+    such.
+    """
     values = [Decimal(1).scaleb(-scale), Decimal(-(10**37)).scaleb(-scale), None]
     words = b"".join(
         (int(v.scaleb(scale)) if v is not None else 0).to_bytes(16, "little", signed=True) for v in values

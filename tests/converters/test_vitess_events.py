@@ -1,6 +1,6 @@
-"""Events of a source with shards: those of Debezium's Vitess connector.
+"""Events of a source with shards have the form of Debezium's Vitess connector.
 
-Their form is from its code (VitessSourceInfoStructMaker, Vgtid, VitessOrderedTransactionStructMaker,
+That form is taken from its code (VitessSourceInfoStructMaker, Vgtid, VitessOrderedTransactionStructMaker,
 SourceInfoTest), as its records are not at hand.
 """
 
@@ -81,7 +81,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_source_is_that_of_debeziums_connector(form: Any) -> None:
+def test_source_equals_that_of_debeziums_connector(form: Any) -> None:
     of_t, _ = groups_of(two_transactions())
     first, second, deleted, tombstone = documents(form(of_t))
     assert tombstone is None
@@ -126,7 +126,7 @@ def test_a_transaction_has_its_shards_epoch_and_a_rank_that_rises(form: Any) -> 
     ]
 
 
-def test_the_schema_is_debeziums_and_fits() -> None:
+def test_the_schema_equals_debeziums_and_fits_the_value() -> None:
     for group in groups_of(two_transactions()):
         for form in (group, as_columns(group)):
             found = JsonConverter(schemas_enable=True, provide_transaction_metadata=True).convert(form)
@@ -158,7 +158,7 @@ def test_the_schema_is_debeziums_and_fits() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_avro_says_what_json_says(form: Any) -> None:
+def test_avro_means_the_same_as_json(form: Any) -> None:
     group = form(groups_of(two_transactions())[0])
     converter = JsonConverter(provide_transaction_metadata=True)
     events, schemas = converter.columns(group, with_keys=False)
@@ -182,7 +182,7 @@ def test_avro_says_what_json_says(form: Any) -> None:
     ]
 
 
-def test_rows_of_a_copy_have_its_position_and_no_transaction() -> None:
+def test_rows_of_a_copy_have_its_position_but_no_transaction() -> None:
     copied = ms.copied(ms.described("t", COLUMNS), ms.rows("t", [ms.change(after=[b"1", b"a"])], time_s=0))
     [group] = groups_of(frames_of(copied))
     for form in (group, as_columns(group)):
@@ -191,7 +191,7 @@ def test_rows_of_a_copy_have_its_position_and_no_transaction() -> None:
         assert (read["source"]["shard"], read["source"]["vgtid"]) == ("-80", vgtid("MySQL56/a:1-5"))
 
 
-def test_lines_of_json_say_it_too() -> None:
+def test_json_lines_have_the_shard_and_position_too() -> None:
     [of_t, _] = decode_block(two_transactions(), 0, None, [])
     lines = [json.loads(line) for line in of_t.json_lines("0", ORIGIN).to_pylist()]
     assert [line["source"]["vgtid"] for line in lines] == [
@@ -203,7 +203,7 @@ def test_lines_of_json_say_it_too() -> None:
     assert Decimal(lines[0]["position"]["commit_lsn"]) == 1000
 
 
-def test_names_with_quotes_stay_json() -> None:
+def test_names_with_quotes_are_valid_json() -> None:
     odd = 'a"\\é'
     tables = LogTables({}, lambda *_: (None, ""))
     made = Transcoder(ms.KEYSPACE, odd, tables).transcode(

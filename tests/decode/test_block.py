@@ -1,4 +1,4 @@
-"""Blocks as a whole: tables apart, transactions told, only what is wanted, errors with names."""
+"""Blocks as a whole: tables apart, transactions numbered, only wanted tables, errors with names."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_interleaved_tables_keep_their_own_order() -> None:
     assert a.commit_lsn.tolist() == [1000] * 6 + [2000]
 
 
-def test_a_block_that_starts_in_a_transaction_goes_on_numbering() -> None:
+def test_a_block_that_starts_in_a_transaction_continues_its_numbers() -> None:
     opened = OpenUnit(TRANSACTION_OPEN, xid=9, commit_lsn=1000, commit_time_us=7, ordinal=40)
     [changes] = decode_block(block(insert("1", oid=A) + commit(1000)), 500, opened, SHAPES)
     row = changes.rows().to_pylist()[0]
     assert (row["_ordinal"], row["_xid"], row["_commit_lsn"], row["_log_offset"]) == (40, 9, 1000, 500)
 
 
-def test_a_block_that_starts_in_a_snapshot_goes_on_numbering() -> None:
+def test_a_block_that_starts_in_a_snapshot_continues_its_numbers() -> None:
     opened = OpenUnit(frames.SNAPSHOT_OPEN, xid=0, commit_lsn=1000, commit_time_us=7, ordinal=40)
     [changes] = decode_block(block(frames.snapshot_frame(A, 40, 2, b"1\n2\n")), 0, opened, SHAPES)
     assert changes.rows().select(["id", "_ordinal", "_xid"]).to_pylist() == [
@@ -92,7 +92,7 @@ def test_unwanted_tables_need_no_schema_and_wanted_ones_do() -> None:
     assert caught.value.context == {"relation": 33}
 
 
-def test_a_relation_message_that_comes_again_unchanged_makes_no_new_version() -> None:
+def test_a_repeated_relation_message_makes_no_new_version() -> None:
     data = transaction(insert("1", oid=A), SHAPES[0], insert("2", oid=A))
     assert ids(only(data, SHAPES)) == [1, 2]
 
@@ -109,7 +109,7 @@ def test_a_renamed_table_is_another_version() -> None:
     assert [part.relation.table for part in decode(data, SHAPES)] == ["a", "renamed"]
 
 
-def test_facts_name_the_key_of_a_table_with_full_identity() -> None:
+def test_facts_give_the_key_of_a_table_with_full_identity() -> None:
     full = relation(A, "a", [("id", 23, -1), ("v", 25, -1)], key=("id", "v"), identity="f")
     data = transaction(update("1", UNCHANGED, oid=A, old=("1", "x")), delete("1", "x", oid=A, mark=b"O"))
     rows = only(data, [facts(A, "id"), full]).envelope("0")
@@ -118,7 +118,7 @@ def test_facts_name_the_key_of_a_table_with_full_identity() -> None:
     assert only(data, [full, facts(A, "gone")]).relation.key == ()
 
 
-def test_facts_in_the_block_hold_from_there_on() -> None:
+def test_facts_in_the_block_apply_from_there_on() -> None:
     full = relation(A, "a", ONE, identity="f")
     data = full + transaction(insert("1", oid=A)) + facts(A, "id") + transaction(insert("2", oid=A), lsn=2000)
     assert [part.relation.key for part in decode(data)] == [(), ("id",)]
@@ -131,7 +131,7 @@ def test_a_key_tuple_of_a_table_without_a_flagged_key_is_trusted() -> None:
     assert changes.rows().column("id").to_pylist() == [1]
 
 
-def test_nulls_beside_the_key_in_a_key_tuple_are_not_the_rows_values() -> None:
+def test_nulls_besides_the_key_in_a_key_tuple_are_no_values_of_the_row() -> None:
     shape = relation(A, "a", [("id", 23, -1), ("v", 25, -1)])
     rows = only(transaction(delete("1", None, oid=A)), [shape])
     assert dict(rows.envelope("0").column("before")[0].as_py()) == {"id": "1"}
@@ -144,7 +144,7 @@ def test_an_old_key_tuple_with_the_same_key_is_no_key_change() -> None:
     assert dict(changes.envelope("0").column("before")[0].as_py()) == {"id": "1"}
 
 
-def test_a_toasted_key_that_was_not_sent_comes_from_the_old_key() -> None:
+def test_an_unchanged_toasted_key_is_taken_from_the_old_key() -> None:
     shape = relation(A, "a", [("id", 25, -1), ("v", 25, -1)])
     changes = only(transaction(update(UNCHANGED, "x", oid=A, key=("long", None))), [shape])
     assert changes.rows().column("id").to_pylist() == ["long"]
@@ -160,7 +160,7 @@ def test_snapshot_and_stream_of_one_table_share_a_block() -> None:
     assert (ids(streamed), bytes(streamed.op)) == ([2], b"c")
 
 
-def test_rows_of_a_snapshot_between_transactions_keep_their_place() -> None:
+def test_rows_of_a_snapshot_between_transactions_keep_their_positions() -> None:
     data = SHAPES[0]
     for number in (1, 3, 5):
         lsn = 1000 * number
@@ -187,7 +187,7 @@ def test_slices_are_by_log_offset_and_half_open() -> None:
     )
 
 
-def test_a_snapshot_may_be_sliced_before_or_after_it_was_decoded() -> None:
+def test_a_snapshot_may_be_sliced_before_or_after_decoding() -> None:
     text = b"".join(b"%d\ta\\tb\t\\N\n" % n for n in range(6))
     changes = only(snapshot(frames.snapshot_frame(16385, 0, 6, text)), [relation()])
     offsets = changes.log_offset.tolist()
@@ -213,7 +213,7 @@ def test_messages_have_no_rows() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 9) | st.none()), max_size=40))
-def test_a_block_is_its_changes_and_nothing_else(sent: list[tuple[int, int | None]]) -> None:
+def test_a_block_has_exactly_its_changes(sent: list[tuple[int, int | None]]) -> None:
     changes = (insert(None if n is None else str(n), oid=oid) for oid, n in sent)
     found = decode(transaction(*changes), SHAPES)
     for oid in (A, B):
@@ -229,7 +229,7 @@ def test_more_tables_than_a_block_lists() -> None:
     assert [ids(part) for part in found] == [[oid, oid] for oid in oids]
 
 
-def test_a_frame_at_the_end_of_the_block_is_read_to_its_last_byte_only() -> None:
+def test_a_frame_at_the_end_of_the_block_is_not_read_beyond_its_last_byte() -> None:
     data = np.frombuffer(begin() + insert("12345678", oid=A), np.uint8).copy()  # no commit after it
     assert ids(decode_block(data, 0, None, SHAPES)[0]) == [12_345_678]
 
@@ -249,7 +249,7 @@ def test_the_widest_table_decodes() -> None:
     assert [rows.column(n)[0].as_py() for n in range(1600)] == list(range(1600))
 
 
-def test_origin_and_type_messages_are_passed_over() -> None:
+def test_origin_and_type_messages_are_skipped() -> None:
     origin = xlog(b"O" + bytes(8) + b"elsewhere\0")
     kind = xlog(b"Y" + (4242).to_bytes(4, "big") + b"public\0mood\0")
     data = begin() + origin + kind + insert("1", oid=A) + commit()
@@ -278,12 +278,12 @@ def test_whole_old_rows_of_updates_are_typed() -> None:
     assert only(transaction(insert("1", "1.00", oid=A)), [full]).old_rows() is None
 
 
-EDGE = 256  # slots of the table of groups, where at most 64 tables are in the block
+EDGE = 256  # slots of the table of groups, for blocks of up to 64 tables
 
 
 @pytest.mark.parametrize("times", [EDGE - 2, EDGE - 1, EDGE, 100 * EDGE])
 def test_a_table_may_be_described_any_number_of_times_in_one_block(times: int) -> None:
-    """As TRUNCATE, ANALYZE and migrations let the server do, which sends the Relation message again."""
+    """The server sends the Relation message again after TRUNCATE, ANALYZE and migrations."""
     again = [relation(A, "a", ONE) + insert(str(n), oid=A) for n in range(times)]
     [a] = decode(b"".join(transaction(frames, lsn=100 * n) for n, frames in enumerate(again)))
     assert ids(a) == list(range(times))
@@ -291,13 +291,13 @@ def test_a_table_may_be_described_any_number_of_times_in_one_block(times: int) -
 
 @pytest.mark.parametrize("times", [EDGE - 1, EDGE, 20 * EDGE])
 def test_facts_may_come_any_number_of_times_in_one_block(times: int) -> None:
-    """Facts put every group out of force, that of each table of the block."""
+    """Facts invalidate all groups, those of each table of the block."""
     again = [facts(B) + insert(str(n), oid=A) + insert(str(n), oid=B) for n in range(times)]
     a, b = decode(transaction(*again), SHAPES)
     assert ids(a) == ids(b) == list(range(times))
 
 
-def test_each_of_very_many_shapes_in_one_block_is_kept_apart() -> None:
+def test_very_many_versions_of_tables_in_one_block_are_kept_apart() -> None:
     times = 4 * EDGE
     shapes = [relation(A, "a", [("id", 23, -1), (f"c{n}", 23, -1)]) for n in range(times)]
     found = decode(transaction(*(shape + insert("1", str(n), oid=A) for n, shape in enumerate(shapes))))
@@ -307,7 +307,7 @@ def test_each_of_very_many_shapes_in_one_block_is_kept_apart() -> None:
 
 @pytest.mark.parametrize("tables", [63, 64, 65, pytest.param(6400, marks=pytest.mark.slow)])
 def test_a_block_may_touch_any_number_of_tables_each_described_again(tables: int) -> None:
-    """65 and more are not listed: the decoder counts by rows then."""
+    """65 and more are not listed: the decoder then counts by rows."""
     shapes = [relation(oid, f"t{oid}", ONE) for oid in range(1, tables + 1)]
     once = b"".join(shape + insert("1", oid=oid) for oid, shape in enumerate(shapes, 1))
     rows = snapshot(*(frames.snapshot_frame(oid, oid, 1, b"0\n") for oid in range(1, tables + 1)))
@@ -325,7 +325,7 @@ def test_one_truncate_may_name_any_number_of_tables() -> None:
 
 @pytest.mark.parametrize("times", [2621, 2622])
 def test_a_wide_table_may_be_truncated_any_number_of_times(times: int) -> None:
-    """A row of a TRUNCATE has as many cells as the table has columns, and no bytes for them."""
+    """A row of a TRUNCATE has as many cells as the table has columns, but no bytes for them."""
     wide = relation(A, "a", [(f"c{n}", 23, -1) for n in range(1600)], key=())
     found = decode(transaction(wide, *(truncate(A) for _ in range(times))))
     assert sum(changes.count for changes in found) == times

@@ -1,4 +1,4 @@
-"""The kernels for numbers and timestamps, against Arrow's casts, Python, and their own slow way."""
+"""The kernels for numbers and timestamps, compared with Arrow's casts, Python, and their own general path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailrace.decode.gather import Cells, gather
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.values import digits, literals
 
-#: Texts that look like numbers and are none, or none that every type holds.
+#: Texts that resemble numbers but are none, or numbers that not every type holds.
 ODD = ["", "-", "--1", "+1", "1-", ".", "1.", ".5", "-.5", "1.5", "1,5", "NaN", "Infinity", "-Infinity",
        "0x10", "1e5", "1e", "e5", "1e+", "1e+5", "1e+400", "1e-400", "5e-324", "1/2", "1:2", " 1", "1 ",
        "007", "-0", "18446744073709551616", "9223372036854775807", "9223372036854775808",
@@ -32,7 +32,7 @@ TYPES = [pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
 
 
 def cells_of(texts: list[str | None], before: int) -> Cells:
-    """Cells whose texts lie end to end, behind `before` other bytes and with none after them."""
+    """Cells whose texts are adjacent, after `before` other bytes and with none after them."""
     encoded = [(text or "").encode() for text in texts]
     raw = np.frombuffer(b"7" * before + b"".join(encoded), np.uint8)
     length = np.array([len(text) for text in encoded], np.int32)
@@ -57,7 +57,7 @@ plain = st.integers(-(2**64), 2**64).map(str) | st.decimals(-(10**10), 10**10, p
     st.integers(0, 40),
 )
 @example(ODD, 0)
-def test_numbers_are_what_arrow_reads(arrow: pa.DataType, texts: list[str | None], before: int) -> None:
+def test_numbers_equal_arrows(arrow: pa.DataType, texts: list[str | None], before: int) -> None:
     cells = cells_of(texts, before)
     found, expected = columns.number(arrow, 0).read(cells), columns._cast(gather(cells), arrow)
     found.values.validate(full=True)
@@ -66,7 +66,7 @@ def test_numbers_are_what_arrow_reads(arrow: pa.DataType, texts: list[str | None
 
 
 def written(value: float) -> str:
-    """A double as PostgreSQL writes it: the shortest text that reads back, exponents from 1e+15 on."""
+    """A double as PostgreSQL writes it: the shortest text that reads back, with an exponent from 1e+15 on."""
     shortest = repr(value)
     sign = "-" if shortest.startswith("-") else ""
     digits_, exponent = Decimal(shortest).normalize().as_tuple()[1:]
@@ -88,7 +88,7 @@ EDGES = [0.0, -0.0, 1e15, 123456789012345.67, 0.00012345678901234567, 2.22507385
 
 @given(st.lists(doubles, min_size=1, max_size=20), st.integers(0, 40))
 @example(EDGES, 0)
-def test_doubles_come_back_bit_by_bit(values: list[float], before: int) -> None:
+def test_doubles_are_exact_to_the_bit(values: list[float], before: int) -> None:
     texts = [written(value) for value in values]
     found = columns.number(pa.float64(), 0).read(cells_of([*texts], before)).values.to_pylist()
     assert all(map(same, found, values)), (texts, found)
@@ -114,7 +114,7 @@ letters = st.sampled_from(["", "0", "9", " ", ":", "/", "\x00", "-"])
 
 
 def bent(stamp: str, zone: str, at: int, letter: str) -> str:
-    """A timestamp with another letter at one place, or none."""
+    """A timestamp with another letter at one place, or with one place removed."""
     text = stamp + zone
     return text[:at] + letter + text[at + 1 :]
 
@@ -135,7 +135,7 @@ EDGE_STAMPS = ["2024-02-30 23:59:60.000001+00", "0000-01-01", "2024-00-01", "202
     )
 )
 @example(EDGE_STAMPS)
-def test_the_usual_form_is_read_as_every_form_is(flavour: int, texts: list[str | None]) -> None:
+def test_the_fast_path_for_timestamps_equals_the_general_one(flavour: int, texts: list[str | None]) -> None:
     cells = cells_of([*texts], 0)
     values, outcome = np.empty(len(texts), np.int64), np.empty(len(texts), np.uint8)
     literals.read_temporals(cells.buffer, cells.start, cells.length, cells.kind, flavour, values, outcome)

@@ -1,4 +1,4 @@
-"""What is let out of the log: columns, masks and keys, in every form that changes are read in."""
+"""What leaves the log: columns, masks and keys, in every form in which changes are read."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ STORY = transaction(
 )
 
 
-def test_a_column_left_out_is_in_no_form() -> None:
+def test_an_excluded_column_is_in_no_form() -> None:
     changes = read(STORY, columns_exclude=["public.orders.mail", "*.*.big"])
     rows = changes.rows()
     assert rows.schema.names[:3] == ["id", "age", "_op"]
@@ -103,7 +103,7 @@ def with_numbers(*numbered: tuple[str, int]) -> tuple[Relation, Callable[[Rename
     return table, rules.knowing
 
 
-def test_an_include_list_goes_by_the_first_name_of_a_column() -> None:
+def test_an_include_list_refers_to_the_first_name_of_a_column() -> None:
     table, knowing = with_numbers(("id", 1), ("title", 2), ("age", 3))
     renamed = Renames({OID: {"2": (("public", "orders", "name"), ("public", "orders", "title"))}})
     assert [column.name for column in knowing(renamed).relation(table).columns] == ["id", "title"]
@@ -115,7 +115,7 @@ def test_an_include_list_goes_by_the_first_name_of_a_column() -> None:
     assert [column.name for column in knowing(moved).relation(table).columns] == ["id", "name"]
 
 
-def test_a_column_that_gets_the_name_of_one_that_is_kept_is_not_let_out() -> None:
+def test_an_excluded_column_renamed_to_an_included_name_is_refused() -> None:
     table, knowing = with_numbers(("id", 1), ("name", 3))
     renamed = Renames({OID: {"3": (("public", "orders", "ssn"), ("public", "orders", "name"))}})
     with pytest.raises(TailraceError, match="'name'") as caught:
@@ -123,7 +123,7 @@ def test_a_column_that_gets_the_name_of_one_that_is_kept_is_not_let_out() -> Non
     assert caught.value.kind is Kind.CONFIG_INVALID
 
 
-def test_masks_reach_every_form_and_old_keys() -> None:
+def test_masks_apply_to_every_form_and_to_old_keys() -> None:
     rules = {
         "masks": [
             {"columns": ["public.orders.id", "*.*.mail"], "method": "hash", "salt": "${env:SALT}"},
@@ -154,7 +154,7 @@ def test_masks_reach_every_form_and_old_keys() -> None:
     }  # fmt: skip
 
 
-def test_old_rows_are_masked_as_new_ones() -> None:
+def test_old_rows_are_masked_like_new_ones() -> None:
     data = transaction(
         relation(columns=USERS, key=[name for name, _, _ in USERS], identity="f"),
         update("1", "b@x", "32", UNCHANGED, old=("1", "a@x", "30", "long")),
@@ -169,7 +169,7 @@ def test_old_rows_are_masked_as_new_ones() -> None:
     assert [line["before"]["mail"] for line in json_of(changes)] == [hashed("a@x"), hashed("b@x")]
 
 
-def test_snapshot_rows_are_masked_after_their_escapes_are_undone() -> None:
+def test_snapshot_rows_are_masked_after_unescaping() -> None:
     text = b"1\ta\\tb\t\\N\tx\n2\t\\N\t5\ty\n"
     data = snapshot(relation(columns=USERS), frames.snapshot_frame(OID, 0, 2, text))
     masks = [HASH | {"columns": ["*.*.mail"]}, {"columns": ["*.*.age"], "method": "fixed"}]
@@ -178,7 +178,7 @@ def test_snapshot_rows_are_masked_after_their_escapes_are_undone() -> None:
     assert rows.column("age").to_pylist() == [None, "****"]
 
 
-def test_masks_that_targets_already_hold_stay_the_same() -> None:
+def test_masked_values_are_the_same_as_in_earlier_versions() -> None:
     texts = pa.array(["what do ya want for nothing?", ""])
     assert hashed_texts(texts, b"Jefe").tobytes() == (
         b"5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"  # RFC 4231, test case 2
@@ -187,9 +187,7 @@ def test_masks_that_targets_already_hold_stay_the_same() -> None:
 
 
 @given(st.lists(st.text(max_size=200), max_size=5), st.binary(min_size=1, max_size=200))
-def test_hashes_of_texts_of_any_length_are_what_the_standard_library_says(
-    texts: list[str], salt: bytes
-) -> None:
+def test_hashes_of_texts_of_any_length_equal_the_standard_librarys(texts: list[str], salt: bytes) -> None:
     texts += ["", "x" * 55, "x" * 56, "x" * 63, "x" * 64, "x" * 119, "x" * 120, "é" * 5000]
     said = hashed_texts(pa.array(["skipped", *texts], pa.string())[1:], salt).tobytes().decode()
     expected = [hmac.digest(salt, text.encode(), hashlib.sha256).hex() for text in texts]
@@ -242,7 +240,7 @@ def test_truncation_counts_characters(values: list[str | None], length: int) -> 
         ((1700, -1), 1e300, pa.string(), "1" + 300 * "0"),
     ],
 )
-def test_a_fixed_number_keeps_the_type_of_a_column_of_numbers_that_can_hold_it(
+def test_a_fixed_number_keeps_the_type_of_a_numeric_column_that_can_hold_it(
     kind: int | tuple[int, int], value: Any, type_: pa.DataType, found: Any
 ) -> None:
     oid, modifier = kind if isinstance(kind, tuple) else (kind, -1)
@@ -253,7 +251,7 @@ def test_a_fixed_number_keeps_the_type_of_a_column_of_numbers_that_can_hold_it(
     assert rows.column("_special").null_count == 1
 
 
-def test_null_takes_values_away_and_keeps_the_type() -> None:
+def test_the_method_null_removes_values_and_keeps_the_type() -> None:
     rows = read(STORY, masks=[{"columns": ["*.*.age"], "method": None}]).rows()
     assert rows.schema.field("age").type == pa.int32()
     assert rows.column("age").null_count == 5
@@ -262,7 +260,7 @@ def test_null_takes_values_away_and_keeps_the_type() -> None:
 KEYLESS = [("host", 25, -1), ("ts", 20, -1), ("what", 25, -1)]
 
 
-def test_a_key_of_ones_own_is_the_key() -> None:
+def test_a_configured_key_is_the_key() -> None:
     names = [name for name, _, _ in KEYLESS]
     data = transaction(
         relation(columns=KEYLESS, key=names, identity="f"),
@@ -283,7 +281,7 @@ def test_a_key_of_ones_own_is_the_key() -> None:
     assert keyed.key == ("host",)
 
 
-def test_what_would_make_rows_indistinct_is_refused() -> None:
+def test_rules_that_would_make_keys_equal_or_incomplete_are_refused() -> None:
     hidden = refusal(STORY, columns_exclude=["public.orders.id"])
     assert "columns_exclude leaves out what the table's key needs: 'id'" in hidden.message
     for method in ({"method": "truncate", "length": 1}, {"method": "fixed"}, {"method": "null"}):
@@ -298,7 +296,7 @@ def test_what_would_make_rows_indistinct_is_refused() -> None:
     assert "needs: 'host'" in chosen.message
 
 
-def test_salts_are_shown_nowhere_and_travel_with_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_salts_are_shown_nowhere_and_are_pickled_with_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     table_policy = TablePolicy.of(ColumnPolicy.model_validate({"masks": [HASH]}))
     assert "Canary" not in repr(table_policy) + repr(table_policy.__dict__)
     carried = pickle.dumps(table_policy)
@@ -314,7 +312,7 @@ def test_salts_are_shown_nowhere_and_travel_with_tasks(monkeypatch: pytest.Monke
     assert caught.value.kind is Kind.CONFIG_INVALID
 
 
-def test_marks_tell_masks_apart_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_marks_differ_if_the_masks_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     [shape] = decode(transaction(relation(), insert("1", "a", "2")))
     assert shape.relation is not None
     first = TablePolicy.of(ColumnPolicy.model_validate({"masks": [HASH]})).mask_marks(shape.relation)
@@ -324,7 +322,7 @@ def test_marks_tell_masks_apart_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     assert TablePolicy.of(ColumnPolicy.model_validate({"masks": [HASH]})).mask_marks(shape.relation) != first
 
 
-def test_what_rows_from_before_a_column_have_in_it_is_masked_as_values_are() -> None:
+def test_the_value_of_older_rows_in_an_added_column_is_masked() -> None:
     column = ColumnFacts("mail", number=2, type="text", type_oid=25, base_oid=25, missing="T0P-SECRET")
     facts = Facts(OID, "public", "orders", ("id",), (ColumnFacts("id", 1, type_oid=23, base_oid=23), column))
     data = frames.control_frame(frames.FACTS, 0, 0, facts.as_json())

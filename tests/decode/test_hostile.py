@@ -1,6 +1,4 @@
-"""Whatever the bytes are: a named error or a decode; never a crash, a hang, or memory by a number
-that the bytes made up.
-"""
+"""For any bytes: a named error or a decode; never a crash, a hang, or memory by a made-up number."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ OPENED = frames.OpenUnit(frames.TRANSACTION_OPEN, 7, 1000, 0, 0)
 
 
 def survive(data: bytes, schema: Iterable[bytes] = (SHAPE,), opened: frames.OpenUnit | None = None) -> None:
-    """Decode in every form; allow the named refusals only."""
+    """Decode in every form; allow only the named errors."""
     try:
         found = decode_block(block(data), 0, opened, schema)
     except TailraceError as error:
@@ -177,7 +175,7 @@ def test_copy_text_that_does_not_fit_is_refused(rows: int, text: bytes) -> None:
     assert caught.value.kind in REFUSED
 
 
-def test_nothing_is_allocated_by_counts_that_no_bytes_stand_behind() -> None:
+def test_counts_without_bytes_behind_them_allocate_no_memory() -> None:
     wide = relation(columns=[(f"c{n}", 25, -1) for n in range(1600)], key=())
     short = b"".join(xlog(HEAD + struct.pack("!h", 1600) + b"n") for _ in range(20_000))
     many = frames.snapshot_frame(16385, 0, 2**32 - 1, b"\n" * 1000)
@@ -197,8 +195,8 @@ def test_nothing_is_allocated_by_counts_that_no_bytes_stand_behind() -> None:
 
 
 @pytest.mark.slow
-def test_cells_of_truncates_are_made_a_bounded_number_at_once() -> None:
-    """They have no bytes of their own, so nothing else bounds them."""
+def test_cells_of_truncates_are_created_a_bounded_number_at_a_time() -> None:
+    """They have no bytes, so nothing else limits them."""
     wide = relation(columns=[(f"c{n}", 25, -1) for n in range(1600)], key=())
     found = decode_block(
         block(wide + transaction(*(truncate(*[16385] * 1000) for _ in range(20)))), 0, None, ()
@@ -253,7 +251,7 @@ def test_two_columns_of_one_name_are_refused() -> None:
         b"\xff",
     ],
 )
-def test_facts_that_make_no_sense_are_refused(content: bytes) -> None:
+def test_invalid_facts_are_refused(content: bytes) -> None:
     frame = struct.pack("!ciccQq", b"d", 22 + len(content), b"x", b"F", 0, 0) + content
     survive(SHAPE + frame + transaction(insert(None, None, None, None, None)))
 

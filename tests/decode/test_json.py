@@ -1,4 +1,4 @@
-"""JSON lines: Debezium's form, valid for whatever a column holds."""
+"""JSON lines: Debezium's form, valid for any content of a column."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.decode.wire import (
 SHAPE = relation()
 
 
-def test_a_change_in_full() -> None:
+def test_a_complete_change() -> None:
     data = begin(1000, 1_000_000, 7) + insert("1", 'a "b"\n', "1.50") + commit(1000)
     [line] = json_of(only(data, [SHAPE]))
     us = 946_684_801_000_000
@@ -72,7 +72,7 @@ def test_images_of_each_operation() -> None:
     assert [line["position"]["ordinal"] for line in lines] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_snapshot_says_so() -> None:
+def test_a_snapshot_row_is_marked_as_such() -> None:
     rows = frames.snapshot_frame(16385, 0, 1, b"1\t\\N\t2.00\n")
     [line] = json_of(only(snapshot(rows), [SHAPE]))
     assert (line["op"], line["source"]["snapshot"], line["source"]["txId"]) == ("r", "true", None)
@@ -80,18 +80,18 @@ def test_a_snapshot_says_so() -> None:
 
 
 @given(st.lists(st.text() | st.none(), min_size=1))
-def test_any_text_comes_back(values: list[str | None]) -> None:
+def test_any_text_is_read_back(values: list[str | None]) -> None:
     assert [line["after"]["v"] for line in json_of(column(25, values))] == values
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=60))
-def test_any_name_comes_back(name: str) -> None:
+def test_any_name_is_read_back(name: str) -> None:
     shape = relation(columns=[(name, 23, -1)], key=())
     assert json_of(only(transaction(shape, insert("5"))))[0]["after"] == {name: 5}
 
 
 @given(st.lists(st.floats(), min_size=1))
-def test_any_float_comes_back(values: list[float]) -> None:
+def test_any_float_is_read_back(values: list[float]) -> None:
     texts = {math.inf: "Infinity", -math.inf: "-Infinity"}
     sent = ["NaN" if math.isnan(value) else texts.get(value, repr(value)) for value in values]
     found = [line["after"]["v"] for line in json_of(column(701, sent))]
@@ -104,7 +104,7 @@ def test_any_float_comes_back(values: list[float]) -> None:
     st.sampled_from([16, 17, 20, 700, 701, 1082, 1114, 1184, 1000, 1001, 1007, 1009, 1022, 1182, 1185]),
     st.lists(st.text('{}[],"\\x0123456789-+.eE:tfNULnaiy BC \t', max_size=40), min_size=1),
 )
-def test_what_does_not_have_its_types_form_is_still_valid_json(kind: int, values: list[str]) -> None:
+def test_values_in_another_form_than_their_types_are_still_valid_json(kind: int, values: list[str]) -> None:
     changes = column(kind, values)
     assert len(json_of(changes)) == len(values)
     assert changes.rows().num_rows == len(values)
@@ -133,7 +133,7 @@ def test_arrays_of_any_depth_are_arrays() -> None:
     assert json_of(column(1007, [very_deep]))[0]["after"]["v"] == very_deep
 
 
-def test_lines_end_in_newlines_and_join_to_a_file() -> None:
+def test_lines_end_in_newlines_and_can_be_concatenated() -> None:
     values = ["x" * 50_000, None, "\x01" * 30_000, "ü"]
     lines = column(25, values).json_lines("0", SOURCE)
     lines.validate(full=True)

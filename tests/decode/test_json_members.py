@@ -1,4 +1,4 @@
-"""Members of JSON documents, found by the compiled scan, beside those that Python's parser finds."""
+"""Members of JSON documents found by the compiled scan, compared with Python's parser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOO_LARGE = 10**18
 
 
 class Pairs(tuple[tuple[str, Any], ...]):
-    """An object as it is written: a name may come twice."""
+    """An object as it is written: a name may occur twice."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ def refuse(_constant: str) -> None:
 
 
 def expected(document: bytes | None) -> list[Any]:
-    """Return the leaves as Python's parser and the rule for `payload` have them."""
+    """Return the leaves according to Python's parser and the rule for `payload`."""
     if document is None:
         return [None] * len(LEAVES)
     try:
@@ -146,9 +146,7 @@ space = st.sampled_from(["", " ", "\n\t", "\r\n  "])
 
 
 @given(st.lists(st.tuples(change | envelopes, st.booleans(), space), max_size=5), st.integers(0, 4))
-def test_members_of_documents_as_they_are_written_are_found(
-    documents: list[tuple[Pairs, bool, str]], first: int
-) -> None:
+def test_members_of_usual_documents_are_found(documents: list[tuple[Pairs, bool, str]], first: int) -> None:
     texts: list[bytes | None] = [
         written(each, ascii_only, between).encode("utf-8", "surrogatepass")
         for each, ascii_only, between in documents
@@ -159,7 +157,7 @@ def test_members_of_documents_as_they_are_written_are_found(
 
 
 @given(st.lists(st.tuples(names, values), max_size=5).map(Pairs) | values, st.booleans(), space, st.data())
-def test_no_document_is_read_otherwise_than_by_a_parser(
+def test_no_document_is_read_differently_than_by_a_parser(
     value: Any, ascii_only: bool, between: str, data: st.DataObject
 ) -> None:
     text = bytearray(written(value, ascii_only, between).encode("utf-8", "surrogatepass"))
@@ -191,14 +189,14 @@ def test_no_document_is_read_otherwise_than_by_a_parser(
         '{"a":' + "[" * 99 + "]" * 99 + "}", '{"op":"é"}', '{"payload":1}',
     ],
 )  # fmt: skip
-def test_what_the_scan_does_not_know_is_left_to_a_parser(text: str) -> None:
+def test_documents_that_the_scan_does_not_know_are_left_to_a_parser(text: str) -> None:
     assert found(text.encode()) is None
     assert found(b'{"op":"c"}', text.encode(), None) is None
     for end in range(len(text)):
         found(text[:end].encode())
 
 
-def test_nothing_behind_a_document_is_read() -> None:
+def test_nothing_after_a_document_is_read() -> None:
     # Each is cut from a longer text: what follows would complete it.
     whole = b'{"op":"c","transaction":{"id":"7:1","total_order":12}}'
     for end in range(len(whole)):
@@ -209,13 +207,13 @@ def test_nothing_behind_a_document_is_read() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 17, 24])
-def test_every_byte_that_ends_plain_text_is_found_at_every_place(length: int) -> None:
+def test_every_byte_that_ends_plain_text_is_found_at_every_position(length: int) -> None:
     for code in range(256):
         is_plain = code >= 32 and chr(code) not in '"\\'
         for place in range(length):
             text = bytearray(b"z" * length)
             text[place] = code
-            # What is behind the first one, and in front of where is begun, changes nothing.
+            # Bytes after the first one, and before the start of the search, change nothing.
             text[place + 1 :] = b"\x01" * (length - place - 1)
             wanted = place if not is_plain else min(place + 1, length)
             found = plain_end(np.frombuffer(b'"' + bytes(text) + b'"', np.uint8), 1, length + 1)

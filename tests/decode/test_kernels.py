@@ -1,4 +1,4 @@
-"""Kernels are loaded when they are called, not compiled: nobody must wait seconds for a first row."""
+"""Kernels are loaded when they are first called, not compiled: no first row waits for seconds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def factorial(number):
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module of kernels that no cache has."""
+    """A module with kernels that are in no cache."""
     (tmp_path / "made_kernels.py").write_text(MADE)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("made_kernels")
@@ -82,7 +82,7 @@ def test_a_command_that_calls_no_kernel_loads_none() -> None:
 
 
 @pytest.mark.slow
-def test_a_pipeline_that_has_begun_loads_them_before_the_first_change(tmp_path: Path) -> None:
+def test_a_pipeline_loads_kernels_before_the_first_change(tmp_path: Path) -> None:
     code = (
         "from tailrace.compiled import KERNELS\n"
         "from tailrace.config.load import from_mapping\n"
@@ -98,7 +98,7 @@ def test_a_pipeline_that_has_begun_loads_them_before_the_first_change(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_kernel_takes_what_its_signatures_say(made: Any) -> None:
+def test_a_kernel_accepts_what_its_signatures_say(made: Any) -> None:
     writable, frozen = np.ones(3, np.uint8), np.ones(3, np.uint8)
     frozen.flags.writeable = False
     refused: list[tuple[Any, ...]] = [
@@ -142,7 +142,7 @@ def test_threads_may_call_a_kernel_first_at_the_same_time(made: Any) -> None:
     together = Barrier(threads)
 
     def call(number: int) -> int:
-        # Arguments that have to be converted, of a type that was not seen before.
+        # Arguments that must be converted, of a type that was not used before.
         array = np.ones(3, np.int32)
         together.wait(timeout=60)
         return int(made.total(np.ones(3, np.uint8), array, np.uint16(number)))

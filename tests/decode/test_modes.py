@@ -1,4 +1,4 @@
-"""Debezium's handling modes: its results in JSON, and what they make of typed columns."""
+"""Debezium's handling modes: their results in JSON and in typed columns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def numeric(precision: int, scale: int) -> int:
 def given_as(
     modes: ValueModes, kind: int, values: list[str | None], modifier: int = -1
 ) -> tuple[list[Any], pa.Array, list[str | None]]:
-    """Return what JSON has, the typed column, and what `_special` says."""
+    """Return the JSON values, the typed column, and `_special`."""
     shape = relation(columns=[("v", kind, modifier)], key=())
     data = HSTORE_TYPE + transaction(shape, *(insert(value) for value in values))
     [changes] = decode_block(np.frombuffer(data, np.uint8), 0, None, (), modes=modes)
@@ -70,7 +70,7 @@ def test_a_precise_decimal_is_its_unscaled_bytes(value: str, encoded: str) -> No
     assert typed.to_pylist() == [Decimal(value)]
 
 
-def test_a_precise_decimal_without_scale_tells_its_own() -> None:
+def test_a_precise_decimal_without_a_declared_scale_has_its_own() -> None:
     lines, typed, special = given_as(
         ValueModes(decimal="precise"), NUMERIC, ["123.456", "-7", "NaN", "Infinity", None]
     )
@@ -80,12 +80,12 @@ def test_a_precise_decimal_without_scale_tells_its_own() -> None:
 
 
 @given(st.integers(), st.integers(0, 40))
-def test_any_decimal_comes_back_from_its_bytes(unscaled: int, scale: int) -> None:
+def test_any_decimal_is_read_back_from_its_bytes(unscaled: int, scale: int) -> None:
     with decimal.localcontext(prec=10_000):
         text = format(Decimal(unscaled).scaleb(-scale), "f")
     [line], _, _ = given_as(ValueModes(decimal="precise"), NUMERIC, [text])
     while scale and unscaled % 10 == 0:
-        unscaled, scale = unscaled // 10, scale - 1  # zeros at the end of the fraction are left out
+        unscaled, scale = unscaled // 10, scale - 1  # zeros at the end of the fraction are removed
     assert (decoded(line["value"]), line["scale"]) == (unscaled, scale)
     assert line["value"] == base64.b64encode(_shortest(unscaled)).decode()
 
@@ -97,7 +97,7 @@ def _shortest(number: int) -> bytes:
     return number.to_bytes(size, "big", signed=True)
 
 
-def test_a_long_decimal_is_whole() -> None:
+def test_a_long_decimal_is_complete() -> None:
     digits = "7" * 20_000
     [line], _, _ = given_as(ValueModes(decimal="precise"), NUMERIC, [f"-{digits}.5"])
     value, power = decoded(line["value"]), 10**20_001
@@ -118,7 +118,7 @@ def test_decimals_as_doubles_have_a_point() -> None:
     assert not any(special)
 
 
-def test_decimals_as_text_are_text_in_typed_columns_too() -> None:
+def test_decimals_as_text_are_text_also_in_typed_columns() -> None:
     lines, typed, special = given_as(ValueModes(decimal="string"), NUMERIC, ["1.50", "NaN"], numeric(12, 2))
     assert lines == typed.to_pylist() == ["1.50", "NaN"]
     assert not any(special)
@@ -143,7 +143,7 @@ def test_decimals_as_text_are_text_in_typed_columns_too() -> None:
         ("$92,233,720,368,547,758.07", 2, "92233720368547758.07"),
     ],
 )
-def test_money_is_a_number_in_whatever_locale(text: str, digits: int, amount: str) -> None:
+def test_money_is_a_number_in_any_locale(text: str, digits: int, amount: str) -> None:
     def both(mode: str) -> tuple[Any, Any]:
         lines, typed, _ = given_as(ValueModes(decimal=mode, money_fraction_digits=digits), MONEY, [text])
         return lines[0], typed[0].as_py()
@@ -154,7 +154,7 @@ def test_money_is_a_number_in_whatever_locale(text: str, digits: int, amount: st
     assert (decoded(line), value) == (int(amount.replace(".", "")), Decimal(amount))
 
 
-def test_money_is_text_where_no_mode_is_chosen() -> None:
+def test_money_is_text_without_a_mode() -> None:
     lines, typed, _ = given_as(ValueModes(), MONEY, ["$1.00"])
     assert lines == typed.to_pylist() == ["$1.00"]
 
@@ -194,7 +194,7 @@ def test_a_timestamp_outside_nanoseconds_is_text() -> None:
     assert lines == ["9999-12-31 00:00:00", -1_000_000_000]
 
 
-def test_milliseconds_before_1970_are_the_ones_before() -> None:
+def test_milliseconds_before_1970_are_rounded_down() -> None:
     assert given_as(ValueModes(time="connect"), TIMESTAMP, ["1969-12-31 23:59:59.9999"])[0] == [-1]
 
 
@@ -264,7 +264,7 @@ def test_intervals(text: str, iso: str | None, microseconds: int | None) -> None
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(-(10**5), 10**5), st.integers(-(10**15), 10**15))
-def test_any_interval_adds_up(months: int, days: int, us: int) -> None:
+def test_the_parts_of_any_interval_add_up(months: int, days: int, us: int) -> None:
     years, rest = divmod(abs(months), 12)
     sign = "-" if months < 0 else ""
     seconds, fraction = divmod(abs(us), 1_000_000)
@@ -276,7 +276,7 @@ def test_any_interval_adds_up(months: int, days: int, us: int) -> None:
     assert line == months * 2_629_800_000_000 + days * 86_400_000_000 + us
 
 
-# bytea, hstore, what was not sent
+# bytea, hstore, unchanged values
 
 
 @given(st.binary(max_size=80))
@@ -315,7 +315,7 @@ def test_hstores_are_documents_or_maps(rows: list[dict[str, str | None]]) -> Non
 @pytest.mark.parametrize(
     "text", ["x", '"a"', '"a"=>', '"a"=>1', '"a"=>"b",', '"a"=>"b", ', '"a"=>NULLx', '"a']
 )
-def test_what_is_no_hstore_stays_text(text: str) -> None:
+def test_an_invalid_hstore_stays_text(text: str) -> None:
     lines, typed, special = given_as(ValueModes(hstore="map"), HSTORE, [text])
     assert (lines, typed.to_pylist(), special) == ([text], [None], [text])
 
@@ -330,7 +330,7 @@ def test_what_is_no_hstore_stays_text(text: str) -> None:
     st.lists(st.text('{}[],"\\x0123456789-+.:yearsmondNULaifBC=> $(\t', max_size=40), min_size=1),
 )
 @example(NUMERIC, "double", "isostring", "numeric", ["0e0"])
-def test_what_does_not_have_its_types_form_is_text(
+def test_a_value_in_another_form_than_its_types_is_text(
     kind: int, decimals: str, times: str, intervals: str, values: list[str]
 ) -> None:
     modes = ValueModes(decimals, times, intervals, "base64", "json")
@@ -349,7 +349,7 @@ def test_items_of_arrays_follow_the_modes() -> None:
     assert lines == typed.to_pylist() == [[86_400_000_000, None], [2_629_801_000_000]]
 
 
-def test_a_value_that_was_not_sent_is_what_was_asked_for() -> None:
+def test_an_unchanged_value_has_the_configured_placeholder() -> None:
     source = PostgresSource(dbname="x", unavailable_value_placeholder='é"\n')
     data = relation() + transaction(insert("1", "a", "1.00"), update("1", UNCHANGED, "1.00"))
     [changes] = decode_block(np.frombuffer(data, np.uint8), 0, None, (), modes=source.value_modes)
@@ -359,7 +359,7 @@ def test_a_value_that_was_not_sent_is_what_was_asked_for() -> None:
     assert json.loads(changes.json_lines("0", SOURCE)[1].as_py())["after"]["note"] == "x" * 1000
 
 
-def test_the_sources_options_are_the_modes() -> None:
+def test_the_sources_options_set_the_modes() -> None:
     source = PostgresSource(
         dbname="x", decimal_handling_mode="double", time_precision_mode="connect",
         interval_handling_mode="string", binary_handling_mode="base64-url-safe",

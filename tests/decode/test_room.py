@@ -1,4 +1,4 @@
-"""No value writes past the room that was made for it, whatever its type, its mode and its number of items."""
+"""No value writes past the space reserved for it, whatever its type, mode and number of items."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tailrace.decode.postgres_types import BUILT_IN
 from tailrace.decode.types import value_type
 from tailrace.model import OWN_FORMS, ValueModes, ValueType
 
-#: Short texts of a type: those that grow most for their length.
+#: Short texts of a type: those that grow most in proportion to their length.
 SHORT = {
     "bool": ["t"], "bytea": ["\\x"], "date": ["0001-01-01 BC", "infinity"], "money": ["1", "$1", "-1"],
     "interval": ["1 day", "00:00:00"], "time": ["00:00:00"], "timetz": ["00:00:00+00"],
     "timestamp": ["0001-01-01 00:00:00", "infinity"], "timestamptz": ["0001-01-01 00:00:00+00", "infinity"],
     "text": ["\x01", '"', ""], "numeric": ["1", "-1", "1.5", "NaN"], "bit": ["0"], "varbit": ["1"],
 }  # fmt: skip
-EDGE = 5  # items of `numeric[]` that had more room than they took
+EDGE = 5  # items of `numeric[]` for which more space was reserved than they needed
 MODES = [
     OWN_FORMS,
     debezium_modes(OWN_FORMS),
@@ -60,7 +60,7 @@ def require_room(style: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(("oid", "name", "array"), BUILT_IN, ids=[name for _, name, _ in BUILT_IN])
-def test_a_value_stays_within_its_room(oid: int, name: str, array: int) -> None:
+def test_a_value_is_written_within_its_space(oid: int, name: str, array: int) -> None:
     for modes in MODES:
         for text in SHORT.get(name, ["1", "\x01", '"', ""]):
             for style in styles(oid, None, modes):

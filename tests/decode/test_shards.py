@@ -1,4 +1,4 @@
-"""Where shards stood: what frames say of each transaction, and which rows are of it."""
+"""Positions of shards: what the frames say of each transaction, and which rows belong to it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _positions(lsns: list[int]) -> ShardPositions:
 
 
 @given(_LSNS, st.lists(st.integers(0, 30), max_size=20).map(sorted))
-def test_a_row_is_of_the_transaction_that_has_its_position(lsns: list[int], rows: list[int]) -> None:
+def test_a_row_belongs_to_the_transaction_with_its_position(lsns: list[int], rows: list[int]) -> None:
     found = rows_of(_positions(lsns), np.array(rows, np.int64))
     expected = [f"g:{row}" if row in lsns else None for row in rows]
     assert found.of(found.positions.gtid).to_pylist() == expected
 
 
 @given(_LSNS, _LSNS)
-def test_parts_are_joined_in_order_each_transaction_once(one: list[int], other: list[int]) -> None:
+def test_parts_are_joined_in_order_with_each_transaction_once(one: list[int], other: list[int]) -> None:
     found = joined([_positions(one), _positions(other)])
     assert found.commit_lsn.tolist() == sorted({*one, *other})
     assert found.gtid.to_pylist() == [f"g:{lsn}" for lsn in found.commit_lsn]
@@ -47,7 +47,7 @@ _GTIDS = st.lists(
 
 
 @given(st.lists(st.tuples(_GTIDS, st.integers(0, 5), st.integers(0, 10**15)), min_size=1, max_size=200))
-def test_what_a_transactions_frame_says_is_found_however_many_there_are(
+def test_the_positions_of_any_number_of_transactions_are_found(
     transactions: list[tuple[list[list[tuple[int, int]]], int, int]],
 ) -> None:
     written = RowFrames()
@@ -63,7 +63,7 @@ def test_what_a_transactions_frame_says_is_found_however_many_there_are(
         written.shard('shop/ä"80-', state)
         written.commit()
         expected.append((10 + number, gtid, epoch, sum(each[-1][1] for each in sets), watermark))
-    # One that stands in no transaction is of none.
+    # One outside of a transaction belongs to none.
     written.shard("shop/-80", {"v": 1, "gtid": "MySQL56/x:1-9"})
     found = find_shards(written.take(), None)
     columns = found.commit_lsn, found.gtid.to_pylist(), found.epoch, found.rank, found.watermark_us
@@ -71,7 +71,7 @@ def test_what_a_transactions_frame_says_is_found_however_many_there_are(
     assert set(found.shard.to_pylist()) == {'shop/\\u00e4\\"80-'}
 
 
-def test_transactions_may_be_as_small_as_they_like() -> None:
+def test_transactions_may_be_as_small_as_possible() -> None:
     written = RowFrames()
     for number in range(300):
         written.begin(10 + number, 0)

@@ -1,4 +1,4 @@
-"""A document's description becomes constants with a slot behind each."""
+"""A document's description becomes constants, each followed by a slot."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_constants_are_joined_up_to_the_next_slot(document: Part, expected: Temp
     assert template(document) == expected
 
 
-def test_letters_beyond_ascii_may_be_escaped_and_documents_have_an_ending() -> None:
+def test_characters_beyond_ascii_may_be_escaped_and_documents_have_an_ending() -> None:
     assert template({"é": Slot(1)}, ensure_ascii=True, ending="\n") == [('{"\\u00e9":', 1), ("}\n", NOTHING)]
     assert template(Slot(1), ending="\n") == [("", 1), ("\n", NOTHING)]

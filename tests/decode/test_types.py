@@ -1,4 +1,4 @@
-"""Values at the edges of the types, by hand: what the typed column holds and what `_special`."""
+"""Values at the limits of the types, by hand: the typed column and `_special`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUMERIC_12_2 = ((12 << 16) | 2) + 4
 
 
 @given(st.lists(st.datetimes() | st.none(), max_size=20))
-def test_timestamps_are_what_python_says(values: list[dt.datetime | None]) -> None:
+def test_timestamps_equal_pythons(values: list[dt.datetime | None]) -> None:
     texts = [None if v is None else v.isoformat(" ") for v in values]
     found, specials = typed(TIMESTAMP, texts) if texts else (None, [])
     assert found is None or found.to_pylist() == values
@@ -41,7 +41,7 @@ def test_timestamps_are_what_python_says(values: list[dt.datetime | None]) -> No
 
 
 @given(st.lists(st.dates(), min_size=1, max_size=20))
-def test_dates_are_what_python_says(values: list[dt.date]) -> None:
+def test_dates_equal_pythons(values: list[dt.date]) -> None:
     found, specials = typed(DATE, [value.isoformat() for value in values])
     assert found.to_pylist() == values
     assert not any(specials)
@@ -100,7 +100,7 @@ def test_dates(text: str, days: int | None, special: bool) -> None:
         max_size=40,
     )
 )
-def test_numerics_keep_every_digit_and_nan_is_told(values: list[Decimal | str | None]) -> None:
+def test_numerics_keep_every_digit_and_nan_is_special(values: list[Decimal | str | None]) -> None:
     found, specials = typed(1700, [None if v is None else str(v) for v in values], NUMERIC_12_2)
     odd = [v if isinstance(v, str) else None for v in values]
     assert specials == odd
@@ -119,7 +119,7 @@ def test_the_modifier_of_numeric_gives_precision_and_signed_scale() -> None:
     assert numeric_shape(-1) is None
 
 
-def test_arrays_with_special_items_say_so_for_the_row() -> None:
+def test_arrays_with_special_items_are_special_for_the_row() -> None:
     values = ["{1.50,NaN}", "{}", "{NULL}", None, "{{1.00}}", "[2:3]={1.00,2.00}", "{1.25}"]
     found, specials = typed(1231, values, NUMERIC_12_2)
     one = Decimal("1.50")
@@ -147,7 +147,7 @@ def array_literal(items: list[str | None]) -> str:
 
 
 @given(st.lists(st.lists(st.text() | st.none(), max_size=5), min_size=1, max_size=5))
-def test_text_arrays_come_back_item_by_item(rows: list[list[str | None]]) -> None:
+def test_text_arrays_are_read_item_by_item(rows: list[list[str | None]]) -> None:
     texts = [array_literal(items) for items in rows]
     found, specials = typed(1009, texts)
     assert found.to_pylist() == rows
@@ -156,7 +156,7 @@ def test_text_arrays_come_back_item_by_item(rows: list[list[str | None]]) -> Non
 
 
 @given(st.lists(st.binary() | st.none(), min_size=1))
-def test_bytea_comes_back_byte_by_byte(values: list[bytes | None]) -> None:
+def test_bytea_is_read_byte_by_byte(values: list[bytes | None]) -> None:
     found, specials = typed(17, [None if v is None else "\\x" + v.hex() for v in values])
     assert found.to_pylist() == values
     assert not any(specials)
@@ -172,7 +172,7 @@ def test_bytea_in_another_form_is_kept_as_text(text: str) -> None:
 ODD, GIVEN = b"caf\xe9", "\\x636166e9"
 
 
-def test_a_text_that_is_not_utf8_is_given_as_bytea_gives_its_bytes() -> None:
+def test_a_text_that_is_not_utf8_is_returned_in_the_form_of_bytea() -> None:
     changes = column(25, ["fine", ODD, "caf\u00e9", None])
     texts = ["fine", GIVEN, "caf\u00e9", None]
     assert changes.rows().column("v").to_pylist() == texts
@@ -182,7 +182,7 @@ def test_a_text_that_is_not_utf8_is_given_as_bytea_gives_its_bytes() -> None:
     assert changes.image_column("after", "v").to_pylist() == texts
 
 
-def test_such_a_text_of_another_type_is_special() -> None:
+def test_a_text_of_another_type_that_is_not_utf8_is_special() -> None:
     for kind in (23, 1082, 1009, 16):
         found, specials = typed(kind, [ODD])
         assert (found.to_pylist(), specials) == ([None], [GIVEN])
@@ -204,11 +204,11 @@ def test_keys_and_old_rows_have_the_same_form() -> None:
 
 
 @pytest.mark.parametrize("rows", [255, 256, 25_600])
-def test_any_number_of_texts_may_be_so(rows: int) -> None:
+def test_any_number_of_texts_may_be_not_utf8(rows: int) -> None:
     assert column(25, [ODD] * rows).rows().column("v").to_pylist() == [GIVEN] * rows
 
 
-def test_masks_read_such_a_text_in_its_form() -> None:
+def test_masks_apply_to_the_form_of_a_text_that_is_not_utf8() -> None:
     shape = relation(columns=[("id", 23, -1), ("note", 25, -1)])
     mask = {"columns": ["public.orders.note"], "method": "truncate", "length": 4}
     rules = ColumnPolicy.model_validate({"masks": [mask]})
@@ -224,7 +224,7 @@ def test_a_character_cut_by_a_cells_end_is_not_utf8() -> None:
 
 @given(st.lists(st.binary(max_size=12), max_size=4))
 @example([b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xe0\x9f\xbf", b"abcdefghi\xc3"])
-def test_what_counts_as_utf8_is_what_python_takes(texts: list[bytes]) -> None:
+def test_the_same_texts_are_utf8_as_in_python(texts: list[bytes]) -> None:
     def form(text: bytes) -> str:
         try:
             return text.decode()
@@ -235,7 +235,7 @@ def test_what_counts_as_utf8_is_what_python_takes(texts: list[bytes]) -> None:
         assert column(25, texts).rows().column("v").to_pylist() == [form(text) for text in texts]
 
 
-def test_a_column_with_a_reserved_name_is_refused_in_rows_alone() -> None:
+def test_a_column_with_a_reserved_name_is_refused_only_in_rows() -> None:
     shape = relation(columns=[("_op", 25, -1), ("A", 23, -1), ("a", 23, -1)], key=())
     changes = only(transaction(shape, insert("x", "1", "2")))
     with pytest.raises(TailraceError, match="reserved name"):
@@ -243,7 +243,7 @@ def test_a_column_with_a_reserved_name_is_refused_in_rows_alone() -> None:
     assert dict(changes.envelope("0").column("after")[0].as_py()) == {"_op": "x", "A": "1", "a": "2"}
 
 
-def test_columns_that_differ_in_case_alone_are_two() -> None:
+def test_columns_that_differ_only_in_case_are_two() -> None:
     shape = relation(columns=[("A", 23, -1), ("a", 23, -1)], key=())
     schema = row_schema(Catalog([shape]).relation(16385))
     assert schema.names[:2] == ["A", "a"]

@@ -1,4 +1,4 @@
-"""Against a real PostgreSQL's bytes: stream, snapshot and SELECT must say the same of every row."""
+"""Recorded bytes of a real PostgreSQL: stream, snapshot and SELECT must give the same rows."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ def from_snapshot(table: str) -> TableChanges:
 
 
 @pytest.mark.parametrize("table", TYPES["tables"])
-def test_the_stream_says_what_select_says(table: str) -> None:
+def test_the_stream_gives_the_same_as_select(table: str) -> None:
     recorded = TYPES["tables"][table]
     expected = [dict(zip(recorded["columns"], row, strict=True)) for row in recorded["rows"]]
     assert after(STREAM[table]) == expected
 
 
 @pytest.mark.parametrize("table", TYPES["tables"])
-def test_a_snapshot_says_what_the_stream_says(table: str) -> None:
+def test_a_snapshot_gives_the_same_as_the_stream(table: str) -> None:
     stream, copied = STREAM[table], from_snapshot(table)
     assert after(copied) == after(stream)
     ours, theirs = (changes.rows().drop_columns(METADATA) for changes in (copied, stream))
     assert ours.schema == theirs.schema
     for one, other in zip(ours.columns, theirs.columns, strict=True):
-        assert one.to_string(window=100) == other.to_string(window=100)  # in which NaN is NaN
+        assert one.to_string(window=100) == other.to_string(window=100)  # where NaN equals NaN
     assert [line["after"] for line in json_of(copied)] == [line["after"] for line in json_of(stream)]
     assert bytes(copied.op) == b"r" * copied.count
     assert copied.rows().column("_xid").null_count == copied.count
 
 
 @pytest.mark.parametrize("table", TYPES["tables"])
-def test_no_text_is_lost_by_typing(table: str) -> None:
+def test_no_text_is_lost_in_typed_columns(table: str) -> None:
     changes = STREAM[table]
     rows = changes.rows()
     rows.validate(full=True)
@@ -69,7 +69,7 @@ def test_no_text_is_lost_by_typing(table: str) -> None:
             assert typed.is_valid == (text["v"] is not None)
 
 
-def test_rows_as_text_are_what_was_sent() -> None:
+def test_rows_as_text_equal_what_was_sent() -> None:
     changes = STREAM["t_numeric_12_2"]
     rows = changes.rows(as_text=["v"])
     assert rows.column("v").to_pylist() == ["0.00", "-0.01", "9999999999.99", "-9999999999.99", "NaN", None]
@@ -77,7 +77,7 @@ def test_rows_as_text_are_what_was_sent() -> None:
     assert rows.schema.field("v").type == "string"
 
 
-def test_offsets_and_ordinals_of_a_snapshot_name_each_line() -> None:
+def test_offsets_and_ordinals_of_a_snapshot_identify_each_line() -> None:
     recorded = TYPES["tables"]["t_text"]
     text = bytes.fromhex(recorded["copy"])
     lines = text.splitlines(keepends=True)
@@ -131,7 +131,7 @@ def test_a_delete_carries_its_key() -> None:
     assert (row["id"], row["big"], row["small"], row["_unchanged"]) == (12, None, None, [])
 
 
-def test_under_full_identity_unchanged_toast_comes_from_the_old_row() -> None:
+def test_with_full_identity_unchanged_toast_values_come_from_the_old_row() -> None:
     whole = {"id": "1", "big": "y" * 2500, "small": "a"}
     assert images("full_toasted")[2] == ("u", None, whole, {**whole, "small": "b"})
     rows = UPDATES["full_toasted"].rows()
@@ -161,7 +161,7 @@ def test_tables_without_key_or_columns_decode() -> None:
     assert UPDATES["no_columns"].rows().num_rows == 1
 
 
-def test_messages_carry_prefix_and_content() -> None:
+def test_messages_have_prefix_and_content() -> None:
     rows = UPDATES[""].envelope("0").to_pylist()
     assert [(row["op"], row["message_prefix"], row["message_content"]) for row in rows] == [
         ("m", "outbox", b"in a transaction"),
@@ -190,11 +190,11 @@ def test_each_version_of_a_table_is_decoded_by_its_own_relation_message() -> Non
     assert str(shapes[1].rows().schema.field("price").type) == "decimal128(10, 2)"
     assert str(shapes[3].rows().schema.field("price").type) == "decimal128(12, 4)"
     [steady] = [changes for changes in found if changes.relation and changes.relation.table == "steady"]
-    assert steady.rows().column("id").to_pylist() == [1, 2, 3, 4]  # its message came again, unchanged
+    assert steady.rows().column("id").to_pylist() == [1, 2, 3, 4]  # its message was repeated, unchanged
 
 
 @pytest.mark.parametrize("name", [pytest.param("types", marks=pytest.mark.slow), "updates", "ddl"])
-def test_a_block_may_be_cut_between_any_two_frames(name: str) -> None:
+def test_a_block_may_be_divided_between_any_two_frames(name: str) -> None:
     raw = block(bytes.fromhex(vector(name)["frames"]))
 
     def lines(found: list[TableChanges]) -> list[str]:

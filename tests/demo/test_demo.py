@@ -1,4 +1,4 @@
-"""The demo: its books balance, its proof can fail, and it never empties what is not its own."""
+"""The demo: its books balance, its proof can fail, and it never empties a foreign directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _worked_in(database: Database, transactions: int) -> Shop:
     return shop
 
 
-def test_the_shop_moves_money_and_makes_none(pg: Database) -> None:
+def test_the_shop_moves_money_but_keeps_the_sum(pg: Database) -> None:
     shop = _worked_in(pg, 200)
     assert pg.query("select sum(balance) from account") == [(LEDGER_SUM,)]
     assert pg.query("select count(*) > 0 from orders where state = 'shipped'") == [(True,)]
@@ -40,7 +40,7 @@ def test_the_shop_moves_money_and_makes_none(pg: Database) -> None:
 
 
 def _lake(database: Database, path: Path) -> tuple[Path, Path]:
-    """Write what a right pipeline would have left, all of it by the snapshot."""
+    """Write the lake of a correct pipeline, with everything from the snapshot."""
     with database.connect() as connection:
         for table, columns in TABLES.items():
             rows = [dict(zip(columns, row, strict=True)) for row in source_rows(connection, table)]
@@ -67,7 +67,7 @@ def test_the_proof_holds_for_a_right_lake_and_fails_for_a_wrong_one(pg: Database
     transfers = DeltaTable(str(history / "public.transfer")).to_pyarrow_table()
     write_deltalake(str(history / "public.transfer"), transfers.slice(0, 1), mode="append")
     assert _broken(pg, mirrors, history) == ["no change arrived twice", "every transfer arrived, and once"]
-    # half a payment becomes visible in the mirror, and the history knows nothing of it
+    # half a payment becomes visible in the mirror, and the history lacks it
     pg.execute("update account set balance = balance - 1, version = version + 1 where id = 1")
     assert "no account misses a movement" in _broken(pg, mirrors, history)
     assert "mirror of account equals the source" in _broken(pg, mirrors, history)
@@ -75,7 +75,7 @@ def test_the_proof_holds_for_a_right_lake_and_fails_for_a_wrong_one(pg: Database
     assert "no version of the mirror ever showed half a transfer" in _broken(pg, mirrors, history)
 
 
-def test_a_directory_of_somebody_elses_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_directory_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(TailraceError) as refused, own_directory(tmp_path):
         pass

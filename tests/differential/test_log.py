@@ -1,6 +1,6 @@
-"""Random schemas, transactions and changes of schemas: the log's history gives the source's tables.
+"""Random schemas, transactions and schema changes: the log's history folds to the source's tables.
 
-`TAILRACE_SEEDS=7,8,9 pytest tests/differential/test_log.py` runs the seeds that are named.
+`TAILRACE_SEEDS=7,8,9 pytest tests/differential/test_log.py` runs these seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "1,2,3,4,5,6").s
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.each_postgres("all that pgoutput sends")
 @pytest.mark.ci
-def test_the_folded_log_is_the_source(pg: Database, tmp_path: Path, seed: int) -> None:
+def test_the_folded_log_equals_the_source(pg: Database, tmp_path: Path, seed: int) -> None:
     with Story(seed, pg, tmp_path, DDL) as story:
         story.chapters(3, 40)
     assert not story.problems, story.verdict(__file__)

@@ -1,9 +1,8 @@
-"""The whole pipeline beside a random workload: at each cut the mirrors are what SELECT gives.
+"""The whole pipeline beside a random workload: at each cut the mirrors equal SELECT's result.
 
-The command is killed in one of its commits, and started again. A cut is a moment at which the workload rests
-and all sinks have caught up. Every history then has every change of the log, whose fold is the
-source, so it gives the mirror. `TAILRACE_SEEDS=7,8,9 pytest tests/differential/test_pipeline.py`
-runs the seeds that are named.
+The command is killed in one of its commits and started again. A cut is a moment at which the workload rests
+and all sinks have caught up. Every history then has every change of the log, which folds to the source, as
+does the mirror. `TAILRACE_SEEDS=7,8,9 pytest tests/differential/test_pipeline.py` runs these seeds.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ DIES_AT = ("sink.after_write", "sink.before_commit", "sink.after_commit", "sink.
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.torture
 @pytest.mark.timeout(900)
-def test_at_each_cut_the_mirrors_are_the_source(pg: Database, tmp_path: Path, seed: int) -> None:
+def test_at_each_cut_the_mirrors_equal_the_source(pg: Database, tmp_path: Path, seed: int) -> None:
     with Story(seed, pg, tmp_path, LAKE_DDL, for_lakes=True) as story, Pipeline(story) as pipeline:
         tell(story, pipeline)
     assert not story.problems, story.verdict(__file__)
 
 
 def tell(story: Story, pipeline: Pipeline) -> None:
-    """Work on while the pipeline lives, dies and catches up; stop at the first cut that is wrong."""
+    """Go on with the workload while the pipeline runs, dies and catches up; stop at the first wrong cut."""
     work, rng = story.work, story.rng
     work.run(rng.randint(0, TRANSACTIONS))
     work.is_calm = True

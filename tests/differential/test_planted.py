@@ -1,4 +1,4 @@
-"""The differ notices what it is there for: each fault here is planted into a history that is whole."""
+"""The comparison finds what it is for: each fault here is planted into a correct history."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def story(pg: Database, tmp_path: Path) -> Iterator[Story]:
 
 
 def some(history: History, op: str, rng: random.Random) -> int:
-    """Return the place of a change of this sort that lies well inside the history."""
+    """Return the index of a change of this kind well inside the history."""
     found = [at for at, change in enumerate(history) if change.op == op and change.message is None]
     return rng.choice(found[len(found) // 4 :])
 
@@ -105,7 +105,7 @@ PLANTS = (
 )  # fmt: skip
 
 
-def test_each_fault_of_a_history_is_noticed(story: Story) -> None:
+def test_each_fault_of_a_history_is_found(story: Story) -> None:
     history = read_log(story.log)
     unnoticed = [
         (plant.__name__, seed)
@@ -116,7 +116,7 @@ def test_each_fault_of_a_history_is_noticed(story: Story) -> None:
     assert not unnoticed
 
 
-def test_a_decoder_that_takes_unchanged_for_null_is_noticed(
+def test_a_decoder_that_takes_unchanged_for_null_is_found(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(*arguments: Any) -> Tuples:
@@ -193,12 +193,12 @@ def finds(plant: Callable[[pytest.MonkeyPatch], None] | None, log: Path, lake: P
             plant(patch)
         try:
             return bool(Feeding(log, lake, random.Random(1), 300, ("mirror",)).fill())
-        except TailraceError:  # noticed by the mirror itself
+        except TailraceError:  # reported by the mirror itself
             return True
 
 
 @pytest.mark.ci
-def test_each_fault_of_a_mirror_is_noticed(pg: Database, tmp_path: Path) -> None:
+def test_each_fault_of_a_mirror_is_found(pg: Database, tmp_path: Path) -> None:
     with Story(101, pg, tmp_path, ("rename_column", "swap_columns"), for_lakes=True) as told:
         told.chapters(1, 120)
     assert not told.problems

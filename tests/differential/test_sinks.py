@@ -1,8 +1,8 @@
-"""Random schemas, transactions and changes of schemas through every sink.
+"""Random schemas, transactions and schema changes through every sink.
 
-After each range of the log the mirrors are the source as it was there, and in the end every
-history has every change. `TAILRACE_SEEDS=7,8,9 pytest tests/differential/test_sinks.py` runs the
-seeds that are named.
+After each range of the log the mirrors equal the source as it was there, and at the end every
+history has every change. `TAILRACE_SEEDS=7,8,9 pytest tests/differential/test_sinks.py` runs these
+seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "101").split(","
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.timeout(900)
 @pytest.mark.ci
-def test_every_sink_holds_what_the_source_had(
+def test_every_sink_equals_the_source(
     pg: Database, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_spark(monkeypatch)

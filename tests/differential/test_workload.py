@@ -1,4 +1,4 @@
-"""The workload itself: what it promises a test."""
+"""The workload itself keeps its promises to tests."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.support.postgres import Database
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
-def test_a_table_whose_keys_are_all_taken_is_touched_all_the_same(pg: Database, deferrable: bool) -> None:
+def test_a_table_whose_keys_are_all_taken_gets_a_new_row_nevertheless(pg: Database, deferrable: bool) -> None:
     work = Workload(pg.dsn, 7, "none")
     try:
         columns = (Column("uid", SERIAL, required=True), Column("k0", KEY_PARTS[0], required=True))
         wanted = Table(0, "public", "full", columns, ("k0",), "f", deferrable)
         table = work.create(Cursor(work._sessions[0].connection), wanted)
-        pg.execute('insert into "full" select n, n from generate_series(0, 3) n')  # every key that it makes
+        pg.execute('insert into "full" select n, n from generate_series(0, 3) n')  # every possible key
         work.tables = {table.oid: table}
         work.touch()
         (changes,) = work.committed
-        assert changes > 1  # room was made
+        assert changes > 1  # a key was freed
     finally:
         work.close()

@@ -73,7 +73,7 @@ def test_a_producer_fences_the_one_before_it(kafka: EmbeddedKafka, topic_name: s
 
 
 @pytest.mark.ci
-def test_what_was_committed_survives_the_death_of_a_broker(topic_name: str) -> None:
+def test_committed_records_survive_a_killed_broker(topic_name: str) -> None:
     with EmbeddedKafka(find_jars(), nodes=3) as cluster:
         _create(cluster, topic_name, copies=3)
         producer = _producer(cluster, topic_name)

@@ -1,4 +1,4 @@
-"""Ports are given out once."""
+"""Each port is given out once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_port_is_kept_for_its_server_while_that_is_down(monkeypatch):
         assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
 
     require_taken()
-    for address in ("127.0.0.1", ""):  # its server comes, goes, and comes again
+    for address in ("127.0.0.1", ""):  # its server is started, stopped, and started again
         with socket.create_server((address, port)):
             require_taken()
             socket.create_connection(("127.0.0.1", port)).close()

@@ -1,4 +1,4 @@
-"""An embedded server starts, dies and comes back, with what was committed."""
+"""An embedded server starts, is killed and starts again, with everything committed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.each_postgres("the server's own programs")
 
 
-def test_each_version_is_what_it_says_and_ready_for_logical_decoding(pg):
+def test_each_version_is_the_right_one_and_ready_for_logical_decoding(pg):
     assert int(pg.query("show server_version_num")[0][0]) // 10_000 == pg.server.version
     assert pg.query("show wal_level") == [("logical",)]
     assert pg.query("show server_encoding") == [("UTF8",)]
     pg.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
 
 
-def test_a_killed_server_comes_back_on_its_port_with_what_was_committed(own_pg):
+def test_a_killed_server_restarts_on_its_port_with_everything_committed(own_pg):
     port = own_pg.port
     own_pg.execute("create table t (n int); insert into t select generate_series(1, 1000)")
     with own_pg.connect(autocommit=False) as open_transaction:
@@ -62,7 +62,7 @@ def test_settings_change_at_a_reload_and_alter_system_wins(own_pg):
 
 
 @pytest.mark.slow
-def test_a_password_is_asked_for_and_stays_out_of_the_dsn():
+def test_a_password_is_required_and_not_in_the_dsn():
     with EmbeddedPostgres(find_install(NEWEST_VERSION), password="it's", durable=False) as server:
         assert server.query("select 1") == [(1,)]
         assert "it's" not in server.dsn()
@@ -72,27 +72,27 @@ def test_a_password_is_asked_for_and_stays_out_of_the_dsn():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_a_temporary_directory_is_private_and_goes_at_close(in_memory):
+def test_a_temporary_directory_is_private_and_removed_at_close(in_memory):
     server = EmbeddedPostgres(find_install(NEWEST_VERSION), durable=False, in_memory=in_memory)
     with server:
         assert stat.S_IMODE(server.data.stat().st_mode) == 0o700
-        assert list((server.data / "pg_dynshmem").iterdir()), "its shared memory goes with it"
+        assert list((server.data / "pg_dynshmem").iterdir()), "its shared memory is removed with it"
     assert not server.directory.exists()
     server.close()
 
 
 @pytest.mark.parametrize("end", [EmbeddedPostgres.close, EmbeddedPostgres.stop, "its maker's"])
 def test_a_server_leaves_no_shared_memory_behind(make_server, end):
-    # GIVEN a server and the segment that it holds, of which a machine has 4096
+    # GIVEN a server and its shared memory segment, of which a machine may have 4096
     server = make_server()
     segment = (server.data / "postmaster.pid").read_text().split("\n")[6].split()[1]
     assert segment in segments()
-    # WHEN it ends in any way but a kill that it may come back from
+    # WHEN it ends in any way except a kill after which it may be started again
     if callable(end):
         end(server)
     else:
-        server._at_exit()  # what the interpreter calls when nobody closed it
-    # THEN the segment has gone
+        server._at_exit()  # what the interpreter calls if it was never closed
+    # THEN the segment is removed
     assert segment not in segments()
 
 
@@ -101,19 +101,19 @@ def segments() -> set[str]:
     return {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
 
 
-def test_a_kept_directory_is_used_again_and_a_half_made_one_is_made_again(own_pg, postgres_version):
-    # GIVEN a directory in which an earlier run died while it made the data directory
+def test_a_kept_directory_is_reused_and_an_incomplete_one_is_created_again(own_pg, postgres_version):
+    # GIVEN a directory in which an earlier run died while it created the data directory
     directory = own_pg.directory / "kept"
     (directory / "data.new").mkdir(parents=True)
     (directory / "data.new" / "PG_VERSION").write_text("18\n")
     own_pg.own(directory)
-    # WHEN a server is made there, and another one after it
+    # WHEN a server is created there, and another one after it
     for expected in ([], [(1,)]):
         with EmbeddedPostgres(find_install(postgres_version), directory, durable=False) as server:
             server.execute("create table if not exists t (n int)")
             assert server.query("table t") == expected
             server.execute("insert into t values (1)")
-    # THEN the second found what the first had committed, though close() ended it at once
+    # THEN the second has what the first committed, although close() ended it at once
     assert (directory / "data").is_dir()
 
 
@@ -125,26 +125,26 @@ def test_a_server_that_cannot_start_says_why(own_pg):
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
 
 
-def test_an_unknown_version_is_named():
+def test_an_unknown_version_is_reported():
     with pytest.raises(TailraceError, match="PostgreSQL 9: its binaries are not installed"):
         find_install(9)
 
 
 @pytest.mark.slow
-def test_binaries_out_of_the_accounts_reach_are_copied_and_run_from_there(tmp_path, monkeypatch):
-    # GIVEN an account that can't get at the installation
+def test_binaries_that_the_account_cannot_read_are_copied_and_run_from_the_copy(tmp_path, monkeypatch):
+    # GIVEN an account that can't read the installation
     me = ServerAccount("me", os.getuid(), os.getgid())
     monkeypatch.setattr(install, "is_reachable", lambda *_: False)
-    # WHEN the binaries are brought within its reach
+    # WHEN the binaries are copied to where it can
     original = find_install(NEWEST_VERSION)
     copied = within_reach(original, me, tmp_path)
-    # THEN the copy is whole: it finds its libraries too
+    # THEN the copy is complete: it finds its libraries too
     assert tmp_path in copied.bin.parents
     version = subprocess.run([copied.bin / "initdb", "--version"], capture_output=True, text=True, check=True)
     assert f"(PostgreSQL) {NEWEST_VERSION}." in version.stdout
 
 
-def test_a_private_directory_is_out_of_a_strangers_reach_and_of_nobody_elses(tmp_path):
+def test_a_private_directory_is_reachable_for_its_owner_only(tmp_path):
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     (private / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""What an engine is made of: a file, a mapping, a configuration, Python objects."""
+"""How an engine is configured: a file, a mapping, a configuration object, Python objects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ engine:
 
 
 class Spy(LinesSource):
-    """Takes the place of PostgreSQL."""
+    """A connector in place of PostgreSQL."""
 
     made: ClassVar[list] = []
 
@@ -58,7 +58,7 @@ class Spy(LinesSource):
 
 @pytest.fixture
 def found(monkeypatch):
-    """The names of connectors that were asked for."""
+    """The names of the connectors that were looked up."""
     asked, Spy.made = [], []
 
     def factory(group, name, methods):
@@ -70,7 +70,7 @@ def found(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["path", "text", "mapping", "config"])
-def test_a_file_says_all_and_secrets_stay_references(found, tmp_path, monkeypatch, kind):
+def test_a_file_configures_everything_and_secrets_stay_references(found, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "shop.yaml"
     file.write_text(FILE)
@@ -103,7 +103,7 @@ def test_a_file_says_all_and_secrets_stay_references(found, tmp_path, monkeypatc
     assert store.line() == 5
 
 
-def test_what_python_says_comes_before_the_file(found, tmp_path):
+def test_arguments_override_the_file(found, tmp_path):
     file = tmp_path / "shop.yaml"
     file.write_text(FILE)
     source, store = LinesSource(5), Store()
@@ -122,7 +122,7 @@ def test_what_python_says_comes_before_the_file(found, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [dict, config.EngineOptions.model_validate])
-def test_options_that_python_does_not_give_are_those_of_the_file(found, tmp_path, kind):
+def test_options_not_given_as_arguments_come_from_the_file(found, tmp_path, kind):
     file, offsets = tmp_path / "shop.yaml", "  offset_storage: {type: file, path: ./offsets}\n"
     file.write_text(FILE + offsets)
     chosen = kind({"on_task_failure": "restart", "offset_commit": {"policy": "count", "records": 2}})
@@ -137,7 +137,7 @@ def test_options_that_python_does_not_give_are_those_of_the_file(found, tmp_path
 
 
 @pytest.mark.parametrize("sinks", ["", "sinks:\n  - {type: jsonl, path: ./lake}\n"])
-def test_a_file_needs_no_handler_and_its_tasks_know_it(found, tmp_path, sinks):
+def test_a_file_needs_no_handler_and_its_tasks_know_that_there_is_none(found, tmp_path, sinks):
     file = tmp_path / "shop.yaml"
     file.write_text(FILE + sinks)
     store = Store()
@@ -148,7 +148,7 @@ def test_a_file_needs_no_handler_and_its_tasks_know_it(found, tmp_path, sinks):
     assert Spy.made[-1].wanted
 
 
-def test_without_a_handler_a_task_that_fails_leaves_the_others_unless_told_otherwise(found, tmp_path):
+def test_without_a_handler_a_failed_task_is_isolated_by_default(found, tmp_path):
     file = tmp_path / "shop.yaml"
     file.write_text(FILE)
     assert Engine(file)._parts.options.on_task_failure == "isolate"
@@ -158,7 +158,7 @@ def test_without_a_handler_a_task_that_fails_leaves_the_others_unless_told_other
     assert Engine(file, on_record=print)._parts.options.on_task_failure == "stop"
 
 
-def test_offsets_lie_with_a_connector_that_keeps_them():
+def test_a_connector_may_bring_the_offset_store():
     class Keeping(LinesSource):
         def offset_store(self, name, settings):
             self.asked = (name, dict(settings))
@@ -176,7 +176,7 @@ def test_offsets_lie_with_a_connector_that_keeps_them():
     assert not hasattr(source, "asked")
 
 
-def test_offsets_may_lie_in_a_file(tmp_path):
+def test_offsets_may_be_stored_in_a_file(tmp_path):
     options = {"offset_storage": {"type": "file", "path": str(tmp_path / "offsets")}}
     for expected in (5, 0):
         seen = Seen()
@@ -229,7 +229,7 @@ async def awaited_and_iterated(_):
         ({"on_record": None, "on_batch": manual(iterated)}, "on_batch is a generator"),  # type: ignore[arg-type]
     ],
 )
-def test_arguments_that_are_not_what_they_are_given_for_are_refused_at_once(arguments, told):
+def test_arguments_of_a_wrong_kind_are_refused_at_once(arguments, told):
     with pytest.raises(TailraceError) as caught:
         Engine(**{"connector": LinesSource(), "on_record": print, **arguments})
     assert caught.value.kind is Kind.CONFIG_INVALID
@@ -237,7 +237,7 @@ def test_arguments_that_are_not_what_they_are_given_for_are_refused_at_once(argu
     assert caught.value.hint
 
 
-def test_a_processor_of_ones_own_takes_the_place_of_handlers():
+def test_a_custom_processor_replaces_handlers():
     class Own:
         seen: ClassVar[list] = []
 
@@ -263,7 +263,7 @@ def test_a_processor_of_ones_own_takes_the_place_of_handlers():
     assert store.line() == 25
 
 
-def test_the_view_is_there_at_any_time():
+def test_the_status_is_available_at_any_time():
     seen = Seen()
     engine = Engine(connector=LinesSource(5, ends=False), on_record=seen.record, offsets=Store())
     assert engine.status()["state"] == "creating"
@@ -298,7 +298,7 @@ def test_settings_are_shown_without_secrets(value, shown):
     assert masked(value) == shown
 
 
-def test_a_converter_may_be_given_as_its_section_of_the_file():
+def test_a_converter_may_be_given_as_a_section():
     seen = []
     engine = Engine(
         connector=LinesSource(3),
@@ -319,13 +319,13 @@ def test_a_converter_may_be_given_as_its_section_of_the_file():
         ("", "", True, True),
         ("{type: memory}", "", True, True),
         ("{type: kafka, bootstrap_servers: 'k:9092'}", "", True, False),
-        # With a handler it is the engine's offsets that it is about, without one the sinks'.
+        # With a handler the option concerns the engine's offsets, without one those of the sinks.
         ("", "{type: kafka, bootstrap_servers: 'k:9092'}", True, True),
         ("", "{type: kafka, bootstrap_servers: 'k:9092'}", False, False),
         ("", "{type: jsonl, path: ./lines}", False, True),
     ],
 )
-def test_transactions_are_asked_for_in_vain_where_no_offsets_are_in_kafka(
+def test_atomic_source_offset_commit_without_offsets_in_kafka_is_ignored_with_a_warning(
     found, tmp_path, storage, sinks, handler, is_said
 ):
     file = tmp_path / "shop.yaml"
@@ -346,7 +346,7 @@ def test_transactions_are_asked_for_in_vain_where_no_offsets_are_in_kafka(
 
 
 @pytest.mark.parametrize("order", ["unordered", "key"])
-def test_an_order_that_a_handler_of_batches_can_not_have_is_refused(order):
+def test_an_order_for_single_records_is_refused_with_a_handler_of_batches(order):
     options = {"record_processing": {"order": order}}
     with pytest.raises(TailraceError, match=f"order: {order} is for handlers of single records") as caught:
         Engine(connector=LinesSource(1), on_batch=print, options=options)

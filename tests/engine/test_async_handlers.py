@@ -1,4 +1,6 @@
-"""Async handlers: what they get counts when their coroutine has ended, and one loop runs them all."""
+"""Async handlers: records count as processed once their coroutine has ended, and one loop runs all
+coroutines.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ ORDERS: list[Order] = ["ordered", "unordered", "key"]
 
 
 async def ignored(_: Any) -> None:
-    """Does nothing, later."""
+    """Does nothing, asynchronously."""
     await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_records_count_when_their_coroutine_has_ended(order: Order) -> None:
+def test_records_count_as_processed_once_their_coroutine_has_ended(order: Order) -> None:
     got: list[int] = []
     loops = set()
 
@@ -67,7 +69,7 @@ def test_a_batch_whose_coroutine_waits_is_not_committed() -> None:
         assert run.store.last == len(numbers(stream(5, batches=2, most=20)))
 
 
-def test_without_order_as_many_wait_at_once_as_there_are_threads() -> None:
+def test_without_order_as_many_coroutines_run_at_once_as_there_are_threads() -> None:
     waiting, most = 0, 0
 
     async def one(_: Record) -> None:
@@ -86,7 +88,7 @@ def test_without_order_as_many_wait_at_once_as_there_are_threads() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_a_coroutine_raises_is_what_a_handler_raises(order: Order) -> None:
+def test_an_error_of_a_coroutine_is_an_error_of_the_handler(order: Order) -> None:
     tried: list[int] = []
 
     async def one(record: Record) -> None:
@@ -123,7 +125,7 @@ def test_no_error_ends_the_loop(error: type[BaseException]) -> None:
     call(1)
 
 
-def test_an_async_manual_handler_marks_by_itself() -> None:
+def test_an_async_manual_handler_marks_records_itself() -> None:
     async def whole(batch: Batch, committer: Committer) -> None:
         await asyncio.sleep(0)
         committer.mark_processed(batch)
@@ -140,11 +142,11 @@ def _loops() -> set[threading.Thread]:
 
 
 def _are_over(loops: set[threading.Thread]) -> bool:
-    gc.collect()  # again: it does nothing while another thread is at it
+    gc.collect()  # repeated: it does nothing while another thread collects
     return not any(loop.is_alive() for loop in loops)
 
 
-def test_the_loop_ends_with_its_handler_and_is_not_pickled() -> None:
+def test_the_loop_ends_with_its_handler_and_a_pickled_handler_gets_a_new_one() -> None:
     before = _loops()
     call = pickle.loads(pickle.dumps(AwaitedCall(ignored)))  # noqa: S301 - our own
     call(1)
@@ -165,7 +167,7 @@ def _close_by_a_coroutine() -> None:
     assert got
 
 
-def test_a_coroutine_may_close_its_engine_and_the_loop_ends_with_that() -> None:
+def test_a_coroutine_may_close_its_engine_and_the_loop_ends() -> None:
     before = _loops()
     _close_by_a_coroutine()
     new = _loops() - before

@@ -1,4 +1,4 @@
-"""What a converter or a task returns and should not is named, and nothing of it counts."""
+"""Invalid results of a converter, task or store are reported by name, and nothing of them is committed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.engines import Store, engine_of
 
 
 class Returning:
-    """A converter that returns what it is told to make of the number of records."""
+    """A converter that returns what a function makes of the number of records."""
 
     def __init__(self, make: Any) -> None:
         self._make = make
@@ -48,7 +48,7 @@ BREACHES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("handler", ["on_batch", "on_record"])
 @pytest.mark.parametrize("name", BREACHES)
-def test_a_converter_that_returns_something_else_is_named(name: str, handler: str) -> None:
+def test_an_invalid_result_of_a_converter_is_reported(name: str, handler: str) -> None:
     make, found = BREACHES[name]
     store, got = Store(), []
     engine = engine_of(LinesSource(20), converter=Returning(make), offsets=store, **{handler: got.append})
@@ -60,7 +60,7 @@ def test_a_converter_that_returns_something_else_is_named(name: str, handler: st
     assert (got, store.line()) == ([], 0)
 
 
-def test_a_converter_may_leave_records_out_and_have_several_events_of_one() -> None:
+def test_a_converter_may_skip_records_and_return_several_events_for_one() -> None:
     got: list[Any] = []
     rows = np.array([1, 1, 4])
     convert = Returning(lambda _: Converted(None, ["a", "b", "c"], rows=rows))
@@ -71,7 +71,7 @@ def test_a_converter_may_leave_records_out_and_have_several_events_of_one() -> N
 
 
 @pytest.mark.parametrize("polled", [[], {}, "text", 7, False])
-def test_a_poll_that_returns_no_batch_is_named(polled: Any) -> None:
+def test_a_poll_that_returns_no_batch_is_reported(polled: Any) -> None:
     class Odd(LinesSource):
         def create_task(self) -> Any:
             task = super().create_task()
@@ -87,7 +87,7 @@ def test_a_poll_that_returns_no_batch_is_named(polled: Any) -> None:
 
 @pytest.mark.parametrize("error", [TailraceError(Kind.OFFSETS_UNWRITABLE, "no room"), OSError("a row")])
 @pytest.mark.parametrize("policy", ["always", "periodic"])
-def test_a_store_that_never_writes_does_not_end_in_success(error: Exception, policy: str) -> None:
+def test_an_engine_whose_store_never_writes_fails(error: Exception, policy: str) -> None:
     def refuse() -> None:
         raise error
 
@@ -102,7 +102,7 @@ def test_a_store_that_never_writes_does_not_end_in_success(error: Exception, pol
     assert len(got) == 20
 
 
-def test_a_store_that_hangs_at_the_end_does_not_end_in_success() -> None:
+def test_an_engine_whose_store_hangs_at_the_end_fails() -> None:
     release = threading.Event()
     options = {"offset_commit": {"policy": "periodic", "timeout_ms": 50}}
     engine = engine_of(
@@ -114,7 +114,7 @@ def test_a_store_that_hangs_at_the_end_does_not_end_in_success() -> None:
     assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
 
 
-def test_a_store_that_failed_for_a_while_and_writes_in_the_end_is_a_success() -> None:
+def test_an_engine_whose_store_recovers_succeeds() -> None:
     left = [OSError(), OSError()]
 
     def refuse() -> None:

@@ -1,4 +1,4 @@
-"""Commits: when the policy wants them, what becomes of those that fail or hang, and who hears of them."""
+"""Offset commits: when the policy wants them, those that fail or hang, and the notification of the task."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Bench:
         self.told: list[int] = []
         self.at = 0
         self.committer = OffsetCommitter(
-            self.store, policy, self.clock, committed=self._hear, timeout_s=timeout_s, name="test"
+            self.store, policy, self.clock, committed=self._record_commit, timeout_s=timeout_s, name="test"
         )
 
-    def _hear(self, partition: Partition, offset: Offset) -> None:
+    def _record_commit(self, partition: Partition, offset: Offset) -> None:
         assert partition == PARTITION
         self.told.append(offset["at"])
 
@@ -75,7 +75,7 @@ class Bench:
         return [write[0][1]["at"] for write in self.store.writes]
 
 
-def test_always_commits_after_each_batch_and_the_task_hears_of_it() -> None:
+def test_always_commits_after_each_batch_and_notifies_the_task() -> None:
     bench = Bench(Always())
     bench.done()
     bench.done()
@@ -83,7 +83,7 @@ def test_always_commits_after_each_batch_and_the_task_hears_of_it() -> None:
     assert bench.stored == bench.told == [10, 20]
 
 
-def test_the_periodic_policy_waits_for_its_time_also_while_nothing_comes() -> None:
+def test_the_periodic_policy_waits_for_its_interval_also_without_new_records() -> None:
     bench = Bench(BY_NAME["periodic"](60, 0))
     bench.done()
     assert bench.stored == []
@@ -97,17 +97,17 @@ def test_the_periodic_policy_waits_for_its_time_also_while_nothing_comes() -> No
     bench.committer.tick()
     bench.clock.now_s += 1000
     bench.committer.tick()
-    assert bench.stored == [10, 20]  # there is nothing to commit: nothing is written
+    assert bench.stored == [10, 20]  # nothing new to commit: no write
 
 
-def test_so_many_records_are_counted_dropped_ones_too() -> None:
+def test_the_count_policy_counts_dropped_records_too() -> None:
     bench = Bench(BY_NAME["count"](0, 25))
     for _ in range(5):
         bench.done()
     assert bench.stored == [30]
 
 
-def test_commits_at_ends_of_transactions_never_lie_within_one() -> None:
+def test_the_transaction_policy_never_commits_within_a_transaction() -> None:
     bench = Bench(AtTransactionEnds())
     bench.done(ends=[])
     assert bench.stored == []
@@ -135,7 +135,7 @@ def test_commits_at_ends_of_transactions_never_lie_within_one() -> None:
         (AnyOf(AtTransactionEnds(), Periodic(60)), [4, 20]),
     ],
 )
-def test_the_last_commit_lies_within_a_transaction_only_where_the_policy_takes_such_places(
+def test_the_last_commit_is_within_a_transaction_only_if_the_policy_allows_it(
     policy: CommitPolicy, stored: list[int]
 ) -> None:
     bench = Bench(policy)
@@ -145,7 +145,7 @@ def test_the_last_commit_lies_within_a_transaction_only_where_the_policy_takes_s
     assert bench.stored == bench.told == stored
 
 
-def test_a_policy_that_fails_does_not_hold_up_the_last_commit() -> None:
+def test_a_policy_that_fails_does_not_prevent_the_last_commit() -> None:
     class Failing:
         def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
             raise ValueError
@@ -165,7 +165,7 @@ class Counted:
         return self.answer
 
 
-def test_policies_are_put_together_and_each_is_asked() -> None:
+def test_combined_policies_are_all_asked() -> None:
     yes, no = Counted(answer=True), Counted(answer=False)
     assert not AllOf(no, yes).is_due(1, True, 0)
     assert AnyOf(yes, no).is_due(1, True, 0)
@@ -175,7 +175,7 @@ def test_policies_are_put_together_and_each_is_asked() -> None:
     assert own.is_due(1, True, 9)
 
 
-def test_a_write_that_fails_is_tried_again_at_a_later_batch_with_what_is_processed_then() -> None:
+def test_a_failed_write_is_repeated_after_a_later_batch_with_the_newest_offset() -> None:
     bench = Bench(Always())
     errors: list[Exception] = [TailraceError(Kind.OFFSETS_UNWRITABLE, "x"), KeyError("not one of ours")]
 
@@ -193,7 +193,7 @@ def test_a_write_that_fails_is_tried_again_at_a_later_batch_with_what_is_process
     assert (bench.stored, bench.told, bench.committer.failure) == ([30], [30], None)
 
 
-def test_a_write_that_hangs_holds_up_nobody_longer_than_it_may_and_counts_if_it_succeeds() -> None:
+def test_a_hanging_write_blocks_no_longer_than_its_timeout_and_counts_if_it_succeeds_later() -> None:
     release, entered = threading.Event(), threading.Event()
     bench = Bench(Always(), timeout_s=0.05)
 
@@ -213,7 +213,7 @@ def test_a_write_that_hangs_holds_up_nobody_longer_than_it_may_and_counts_if_it_
     wait_until(lambda: bench.told == [10, 20], SOON_S, "the next write")
 
 
-def test_the_last_commit_takes_what_the_policy_did_not_want_and_nothing_is_heard_after_it() -> None:
+def test_the_last_commit_ignores_the_policy_and_later_marks_are_ignored() -> None:
     bench = Bench(Periodic(1e9))
     bench.done()
     late = bench.take()
@@ -225,7 +225,7 @@ def test_the_last_commit_takes_what_the_policy_did_not_want_and_nothing_is_heard
     assert bench.stored == [10]
 
 
-def test_the_last_commit_is_bounded_and_tells_that_it_failed() -> None:
+def test_the_last_commit_has_a_timeout_and_reports_a_failure() -> None:
     release = threading.Event()
     bench = Bench(Periodic(1e9))
     bench.store.fails = lambda: release.wait(SOON_S) and None  # type: ignore[assignment]
@@ -233,7 +233,7 @@ def test_the_last_commit_is_bounded_and_tells_that_it_failed() -> None:
     assert not bench.committer.finish(0.05)
     release.set()
     wait_until(lambda: bench.stored == [10], SOON_S)
-    assert bench.told == []  # the task may be stopped by now
+    assert bench.told == []  # the task may have stopped by now
     failing = Bench(Periodic(1e9))
 
     def refuses() -> None:
@@ -244,22 +244,22 @@ def test_the_last_commit_is_bounded_and_tells_that_it_failed() -> None:
     assert not failing.committer.finish(SOON_S)
 
 
-def test_a_task_that_fails_to_hear_of_a_commit_changes_nothing() -> None:
+def test_an_error_of_the_tasks_commit_callback_changes_nothing() -> None:
     bench = Bench(Always())
 
-    def deaf(partition: Partition, offset: Offset) -> None:
+    def raising(partition: Partition, offset: Offset) -> None:
         raise KeyError
 
-    bench.committer._on_committed = deaf
+    bench.committer._on_committed = raising
     bench.done()
     bench.done()
     assert bench.stored == [10, 20]
 
 
-def test_each_partition_has_an_offset_of_its_own_and_all_are_written_together() -> None:
+def test_each_partition_has_its_own_offset_and_all_are_written_together() -> None:
     bench = Bench(Periodic(60))
     other: dict[str, Any] = {"server": "other"}
-    bench._hear = lambda *_: None  # type: ignore[method-assign]
+    bench._record_commit = lambda *_: None  # type: ignore[method-assign]
     bench.committer._on_committed = lambda *_: None
     first, second, third = bench.take(), bench.take(partition=other), bench.take()
     bench.committer.mark_processed(third)
@@ -295,12 +295,12 @@ def test_marks_from_many_threads_are_all_counted() -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_policies_have_the_names_of_the_configuration(name: str) -> None:
+def test_policies_are_chosen_by_the_names_in_the_configuration(name: str) -> None:
     assert not BY_NAME[name](60, 10).is_due(0, False, 0) or name == "always"
 
 
 @pytest.mark.parametrize("order", ["in order", "backwards"])
-def test_a_batch_is_committed_while_it_is_processed_as_the_policy_says(order: str) -> None:
+def test_the_policy_may_commit_within_a_batch(order: str) -> None:
     bench = Bench(BY_NAME["count"](0, 500))
     batch = bench.take(records=2_000)
     for first in (0, 600, 1_200):
@@ -313,19 +313,19 @@ def test_a_batch_is_committed_while_it_is_processed_as_the_policy_says(order: st
     assert bench.committer.processed == 1_800
 
 
-def test_what_is_processed_is_committed_in_time_while_a_handler_hangs() -> None:
+def test_processed_records_are_committed_in_time_while_a_handler_hangs() -> None:
     bench = Bench(BY_NAME["periodic"](60, 0))
     batch = bench.take()
     for place in range(3):
         bench.committer.mark_processed(batch, place)
     assert bench.committer.processed == 3
     bench.clock.now_s += 61
-    # Nobody calls the committer any more.
+    # From here on only the committer's own thread works.
     wait_until(lambda: bench.told == [3], what="a commit within the batch")
     assert bench.committer.committed == 3
 
 
-def test_a_policy_that_fails_within_a_batch_ends_the_task() -> None:
+def test_an_error_of_the_policy_within_a_batch_ends_the_task() -> None:
     class Broken:
         def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
             raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""What contexts give to connectors and tasks: offsets of their own, and numbers."""
+"""The contexts of connectors and tasks: their offset writers, and their metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KeepsAll:
         pass
 
 
-def test_the_engine_gives_what_contexts_promise():
+def test_the_engine_fulfils_the_contract_of_contexts():
     def run(connector, store, handler):
         engine = Engine(
             connector=connector,
@@ -49,7 +49,7 @@ def test_the_engine_gives_what_contexts_promise():
     conformance.check_contexts(run)
 
 
-def test_an_engine_that_commits_too_early_is_found_out():
+def test_the_contract_check_finds_an_engine_that_commits_too_early():
     def run(connector, store, handler):
 
         def early(record):
@@ -74,8 +74,8 @@ def test_an_engine_that_commits_too_early_is_found_out():
 
 
 @pytest.mark.slow
-def test_what_a_task_writes_while_a_batch_is_handled_waits_for_it():
-    """Also from another thread, also many times, and also in another partition."""
+def test_an_offset_that_a_task_writes_waits_for_the_batch_being_handled():
+    """Also from another thread and very often; an offset of another partition does not wait."""
     store, held, going = Store(), threading.Event(), threading.Event()
 
     def handler(_):
@@ -102,8 +102,8 @@ def test_what_a_task_writes_while_a_batch_is_handled_waits_for_it():
     assert engine.view().tasks[0].committed == 5
 
 
-def test_what_a_task_writes_goes_where_a_life_ends():
-    """Not due by its policy: so it is committed at the end; what comes after that is not heard."""
+def test_an_offset_that_a_task_wrote_is_committed_at_the_end():
+    """The policy does not want it yet, so it is committed at the end; later writes are ignored."""
     store = Store()
     engine = engine_of(
         LinesSource(0, ends=False),
@@ -120,7 +120,7 @@ def test_what_a_task_writes_goes_where_a_life_ends():
 
 
 class PollsLate:
-    """A task whose second poll returns when the engine ends, and which then writes an offset behind that."""
+    """A task whose second poll returns when the engine ends; it then writes an offset after that batch."""
 
     def __init__(self, dropped, written):
         self._polled, self._dropped, self._written = 0, dropped, written
@@ -151,7 +151,7 @@ class PollsLate:
         pass
 
 
-def test_no_offset_is_committed_behind_a_batch_that_was_dropped_at_the_end(monkeypatch):
+def test_no_offset_after_a_batch_dropped_at_the_end_is_committed(monkeypatch):
     store, got, dropped, written = Store(), [], threading.Event(), threading.Event()
     source, drop = LinesSource(0, ends=False), Commits.drop
 
@@ -173,7 +173,7 @@ def test_no_offset_is_committed_behind_a_batch_that_was_dropped_at_the_end(monke
     assert store.kept == {json.dumps({"partition": "0-0"}): {"line": 1}}
 
 
-def test_a_connector_writes_at_once_what_no_task_answers_for():
+def test_a_connector_writes_offsets_of_partitions_without_a_task_at_once():
     store = Store()
     offsets = ConnectorOffsets(store, 5)
     offsets.write({"a": "1"}, {"at": 1})
@@ -188,7 +188,7 @@ def test_a_connector_writes_at_once_what_no_task_answers_for():
     assert store.kept == {'{"a": "1"}': {"at": 1}, '{"b": "1"}': {"at": 2}}
 
 
-def test_a_task_begins_with_a_partition_when_the_connector_has_written_it():
+def test_a_task_claims_a_partition_after_the_connectors_write_of_it():
     writing, go_on, order = threading.Event(), threading.Event(), []
 
     def hold():
@@ -235,7 +235,7 @@ class Drops:
 
 
 def samples(engine):
-    """The engine's own numbers of its task 0, by name."""
+    """The metrics of the engine's task 0, by name."""
     return {
         sample.name.removeprefix(OWN_PREFIX): sample.value
         for family in engine.metrics.registry.collect()
@@ -248,7 +248,7 @@ def samples(engine):
     ("handler", "order"),
     [("on_batch", "ordered"), ("on_record", "ordered"), ("on_record", "unordered"), ("on_record", "key")],
 )
-def test_an_engine_counts_what_its_tasks_do(handler, order):
+def test_an_engine_has_counters_of_its_tasks(handler, order):
     failed = threading.Event()
 
     def once(given):
@@ -283,7 +283,7 @@ def test_an_engine_counts_what_its_tasks_do(handler, order):
     assert f'{OWN_PREFIX}state{{engine="engine",state="stopped"}} 1.0' in engine.metrics.text()
 
 
-def test_what_is_under_way_is_shown_until_it_is_given_up():
+def test_metrics_show_records_under_way_until_they_are_cancelled():
     held, going = threading.Event(), threading.Event()
 
     def handler(_):
@@ -306,7 +306,7 @@ def test_what_is_under_way_is_shown_until_it_is_given_up():
 
 
 @pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
-def test_a_batch_that_is_being_committed_leaves_its_room_to_another_one(order):
+def test_a_batch_that_is_being_committed_frees_its_place_in_the_queue(order):
     hold = threading.Event()
     engine = engine_of(
         LinesSource(100, batch=10),
@@ -316,7 +316,7 @@ def test_a_batch_that_is_being_committed_leaves_its_room_to_another_one(order):
     )
     with engine:
         try:
-            # One is being committed, one waits, and one was polled and waits for room.
+            # One batch is being committed, one waits, and one was polled and waits for a place.
             wait_until(lambda: engine.view().tasks[0].polled == 30, 60, "three batches")
             assert samples(engine)["queue_batches"] == 2
             assert engine.view().tasks[0].committed == 0
@@ -327,7 +327,7 @@ def test_a_batch_that_is_being_committed_leaves_its_room_to_another_one(order):
 
 
 @pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
-def test_commits_follow_the_policy_within_a_large_batch_and_are_shown(order):
+def test_commits_within_a_large_batch_follow_the_policy_and_are_counted(order):
     store, hold = Store(), threading.Event()
 
     def handler(record):
@@ -345,7 +345,7 @@ def test_commits_follow_the_policy_within_a_large_batch_and_are_shown(order):
     )
     with engine:
         try:
-            # Nothing is polled any more, and the first batch does not end.
+            # No more is polled, and the first batch does not end.
             wait_until(lambda: store.line() >= 500, 60, "a commit within a batch")
             wait_until(lambda: engine.view().tasks[0].processed == 699, 60, "what is processed")
             wait_until(lambda: samples(engine)["records_committed_total"] == store.line(), 60)
@@ -355,7 +355,7 @@ def test_commits_follow_the_policy_within_a_large_batch_and_are_shown(order):
         engine.wait(60)
 
 
-def test_counts_go_on_over_the_lives_of_a_task():
+def test_counters_continue_over_restarts_of_a_task():
     def handler(record):
         if record.after["number"] == 35 and engine.view().tasks[0].restarts == 0:
             raise ValueError
@@ -365,11 +365,11 @@ def test_counts_go_on_over_the_lives_of_a_task():
     found = samples(engine)
     assert found["restarts_total"] == 1
     assert found["records_committed_total"] == found["records_processed_total"] == 60
-    # The batch in which it failed was handed over whole in the second life alone, from line 35 on.
+    # The batch in which it failed was delivered completely only after the restart, from line 35 on.
     assert found["records_delivered_total"] == 30 + 26
 
 
-def test_numbers_of_tasks_and_connectors_stand_in_the_registry_of_their_engine():
+def test_metrics_of_tasks_and_connectors_are_in_the_registry_of_their_engine():
     one, two = metrics_of("one"), metrics_of("two")
     task = task_context({}, name="one", number=3, metrics=one)
     for _ in range(2):
@@ -400,7 +400,7 @@ def test_numbers_of_tasks_and_connectors_stand_in_the_registry_of_their_engine()
         (lambda m: [m.counter("many", "", {"n": str(n)}) for n in range(SERIES_MAX + 1)], "series already"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(make, message):
+def test_invalid_metrics_are_refused(make, message):
     metrics = metrics_of("one").of("0")
     metrics.counter("rows", "Rows.")
     with pytest.raises(TailraceError, match=message) as raised:
@@ -410,7 +410,7 @@ def test_numbers_that_cannot_be_are_refused(make, message):
 
 @pytest.mark.follows("environment_unfit")
 @pytest.mark.slow
-def test_metrics_are_served_while_the_engine_runs_and_nothing_is_left():
+def test_metrics_are_served_while_the_engine_runs_and_no_longer():
     leaks = Leaks()
     engine = engine_of(LinesSource(10, ends=False), Seen().record, options={"metrics_port": 0})
     assert engine.metrics.port is None
@@ -434,7 +434,7 @@ def test_metrics_are_served_while_the_engine_runs_and_nothing_is_left():
 
 
 @pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
-def test_a_handler_that_hangs_in_one_task_holds_up_no_other(order):
+def test_a_handler_that_hangs_in_one_task_does_not_block_other_tasks(order):
     seen, hold = Seen(), threading.Event()
 
     def handler(record):

@@ -1,7 +1,7 @@
-"""What Debezium's AsyncEmbeddedEngineTest and EmbeddedEngineTest show, shown of this engine.
+"""The behaviours in Debezium's AsyncEmbeddedEngineTest and EmbeddedEngineTest, tested with this engine.
 
-Above each test stand the names of theirs. Where ours differs, the comment says how and why. There is
-nothing like testDefaultBuilderFactory, as there are no builders: `tailrace.Engine` is the one way.
+Above each test are the names of theirs. Where ours differs, the comment says how and why. There is
+no counterpart of testDefaultBuilderFactory, as there are no builders, only `tailrace.Engine`.
 RetryingCallableTest is in test_retrying.py.
 """
 
@@ -35,7 +35,7 @@ def numbers(first, last):
 
 
 class Step:
-    """A transformation made of a function of a group."""
+    """A transformation that calls a function with a group."""
 
     def __init__(self, apply):
         self.apply = apply
@@ -125,7 +125,7 @@ def test_tasks_are_stopped_if_some_fail_to_start():
 
 
 # testCompletionCallbackCalledUponSuccess
-def test_completion_tells_success_once():
+def test_the_completion_callback_gets_success_once():
     source, seen, heard = LinesSource(20, ends=False), Seen(), Heard()
     engine = engine_of(source, seen.record, callbacks=heard.callbacks())
     engine.start()
@@ -135,10 +135,10 @@ def test_completion_tells_success_once():
     assert heard.events.count("completed") == 1
 
 
-# testCompletionCallbackCalledUponFailure, interruptedTaskShutsDown: the error is ours, with the task; what
-# it raised is its cause.
+# testCompletionCallbackCalledUponFailure, interruptedTaskShutsDown: the error is ours and names the task; its
+# cause is what the task raised.
 @pytest.mark.parametrize("error", [InterruptedError(), KeyboardInterrupt(), SystemExit()])
-def test_completion_tells_failure(error):
+def test_the_completion_callback_gets_the_failure(error):
     heard = Heard()
     engine = engine_of(
         LinesSource(20, faults=[Fault("poll", 2, error=error)]), Seen().record, callbacks=heard.callbacks()
@@ -154,7 +154,7 @@ def test_completion_tells_failure(error):
 
 
 # testErrorInConnectorCallbackDoesNotBlockShutdown
-def test_callbacks_that_raise_hold_up_nothing():
+def test_callbacks_that_raise_do_not_disturb_the_engine():
     def fail(what):
         raise RuntimeError(what)
 
@@ -165,7 +165,7 @@ def test_callbacks_that_raise_hold_up_nothing():
 
 
 @pytest.mark.slow
-def test_callbacks_that_hang_hold_up_nothing():
+def test_callbacks_that_hang_do_not_block_the_engine():
     release = threading.Event()
     heard, seen = Heard(lambda _: release.wait(FAR_S)), Seen()
     try:
@@ -178,9 +178,9 @@ def test_callbacks_that_hang_hold_up_nothing():
         release.set()
 
 
-# testCannotStopWhileTasksAreStarting: there close() refuses; ours waits until every start has ended, also
-# when one fails, and then stops all tasks. So a program may close an engine at any time.
-def test_close_while_tasks_start_waits_for_every_start_and_stops_all():
+# testCannotStopWhileTasksAreStarting: there close() refuses; ours waits until every start has ended, even
+# if one fails, and then stops all tasks. So a program may close an engine at any time.
+def test_close_during_the_start_waits_for_every_task_and_stops_all():
     starting, go_on = threading.Event(), threading.Event()
 
     def hold():
@@ -217,7 +217,7 @@ def test_close_while_tasks_start_waits_for_every_start_and_stops_all():
 
 
 # testCannotStopAlreadyStoppedEngine
-def test_an_engine_that_has_ended_can_be_closed_and_not_be_started():
+def test_an_engine_that_has_ended_can_be_closed_but_not_started():
     engine = engine_of(LinesSource(), Seen().record)
     engine.run()
     for call in (engine.run, engine.start):
@@ -255,7 +255,7 @@ def test_transformations_are_closed_once_however_the_engine_ends():
 
 
 # testPollingIsRetriedUponFailure
-def test_polling_is_tried_again_and_nothing_is_lost_or_repeated():
+def test_a_failed_poll_is_repeated_and_no_record_is_lost_or_repeated():
     faults = [Fault("poll", at, error=RetriableError()) for at in (5, 7)]
     source, seen = LinesSource(100, faults=faults), Seen()
     engine = engine_of(source, seen.record)
@@ -265,7 +265,7 @@ def test_polling_is_tried_again_and_nothing_is_lost_or_repeated():
     assert source.count("start") == 1
 
 
-# testConnectorFailsIfMaxRetriesExceeded: there retries are counted over the whole life; ours in a row.
+# testConnectorFailsIfMaxRetriesExceeded: there retries are counted over the whole run; ours in a row.
 def test_the_engine_fails_when_no_retry_is_left():
     apart = [Fault("poll", at, error=RetriableError()) for at in (2, 4, 6)]
     seen = Seen()
@@ -289,7 +289,7 @@ def test_the_engine_fails_when_no_retry_is_left():
 
 # testEngineBasicLifecycleConsumerSequentially, ...NonSequentially
 @pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
-def test_single_records_come_in_any_order_that_was_asked_for(order):
+def test_single_records_come_in_the_configured_order(order):
     seen = Seen()
     store = Store()
     options = {"record_processing": {"order": order, "threads": 4}}
@@ -300,7 +300,7 @@ def test_single_records_come_in_any_order_that_was_asked_for(order):
 
 
 # testCompletionCallbackCalledAfterConnectorStop
-def test_completion_comes_after_the_connector_has_stopped():
+def test_the_completion_callback_is_called_after_the_connector_has_stopped():
     heard = Heard()
     engine_of(LinesSource(), Seen().record, callbacks=heard.callbacks()).run()
     assert heard.events[-2:] == ["connector_stopped", "completed"]
@@ -308,7 +308,7 @@ def test_completion_comes_after_the_connector_has_stopped():
 
 # testSmtReturnsNullToProcessor, testSmtReturnsNullToProcessorAndConvertor
 @pytest.mark.parametrize("converter", [None, Texts()])
-def test_what_a_transformation_drops_is_not_seen_and_counts_as_processed(converter):
+def test_dropped_records_are_not_delivered_and_count_as_processed(converter):
     got, store = [], Store()
     engine_of(
         LinesSource(10),
@@ -335,12 +335,12 @@ def test_a_handler_may_end_the_engine():
 
 
 # testOffsetIsCommittedUponStopEngineException, testOffsetIsCommittedUponCountdown,
-# testOffsetIsCommittedUponCustomShutdown: there is one way to end at a record, StopEngine; a count or a
-# condition is the handler's own. Their "before" variants (testOffsetIsCommittedBeforeCountdown,
-# testOffsetIsCommittedBeforeCustomShutdown) mark a record as processed that nobody got: ours has nothing
-# that loses a record. Who wants to end before a record closes the engine at the one before.
+# testOffsetIsCommittedUponCustomShutdown: there is one way to end at a record, StopEngine; the handler itself
+# counts or checks a condition. Their "before" variants (testOffsetIsCommittedBeforeCountdown,
+# testOffsetIsCommittedBeforeCustomShutdown) mark a record as processed that the handler did not get; our
+# engine has nothing that loses a record. To end before a record, close the engine at the one before.
 @pytest.mark.parametrize("last", [1, 2, 5, 10])
-def test_the_record_that_ended_the_engine_counts_and_the_next_engine_goes_on_after_it(last):
+def test_the_record_at_which_a_handler_ended_the_engine_is_committed(last):
     store, got = Store(), []
 
     def stop_after(record):
@@ -365,8 +365,8 @@ def test_callbacks_come_in_the_order_of_events():
     assert [heard.at(event) for event in order] == sorted(heard.at(event) for event in order)
 
 
-# testCanStopEngineFromPollingCallback: there polling waits for the callback, and no record is seen. Here a
-# callback holds up nothing, so some may be: whoever wants none closes the engine from connector_started.
+# testCanStopEngineFromPollingCallback: there polling waits for the callback, and no record is seen. Here
+# callbacks run beside it, so some may be: to get none, close the engine in connector_started.
 @pytest.mark.parametrize("when", ["connector_started", "task_started", "polling_started"])
 def test_a_callback_may_close_the_engine(when):
     holder = []
@@ -376,10 +376,10 @@ def test_a_callback_may_close_the_engine(when):
     assert heard.completed[0]
 
 
-# testOffsetStorageFailure, interruptedOffsetCommitShutsDown: nothing of ours interrupts a commit to end it. A
-# store that raises so has failed as any other, and one that hangs holds up the end no longer than its limit.
+# testOffsetStorageFailure, interruptedOffsetCommitShutsDown: we never interrupt a commit. A store that raises
+# an error fails as any other, and one that hangs delays the end by its timeout at most.
 @pytest.mark.parametrize("error", [TailraceError(Kind.OFFSETS_UNWRITABLE, "no"), InterruptedError()])
-def test_a_store_that_fails_is_tried_again_and_the_engine_goes_on(error):
+def test_a_failed_write_of_offsets_is_repeated_and_the_engine_goes_on(error):
     def fail_at_first():
         if store.writes <= 2:
             raise error
@@ -391,7 +391,7 @@ def test_a_store_that_fails_is_tried_again_and_the_engine_goes_on(error):
     assert store.line() == 50
 
 
-def test_a_store_that_hangs_holds_up_the_end_no_longer_than_its_limit():
+def test_a_store_that_hangs_delays_the_end_no_longer_than_its_timeout():
     release = threading.Event()
     store, heard = Store(lambda: release.wait(FAR_S)), Heard()
     options = {"offset_commit": {"policy": "always", "timeout_ms": 50}}
@@ -406,9 +406,9 @@ def test_a_store_that_hangs_holds_up_the_end_no_longer_than_its_limit():
         release.set()
 
 
-# testOffsetCommitPolicyCalledDuringIdlePeriod: ours is asked while nothing comes as long as there is
-# something to commit; there, also for nothing.
-def test_a_periodic_commit_comes_while_nothing_does():
+# testOffsetCommitPolicyCalledDuringIdlePeriod: ours is called without new records as long as there is
+# something to commit; theirs always.
+def test_a_periodic_commit_needs_no_new_records():
     clock, store, seen = MovableClock(), Store(), Seen()
     options = {"offset_commit": {"policy": "periodic", "interval_ms": 60_000}}
     with engine_of(
@@ -421,14 +421,14 @@ def test_a_periodic_commit_comes_while_nothing_does():
 
 
 # verifyNonAsciiContentHandledCorrectly
-def test_text_of_any_script_arrives_as_it_is():
+def test_text_of_any_script_arrives_unchanged():
     got = []
     engine_of(LinesSource(2, words="Ñ ñ 日本 𝄞"), lambda record: got.append(record.after["line"])).run()
     assert got == ["Ñ ñ 日本 𝄞 1", "Ñ ñ 日本 𝄞 2"]
 
 
 # shouldStartAndUseFileConnectorUsingMemoryOffsetStorage
-def test_the_next_engine_goes_on_where_this_one_ended():
+def test_the_next_engine_continues_where_this_one_ended():
     source, store, first, second = LinesSource(20), Store(), Seen(), Seen()
     engine_of(source, first.record, offsets=store).run()
     source.append(15)
@@ -437,7 +437,7 @@ def test_the_next_engine_goes_on_where_this_one_ended():
 
 
 # shouldWorkToUseCustomChangeConsumer
-def test_a_handler_of_batches_may_say_itself_what_is_processed():
+def test_a_handler_of_batches_may_mark_records_itself():
     store = Store()
 
     def half(batch, committer):
@@ -452,7 +452,7 @@ def test_a_handler_of_batches_may_say_itself_what_is_processed():
 
 
 # shouldRunEngineWithConsumerSettingOffsets
-def test_a_handler_may_set_an_offset_which_is_kept_as_it_is():
+def test_a_handler_may_set_an_offset_which_is_stored_unchanged():
     store = Store()
 
     def own(batch, committer):
@@ -479,9 +479,9 @@ def test_headers_are_kept():
 
 
 # shouldRunDebeziumEngineWithJson, testHeaderConverter, shouldSkipNullValueReturnedByHeaderConverter: headers
-# are values of their own types, and there is no second converter for them: a handler that wants them as
-# JSON writes them so.
-def test_json_comes_as_text_with_headers_beside_it():
+# are typed values, and there is no second converter for them: a handler that wants them as JSON
+# converts them.
+def test_json_events_have_text_and_unconverted_headers():
     got = []
 
     def add(group):
@@ -506,7 +506,7 @@ def test_json_comes_as_text_with_headers_beside_it():
 
 
 # shouldRunDebeziumEngineWithString, ...WithMismatchedTypes
-def test_a_converter_gives_keys_and_values_of_its_own_types():
+def test_a_converter_determines_the_types_of_keys_and_values():
     got = []
     engine_of(
         LinesSource(2),
@@ -516,7 +516,7 @@ def test_a_converter_gives_keys_and_values_of_its_own_types():
     assert got == [("1", b"Generated line number 1", 0), ("2", b"Generated line number 2", 1)]
 
 
-# invalidSmt, verifyBadCommitPolicyClassName: no engine is made of what does not fit, and none completes.
+# invalidSmt, verifyBadCommitPolicyClassName: invalid arguments make no engine, and call no completion.
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -534,7 +534,7 @@ def test_a_converter_gives_keys_and_values_of_its_own_types():
         ({"source": lambda: 1 / 0}, "ZeroDivisionError"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_there_is_an_engine(arguments, word):
+def test_invalid_arguments_are_refused_before_there_is_an_engine(arguments, word):
     arguments = {"source": LinesSource(), "handler": print, **arguments}
     with pytest.raises(TailraceError) as caught:
         engine_of(arguments.pop("source"), arguments.pop("handler"), **arguments)
@@ -568,7 +568,7 @@ def test_an_engine_needs_no_options():
     assert seen.count == store.line() == 5
 
 
-def test_time_is_not_wasted_at_the_end():
+def test_close_returns_soon():
     source = LinesSource(ends=False)
     engine = engine_of(source, Seen().record)
     engine.start()

@@ -1,4 +1,4 @@
-"""How an engine ends: failures by policy, limits, and calls from within."""
+"""How an engine ends: failures by policy, timeouts, and calls from its own threads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbers(first, last):
 
 
 def fails_once(at, error):
-    """Return what a handler does that fails once, at a line."""
+    """Return a function for a handler that raises once, at a line."""
     left = [error]
 
     def fault(number):
@@ -43,7 +43,7 @@ def fails_once(at, error):
 # ------------------------------------------------------------------ on_task_failure
 
 
-def test_by_default_one_failure_stops_all_tasks_in_good_order():
+def test_by_default_one_failure_stops_all_tasks_in_order():
     source = LinesSource(50, tasks=3, ends=False, faults=[Fault("poll", 3, task=1, error=ValueError("4711"))])
     store, heard = Store(), Heard()
     engine = engine_of(source, Seen().record, offsets=store, callbacks=heard.callbacks())
@@ -54,14 +54,14 @@ def test_by_default_one_failure_stops_all_tasks_in_good_order():
     assert "poll: task 1 failed with ValueError in source.py, line" in error.message
     assert "4711" not in str(error)
     assert not source.open
-    # What the failed task had handed over is committed all the same.
+    # What the failed task had delivered is committed nevertheless.
     assert store.line("1-0") == 20
     assert [task.state for task in engine.view().tasks] == [Phase.STOPPED, Phase.FAILED, Phase.STOPPED]
     assert engine.status()["error"]["kind"] == "task_failed"
     assert heard.completed[2] is error
 
 
-def test_a_task_may_be_restarted_alone_and_loses_nothing():
+def test_a_failed_task_is_restarted_alone_and_loses_nothing():
     source = LinesSource(50, tasks=2, faults=[Fault("poll", 3, task=1, error=ValueError())])
     seen, heard = Seen(fails_once(35, ValueError())), Heard()
     engine = engine_of(
@@ -76,7 +76,7 @@ def test_a_task_may_be_restarted_alone_and_loses_nothing():
     assert heard.completed[0]
 
 
-def test_restarts_are_bounded_and_counted_again_when_a_task_gets_on(monkeypatch):
+def test_restarts_without_progress_are_limited(monkeypatch):
     monkeypatch.setattr(failures, "TASK_RESTARTS_MAX", 1)
     faults = [Fault("poll", at, error=ValueError()) for at in (2, 4, 6, 8)]
     options = {"on_task_failure": "restart"}
@@ -88,12 +88,12 @@ def test_restarts_are_bounded_and_counted_again_when_a_task_gets_on(monkeypatch)
     engine = engine_of(LinesSource(60), poisoned.record, options=options)
     with pytest.raises(TailraceError, match="ZeroDivisionError"):
         engine.run()
-    # Up to the record that fails it got on in its first life; in the one after it, it did not.
+    # Its first run made progress up to the record that fails; the one after the restart made none.
     assert poisoned.lines["0-0"] == numbers(1, 24)
     assert engine.view().tasks[0].restarts == 1
 
 
-def test_a_start_that_fails_is_restarted_as_well():
+def test_a_task_whose_start_fails_is_restarted_as_well():
     faults = [Fault("start", at, task=1, error=ValueError()) for at in (1, 2)]
     seen = Seen()
     engine_of(
@@ -102,7 +102,7 @@ def test_a_start_that_fails_is_restarted_as_well():
     assert seen.lines == {"0-0": numbers(1, 20), "1-0": numbers(1, 20)}
 
 
-def test_a_task_may_be_isolated_and_the_engine_fails_with_its_error_at_the_end():
+def test_an_engine_with_an_isolated_task_fails_with_its_error_at_the_end():
     faults = [Fault("start", task=0, error=ValueError()), Fault("poll", 2, task=2, error=KeyError())]
     seen, heard = Seen(), Heard()
     source = LinesSource(40, tasks=3, faults=faults)
@@ -117,7 +117,7 @@ def test_a_task_may_be_isolated_and_the_engine_fails_with_its_error_at_the_end()
     assert not source.open
 
 
-def test_when_all_tasks_are_isolated_the_engine_ends_by_itself():
+def test_an_engine_ends_when_all_tasks_are_isolated():
     faults = [Fault("poll", 2, task=task, error=ValueError()) for task in range(3)]
     source = LinesSource(40, tasks=3, ends=False, faults=faults)
     with pytest.raises(TailraceError, match="ValueError"):
@@ -127,7 +127,7 @@ def test_when_all_tasks_are_isolated_the_engine_ends_by_itself():
 # ------------------------------------------------------------------ retries
 
 
-def test_a_start_that_may_pass_is_tried_again_with_a_new_task():
+def test_a_start_with_a_retriable_error_is_repeated_with_a_new_task():
     faults = [Fault("start", at, error=TailraceError(Kind.SOURCE_UNREACHABLE, "no")) for at in (1, 2)]
     source, seen = LinesSource(faults=faults), Seen()
     engine = engine_of(source, seen.record)
@@ -137,7 +137,7 @@ def test_a_start_that_may_pass_is_tried_again_with_a_new_task():
     assert engine.view().tasks[0].retries == 2
 
 
-def test_the_engine_may_be_closed_just_when_a_start_is_to_be_tried_again(monkeypatch):
+def test_the_engine_may_be_closed_just_before_a_start_is_repeated(monkeypatch):
     count_retry = TaskThread._count_retry
 
     def closing(self):
@@ -153,7 +153,7 @@ def test_the_engine_may_be_closed_just_when_a_start_is_to_be_tried_again(monkeyp
 
 
 @pytest.mark.parametrize("kind", ["on_batch", "on_record"])
-def test_what_a_handler_asks_for_again_is_handed_over_again(kind):
+def test_records_are_delivered_again_after_a_retriable_error_of_the_handler(kind):
     got, left = [], [RetriableError(), TailraceError(Kind.SINK_WRITE_FAILED, "no")]
 
     def handle(given):
@@ -169,7 +169,7 @@ def test_what_a_handler_asks_for_again_is_handed_over_again(kind):
 
 
 @pytest.mark.slow
-def test_close_does_not_wait_for_what_is_tried_again():
+def test_close_does_not_wait_for_retries():
     source, seen = LinesSource(ends=False), Seen(lambda _: (_ for _ in ()).throw(RetriableError()))
     options = {"errors_retry_delay_initial_ms": 3_600_000, "errors_retry_delay_max_ms": 3_600_000}
     store = Store()
@@ -181,11 +181,11 @@ def test_close_does_not_wait_for_what_is_tried_again():
     assert store.line() == 0
 
 
-# ------------------------------------------------------------------ limits
+# ------------------------------------------------------------------ timeouts
 
 
 @pytest.mark.slow
-def test_starts_have_a_limit():
+def test_a_start_has_a_timeout():
     source = LinesSource(tasks=2, faults=[Fault("start", task=1, delay_s=FAR_S)])
     engine = engine_of(source, Seen().record, options={"task_management_timeout_ms": 1000})
     with pytest.raises(TailraceError) as caught:
@@ -196,7 +196,7 @@ def test_starts_have_a_limit():
 
 @pytest.mark.parametrize("method", ["start", "poll", "stop"])
 @pytest.mark.slow
-def test_a_task_that_hangs_for_good_holds_up_nothing(method):
+def test_a_task_that_hangs_for_ever_does_not_block_the_end(method):
     release = threading.Event()
     fault = Fault(method, task=1, call=lambda: release.wait(FAR_S))
     source, seen, heard = LinesSource(tasks=2, ends=False, faults=[fault]), Seen(), Heard()
@@ -220,7 +220,7 @@ def test_a_task_that_hangs_for_good_holds_up_nothing(method):
     wait_until(lambda: not [t for t in threading.enumerate() if "task 1" in t.name], FAR_S)
 
 
-def test_records_under_way_are_given_up_after_their_limit():
+def test_records_under_way_are_cancelled_after_their_timeout():
     entered, release = threading.Event(), threading.Event()
 
     def hang(record):
@@ -240,7 +240,7 @@ def test_records_under_way_are_given_up_after_their_limit():
     assert store.line() == 0
 
 
-def test_records_under_way_are_waited_for_within_their_limit():
+def test_the_end_waits_for_records_under_way_within_their_timeout():
     entered, release = threading.Event(), threading.Event()
 
     def slow(batch):
@@ -262,7 +262,7 @@ def test_records_under_way_are_waited_for_within_their_limit():
 
 
 @pytest.mark.parametrize("marks", [True, False])
-def test_handlers_that_mark_later_are_waited_for_within_the_limit_too(marks):
+def test_the_end_waits_for_handlers_that_mark_later_within_the_timeout(marks):
     store, timers = Store(), []
 
     def handle(batch, committer):
@@ -282,7 +282,7 @@ def test_handlers_that_mark_later_are_waited_for_within_the_limit_too(marks):
 
 
 @pytest.mark.slow
-def test_a_connector_that_hangs_at_its_stop_holds_up_nothing():
+def test_a_connector_that_hangs_in_stop_does_not_block_the_end():
     release = threading.Event()
 
     class Hanging(LinesSource):
@@ -297,7 +297,7 @@ def test_a_connector_that_hangs_at_its_stop_holds_up_nothing():
         release.set()
 
 
-def test_a_transformation_that_hangs_at_its_close_holds_up_nothing():
+def test_a_transformation_that_hangs_in_close_does_not_block_the_end():
     release = threading.Event()
 
     class Hanging:
@@ -323,7 +323,7 @@ def test_a_transformation_that_hangs_at_its_close_holds_up_nothing():
 
 
 @pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
-def test_a_transformation_that_hangs_holds_up_its_own_task_alone(order):
+def test_a_transformation_that_hangs_blocks_only_its_own_task(order):
     release = threading.Event()
 
     class Hanging:
@@ -353,7 +353,7 @@ def test_a_transformation_that_hangs_holds_up_its_own_task_alone(order):
 
 
 @pytest.mark.parametrize("error", [ValueError(), SystemExit()])
-def test_a_connector_that_fails_at_its_stop_makes_the_engine_fail(error):
+def test_an_error_of_a_connector_in_stop_makes_the_engine_fail(error):
     class Failing(LinesSource):
         def stop(self):
             raise error
@@ -366,12 +366,12 @@ def test_a_connector_that_fails_at_its_stop_makes_the_engine_fail(error):
     assert store.calls == ["start", "stop"]
 
 
-# ------------------------------------------------------------------ who asks for the end
+# ------------------------------------------------------------------ calls of close
 
 
 @pytest.mark.parametrize("where", ["on_record", "on_batch", "poll", "start", "commit", "connector"])
 @pytest.mark.parametrize("order", ["ordered", "unordered"])
-def test_the_engine_may_be_closed_from_within(where, order):
+def test_the_engine_may_be_closed_from_its_own_callbacks(where, order):
     holder = []
 
     def close(*_):
@@ -394,7 +394,7 @@ def test_the_engine_may_be_closed_from_within(where, order):
     assert not source.open
 
 
-def test_an_engine_that_was_never_started_can_be_closed_and_then_not_be_started():
+def test_an_engine_closed_before_its_start_cannot_be_started():
     heard = Heard()
     engine = engine_of(LinesSource(), Seen().record, callbacks=heard.callbacks())
     engine.close()
@@ -414,7 +414,7 @@ def test_an_engine_that_failed_can_be_closed():
     assert engine.view().story == story
 
 
-def test_a_commit_after_a_mark_on_somebodys_thread_may_close_the_engine():
+def test_a_commit_after_a_mark_on_a_users_thread_may_close_the_engine():
     closed_s = []
 
     def close():
@@ -431,11 +431,11 @@ def test_a_commit_after_a_mark_on_somebodys_thread_may_close_the_engine():
     engine = engine_of(source, on_batch=manual(mark_elsewhere))
     engine.run()
     assert engine.error is None
-    assert closed_s[0] < 1  # it returned at once, and did not wait for the end, which waits for the commit
+    assert closed_s[0] < 1  # it returned at once: the end waits for the commit
 
 
 @pytest.mark.follows("task_timed_out")
-def test_many_may_close_at_once_and_all_wait_for_the_end():
+def test_many_threads_may_close_at_once_and_all_wait_for_the_end():
     entered, release = threading.Event(), threading.Event()
     fault = Fault("stop", call=lambda: (entered.set(), release.wait(FAR_S)))
     engine = engine_of(LinesSource(ends=False, faults=[fault]), Seen().record)
@@ -471,7 +471,7 @@ def test_a_connector_may_report_an_error_at_any_time():
         engine.wait(FAR_S)
 
 
-def test_tasks_finish_apart_and_the_engine_ends_with_the_last():
+def test_tasks_finish_independently_and_the_engine_ends_with_the_last():
     source, seen, store = LinesSource(30, tasks=2), Seen(), Store()
     hold = threading.Event()
 
@@ -515,7 +515,7 @@ def test_with_starts_and_closes():
 
 
 @pytest.mark.parametrize("other", [None, KeyError()])
-def test_with_raises_why_the_engine_failed_but_not_over_another_error(other):
+def test_with_raises_the_engines_failure_unless_the_block_raises_another_error(other):
     entered = threading.Event()
     fault = Fault("poll", call=lambda: entered.wait(FAR_S), error=ValueError())
 
@@ -547,7 +547,7 @@ def test_waiting_on_a_thread_of_the_engine_is_refused(call):
     assert raised[0].kind is Kind.ENGINE_MISUSED
 
 
-def test_a_task_can_be_reached_while_there_is_one():
+def test_run_with_task_needs_a_running_task():
     engine = engine_of(LinesSource(ends=False), Seen().record)
     with pytest.raises(TailraceError, match="use a task"):
         engine.run_with_task(print)
@@ -577,7 +577,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_or_what_is_made_one_closes_the_engine_and_is_raised_again(sent):
+def test_ctrl_c_or_a_signal_treated_as_one_closes_the_engine_and_is_raised_again(sent):
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None
@@ -591,8 +591,8 @@ def test_ctrl_c_or_what_is_made_one_closes_the_engine_and_is_raised_again(sent):
 
 
 @pytest.mark.slow
-def test_a_signal_that_did_not_interrupt_the_wait_is_heard():
-    # As one that comes between Python's last look at its signals and the main thread's wait.
+def test_a_signal_that_does_not_interrupt_the_wait_is_handled():
+    # As a signal between Python's last check for signals and the main thread's wait.
     elsewhere = "signal.pthread_kill(threading.get_ident(), signal.SIGINT)"
     program = PROGRAM.replace("import signal,", "import signal, threading,").replace(
         'print("record", flush=True)', f'record.after["number"] == 5 and {elsewhere}'
@@ -604,7 +604,7 @@ def test_a_signal_that_did_not_interrupt_the_wait_is_heard():
 
 
 @pytest.mark.slow
-def test_idle_tasks_cost_next_to_nothing():
+def test_idle_tasks_use_almost_no_cpu_time():
     source = LinesSource(0, tasks=100, ends=False)
     with engine_of(source, Seen().record):
         before_cpu, before = time.process_time(), time.monotonic()
@@ -614,7 +614,7 @@ def test_idle_tasks_cost_next_to_nothing():
 
 
 @pytest.mark.parametrize("after_s", [1e-6, 0.3])
-def test_ctrl_c_while_it_starts_ends_it(after_s: float) -> None:
+def test_ctrl_c_during_the_start_ends_the_engine(after_s: float) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -638,7 +638,7 @@ def test_ctrl_c_while_it_starts_ends_it(after_s: float) -> None:
 
 @pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
 @pytest.mark.slow
-def test_a_restarted_task_waits_for_a_handler_that_outlives_its_limit(order):
+def test_a_restarted_task_waits_for_a_handler_that_exceeds_its_timeout(order):
     entered, release = threading.Event(), threading.Event()
     fault = Fault("poll", 3, error=ValueError(), call=lambda: entered.wait(FAR_S))
     source = LinesSource(40, faults=[fault])
@@ -667,7 +667,7 @@ def test_a_restarted_task_waits_for_a_handler_that_outlives_its_limit(order):
     try:
         wait_until(lambda: source.count("stop") == 1, FAR_S)
         given = seen.count
-        # The next life has not begun, so nothing more is handed over.
+        # The task is not restarted yet, so no more is delivered.
         assert engine.view().tasks[0].state is Phase.RESTARTING
         with pytest.raises(AssertionError, match="waited"):
             wait_until(lambda: source.count("start") > 1 or seen.count > given, 0.5)
@@ -681,7 +681,7 @@ def test_a_restarted_task_waits_for_a_handler_that_outlives_its_limit(order):
 
 
 @pytest.mark.slow
-def test_a_restarted_task_waits_for_a_write_of_offsets_that_outlives_its_limit():
+def test_a_restarted_task_waits_for_a_write_of_offsets_that_exceeds_its_timeout():
     release, writes = threading.Event(), []
 
     class Hanging(Store):
@@ -705,10 +705,10 @@ def test_a_restarted_task_waits_for_a_write_of_offsets_that_outlives_its_limit()
     }
     engine_of(LinesSource(30), seen.record, offsets=store, options=options).run()
     assert writes == ["began", 10, 20, 30]
-    assert seen.count == 30  # nothing comes again that the late write has kept
+    assert seen.count == 30  # no record repeats that the late write committed
 
 
-def test_a_handler_that_never_returns_ends_an_engine_that_would_restart_its_task():
+def test_an_engine_fails_instead_of_restarting_a_task_whose_handler_never_returns():
     entered, release = threading.Event(), threading.Event()
     fault = Fault("poll", 3, error=ValueError(), call=lambda: entered.wait(FAR_S))
     source = LinesSource(40, faults=[fault])
@@ -733,7 +733,7 @@ def test_a_handler_that_never_returns_ends_an_engine_that_would_restart_its_task
 
 
 @pytest.mark.parametrize("method", ["start", "poll"])
-def test_what_is_tried_again_is_seen_until_it_succeeds(method):
+def test_an_error_that_is_retried_is_shown_until_the_retry_succeeds(method):
     error = TailraceError(Kind.SOURCE_UNREACHABLE, "connect: nobody listens")
     fails = threading.Event()
     fails.set()

@@ -1,4 +1,4 @@
-"""Hints of errors of engines and converters, followed: the records that did not come before come then."""
+"""Follows the hints of errors of engines and converters: the missing records come then."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def refused(kind: Kind, engine: Engine) -> TailraceError:
     return raised.value
 
 
-# ---------------------------------------------------------------------- calls and limits
+# ---------------------------------------------------------------------- calls and timeouts
 
 
 @pytest.mark.follows("engine_misused")
-def test_where_an_engine_has_ended_another_one_runs() -> None:
+def test_another_engine_runs_after_one_that_has_ended() -> None:
     seen, source, store = Seen(), LinesSource(10), Store()
 
     def create() -> Engine:
@@ -52,7 +52,7 @@ def test_where_an_engine_has_ended_another_one_runs() -> None:
 
 @pytest.mark.follows("task_timed_out")
 @pytest.mark.slow
-def test_a_task_that_starts_slowly_is_given_more_time() -> None:
+def test_a_task_that_starts_slowly_gets_a_longer_timeout() -> None:
     seen = Seen()
 
     def create(**options: Any) -> Engine:
@@ -70,7 +70,7 @@ def test_a_task_that_starts_slowly_is_given_more_time() -> None:
 
 
 class Orders(LinesSource):
-    """A connector whose task makes of each batch of lines what it is told to."""
+    """A connector whose task passes each batch of lines through a function."""
 
     def __init__(self, make: Any) -> None:
         super().__init__(10)
@@ -97,7 +97,7 @@ def batch_of(records: list[SourceRecord]) -> Batch:
 
 
 @pytest.mark.follows("record_invalid")
-def test_a_poll_that_returned_records_makes_a_batch_of_them() -> None:
+def test_records_returned_by_a_poll_are_put_into_a_batch() -> None:
     got: list[Any] = []
 
     def run(make: Any) -> Engine:
@@ -116,7 +116,7 @@ def test_a_poll_that_returned_records_makes_a_batch_of_them() -> None:
 
 @pytest.mark.follows("record_invalid")
 @pytest.mark.parametrize("way", ["another topic", "converted"])
-def test_values_of_two_types_are_of_two_topics_or_of_one_type(way: str) -> None:
+def test_values_of_two_types_are_sent_to_two_topics_or_converted(way: str) -> None:
     got: list[Any] = []
 
     def engine(make: Any) -> Engine:
@@ -141,7 +141,7 @@ def test_values_of_two_types_are_of_two_topics_or_of_one_type(way: str) -> None:
 
 
 def converted(converter: Any, *steps: Any) -> tuple[Engine, list[Any]]:
-    """Return an engine over lines with a converter and transformations, and where its events will be."""
+    """Return an engine over lines with a converter and transformations, and the list that gets its events."""
     got: list[Any] = []
     options = {"converter": converter, "transformations": list(steps)}
     return Engine(connector=LinesSource(10), on_record=got.append, options=options), got
@@ -152,7 +152,7 @@ def avro(registry: FakeRegistry, **more: Any) -> dict[str, Any]:
 
 
 def numbers_in(registry: FakeRegistry, got: list[Any]) -> list[int]:
-    """Return the numbers of the lines in Avro events, read by the schemas that the registry has."""
+    """Return the numbers of the lines in Avro events, decoded with the registry's schemas."""
     found = []
     for event in got:
         schema = registry.schema(int.from_bytes(event.value[1:5], "big"))
@@ -161,7 +161,7 @@ def numbers_in(registry: FakeRegistry, got: list[Any]) -> list[int]:
 
 
 @pytest.mark.follows("conversion_failed")
-def test_a_subject_that_can_not_be_named_by_a_record_is_named_by_the_topic() -> None:
+def test_a_subject_that_no_record_can_name_is_named_by_the_topic() -> None:
     with FakeRegistry() as registry:
 
         def engine(**more: Any) -> Engine:
@@ -182,9 +182,7 @@ def test_a_subject_that_can_not_be_named_by_a_record_is_named_by_the_topic() -> 
 
 @pytest.mark.follows("registry_refused")
 @pytest.mark.parametrize("way", ["password", "token"])
-def test_a_registry_that_is_given_the_right_credentials_lets_in(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_right_credentials_are_accepted_by_the_registry(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIGHT", "r1ght")
     monkeypatch.setenv("WRONG", "wr0ng")
     registry = FakeRegistry(token="r1ght") if way == "token" else FakeRegistry(username="u", password="r1ght")
@@ -199,7 +197,7 @@ def test_a_registry_that_is_given_the_right_credentials_lets_in(
 
 @pytest.mark.follows("registry_unreachable")
 @pytest.mark.slow
-def test_a_registry_that_runs_again_is_asked_again() -> None:
+def test_the_engine_goes_on_once_the_registry_runs_again() -> None:
     with FakeRegistry(faults=[RegistryFault(503, times=1_000_000)]) as registry:
         got: list[Any] = []
         options = {"converter": avro(registry), "errors_retries_max": 0}
@@ -225,7 +223,7 @@ def test_the_address_of_a_registry_without_tls_is_corrected() -> None:
 
 @pytest.mark.follows("schema_refused")
 @pytest.mark.parametrize("way", ["registered first", "registered by the converter"])
-def test_a_schema_that_is_not_there_is_registered(way: str) -> None:
+def test_a_missing_schema_is_registered(way: str) -> None:
     with FakeRegistry() as registry:
         strict = avro(registry, auto_register_schemas=False)
         engine, _ = converted(strict)
@@ -254,12 +252,12 @@ CAST = {"type": "cast", "fields": {"number": "text"}}
 
 @pytest.mark.follows("schema_refused")
 @pytest.mark.parametrize("way", ["let through", "undone", "another topic"])
-def test_a_schema_that_is_not_compatible(way: str) -> None:
+def test_an_incompatible_schema_is_forced_undone_or_sent_to_another_topic(way: str) -> None:
     with FakeRegistry() as registry:
         engine, _ = converted(avro(registry))
         engine.run()
         if way == "let through":
-            for _ in range(2):  # the subject of the values, and that of the keys
+            for _ in range(2):  # the subject of the values, then that of the keys
                 engine, got = converted(avro(registry), CAST)
                 let_through(registry, refused(Kind.SCHEMA_REFUSED, engine).hint)
             engine, got = converted(avro(registry), CAST)
@@ -278,7 +276,7 @@ def test_a_schema_that_is_not_compatible(way: str) -> None:
 
 @pytest.mark.follows("transform_failed")
 @pytest.mark.parametrize("way", ["corrected", "for its tables alone"])
-def test_an_expression_that_does_not_fit_is_corrected_or_kept_from_other_tables(way: str) -> None:
+def test_a_wrong_expression_is_corrected_or_restricted_by_a_predicate(way: str) -> None:
     store, got = Store(), []
 
     def engine(where: str, **more: Any) -> Engine:
@@ -298,18 +296,18 @@ def test_an_expression_that_does_not_fit_is_corrected_or_kept_from_other_tables(
     assert [record.after["number"] for record in got] == NUMBERS
 
 
-# ---------------------------------------------------------------------- code of the user's
+# ---------------------------------------------------------------------- the user's code
 
 
 def lines_of_cause(error: TailraceError) -> list[str]:
-    """Return the lines of the trace of an error's cause, and of what caused that."""
+    """Return the lines of the traceback of an error's causes."""
     assert error.__cause__ is not None
     text = "".join(traceback.format_exception(error.__cause__))
     return [line.strip() for line in text.splitlines()]
 
 
 @pytest.mark.follows("task_failed")
-def test_a_handler_that_raises_is_corrected_where_its_cause_says() -> None:
+def test_the_cause_of_a_handlers_error_leads_to_the_line_to_correct() -> None:
     seen, store = Seen(), Store()
 
     def wrong(record: Any) -> None:
@@ -327,7 +325,7 @@ def test_a_handler_that_raises_is_corrected_where_its_cause_says() -> None:
 
 
 class Shout:
-    """A transformation of the user's; a wrong one does not think of lines without a note."""
+    """A user's transformation; the wrong one does not handle lines without a note."""
 
     def __init__(self, *, wrong: bool) -> None:
         self._wrong = wrong
@@ -339,7 +337,7 @@ class Shout:
 
 
 @pytest.mark.follows("task_failed")
-def test_a_transformation_that_raises_is_corrected_where_its_cause_says() -> None:
+def test_the_cause_of_a_transformations_error_leads_to_the_line_to_correct() -> None:
     got: list[Any] = []
 
     def engine(*, wrong: bool) -> Engine:

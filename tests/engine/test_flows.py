@@ -1,4 +1,4 @@
-"""The flows: what handlers get, in what order, and what is committed, whatever goes wrong and when."""
+"""Delivery: what handlers get, in what order, and what is committed, whatever goes wrong and when."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ORDERS: list[Order] = ["ordered", "unordered", "key"]
 
 
 def number_of(given: Record | Event) -> int:
-    """The number of the change that a record or event is of."""
+    """The number of the change behind a record or event."""
     if isinstance(given, Event):
         assert given.value == str(given.record.source["n"])
         given = given.record
@@ -59,7 +59,7 @@ def number_of(given: Record | Event) -> int:
 
 
 def expected(seed: int, *, drops: bool) -> list[int]:
-    """What a serial loop over the stream gives."""
+    """The result of a serial loop over the stream."""
     return [n for n in numbers(stream(seed)) if not drops or n % 3]
 
 
@@ -67,11 +67,11 @@ def expected(seed: int, *, drops: bool) -> list[int]:
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("takes", ["batch", "record"])
-def test_every_flow_gives_what_a_serial_loop_gives(
+def test_every_dispatcher_gives_the_result_of_a_serial_loop(
     takes: str, order: Order, drops: bool, converts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = random.randrange(1 << 30)
-    monkeypatch.setattr(stage, "PART_RECORDS_MIN", 1 + seed % 9)  # groups are split, or put together
+    monkeypatch.setattr(stage, "PART_RECORDS_MIN", 1 + seed % 9)  # groups are split, or merged
     chance = random.Random(seed)
     got: list[int] = []
     lock = threading.Lock()
@@ -107,8 +107,8 @@ def test_every_flow_gives_what_a_serial_loop_gives(
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_who_dies_between_the_two_records_of_a_changed_key_gets_both_again(order: Order) -> None:
-    """What is committed while the second is handled is what a process that is killed there leaves."""
+def test_a_crash_between_the_two_records_of_a_changed_key_repeats_both(order: Order) -> None:
+    """The offset committed while the second is handled is where a process killed there continues."""
     changed = orders(
         insert("1", "a", None), update("2", "b", "1.00", key=("1", None, None)), insert("3", "c", None)
     )
@@ -129,7 +129,7 @@ def test_who_dies_between_the_two_records_of_a_changed_key_gets_both_again(order
     ) as run:
         run.put([first])
         assert at_second.wait(SOON_S)
-        waiting = threading.Thread(target=run.put, args=([then],))  # for room, and marks what is done
+        waiting = threading.Thread(target=run.put, args=([then],))  # waits for a place
         waiting.start()
         until_s = time.monotonic() + 0.3
         while time.monotonic() < until_s:
@@ -143,7 +143,7 @@ def test_who_dies_between_the_two_records_of_a_changed_key_gets_both_again(order
 
 
 @pytest.mark.parametrize("order", ["unordered", "key"])
-def test_records_of_different_keys_run_side_by_side_and_those_of_one_never_do(order: Order) -> None:
+def test_records_of_different_keys_run_in_parallel_and_those_of_one_key_do_not(order: Order) -> None:
     running_now: dict[Any, int] = defaultdict(int)
     lock, together = threading.Lock(), threading.Event()
     most_of_one = 0
@@ -169,7 +169,7 @@ def test_records_of_different_keys_run_side_by_side_and_those_of_one_never_do(or
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("takes", ["batch", "record"])
-def test_what_a_handler_asks_for_again_comes_again_and_nothing_passes_over_it(
+def test_a_record_with_a_retriable_error_is_repeated_and_no_later_offset_is_stored_before_it(
     takes: str, order: Order
 ) -> None:
     seed, lock = 11, threading.Lock()
@@ -178,7 +178,7 @@ def test_what_a_handler_asks_for_again_comes_again_and_nothing_passes_over_it(
     store = Remembering()
 
     def refuse(n: int) -> None:
-        # Each third once or twice; what is stored meanwhile is never beyond it.
+        # Refuses each third record once or twice; no stored offset is beyond it meanwhile.
         with lock:
             refused[n] = refused.get(n, 0) + 1
         if n % 3 == 0 and refused[n] <= 1 + n % 2:
@@ -205,7 +205,7 @@ def test_what_a_handler_asks_for_again_comes_again_and_nothing_passes_over_it(
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_handler_that_fails_is_an_error_of_the_task_and_its_record_is_never_passed(order: Order) -> None:
+def test_an_error_of_a_handler_fails_the_task_and_its_record_is_not_committed(order: Order) -> None:
     poison, got, lock = 100, [], threading.Lock()
 
     def one(record: Record) -> None:
@@ -237,7 +237,7 @@ def test_a_handler_whose_own_future_was_cancelled_has_failed(
 
 
 async def awaited(_: Any) -> None:
-    """Does nothing until somebody awaits it."""
+    """Does nothing until it is awaited."""
 
 
 def promising(one: Any) -> Any:
@@ -255,7 +255,7 @@ PROMISES: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("kind", [on_batch, on_record])
 @pytest.mark.parametrize("promise", PROMISES, ids=["coroutine", "generator", "future"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_a_handler_only_promises_does_not_count_as_processed(
+def test_a_handler_that_returns_unfinished_work_is_refused(
     order: Order, promise: Callable[[Any], Any], kind: Callable[..., Any]
 ) -> None:
     with running(kind(promise), order) as run:
@@ -268,7 +268,7 @@ def test_what_a_handler_only_promises_does_not_count_as_processed(
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("promise", PROMISES, ids=["coroutine", "generator", "future"])
-def test_a_manual_handler_may_return_work_that_is_under_way_alone(promise: Callable[[Any], Any]) -> None:
+def test_a_manual_handler_may_return_only_a_future_that_is_running(promise: Callable[[Any], Any]) -> None:
     with running(on_batch(manual(lambda batch, _: promise(batch)))) as run:
         if promise is PROMISES[-1]:
             run.work_off(stream(5))
@@ -279,14 +279,14 @@ def test_a_manual_handler_may_return_work_that_is_under_way_alone(promise: Calla
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_else_a_handler_returns_is_of_no_interest(order: Order) -> None:
+def test_other_results_of_a_handler_are_ignored(order: Order) -> None:
     with running(on_record(number_of), order) as run:
         run.work_off(stream(5))
         assert run.committer.finish(SOON_S)
     assert run.store.last == len(expected(5, drops=False))
 
 
-def test_retries_are_bounded_and_counted_anew_after_success() -> None:
+def test_retries_are_limited_and_counted_from_zero_after_a_success() -> None:
     tries = 0
 
     def twice_each(batch: Batch) -> None:
@@ -311,7 +311,7 @@ def test_retries_are_bounded_and_counted_anew_after_success() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_who_wants_the_end_has_that_record_counted_and_gets_nothing_more(order: Order) -> None:
+def test_the_record_at_which_a_handler_stops_the_engine_counts_and_is_the_last(order: Order) -> None:
     last, got, lock = 77, [], threading.Lock()
 
     def one(record: Record) -> None:
@@ -327,7 +327,7 @@ def test_who_wants_the_end_has_that_record_counted_and_gets_nothing_more(order: 
         assert run.store.last == last + 2  # the one after it was dropped
 
 
-def test_a_handler_of_batches_that_wants_the_end_has_its_batch_counted() -> None:
+def test_the_batch_at_which_a_handler_stops_the_engine_counts() -> None:
     def whole(batch: Batch) -> None:
         raise StopEngine
 
@@ -337,7 +337,7 @@ def test_a_handler_of_batches_that_wants_the_end_has_its_batch_counted() -> None
     assert run.store.last == len(first)
 
 
-def test_batches_of_which_nothing_is_left_are_not_delivered_but_committed() -> None:
+def test_batches_without_records_after_transformations_are_committed_but_not_delivered() -> None:
     called = []
     with running(on_batch(called.append), transform=lambda _: []) as run:
         run.work_off(stream(5))
@@ -346,7 +346,7 @@ def test_batches_of_which_nothing_is_left_are_not_delivered_but_committed() -> N
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_nothing_is_delivered_or_marked_after_everything_was_given_up(order: Order) -> None:
+def test_nothing_is_delivered_or_marked_after_the_processor_is_closed(order: Order) -> None:
     held, release = threading.Event(), threading.Event()
     calls: list[int] = []
 
@@ -369,7 +369,7 @@ def test_nothing_is_delivered_or_marked_after_everything_was_given_up(order: Ord
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_is_done_is_committed_while_the_handler_hangs_in_the_next_record(order: Order) -> None:
+def test_processed_records_are_committed_while_the_handler_hangs_in_the_next_one(order: Order) -> None:
     hanging, release = 10, threading.Event()
 
     def one(record: Record) -> None:
@@ -384,7 +384,7 @@ def test_what_is_done_is_committed_while_the_handler_hangs_in_the_next_record(or
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_is_done_when_everything_is_given_up_counts(order: Order) -> None:
+def test_records_processed_before_the_processor_is_closed_count(order: Order) -> None:
     hanging, entered, release = 10, threading.Event(), threading.Event()
 
     def one(record: Record) -> None:
@@ -411,7 +411,7 @@ def _as_event_of_each(group: Group) -> Converted:
 def test_records_and_events_are_made_when_they_are_delivered(
     order: Order, convert: Callable[[Group], Converted] | None
 ) -> None:
-    # Thousands of objects that wait have the garbage collector look through the whole process.
+    # Thousands of waiting objects would make the garbage collector scan the whole process.
     entered, release, topic = threading.Event(), threading.Event(), f"made late, {order}, {convert}"
 
     def one(_: Record | Event) -> None:
@@ -424,14 +424,14 @@ def test_records_and_events_are_made_when_they_are_delivered(
         assert entered.wait(SOON_S)
         time.sleep(0.05)
         records = [each for each in gc.get_objects() if type(each) is Record]
-        # Others may have been left over by tests before.
+        # Earlier tests may have left other records.
         assert sum(each.group.topic == topic for each in records) < 100
         release.set()
         assert run.processor.drain(SOON_S)
 
 
 @pytest.mark.parametrize("bound", ["batches", "bytes"])
-def test_polling_waits_while_as_much_as_may_be_is_under_way(bound: str) -> None:
+def test_polling_waits_while_the_queue_is_full(bound: str) -> None:
     release = threading.Event()
     put: list[int] = []
     batches = [batch for batch in stream(9, batches=20) if len(batch)]
@@ -462,7 +462,7 @@ def test_polling_waits_while_as_much_as_may_be_is_under_way(bound: str) -> None:
         assert run.processor.drain(SOON_S)
 
 
-def test_who_waits_for_room_does_not_hold_up_the_end() -> None:
+def test_waiting_for_the_queue_does_not_block_the_end() -> None:
     release = threading.Event()
     with running(on_batch(lambda _: release.wait(SOON_S) and None), batches_max=1) as run:
         run.put([stream(9)[0]])
@@ -489,7 +489,7 @@ def test_one_batch_is_prepared_while_the_one_before_it_is_delivered() -> None:
     assert second_is_prepared.is_set()
 
 
-def test_what_fails_in_preparation_and_may_pass_is_prepared_again() -> None:
+def test_preparation_is_repeated_after_a_retriable_error() -> None:
     seen: set[int] = set()
     got: list[int] = []
 
@@ -506,7 +506,7 @@ def test_what_fails_in_preparation_and_may_pass_is_prepared_again() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_fails_in_preparation_for_good_is_not_tried_again_and_never_passed(order: Order) -> None:
+def test_preparation_is_not_repeated_after_another_error_and_nothing_is_committed(order: Order) -> None:
     tries, poison = 0, 100
 
     def prepare(group: Group) -> list[Group]:
@@ -522,7 +522,7 @@ def test_what_fails_in_preparation_for_good_is_not_tried_again_and_never_passed(
     assert run.store.last <= poison
 
 
-def test_those_who_commit_themselves_mark_when_and_where_they_like() -> None:
+def test_a_manual_handler_may_mark_late_in_any_order_and_with_its_own_offsets() -> None:
     kept: list[tuple[Batch, Committer]] = []
     with running(on_batch(manual(lambda batch, committer: kept.append((batch, committer))))) as run:
         run.work_off(stream(5)[:6])
@@ -542,7 +542,7 @@ def test_those_who_commit_themselves_mark_when_and_where_they_like() -> None:
 
 
 def several(group: Group) -> Converted:
-    """A converter: of each change as many events as its number modulo 3."""
+    """A converter that makes as many events of each change as its number modulo 3."""
     n = group.columns.column("source").field(0).to_numpy()
     rows = np.repeat(np.arange(len(group)), n % 3)
     return Converted(
@@ -555,7 +555,7 @@ def _counted(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_of_several_events_of_a_record_the_one_that_failed_comes_again_and_the_last_one_counts(
+def test_of_a_records_events_only_the_failed_one_is_repeated_and_the_last_one_commits_it(
     order: Order,
 ) -> None:
     got: list[tuple[int, int]] = []
@@ -580,7 +580,7 @@ def test_of_several_events_of_a_record_the_one_that_failed_comes_again_and_the_l
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_record_whose_last_event_is_not_delivered_does_not_count(order: Order) -> None:
+def test_a_record_does_not_count_before_its_last_event_is_delivered(order: Order) -> None:
     def one(event: Event) -> None:
         if event.value == (5, 0):
             raise StopEngine
@@ -593,7 +593,7 @@ def test_a_record_whose_last_event_is_not_delivered_does_not_count(order: Order)
 
 
 @given(st.lists(st.integers(1, 9000), max_size=12), st.integers(1, 4))
-def test_parts_are_the_groups_in_their_order_and_about_as_many_as_threads(
+def test_groups_are_split_in_order_into_about_as_many_parts_as_threads(
     sizes: list[int], threads: int
 ) -> None:
     groups, at = [], 0
@@ -611,7 +611,7 @@ def test_parts_are_the_groups_in_their_order_and_about_as_many_as_threads(
 
 
 @pytest.mark.slow
-def test_no_thread_is_left_of_lives_that_ended_in_every_way() -> None:
+def test_no_thread_is_left_however_a_run_ended() -> None:
     def trouble(record: Record) -> None:
         n = number_of(record)
         if n % 50 == 49:
@@ -633,7 +633,7 @@ def test_no_thread_is_left_of_lives_that_ended_in_every_way() -> None:
     wait_until(lambda: not ours(), SOON_S, "the threads to end")
 
 
-def test_a_key_of_another_type_waits_for_those_before_it() -> None:
+def test_a_key_of_another_type_waits_for_the_records_before_it() -> None:
     running_now, most = 0, 0
     lock, got = threading.Lock(), []
 

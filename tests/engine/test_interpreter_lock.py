@@ -1,4 +1,4 @@
-"""What tasks do most is done without the interpreter's lock: other threads get on in the middle of it."""
+"""The main work of tasks releases the interpreter lock: other threads run in the middle of it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROWS = 4000
 
 
 @pytest.fixture
-def nobody_is_interrupted() -> Iterator[None]:
-    """A thread keeps the lock until it lets go of it by itself."""
+def no_thread_is_interrupted() -> Iterator[None]:
+    """Let a thread keep the lock until it releases it by itself."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
     yield
@@ -50,21 +50,21 @@ def only_python() -> Callable[[], object]:
     return lambda: sum(number * number for number in range(100_000))
 
 
-@pytest.mark.usefixtures("nobody_is_interrupted")
+@pytest.mark.usefixtures("no_thread_is_interrupted")
 @pytest.mark.parametrize("prepare", [found_in_a_block, decoded, as_json])
-def test_another_thread_gets_on_in_the_middle_of_a_tasks_work(
+def test_another_thread_runs_in_the_middle_of_a_tasks_work(
     prepare: Callable[[], Callable[[], object]],
 ) -> None:
-    assert turns_of_another(prepare), "the work was done within one hold of the lock, each time"
+    assert turns_of_another(prepare), "the work did not release the lock in any run"
 
 
-@pytest.mark.usefixtures("nobody_is_interrupted")
-def test_no_other_thread_gets_on_while_python_works_alone() -> None:
-    assert not turns_of_another(only_python), "what is counted is no measure"
+@pytest.mark.usefixtures("no_thread_is_interrupted")
+def test_no_other_thread_runs_during_pure_python_work() -> None:
+    assert not turns_of_another(only_python), "the count does not measure releases of the lock"
 
 
 def turns_of_another(prepare: Callable[[], Callable[[], object]]) -> int:
-    """How often another thread had the lock while work was done, of some times the first in which it had."""
+    """Count how often another thread ran during the work, in the first of some runs in which it did."""
     inside, done = threading.Event(), threading.Event()
     semaphore = 0
 
@@ -74,7 +74,7 @@ def turns_of_another(prepare: Callable[[], Callable[[], object]]) -> int:
             semaphore += inside.is_set()
             time.sleep(0)
 
-    prepare()()  # what is loaded at the first call
+    prepare()()  # so that what the first call loads is loaded
     other = threading.Thread(target=look_on)
     other.start()
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Queues of keys: order by key while delivery turns from one thread to several and back, at any moment."""
+"""Key queues: order by key while delivery changes between one thread and several at any moment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.wait import wait_until
 
 
 class _Fickle(DeliveryRate):
-    """Finds at random that records are delivered quickly, or no longer."""
+    """Reports at random that records are delivered quickly, or no longer."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _Fickle(DeliveryRate):
 
 @pytest.mark.parametrize("order", ["key", "unordered"])
 @pytest.mark.parametrize("_", range(10))
-def test_each_record_comes_once_and_in_order_of_its_key_whenever_threads_are_called(
+def test_each_record_comes_once_and_in_order_of_its_key_whenever_threads_are_added(
     _: int, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = random.randrange(1 << 30)
@@ -84,7 +84,7 @@ def test_each_record_comes_once_and_in_order_of_its_key_whenever_threads_are_cal
 
 @pytest.mark.parametrize("order", ["key", "unordered"])
 @pytest.mark.slow
-def test_a_call_that_hangs_among_quick_ones_holds_up_its_queue_only(order: Order) -> None:
+def test_a_call_that_hangs_among_quick_ones_blocks_only_its_own_queue(order: Order) -> None:
     records, hanging = 60_000, 30_000
     release, reached = threading.Event(), threading.Event()
     got: list[int] = []
@@ -106,15 +106,15 @@ def test_a_call_that_hangs_among_quick_ones_holds_up_its_queue_only(order: Order
     assert sorted(got) == list(range(records))
 
 
-def test_one_thread_does_as_much_as_several_while_many_records_come() -> None:
+def test_one_thread_is_enough_while_it_delivers_many_records() -> None:
     rate = DeliveryRate()
     rate.measure(0, 100.0)
     assert not rate.is_quick
-    assert not rate.measure(10_000_000, 100.0 + PERIOD_S / 2)  # too soon to say
+    assert not rate.measure(10_000_000, 100.0 + PERIOD_S / 2)  # too soon to decide
     assert rate.measure(10_000_000, 100.0 + 2 * PERIOD_S)
     assert rate.goes_on(10_000, 200.0, 200.0 + PERIOD_S)
     assert not rate.goes_on(10, 200.0, 200.0 + PERIOD_S)
-    # Others were called: they are not sent away at once.
+    # Other threads were added: they are not removed at once.
     assert not rate.measure(20_000_000, 200.0 + 2 * PERIOD_S)
     assert not rate.measure(20_000_100, 201.0)
     assert rate.measure(30_000_000, 202.0)
@@ -125,7 +125,7 @@ KEYS = 5
 
 
 def _add(queues: Queues, first: int, last: int) -> None:
-    """Add records with these numbers, each of the key that its number has modulo `KEYS`."""
+    """Add records with these numbers; each one's key is its number modulo `KEYS`."""
     made = [
         SourceRecord(topic="t", offset={"at": n}, key={"id": n % KEYS}, value=n) for n in range(first, last)
     ]
@@ -137,7 +137,7 @@ def _add(queues: Queues, first: int, last: int) -> None:
 
 
 def _work_off(queues: Queues) -> list[int]:
-    """Take every queue that there is, and return the values of what one thread gets."""
+    """Take every available queue, and return the values that one thread gets."""
     found: list[int] = []
     while queues.has_any():
         queue, part = queues.take(), None
@@ -146,10 +146,10 @@ def _work_off(queues: Queues) -> list[int]:
     return found
 
 
-def test_the_record_that_a_thread_has_holds_those_of_its_key_alone_when_they_are_dealt_out() -> None:
+def test_the_record_being_delivered_holds_back_only_its_own_key_when_others_are_dealt_out() -> None:
     rate = DeliveryRate()
     rate.is_quick = True
-    queues = Queues(50, rate)  # so many that no two keys share one
+    queues = Queues(50, rate)  # enough that no two keys share one
     _add(queues, 0, 20)
     queue = queues.take()
     part = queues.next_in(queue, None)
@@ -164,7 +164,7 @@ def test_the_record_that_a_thread_has_holds_those_of_its_key_alone_when_they_are
     assert _work_off(queues) == [6, 11, 16, *range(20, 30)]
 
 
-def test_a_record_that_is_to_be_tried_again_holds_those_of_its_key_alone() -> None:
+def test_a_record_that_waits_for_its_retry_holds_back_only_its_own_key() -> None:
     rate = DeliveryRate()
     rate.is_quick = True
     queues = Queues(50, rate)

@@ -1,4 +1,4 @@
-"""Processes with an embedded engine that are killed: what was not committed comes again, in order."""
+"""A process with an embedded engine is killed: uncommitted records come again, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace import failpoints
 
 POINTS = sorted(name for name in failpoints.NAMES if name.startswith("engine."))
 
-#: Each life is a process of its own, forked before there is any thread.
+#: Each run is another process, forked before there is any thread.
 PROGRAM = """
 import json, logging, os, sys
 import structlog
@@ -53,7 +53,7 @@ print(json.dumps(lives))
 
 
 @pytest.mark.slow
-def test_a_process_that_was_killed_anywhere_goes_on_without_a_gap(tmp_path):
+def test_after_a_kill_anywhere_the_next_process_continues_without_a_gap(tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), *POINTS]
     found = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     lives = json.loads(found.stdout)

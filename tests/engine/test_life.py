@@ -1,4 +1,4 @@
-"""The engine's life as a table."""
+"""The engine's life cycle as a table of states and events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lived(*events):
     return life
 
 
-def test_the_way_through_all_states():
+def test_an_undisturbed_engine_passes_all_states():
     states = [lived(*WAY[:n]).state for n in range(5)]
     assert states == list(State)[:5]
     assert lived(*WAY, EngineEvent.CLOSE_CALLED).state is State.STOPPING
@@ -37,13 +37,13 @@ def test_the_way_through_all_states():
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
-def test_from_any_state_before_the_end_the_end_may_come(steps, end):
+def test_any_state_may_be_ended(steps, end):
     life = lived(*WAY[:steps], end)
     assert (life.state, life.ending, life.failed) == (State.STOPPING, end, end is EngineEvent.FAILURE)
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_while_tasks_start_the_end_waits_until_every_start_has_ended(end):
+def test_an_end_during_the_start_waits_until_every_task_has_started_or_failed(end):
     life = lived(*WAY[:3], end)
     assert life.state is State.STARTING_TASKS
     assert not life.goes_on
@@ -59,7 +59,7 @@ def test_nothing_happens_to_an_engine_that_has_stopped(event):
     assert copy.copy(caught.value).message == caught.value.message
 
 
-def test_the_error_tells_the_story():
+def test_the_error_lists_the_steps_before_it():
     with pytest.raises(TailraceError, match="it has stopped") as caught:
         lived(
             EngineEvent.RUN_CALLED,
@@ -78,7 +78,7 @@ def test_no_engine_runs_twice():
 
 
 @given(st.lists(st.sampled_from(EngineEvent), max_size=40))
-def test_any_story_keeps_the_rules(events):
+def test_any_sequence_of_events_keeps_the_rules(events):
     life, seen = EngineLifecycle(), [State.CREATING]
     for event in events:
         try:
@@ -87,7 +87,7 @@ def test_any_story_keeps_the_rules(events):
             continue
         seen.append(life.state)
     order = list(State)
-    # States are never taken back, and only the end is reached from anywhere.
+    # A state never comes back, and only the end is reached from anywhere.
     for before, after in itertools.pairwise(seen):
         assert after is before or order.index(after) == order.index(before) + 1 or after is State.STOPPING
     assert State.STOPPED not in seen or State.STOPPING in seen

@@ -1,4 +1,4 @@
-"""Lives of engines at random: whatever goes wrong, nothing is lost, passed over or left behind."""
+"""Random runs of engines: whatever goes wrong, no record is lost or skipped and no resource leaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.examples import examples
 
 
 class Lives(RuleBasedStateMachine):
-    """Engines that live one after another, over a source that gets more lines."""
+    """Engines that run one after another, over a source that gets more lines."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class Lives(RuleBasedStateMachine):
         self.world.live(script_of(rng))
 
     @rule()
-    def live_in_peace(self):
+    def live_without_faults(self):
         self.world.live(PEACE)
 
     def teardown(self):
@@ -53,7 +53,7 @@ TestLives.settings = settings(examples(25), stateful_step_count=8)
 
 
 def lives(count, seed):
-    """Live so many lives. The name of the test tells the seed: TAILRACE_SEEDS=<seed> repeats it."""
+    """Run so many engines. The name of the test has the seed: TAILRACE_SEEDS=<seed> repeats it."""
     leaks, world, rng = Leaks(), World(), random.Random(seed)
     for _ in range(count):
         for _ in range(rng.choice([0, 1, 3])):
@@ -65,22 +65,22 @@ def lives(count, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.slow
-def test_lives_leave_nothing_behind(seed):
+def test_random_runs_leak_nothing(seed):
     lives(60, seed)
 
 
 @pytest.mark.ci
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_thousand_lives_leave_nothing_behind(seed):
+def test_a_thousand_random_runs_leak_nothing(seed):
     lives(1000, seed)
 
 
 # ------------------------------------------------------------------ planted bugs, which the rules must find
 
 
-def passes_over_a_batch(monkeypatch):
-    """Every seventh batch is marked and handed to nobody."""
+def skips_a_batch(monkeypatch):
+    """Every seventh batch is marked as processed without being delivered."""
     count, take = itertools.count(1), OffsetCommitter.take
 
     def planted(self, batch):
@@ -91,8 +91,8 @@ def passes_over_a_batch(monkeypatch):
     monkeypatch.setattr(OffsetCommitter, "take", planted)
 
 
-def polls_on_after_a_failure(monkeypatch):
-    """A batch that could not be handed over is left out."""
+def drops_a_failed_batch(monkeypatch):
+    """Every seventh batch is lost, as one whose delivery failed."""
     process = Dispatcher.process
     count = itertools.count(1)
 
@@ -103,7 +103,7 @@ def polls_on_after_a_failure(monkeypatch):
     monkeypatch.setattr(Dispatcher, "process", planted)
 
 
-def stops_no_task_whose_start_failed(monkeypatch):
+def does_not_stop_a_task_whose_start_failed(monkeypatch):
     stop = LinesTask.stop
 
     def planted(self):
@@ -114,11 +114,11 @@ def stops_no_task_whose_start_failed(monkeypatch):
 
 
 def _many_lives():
-    for seed in range(7, 12):  # threads decide, too, whether a life meets a bug
+    for seed in range(7, 12):  # threads also decide whether a run meets a bug
         lives(60, seed)
 
 
-def tells_success_after_a_failure(monkeypatch):
+def reports_success_after_a_failure(monkeypatch):
     monkeypatch.setattr(Engine, "_raise_failure", lambda _: None)
     monkeypatch.setattr(Engine, "error", None)
 
@@ -126,10 +126,10 @@ def tells_success_after_a_failure(monkeypatch):
 @pytest.mark.parametrize(
     "bug",
     [
-        passes_over_a_batch,
-        polls_on_after_a_failure,
-        stops_no_task_whose_start_failed,
-        tells_success_after_a_failure,
+        skips_a_batch,
+        drops_a_failed_batch,
+        does_not_stop_a_task_whose_start_failed,
+        reports_success_after_a_failure,
     ],
 )
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The log of an embedded engine is a library's: silent on standard output, and Python's to direct."""
+"""An embedded engine logs as a library does: nothing on standard output, all to Python's logging."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def test_log_lines_go_to_pythons_logging() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_said_that_was_not_asked_for() -> None:
+def test_nothing_is_printed_below_the_chosen_level() -> None:
     assert said("ERROR") == ("", "")

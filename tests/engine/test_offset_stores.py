@@ -1,4 +1,4 @@
-"""Offsets that are kept: durably, by one process, and readable after any death."""
+"""Stores of offsets: durable, used by one process at a time, and readable after any crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(path: Path, name: str = "shop") -> FileOffsetStore:
     return store
 
 
-def test_offsets_come_back_word_for_word(tmp_path: Path) -> None:
+def test_offsets_come_back_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "offsets.json"
     store = opened(path)
     assert store.read([A, B]) == {}
@@ -49,7 +49,7 @@ def test_offsets_come_back_word_for_word(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["content"]["engines"]["shop"]
 
 
-def test_names_that_are_numbers_are_read_as_texts_at_once_and_later(tmp_path: Path) -> None:
+def test_numeric_keys_are_read_as_texts_before_and_after_a_restart(tmp_path: Path) -> None:
     path, as_read = tmp_path / "offsets.json", {0: {"parts": {"9": 1, "10": [2, 3]}}}
     store = opened(path)
     store.write([(A, {"parts": {9: 1, 10: (2, 3)}})], 5)
@@ -60,7 +60,7 @@ def test_names_that_are_numbers_are_read_as_texts_at_once_and_later(tmp_path: Pa
     store.stop()
 
 
-def test_engines_that_take_turns_with_a_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_engines_that_use_a_file_in_turn_keep_each_others_offsets(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     for name, lsn in (("one", 1), ("two", 2), ("one", 3)):
         store = opened(path, name)
@@ -86,7 +86,7 @@ def test_one_process_at_a_time_uses_a_file(tmp_path: Path) -> None:
     opened(tmp_path / "offsets.json").stop()
 
 
-def test_a_write_that_hangs_keeps_the_file_from_others_until_it_has_ended(tmp_path, monkeypatch) -> None:
+def test_a_write_that_hangs_keeps_the_file_locked_until_it_ends(tmp_path, monkeypatch) -> None:
     path, began, release = tmp_path / "offsets.json", threading.Event(), threading.Event()
     write = durable.write_state
 
@@ -115,7 +115,7 @@ def test_a_write_that_hangs_keeps_the_file_from_others_until_it_has_ended(tmp_pa
     after.stop()
 
 
-def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:
+def test_an_offset_that_cannot_be_written_leaves_the_old_ones(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     store = opened(path)
     store.write([(A, {"lsn": 1})], 5)
@@ -132,7 +132,7 @@ def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.follows("offsets_unreadable")
-def test_a_damaged_file_gives_way_to_the_one_before_it_and_without_one_nothing_starts(tmp_path: Path) -> None:
+def test_after_damage_the_previous_file_is_read_and_without_one_the_start_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     store = opened(path)
     store.write([(A, {"lsn": 1})], 5)
@@ -165,7 +165,7 @@ def refused(path: Path) -> TailraceError:
 
 
 def follow_removal(error: TailraceError) -> None:
-    """Do what the hint says, and nothing else."""
+    """Do only what the hint says."""
     found = re.search(r"remove (\S+) and (\S+), and every source is read from its beginning", error.hint)
     assert found is not None
     for name in found.groups():
@@ -173,7 +173,7 @@ def follow_removal(error: TailraceError) -> None:
 
 
 @pytest.mark.follows("offsets_unreadable")
-def test_a_file_of_a_later_version_is_refused_and_the_way_out_leads_out(tmp_path: Path) -> None:
+def test_a_file_of_a_later_version_is_refused_and_its_hint_helps(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     store = opened(path)
     for lsn in (1, 2):
@@ -188,7 +188,7 @@ def test_a_file_of_a_later_version_is_refused_and_the_way_out_leads_out(tmp_path
     store.stop()
 
 
-def test_a_file_of_which_only_the_generation_before_is_there_is_said(tmp_path: Path) -> None:
+def test_reading_only_the_previous_file_is_logged(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     store = opened(path)
     for lsn in (1, 2):
@@ -202,7 +202,7 @@ def test_a_file_of_which_only_the_generation_before_is_there_is_said(tmp_path: P
     store.stop()
 
 
-def test_a_file_that_can_not_be_opened_does_not_ask_for_its_removal(tmp_path: Path) -> None:
+def test_the_hint_for_a_file_that_cannot_be_opened_does_not_ask_to_remove_it(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     path.mkdir()
     error = refused(path)
@@ -212,7 +212,7 @@ def test_a_file_that_can_not_be_opened_does_not_ask_for_its_removal(tmp_path: Pa
 
 
 @pytest.mark.follows("offsets_unwritable")
-def test_a_folder_that_can_be_written_to_again_has_the_engine_go_on(tmp_path: Path) -> None:
+def test_the_engine_goes_on_once_the_folder_is_writable_again(tmp_path: Path) -> None:
     folder, away = tmp_path / "offsets", tmp_path / "away"
 
     def run(seen: Seen) -> None:
@@ -233,7 +233,7 @@ def test_a_folder_that_can_be_written_to_again_has_the_engine_go_on(tmp_path: Pa
     assert sorted({*before, *after}) == list(range(1, 51))
     third = Seen()
     run(third)
-    assert third.count == 0  # all was committed
+    assert third.count == 0  # everything was committed
 
 
 WRITER = """
@@ -254,7 +254,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_after_a_kill_the_file_holds_what_was_written_last(tmp_path: Path) -> None:
+def test_after_a_kill_the_file_has_the_last_written_offsets(tmp_path: Path) -> None:
     path, told = tmp_path / "offsets.json", tmp_path / "told"
     last = 0
     for life in range(4):
@@ -276,7 +276,7 @@ def test_after_a_kill_the_file_holds_what_was_written_last(tmp_path: Path) -> No
         assert acknowledged <= last <= acknowledged + 1
 
 
-def test_memory_is_shared_by_those_who_share_the_object() -> None:
+def test_a_memory_store_keeps_its_offsets_over_restarts() -> None:
     store = store_for(OffsetStorage(type="memory"), "shop")
     assert isinstance(store, MemoryOffsetStore)
     store.start()

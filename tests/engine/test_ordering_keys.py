@@ -1,4 +1,4 @@
-"""Where records stand when order is kept for each key."""
+"""Ordering keys of records, by which the keyed dispatcher keeps order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def key_of(key: int) -> int:
     return int(fingerprints(pa.array([{"id": key}]))[0])
 
 
-def test_a_changed_key_has_both_ordering_keys_and_a_truncate_all_from_wire_and_columns_alike() -> None:
+def test_a_changed_key_has_both_ordering_keys_and_a_truncate_has_all() -> None:
     found = {changes.relation.table: changes for changes in decode(FRAMES) if changes.relation}
     orders = Group.of_changes("public.orders", found["orders"].ordinal.copy(), found["orders"])
     columns = Group.of_columns(orders.topic, orders.index, orders.columns, orders.relation)
@@ -44,12 +44,12 @@ def test_a_changed_key_has_both_ordering_keys_and_a_truncate_all_from_wire_and_c
         assert keys.own[:5].tolist() == [key_of(1), key_of(1), key_of(2), key_of(-2), key_of(-2)]
         assert keys.other[:5].tolist() == [key_of(1), key_of(1), key_of(1), key_of(2), key_of(-2)]
         assert keys.in_all.tolist() == [False] * 5 + [True]
-        # What was dropped moves nothing, and what is left is found by its place.
+        # A dropped record changes no other one's keys, and the rest is found by position.
         part = ordering_keys_of(group.take(np.array([0, 3])), moved_of(group))
         assert part.other.tolist() == [key_of(1), key_of(2)]
 
 
-def test_what_has_no_key_has_the_ordering_key_of_its_table() -> None:
+def test_a_record_without_a_key_has_the_ordering_key_of_its_table() -> None:
     found = {changes.relation.table: changes for changes in decode(FRAMES) if changes.relation}
     keyless = Group.of_changes("elsewhere", found["keyless"].ordinal.copy(), found["keyless"])
     assert ordering_keys_of(keyless, moved_of(keyless)).own.tolist() == [fingerprint_of("public.keyless")]
@@ -76,13 +76,13 @@ HASH = {"type": "mask", "fields": ["id"], "method": "hash", "salt": "${env:KEYS_
     ],
     ids=str,
 )
-def test_a_key_that_was_changed_and_transformed_has_the_ordering_keys_of_records_of_both(
+def test_a_changed_key_that_is_transformed_has_the_ordering_keys_of_both_records(
     step: dict[str, Any], waits_for_all: bool, converts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEYS_SALT", "some salt")
     for group in orders_twice():
         own, other, in_all = staged_keys(group, step, converts=converts)
-        # The third and the fourth changed the key that the record before each has.
+        # The third and the fourth change the key of the record before each.
         assert len(set(own[1:4].tolist())) == 3
         waits = in_all[2:4].tolist()
         assert waits == [waits_for_all and not converts] * 2
@@ -90,7 +90,7 @@ def test_a_key_that_was_changed_and_transformed_has_the_ordering_keys_of_records
         assert in_all[[0, 1, 4]].tolist() == [False] * 3
 
 
-def test_a_key_that_is_made_of_the_row_has_the_ordering_keys_of_both_rows() -> None:
+def test_a_key_computed_from_the_row_has_the_ordering_keys_of_both_rows() -> None:
     for group in orders_twice():
         own, other, _ = staged_keys(group, {"type": "value_to_key", "fields": ["note"]}, converts=True)
         assert own[0] != own[1] == own[2]

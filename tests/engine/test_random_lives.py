@@ -1,4 +1,4 @@
-"""Lives of a task, cut off anywhere: what was committed was processed, and nothing is left out."""
+"""Runs of a task that end at random moments: only processed records were committed, and none is skipped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIVES_MAX = 400
 
 
 class Watched(Remembering):
-    """A store that refuses at times, and knows what must not be stored yet."""
+    """A store that fails at times, and knows what must not be stored yet."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Watched(Remembering):
 
 
 class Troubled:
-    """A handler that is slow, fails, asks for more or wants the end, as chance will have it."""
+    """A handler that at random is slow, fails, asks for a retry or stops the engine."""
 
     def __init__(self, chance: random.Random, store: Watched) -> None:
         self.chance = chance
@@ -80,13 +80,13 @@ class Troubled:
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("kind", ["batches", "ordered", "unordered", "key"])
 @pytest.mark.slow
-def test_whatever_happens_everything_is_delivered_and_nothing_is_passed_over(kind: str, drops: bool) -> None:
+def test_whatever_happens_everything_is_delivered_and_nothing_is_skipped(kind: str, drops: bool) -> None:
     for seed in random.sample(range(1 << 30), STREAMS):
         live(kind, drops, seed)
 
 
 def live(kind: str, drops: bool, seed: int) -> None:
-    """Take one stream through as many lives as it needs."""
+    """Process one stream in as many runs as it needs."""
     chance = random.Random(seed)
     order: Order = "ordered" if kind in ("batches", "ordered") else kind  # type: ignore[assignment]
     batches = stream(seed, batches=25)
@@ -128,7 +128,7 @@ def live(kind: str, drops: bool, seed: int) -> None:
 
 
 def rest(batches: list[Batch], at: int) -> list[Batch]:
-    """The stream from an offset on, as a task would give it in a new life."""
+    """The stream from an offset on, as a task would poll it after a restart."""
     found: list[Batch] = []
     first = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Trying again what may pass; the behaviours of Debezium's RetryingCallableTest by their names."""
+"""Retries of errors that may pass; the behaviours of Debezium's RetryingCallableTest by their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.errors import Kind, TailraceError
 
 
 class NoWaits(SystemClock):
-    """Waits are noted, and over at once."""
+    """Records waits, and returns at once."""
 
     def __init__(self):
         self.waits = []
@@ -26,7 +26,7 @@ class NoWaits(SystemClock):
 
 
 class Failing:
-    """Fails so many times, then returns what call it was."""
+    """Fails so many times, then returns the number of the call."""
 
     def __init__(self, times, error=RetriableError):
         self.times, self.error, self.calls = times, error, 0
@@ -43,22 +43,22 @@ def retrying(retries_max, clock=None, stopping=None, failed=lambda: None):
     return Retrying("task 0: poll", backoff, clock or NoWaits(), stopping or threading.Event(), failed)
 
 
-# What RetryingCallableTest shows by shouldExecuteNeverFailing, shouldNotRetryWhenCallableDoesNotFail,
-# and shouldIgnoreInfiniteRetryWhenCallableDoesNotFail
+# RetryingCallableTest: shouldExecuteNeverFailing, shouldNotRetryWhenCallableDoesNotFail,
+# shouldIgnoreInfiniteRetryWhenCallableDoesNotFail.
 @pytest.mark.parametrize("retries_max", [0, 5, -1])
-def test_what_does_not_fail_is_called_once(retries_max):
+def test_a_function_that_succeeds_is_called_once(retries_max):
     action = Failing(0)
     assert retrying(retries_max).call(action) == 1
     assert action.calls == 1
 
 
-# What RetryingCallableTest shows by shouldRetryAsManyTimesAsRequested.
-def test_it_is_tried_again_until_it_succeeds():
+# RetryingCallableTest: shouldRetryAsManyTimesAsRequested.
+def test_a_function_is_called_again_until_it_succeeds():
     assert retrying(2).call(Failing(2)) == 3
 
 
-# What RetryingCallableTest shows by shouldRetryAsManyTimesAsRequestedWhenAlwaysFails.
-def test_it_is_tried_again_as_often_as_is_allowed():
+# RetryingCallableTest: shouldRetryAsManyTimesAsRequestedWhenAlwaysFails.
+def test_a_function_is_called_again_as_often_as_allowed():
     action = Failing(100)
     with structlog.testing.capture_logs() as logs, pytest.raises(RetriableError):
         retrying(5).call(action)
@@ -66,7 +66,7 @@ def test_it_is_tried_again_as_often_as_is_allowed():
     assert [entry["retry"] for entry in logs] == [1, 2, 3, 4, 5]
 
 
-# What RetryingCallableTest shows by shouldNotRetryWhenRetriesAreDisabled.
+# RetryingCallableTest: shouldNotRetryWhenRetriesAreDisabled.
 def test_without_retries_the_first_failure_is_final():
     action = Failing(1)
     with pytest.raises(RetriableError):
@@ -74,8 +74,8 @@ def test_without_retries_the_first_failure_is_final():
     assert action.calls == 1
 
 
-# What RetryingCallableTest shows by shouldKeepRetryingWhenRetryIsInfinite (there in 3 s, here at once)
-def test_without_a_bound_it_is_tried_on():
+# RetryingCallableTest: shouldKeepRetryingWhenRetryIsInfinite (there in 3 s, here at once).
+def test_retries_may_be_unlimited():
     assert retrying(-1).call(Failing(500)) == 501
 
 
@@ -85,7 +85,7 @@ def test_waits_double_up_to_the_longest():
     assert clock.waits == pytest.approx([0.3, 0.6, 1.2, 2.4, 4.8, 9.6, 10, 10])
 
 
-def test_attempts_are_counted_anew_after_a_success():
+def test_attempts_are_counted_from_zero_after_a_success():
     clock = NoWaits()
     tried = retrying(1, clock)
     for _ in range(5):
@@ -93,7 +93,7 @@ def test_attempts_are_counted_anew_after_a_success():
     assert clock.waits == [0.3] * 5
 
 
-def test_what_is_final_is_raised_at_once():
+def test_an_error_that_is_not_retriable_is_raised_at_once():
     for error in (ValueError(), TailraceError(Kind.SLOT_MISSING, "gone"), KeyboardInterrupt()):
         action = Failing(1, error)
         with pytest.raises(type(error)):
@@ -101,7 +101,7 @@ def test_what_is_final_is_raised_at_once():
         assert action.calls == 1
 
 
-def test_errors_of_ours_are_retried_by_their_policy():
+def test_tailrace_errors_are_retried_by_the_policy_of_their_kind():
     assert is_retriable(TailraceError(Kind.SOURCE_UNREACHABLE, "x"))
     assert not is_retriable(TailraceError(Kind.SOURCE_AUTH_FAILED, "x"))
     assert not is_retriable(ConnectionError())
@@ -116,7 +116,7 @@ def test_a_wait_ends_when_the_engine_wants_to_stop():
     assert action.calls == 1
 
 
-def test_the_log_tells_no_words_of_others():
+def test_the_log_has_no_messages_of_foreign_errors():
     with structlog.testing.capture_logs() as logs:
         retrying(1).call(Failing(1, RetriableError("the row says 4711")))
     assert "4711" not in str(logs)

@@ -1,4 +1,4 @@
-"""The pool of an engine, and calls that may hang."""
+"""The thread pool of an engine, and calls that may hang."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FAR_S = 60.0
 
 
 class AnEngine:
-    """What threads may belong to."""
+    """An engine to which threads belong."""
 
 
-def test_a_pool_runs_what_it_is_given_on_no_more_threads_than_it_may_have():
+def test_a_pool_has_no_more_threads_than_allowed():
     pool, threads = Pool(3, "pool", self := AnEngine()), set()
 
     def work(number):
@@ -39,7 +39,7 @@ def test_a_pool_runs_what_it_is_given_on_no_more_threads_than_it_may_have():
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_what_a_function_raises_is_its_futures_and_the_thread_goes_on(error):
+def test_an_error_goes_to_the_future_and_the_thread_goes_on(error):
     def fail():
         raise error
 
@@ -49,7 +49,7 @@ def test_what_a_function_raises_is_its_futures_and_the_thread_goes_on(error):
         assert pool.submit(lambda: 5).result(FAR_S) == 5
 
 
-def test_what_has_not_begun_can_be_cancelled_at_the_end():
+def test_functions_that_have_not_begun_can_be_cancelled_at_the_end():
     entered, release = threading.Event(), threading.Event()
     pool = Pool(1, "pool", None)
     first = pool.submit(lambda: (entered.set(), release.wait(FAR_S)))
@@ -79,7 +79,7 @@ def test_a_thread_belongs_to_the_engine_of_the_thread_that_made_it():
     assert owner() is None
 
 
-def test_a_call_is_waited_for_no_longer_than_its_limit():
+def test_a_bounded_call_is_waited_for_no_longer_than_its_timeout():
     release = threading.Event()
     call = BoundedCall("call", None, lambda: release.wait(FAR_S) and 1 / 0)  # type: ignore[arg-type]
     assert not call.wait(0.01)
@@ -88,7 +88,7 @@ def test_a_call_is_waited_for_no_longer_than_its_limit():
         call.wait(FAR_S)
 
 
-def test_a_callback_that_hangs_fills_a_queue_that_has_an_end(monkeypatch):
+def test_a_callback_that_hangs_fills_a_bounded_queue(monkeypatch):
     monkeypatch.setattr(threads, "WAITING_MAX", 3)
     release = threading.Event()
     heard = Heard(lambda _: release.wait(FAR_S))

@@ -1,4 +1,4 @@
-"""What may be committed, after marks in any order: against a model that looks at every record."""
+"""Which offset may be committed after marks in any order, compared with a model that checks every record."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Marks(RuleBasedStateMachine):
         self.tracker = Tracker()
         self.batches: list[Naive] = []
         self.committed: tuple[int, int] = (0, 0)
-        self.is_within = False  # a transaction is open after what was begun
+        self.is_within = False  # a transaction is open after this batch
 
     @rule(size=st.integers(0, 9), ends=st.booleans(), end=st.booleans(), data=st.data())
     def begin(self, size: int, ends: bool, end: bool, data: st.DataObject) -> None:
@@ -96,7 +96,7 @@ class Marks(RuleBasedStateMachine):
         place = data.draw(st.integers(0, len(found.done) - 1))
         offset = {"own": place} if verbatim else None
         if verbatim and all(all(b.done) or b.is_done for b in self.batches[: number + 1]):
-            return  # it is forgotten, and so are offsets that come so late
+            return  # it is forgotten, and offsets that come so late are ignored
         self.tracker.mark(number, place, offset)
         found.done[place] = True
         if offset is not None:
@@ -164,7 +164,7 @@ TestMarks = Marks.TestCase
 TestMarks.settings = settings(examples(150), stateful_step_count=40)
 
 
-def test_a_million_records_marked_out_of_order_cost_a_byte_each():
+def test_a_million_records_marked_out_of_order_take_a_byte_each():
     tracker = Tracker()
     size = 1_000_000
     tracker.begin(1, size, Counted(0))
@@ -178,7 +178,7 @@ def test_a_million_records_marked_out_of_order_cost_a_byte_each():
     assert tracker.furthest.offset == {"at": size}
 
 
-def test_places_that_there_are_not_are_refused_and_batches_are_begun_once():
+def test_invalid_positions_and_batches_that_begin_twice_are_refused():
     tracker = Tracker()
     tracker.begin(1, 2, Counted(0))
     with pytest.raises(IndexError):
@@ -187,7 +187,7 @@ def test_places_that_there_are_not_are_refused_and_batches_are_begun_once():
         tracker.begin(1, 2, Counted(0))
 
 
-def test_batches_that_nobody_marks_are_not_gathered_for_ever():
+def test_the_number_of_unmarked_batches_is_limited():
     tracker = Tracker()
     for number in range(BATCHES_MAX):
         tracker.begin(number, 1, Counted(number))
@@ -195,7 +195,7 @@ def test_batches_that_nobody_marks_are_not_gathered_for_ever():
         tracker.begin(BATCHES_MAX, 1, Counted(0))
 
 
-def test_a_batch_without_records_is_no_end_of_the_transaction_that_it_lies_in():
+def test_a_batch_without_records_does_not_end_the_transaction_it_is_in():
     tracker = Tracker()
     tracker.begin(1, 2, [{"at": 1}, {"at": 2}], transaction_ends=np.array([True, False]))
     tracker.begin(2, 0, (), {"at": 3}, np.empty(0, np.bool_))

@@ -1,4 +1,4 @@
-"""The examples work as they stand."""
+"""The examples work unchanged."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.support.wait import wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-#: Jobs that are not ours run elsewhere, with nothing in the environment but what Spark needs itself; and what
-#: has Java start quickly.
+#: Users' jobs run in another directory, with only what Spark itself needs in the environment, and a setting
+#: that lets Java start quickly.
 KEPT = ("PATH", "HOME", "JAVA_HOME", "SPARK_SUBMIT_OPTS")
 
-#: In each file that the example of Kafka reads.
+#: Lines in each file that the Kafka example reads.
 LINES = 35_000
-#: Where it is killed: at a start, or in its work.
+#: Failpoints at which it is killed: at the start, or at work.
 STARTING = ("kafka.after_head", "kafka.after_fence")
 POINTS = (
     "engine.after_poll", "engine.before_commit", "engine.after_commit", "kafka.after_begin",
@@ -58,7 +58,7 @@ def test_the_file_of_a_keyspace_is_valid(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.timeout(600)
 @pytest.mark.ci
-def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path) -> None:
+def test_the_example_of_a_spark_job_reads_the_log(pg: Database, tmp_path: Path) -> None:
     round_ = Round(tmp_path, pg, [], seed=5)
     round_.workload.burst(20)
     round_.write_file()
@@ -84,7 +84,7 @@ def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path
 
 
 @pytest.mark.timeout(600)
-def test_an_engine_of_twenty_lines_prints_what_is_committed_and_goes_on_where_it_was(
+def test_the_example_of_an_engine_prints_commits_and_continues_where_it_stopped(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute("create table orders(id int primary key, what text)")
@@ -105,7 +105,7 @@ def test_an_engine_of_twenty_lines_prints_what_is_committed_and_goes_on_where_it
 
 @pytest.mark.timeout(700)
 @pytest.mark.slow
-def test_an_engine_whose_handler_runs_on_executors_tells_the_story_of_each_row(
+def test_the_example_of_an_engine_on_spark_writes_the_changes_of_each_row(
     pg: Database, tmp_path: Path
 ) -> None:
     folder = tmp_path / "stories"
@@ -143,7 +143,7 @@ def test_an_engine_whose_handler_runs_on_executors_tells_the_story_of_each_row(
 
 @pytest.mark.timeout(900)
 @pytest.mark.ci
-def test_a_source_of_ones_own_is_in_kafka_once_however_often_it_is_killed(
+def test_the_example_of_a_custom_source_is_in_kafka_once_despite_kills(
     kafka: EmbeddedKafka, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     random_ = random.Random(seed := secrets.randbits(32))
@@ -153,7 +153,7 @@ def test_a_source_of_ones_own_is_in_kafka_once_however_often_it_is_killed(
         texts = (f"{line:06}" for line in range(LINES))
         (folder / f"{number}.txt").write_text("\n".join(texts))
     program = [sys.executable, str(EXAMPLES / "engine_into_kafka.py"), str(folder), kafka.bootstrap]
-    # One that stands still in a transaction while others take its place, again and again.
+    # A process is paused in a transaction while others replace it, again and again.
     zombie = subprocess.Popen([*program, "4"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     request.addfinalizer(zombie.kill)
     assert zombie.stdout is not None
@@ -187,7 +187,7 @@ def test_a_source_of_ones_own_is_in_kafka_once_however_often_it_is_killed(
 
 @pytest.mark.timeout(900)
 @pytest.mark.ci
-def test_a_spark_job_of_joined_topics_sees_each_transaction_whole(
+def test_the_example_of_joined_topics_on_spark_gets_complete_transactions(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
     topics = JoinTopics(kafka, topic_name, secrets.randbits(32))

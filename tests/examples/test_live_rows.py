@@ -23,12 +23,12 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-        """Nothing is written to standard error."""
+        """Write nothing to standard error."""
 
 
 @pytest.fixture
 def site() -> Iterator[str]:
-    """Serve examples/ as the page says that one does; return the site."""
+    """Serve examples/ as the page describes it; return the site."""
     handler = functools.partial(QuietHandler, directory=EXAMPLES)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

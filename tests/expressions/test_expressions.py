@@ -1,4 +1,4 @@
-"""Expressions: values, columns, messages, and what an expression can not do."""
+"""Expressions: values, columns, errors, and what an expression can't do."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ def value(text: str, **columns: pa.Array) -> Any:
         ("TRUE AND -- a remark\n NOT False", True),
     ],
 )
-def test_a_value_is_what_postgresql_would_make_it(text: str, expected: Any) -> None:
+def test_a_value_equals_postgresqls(text: str, expected: Any) -> None:
     assert value(text) == expected
     assert value(f"({text})") == expected
 
 
-def test_real_is_the_type_of_32_bits_and_float_that_of_64() -> None:
+def test_real_has_32_bits_and_float_has_64() -> None:
     names = ["real", "REAL", "float4", "float", "float8", "double precision"]
     assert [require_type(name) for name in names] == ["FLOAT"] * 3 + ["DOUBLE"] * 3
     third = pa.array([1 / 3])
@@ -141,7 +141,7 @@ def test_real_is_the_type_of_32_bits_and_float_that_of_64() -> None:
         value("after.x::real", x=pa.array([1e300]))
 
 
-def test_columns_of_every_kind_are_compared_with_texts_in_quotes() -> None:
+def test_columns_of_every_type_are_compared_with_quoted_texts() -> None:
     moment = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
     columns = {
         "d": pa.array([dt.date(2024, 1, 2)]),
@@ -189,7 +189,9 @@ def test_columns_of_every_kind_are_compared_with_texts_in_quotes() -> None:
         ("nullif(after.s, 1) is null", 0, "text and a number can't be compared"),
     ],
 )
-def test_what_does_not_fit_is_said_with_its_place_and_no_value(text: str, at: int, words: str) -> None:
+def test_a_value_that_does_not_fit_is_reported_with_its_place_and_without_the_value(
+    text: str, at: int, words: str
+) -> None:
     columns = Columns(
         i=pa.array([1]),
         s=pa.array(["secret"]),
@@ -226,7 +228,9 @@ def test_what_does_not_fit_is_said_with_its_place_and_no_value(text: str, at: in
         ("1 ; 2", 2, "syntax error"),
     ],
 )
-def test_what_can_not_be_read_is_said_with_its_place(text: str, at: int, words: str) -> None:
+def test_an_expression_that_cannot_be_parsed_is_reported_with_its_place(
+    text: str, at: int, words: str
+) -> None:
     with pytest.raises(ExpressionError, match=words) as caught:
         Expression(text, ("after",))
     assert caught.value.at == at
@@ -234,7 +238,7 @@ def test_what_can_not_be_read_is_said_with_its_place(text: str, at: int, words: 
 
 
 @given(st.text(max_size=60))
-def test_no_text_does_anything_but_compute_or_fail(text: str) -> None:
+def test_any_text_computes_or_fails_and_does_nothing_else(text: str) -> None:
     at = 0
     try:
         Expression(text, ("after",)).values(Columns(a=pa.array(["x", None])))
@@ -243,7 +247,7 @@ def test_no_text_does_anything_but_compute_or_fail(text: str) -> None:
     assert 0 <= at <= len(text)
 
 
-def test_a_side_that_decides_keeps_the_other_from_being_asked() -> None:
+def test_the_other_operand_is_not_evaluated_if_the_first_decides() -> None:
     assert value("after.a = 2 and after.none = 1", a=pa.array([1])) is False
     assert value("after.a = 1 or after.none = 1", a=pa.array([1])) is True
     assert value("case when after.a = 1 then 'x' else after.none end", a=pa.array([1])) == "x"
@@ -264,7 +268,7 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.text('{}[]",:\\u0e9tfn -.+x', max_size=12) | JSON.map(json.dumps), max_size=5))
-def test_what_counts_as_json_is_what_a_strict_reader_takes(texts: list[str]) -> None:
+def test_texts_count_as_json_if_a_strict_parser_accepts_them(texts: list[str]) -> None:
     def refuse(word: str) -> None:
         raise ValueError(word)
 
@@ -296,12 +300,12 @@ def test_infinite_and_far_dates_keep_postgresqls_form_through_casts() -> None:
 
 
 @pytest.mark.parametrize("depth", [499, 500, 501, 50_000])
-def test_a_document_may_be_nested_as_deep_as_the_server_lets_it(depth: int) -> None:
+def test_a_document_may_be_nested_as_deeply_as_in_the_server(depth: int) -> None:
     text = '{"a":' + "[" * depth + "]" * depth + "}"
     assert are_json(pa.array([text, text[:-2]])).tolist() == [True, False]
 
 
-def test_slices_of_arrays_are_read_at_their_place() -> None:
+def test_slices_of_arrays_are_read_at_their_offset() -> None:
     texts = pa.array(['{"a": 1}', None, '{"a": 2}', "[x"]).slice(1)
     assert are_json(texts).tolist() == [False, True, False]
     member = Expression("case when after.t like '{%' then after.t ->> 'a' end", ("after",))
@@ -348,7 +352,7 @@ def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert value("after.a + 1", a=pa.array([1])) == 2
 
 
-def test_an_expression_travels_and_works_in_threads_and_forks() -> None:
+def test_an_expression_can_be_pickled_and_works_in_threads_and_forks() -> None:
     expression = Expression("after.a * 2 > 3", ("after",))
     rows = Columns(a=pa.array([1, 2]))
     assert expression.chosen(rows).tolist() == [False, True]
@@ -362,11 +366,11 @@ def test_an_expression_travels_and_works_in_threads_and_forks() -> None:
 
 
 def test_a_thread_may_fork_while_another_has_a_database() -> None:
-    """As Spark's Java is started, after the main thread has read expressions from a file."""
+    """As when Spark's Java is started after the main thread has parsed expressions of a file."""
     assert value("after.a + 1", a=pa.array([1])) == 2
 
     def forks() -> int:
-        # With something to do before it becomes another program, as PySpark gives it: else no hook runs.
+        # With a function to call in the child before exec, as PySpark gives it: otherwise no fork hook runs.
         return subprocess.run(["true"], check=False, preexec_fn=lambda: None).returncode
 
     def forked_again() -> None:
@@ -401,12 +405,12 @@ def test_columns_compared_with_literals_need_no_database(monkeypatch: pytest.Mon
         "not after.a <> 'd' and after.a in ('c', 'd')": [False, True, None],
     }.items():
         assert Expression(text, ("after",)).values(rows).to_pylist() == expected, text
-    # What decides all rows keeps the others from being asked for.
+    # A condition that decides all rows keeps the others from being evaluated.
     some = Columns(a=pa.array(["c", "d"]))
     assert Expression("after.a = 'x' and after.none > 1", ("after",)).values(some).to_pylist() == [False] * 2
 
 
-def test_functions_and_types_are_those_that_duckdb_has() -> None:
+def test_all_documented_functions_and_types_exist_in_duckdb() -> None:
     for name, (least, _) in FUNCTIONS.items():
         arguments = ", ".join(["after.a"] * least)
         Expression(f"{name}({arguments})", ("after",))

@@ -1,4 +1,4 @@
-"""Random expressions over random rows give what SQLite gives for the same text."""
+"""Random expressions over random rows give the same as in SQLite."""
 
 from __future__ import annotations
 
@@ -146,6 +146,6 @@ def by_sqlite(text: str, rows: list[Row]) -> list[object]:
 @given(text=truths(2) | integers(3) | texts(3), rows=ROWS)
 @example(text="(after.i % -1)", rows=[{"i": -5, "j": 0, "s": "", "t": None}])
 @example(text="(after.i in (1, 2, null))", rows=[{"i": 1, "j": 0, "s": "", "t": None}])
-def test_an_expression_gives_what_sqlite_gives(text: str, rows: list[Row]) -> None:
+def test_an_expression_gives_the_same_as_sqlite(text: str, rows: list[Row]) -> None:
     found = Expression(text, ("after",)).values(Table(rows)).to_pylist()
     assert found == by_sqlite(text, rows), text

@@ -1,4 +1,4 @@
-"""A pipeline with the torture's workload, for faults that need telling one by one."""
+"""A pipeline with the workload of the torture, for faults that are tested one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.torture.harness import Round
 
 @pytest.fixture
 def make_round(tmp_path: Path) -> Iterator[Callable[..., Round]]:
-    """Makes rounds: `make_round(database, *sinks, **options)`; without sinks Spark stays away."""
+    """Makes rounds: `make_round(database, *sinks, **options)`; without sinks Spark is not started."""
     with ExitStack() as stack:
 
         def make(database: Database, *sinks: str, **options: object) -> Round:

@@ -1,4 +1,4 @@
-"""The log's file is cut short: the unacknowledged tail may go, what was acknowledged may not."""
+"""The log's file is truncated: the unacknowledged end may be lost, acknowledged data may not."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def _copy_slot(round_: Round, source: str, target: str) -> None:
 
 
 def _last_blocks(log: Path, count: int) -> tuple[Path, int, int]:
-    """Return the last segment, where its `count` last blocks begin, and its size."""
+    """Return the last segment, the offset of its last `count` blocks, and its size."""
     directory = LogDirectory.open(log)
     segment = max(directory.task_path(TASK).glob("*.seg"))
     log_id = directory.identity.log_id
     file = index.SegmentFile.open(segment, seed_of(log_id, TASK), bytes.fromhex(log_id))
     blocks = list(index.walk_blocks(file, file.start(), None, payloads=True))
     file.close()
-    assert len(blocks) > count + 1, "the log is smaller than the test needs it"
+    assert len(blocks) > count + 1, "the log is smaller than the test needs"
     return segment, blocks[-count].file_at, segment.stat().st_size
 
 
 @pytest.fixture
 def killed(pg: Database, make_round: Callable[..., Round]) -> Round:
-    """A pipeline killed with a few blocks appended that were not yet made durable."""
-    # Rests that make small blocks: each byte of the last three is a log of its own.
+    """A pipeline that is killed after it appended a few blocks that were not durable yet."""
+    # Pauses make small blocks: each byte of the last three is a case.
     round_ = make_round(pg, pause_s=0.1)
-    # One segment for all: a roll would wait for the fsync that hangs, and nothing be appended.
+    # A single segment: a new one would wait for the hanging fsync, and nothing would be appended.
     round_.settings["log"] = {"segment_bytes": 64 << 20}
     round_.write_file()
     assert round_.live().wait() == 0
@@ -81,7 +81,7 @@ def test_every_cut_in_the_last_three_blocks_is_recovered_from(killed: Round, tmp
 
 
 @pytest.mark.ci
-def test_a_pipeline_goes_on_from_a_log_that_was_cut(killed: Round) -> None:
+def test_a_pipeline_continues_from_a_truncated_log(killed: Round) -> None:
     segment, start, size = _last_blocks(killed.log, 3)
     slot, whole = _slot(killed), killed.root / "whole"
     _copy_slot(killed, slot, "kept")
@@ -97,7 +97,7 @@ def test_a_pipeline_goes_on_from_a_log_that_was_cut(killed: Round) -> None:
         assert killed.judge_log() == [], f"cut after {kept} of {size} bytes"
 
 
-def test_a_log_that_lost_what_was_acknowledged_is_refused(killed: Round) -> None:
+def test_a_log_that_lost_acknowledged_data_is_refused(killed: Round) -> None:
     durable = LogReader.open(killed.log, TASK).end().offset
     segment = max(killed.log.rglob("*.seg"))
     assert int(segment.stem, 16) < durable

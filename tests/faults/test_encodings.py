@@ -1,4 +1,4 @@
-"""Databases in other encodings than UTF-8: what their texts become, and what can't be given."""
+"""Databases in other encodings than UTF-8: how their texts are represented, and which can't be."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.postgres import Database
 
 pytestmark = pytest.mark.each_postgres("what the server converts")
 
-#: One byte that is not UTF-8, behind `caf`; and what becomes of such a text.
+#: `caf` and a byte that is not UTF-8; and the form that such a text gets.
 BAD, GIVEN = "'caf' || chr(233)", "\\x636166e9"
 
 
@@ -60,9 +60,7 @@ def rows_of(changes: list[TableChanges]) -> list[Any]:
     return [Record(group, row, {}).after for group in groups for row in range(len(group))]
 
 
-def test_texts_of_sql_ascii_that_are_not_utf8_have_a_form_of_their_own(
-    in_encoding: Any, tmp_path: Path
-) -> None:
+def test_texts_of_sql_ascii_that_are_not_utf8_have_a_special_form(in_encoding: Any, tmp_path: Path) -> None:
     pg = in_encoding("SQL_ASCII")
     pg.execute("create table t(id int primary key, note text, tags text[])")
     pg.execute("alter table t replica identity full")
@@ -83,7 +81,7 @@ def test_texts_of_sql_ascii_that_are_not_utf8_have_a_form_of_their_own(
 
 
 def in_every_form(found: list[TableChanges], *, after: list[Any], before: list[Any]) -> bool:
-    """Check `note` after and before each change in JSON lines, documents, envelopes and typed columns."""
+    """Check `note` after and before each change in JSON Lines, documents, envelopes and typed columns."""
     lines = [json.loads(line) for each in found for line in each.json_lines("0", SOURCE).to_pylist()]
     events = [
         JsonConverter(schemas_enable=False).convert(Group.of_changes("t", np.arange(len(each)), each))
@@ -100,12 +98,12 @@ def in_every_form(found: list[TableChanges], *, after: list[Any], before: list[A
 
 
 def documented() -> list[str]:
-    """Return the SQL that docs/postgresql.md has for texts that are not UTF-8."""
+    """Return the SQL in docs/postgresql.md for texts that are not UTF-8."""
     page = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text()
     return re.findall(r"```sql\n(.*?)```", page.partition("## Encodings")[2].partition("\n## ")[0], re.DOTALL)
 
 
-def test_the_documented_repair_of_sql_ascii_repairs(in_encoding: Any, tmp_path: Path) -> None:
+def test_the_documented_repair_of_sql_ascii_works(in_encoding: Any, tmp_path: Path) -> None:
     find, repair = documented()
     pg = in_encoding("SQL_ASCII")
     pg.execute("create table orders(id int primary key, note text)")
@@ -122,7 +120,7 @@ def test_the_documented_repair_of_sql_ascii_repairs(in_encoding: Any, tmp_path: 
     assert found == ["caf\u00e9", GIVEN, "caf\u00e9"]
 
 
-def test_the_documented_query_finds_what_does_not_convert(in_encoding: Any) -> None:
+def test_the_documented_query_finds_texts_that_cannot_be_converted(in_encoding: Any) -> None:
     pg = in_encoding("WIN1252")
     pg.execute("create table orders(id int primary key, note text)")
     pg.execute("insert into orders values (1, 'caf' || chr(233)), (2, 'caf' || chr(129))")
@@ -132,7 +130,7 @@ def test_the_documented_query_finds_what_does_not_convert(in_encoding: Any) -> N
         assert connection.execute(select.encode()).fetchall() == [(2,)]
 
 
-def test_check_says_what_becomes_of_texts_in_other_encodings(in_encoding: Any, tmp_path: Path) -> None:
+def test_check_explains_the_form_of_texts_in_other_encodings(in_encoding: Any, tmp_path: Path) -> None:
     told = {}
     for encoding in ("SQL_ASCII", "WIN1252", "LATIN1"):
         pg = in_encoding(encoding)
@@ -145,8 +143,8 @@ def test_check_says_what_becomes_of_texts_in_other_encodings(in_encoding: Any, t
     assert "WIN1252" in told["WIN1252"][0]
 
 
-#: By encoding: SQL for a text of characters beyond ASCII, what it is; SQL for one that has bytes without a
-#: character, the form that such a text has. Those in LATIN1 are all characters. Row 9 of
+#: By encoding: SQL for a text of characters beyond ASCII, and the text; SQL for one with bytes without a
+#: character, and the form of such a text. In LATIN1 every byte is a character. Row 9 of
 #: EUC_JP's first set is empty.
 TEXTS = {
     "LATIN1": ("'na' || chr(239) || 've'", "na\u00efve", "'caf' || chr(129)", "caf\u0081"),
@@ -166,7 +164,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("encoding", TEXTS)
-def test_texts_of_any_encoding_are_read_and_one_without_characters_has_a_form_of_its_own(
+def test_texts_of_any_encoding_are_read_and_invalid_ones_have_a_special_form(
     in_encoding: Any, tmp_path: Path, encoding: str
 ) -> None:
     good, is_good, bad, is_bad = TEXTS[encoding]
@@ -210,8 +208,8 @@ def test_names_of_another_encoding_are_followed(in_encoding: Any, tmp_path: Path
     assert rows_of(found) == [{"num\u00e9ro": 1}, {"num\u00e9ro": 2, "\u00e9tat": "gai\u00e9"}]
 
 
-#: SQL before capture begins, SQL while it streams, and the tables that the rows of both then have. %s: bytes
-#: that stand for no character.
+#: SQL before capture begins, SQL while it streams, and the tables whose rows are then captured. %s: bytes
+#: that are no character.
 ODD: dict[str, tuple[str, str, list[str]]] = {
     "table": (
         'create table "caf%s"(id int primary key); insert into "caf%s" values (1)',
@@ -301,12 +299,12 @@ def test_names_labels_and_defaults_without_characters_stop_nothing(
 
 
 @pytest.mark.parametrize("encoding", ["WIN1252", "SQL_ASCII"])
-def test_a_table_whose_keys_have_no_characters_is_cut_into_chunks_that_do_not_overlap(
+def test_chunks_of_a_table_with_invalid_texts_as_keys_do_not_overlap(
     in_encoding: Any, tmp_path: Path, encoding: str
 ) -> None:
     pg = in_encoding(encoding)
     pg.execute("create table t(id text primary key)")
-    # Behind each letter a byte that is no character, and one that is: in the order of bytes they alternate.
+    # After each letter a byte that is no character, then one that is: in byte order they alternate.
     pg.execute(
         "insert into t select chr(65 + i % 26) || chr(case when i % 2 = 0 then 129 else 233 end) || i "
         "from generate_series(1, 3000) i"

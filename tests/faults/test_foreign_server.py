@@ -1,4 +1,4 @@
-"""`tailrace run` on a YAML file, against servers that this project neither started nor set up."""
+"""`tailrace run` with a YAML file, on servers that this project neither started nor configured."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def server(
 
 
 @pytest.mark.slow
-def test_a_plain_role_and_a_yaml_file_are_enough(server: ForeignServer, tmp_path: Path) -> None:
-    # GIVEN a database of somebody else's, and a role that may just replicate and read
+def test_an_ordinary_role_and_a_yaml_file_are_enough(server: ForeignServer, tmp_path: Path) -> None:
+    # GIVEN a foreign database, and a role that may only replicate and read
     ledger.create(server.dsn)
     server.execute(
         f"create role {ROLE} with login replication password '{ROLE_PASSWORD}';"
         f"grant create on database postgres to {ROLE};"
         f"grant usage on schema public to {ROLE}; grant select on all tables in schema public to {ROLE};"
-        # a publication is made by the tables' owner, or by whom the owner trusts
+        # the tables' owner, or a role that the owner trusts, creates the publication
         "create publication tailrace_foreign for all tables"
     )
     file = tmp_path / "pipeline.yaml"
@@ -70,13 +70,13 @@ def test_a_plain_role_and_a_yaml_file_are_enough(server: ForeignServer, tmp_path
         outputs.append(done.stdout + done.stderr)
         return done
 
-    # WHEN the pipeline is checked and run, twice, with work in between
+    # WHEN the pipeline is checked and run, twice, with changes in between
     checked = tailrace("check")
     assert checked.returncode == 0, outputs[-1]
     assert tailrace("run", "--until-caught-up").returncode == 0, outputs[-1]
     workload.burst(100)
     assert tailrace("run", "--until-caught-up").returncode == 0, outputs[-1]
     workload.stop()
-    # THEN the lake has everything once, and nothing that was printed shows the password
+    # THEN the lake has everything once, and no output shows the password
     assert validator.problems("parquet", tmp_path / "lake", server.dsn) == []
     assert all(ROLE_PASSWORD not in output for output in outputs)

@@ -1,4 +1,4 @@
-"""What the documentation calls a hint may be deleted: the sinks' own records decide."""
+"""The files that the docs call caches or hints may be deleted: the sinks' own records decide."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from tests.support.postgres import Database
 from tests.support.torture.harness import Round, kill_at
 from tests.support.wait import wait_until
 
-#: Caches and hints below a pipeline's directories. Not among them: what a file sink commits by
-#: (`manifests`) and whose data a target holds (`identity.json`).
+#: Caches and hints below a pipeline's directories. Not among them: the records of a file sink's commits
+#: (`manifests`), and what identifies a target's data (`identity.json`).
 HINTS = ("log/status.json", "log/readers", "*/_tailrace/position-*.json", "*/_tailrace/staging")
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.slow
-def test_positions_hints_and_half_written_files_may_all_go(
+def test_positions_hints_and_incomplete_files_may_be_deleted(
     pg: Database, make_round: Callable[..., Round]
 ) -> None:
     round_ = make_round(pg, "delta", "mirror", "parquet", "jsonl")
     assert round_.undergo(kill_at("sink.before_position", 3))
     deleted = [path for pattern in HINTS for path in round_.root.glob(pattern) if _delete(path)]
-    assert any("position-" in path.name for path in deleted), "there was a hint to delete"
+    assert any("position-" in path.name for path in deleted), "there must be a hint to delete"
     assert round_.judge() == []
 
 
 def _delete(path: Path) -> bool:
-    # Workers of the process that was killed may write a last file meanwhile.
+    # Workers of the killed process may write a last file meanwhile.
     wait_until(lambda: _is_gone(path), 60)
     return True
 

@@ -1,4 +1,4 @@
-"""Spark's JVM dies under a pipeline: capture goes on, Spark is started again, nothing is lost."""
+"""Spark's JVM is killed under a pipeline: capture goes on, Spark is started again, nothing is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_sinks_go_on_with_a_new_jvm(pg: Database, make_round: Callable[..., Roun
         # WHEN the JVM that feeds them is killed
         first = _jvm(life)
         first.kill()
-        # THEN another one feeds them, in the same life of the engine
+        # THEN another one feeds them, in the same process of the engine
         _positions_beyond(round_, before)
         assert _jvm(life).pid != first.pid
     assert not life.is_over, life.last_words()
@@ -34,7 +34,7 @@ def test_sinks_go_on_with_a_new_jvm(pg: Database, make_round: Callable[..., Roun
 
 
 def _positions_beyond(round_: Round, positions: list[int]) -> list[int]:
-    """Wait until each sink is beyond its one of `positions`; return where they are."""
+    """Wait until each sink has passed its entry of `positions`; return where they are."""
     found: list[int] = []
 
     def beyond() -> bool:

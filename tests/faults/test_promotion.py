@@ -1,4 +1,4 @@
-"""A real standby takes over: what the pipeline has, what the new primary has, and what it says of both."""
+"""A real standby is promoted: what the log has, what the new primary has, and what is reported."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def primary(make_server: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
 
 
 def standby_of(primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
-    """Return a running standby that has all that the primary has."""
+    """Return a running standby that has everything of the primary."""
     settings = {"hot_standby_feedback": "on"}
     if primary.version >= 17:
         settings["sync_replication_slots"] = "on"
@@ -100,7 +100,7 @@ def follow(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
 
 
 def promote(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
-    """Have the standby take over from a primary that is gone without a word."""
+    """Promote the standby after the primary was killed."""
     primary.kill()
     assert standby.query("select pg_promote()") == [(True,)]
 
@@ -109,25 +109,25 @@ def ids(server: EmbeddedPostgres) -> list[int]:
     return [row[0] for row in server.query("select id from items order by id")]
 
 
-def test_a_standby_that_took_over_without_the_slot_is_told(
+def test_a_promoted_standby_without_the_slot_is_reported(
     primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:
     with capturing(primary.dsn(), tmp_path / "log") as running:
         running.wait_for("streaming")
         standby = standby_of(primary, copy_of)
-    # The standby has all that the log has, and its history goes on from there.
+    # The standby has everything that the log has, and its history continues from there.
     follow(primary, standby)
     promote(primary, standby)
     error = run_to_end(standby.dsn(), tmp_path / "log")
     assert error is not None
     assert (error.kind, error.context["slot"]) == (Kind.SLOT_MISSING, SLOT)
     assert "failover" in error.hint
-    # Nothing was made there in its place.
+    # Nothing was created on it instead.
     assert standby.query("select slot_name from pg_replication_slots where slot_type = 'logical'") == []
     assert sorted(read_log(tmp_path / "log").ids) == ids(standby)
 
 
-def test_a_standby_that_took_over_too_early_lost_what_the_log_has(
+def test_a_standby_promoted_too_early_lacks_changes_of_the_log(
     primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:
     standby = copy_of(primary, "-R", "-C", "-S", STANDBY_SLOT).start()
@@ -170,7 +170,7 @@ def test_a_server_restored_from_a_backup_is_behind_the_log(
 
 
 @pytest.mark.ci
-def test_a_pipeline_with_a_failover_slot_goes_on_after_a_promotion_and_loses_nothing(
+def test_a_pipeline_with_a_failover_slot_continues_after_a_promotion_and_loses_nothing(
     primary: EmbeddedPostgres,
     copy_of: Callable[..., EmbeddedPostgres],
     proxy: Callable[[int], Proxy],
@@ -178,7 +178,7 @@ def test_a_pipeline_with_a_failover_slot_goes_on_after_a_promotion_and_loses_not
 ) -> None:
     require_since(17, "failover slots", primary.version)
     standby = standby_of(primary, copy_of)
-    address = proxy(primary.port)  # as clients know the cluster, wherever it is
+    address = proxy(primary.port)  # the address that clients use, wherever the primary is
     dsn = primary.dsn().replace(str(primary.port), str(address.port))
     options = {"slot_failover": True, "reconnect_s_max": 120}
     with capturing(dsn, tmp_path / "log", **options) as running:
@@ -186,7 +186,7 @@ def test_a_pipeline_with_a_failover_slot_goes_on_after_a_promotion_and_loses_not
         primary.execute(INSERT.format(101, 200))
         running.catch_up(primary.query)
         wait_until(lambda: standby.query(SYNCED) == [(True,)], 120, "the slot on the standby")
-        # What is committed between the last synchronisation and the end is sent again from there.
+        # What is committed between the last synchronisation and the end is sent again.
         for number in range(201, 301):
             primary.execute(INSERT.format(number, number))
         follow(primary, standby)
@@ -197,7 +197,7 @@ def test_a_pipeline_with_a_failover_slot_goes_on_after_a_promotion_and_loses_not
         assert running.task.progress().reconnects > 0
     found = read_log(tmp_path / "log")
     assert sorted(found.ids) == ids(standby) == list(range(1, 401))
-    # The log goes on where it was, on the new timeline: a second start finds nothing strange.
+    # The log continues on the new timeline: a second start reports nothing.
     again = Running(make_task(dsn, tmp_path / "log", **options))
     again.wait_for("streaming")
     standby.execute(INSERT.format(401, 401))
@@ -207,7 +207,7 @@ def test_a_pipeline_with_a_failover_slot_goes_on_after_a_promotion_and_loses_not
 
 
 @pytest.mark.follows("source_misconfigured")
-def test_a_standby_is_captured_with_snapshots_beside_its_stream(
+def test_a_standby_is_captured_with_a_snapshot_beside_its_stream(
     primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:
     require_since(16, "decoding on standbys", primary.version)
@@ -233,7 +233,7 @@ def test_a_standby_is_captured_with_snapshots_beside_its_stream(
     assert items.ops["r"] > 5000
 
 
-def test_a_snapshot_on_a_standby_that_waits_for_a_transaction_of_the_primary_holds_up_no_stream(
+def test_a_snapshot_on_a_standby_that_waits_for_the_primary_does_not_delay_the_stream(
     primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:
     require_since(16, "decoding on standbys", primary.version)
@@ -266,7 +266,9 @@ def test_a_snapshot_on_a_standby_that_waits_for_a_transaction_of_the_primary_hol
 
 @contextmanager
 def logging_its_state(primary: EmbeddedPostgres) -> Iterator[None]:
-    """Have the primary say all the time what runs there: a standby makes no slot before it hears that."""
+    """Let the primary log its running transactions all the time: a standby creates no slot before it gets
+    them.
+    """
     over = threading.Event()
 
     def tell() -> None:
@@ -304,7 +306,7 @@ def writing(primary: EmbeddedPostgres) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("ending", ["reconnect", "restart"])
-def test_a_captured_standby_that_is_promoted_goes_on_and_is_known_again(
+def test_a_captured_standby_goes_on_after_its_promotion_and_is_recognised(
     primary: EmbeddedPostgres,
     copy_of: Callable[..., EmbeddedPostgres],
     proxy: Callable[[int], Proxy],
@@ -323,7 +325,7 @@ def test_a_captured_standby_that_is_promoted_goes_on_and_is_known_again(
     wait_until(lambda: 200 in read_log(tmp_path / "log").ids, 60, "what the primary wrote")
     promote(primary, standby)
     standby.execute(INSERT.format(201, 300))
-    # The log has what is of the new timeline, and the connection breaks at once.
+    # The log has a part of the new timeline, and the connection breaks at once.
     wait_until(lambda: 300 in read_log(tmp_path / "log").ids, 60, "what the new primary wrote")
     if ending == "reconnect":
         address.cut_now()
@@ -346,7 +348,7 @@ def test_a_captured_standby_that_is_promoted_goes_on_and_is_known_again(
 
 
 def captured_shop(server: EmbeddedPostgres, spark: Any, root: Path) -> Shop:
-    """Return a shop whose mirror has all that the server has."""
+    """Return a shop whose mirror has everything of the server."""
     shop = Shop(Database(server, "postgres"), spark, root)
     shop.source["slot"] = SLOT
     shop.run()
@@ -361,7 +363,7 @@ def connect_to(shop: Shop, server: EmbeddedPostgres) -> None:
 @pytest.mark.follows("source_timeline_changed")
 @pytest.mark.parametrize("way", ["another server", "new log"])
 @pytest.mark.one_postgres
-def test_a_mirror_of_what_a_failover_lost_is_made_right(
+def test_a_mirror_with_changes_that_a_failover_lost_is_repaired(
     primary: EmbeddedPostgres,
     copy_of: Callable[..., EmbeddedPostgres],
     spark: Any,
@@ -394,7 +396,7 @@ def test_a_mirror_of_what_a_failover_lost_is_made_right(
 @pytest.mark.follows("source_behind_log")
 @pytest.mark.parametrize("way", ["a later state", "new log"])
 @pytest.mark.one_postgres
-def test_a_mirror_of_a_server_restored_from_a_backup_is_made_right(
+def test_a_mirror_of_a_server_restored_from_a_backup_is_repaired(
     primary: EmbeddedPostgres,
     copy_of: Callable[..., EmbeddedPostgres],
     spark: Any,

@@ -1,4 +1,4 @@
-"""TLS, authentication and privileges, against a server that speaks TLS: what is refused, and how."""
+"""TLS, authentication and privileges, on a server with TLS: what is refused, and the errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Authority:
         return self
 
     def issue(self, name: str, *, days: int = 2, alternative: str = "") -> tuple[Path, Path]:
-        """Return the files of a certificate for `name` and of its key."""
+        """Return the files of a certificate for `name`, and of its key."""
         key, request, certificate = (self.directory / f"{name}.{end}" for end in ("key", "csr", "crt"))
         openssl("req", "-new", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", request)
         extension = self.directory / "extension"
@@ -74,7 +74,7 @@ class Secured:
     authority: Authority
 
     def present(self, certificate: Path, key: Path) -> None:
-        """Have the server show this certificate from its next connection on."""
+        """Let the server use this certificate from its next connection on."""
         for path, name in (
             (certificate, "server.crt"),
             (key, "server.key"),
@@ -124,7 +124,7 @@ def canary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(tmp_path: Path, options: dict[str, Any]) -> TailraceError:
-    """Return why it did not begin; the secret is nowhere in it, nor in what was logged."""
+    """Return the error of a failed start; the secret is neither in it nor in the log lines."""
     with structlog.testing.capture_logs() as said:
         error = run_to_end(None, tmp_path / "log", **options)  # type: ignore[arg-type]
     assert error is not None
@@ -135,7 +135,7 @@ def refusal(tmp_path: Path, options: dict[str, Any]) -> TailraceError:
 
 
 def drop_what_was_made(server: EmbeddedPostgres) -> None:
-    # A server that is busy notices a little later that the connection has ended.
+    # A busy server notices the end of a connection a little later.
     wait_until(lambda: not server.query("select 1 from pg_replication_slots where active"), what="its end")
     server.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
     server.execute("drop publication if exists tailrace_t")
@@ -150,7 +150,7 @@ def drop_what_was_made(server: EmbeddedPostgres) -> None:
     ],
     ids=["scram with channel binding", "tls 1.3", "client certificate"],
 )
-def test_a_verified_connection_captures_from_end_to_end(
+def test_a_verified_connection_captures_snapshot_and_stream(
     secured: Secured, tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     if changed.get("user") == "certain":
@@ -173,7 +173,7 @@ def test_a_verified_connection_captures_from_end_to_end(
     drop_what_was_made(secured.server)
 
 
-def test_each_refusal_has_its_own_words_and_shows_no_secret(
+def test_each_refusal_has_its_own_message_and_shows_no_secret(
     secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTHER", "an0ther-canary")
@@ -200,17 +200,17 @@ def test_each_refusal_has_its_own_words_and_shows_no_secret(
     assert error.kind is Kind.SOURCE_MISCONFIGURED
     assert "channel_binding" in error.message
     assert "PostgreSQL's manual" in error.hint
-    # A certificate that has run out.
+    # A certificate that has expired.
     secured.present(*secured.authority.issue("localhost", days=0))
     secured.server.restart()
     try:
-        made = time.time()  # it is valid for no time at all, told in whole seconds
+        made = time.time()  # it is valid for no time at all, in whole seconds
         wait_until(lambda: time.time() > made + 1, 60, "the certificate to run out")
         assert "out of date" in refusal(tmp_path, secured.options()).hint
     finally:
         secured.present(*secured.authority.issue("localhost"))
         secured.server.restart()
-    # No TLS from the server at all: nothing goes out in plain text.
+    # No TLS on the server: nothing is sent in plain text.
     secured.server.execute("alter system set ssl = off")
     secured.server.restart()
     try:
@@ -223,7 +223,7 @@ def test_each_refusal_has_its_own_words_and_shows_no_secret(
 
 @pytest.mark.parametrize("direction", ["to_client", "to_server"])
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
-def test_a_connection_that_breaks_within_the_handshake_is_a_broken_connection(
+def test_a_connection_that_breaks_in_the_handshake_is_source_unreachable(
     secured: Secured, proxy: Callable[[int], Proxy], version: str, direction: Direction
 ) -> None:
     between = proxy(secured.server.port)
@@ -246,7 +246,7 @@ def test_a_connection_that_breaks_within_the_handshake_is_a_broken_connection(
     assert POLICY[Kind.SOURCE_UNREACHABLE] is Policy.RETRY
 
 
-def test_handshakes_that_break_are_tried_again(
+def test_broken_handshakes_are_retried(
     secured: Secured, proxy: Callable[[int], Proxy], tmp_path: Path
 ) -> None:
     between = proxy(secured.server.port)
@@ -273,7 +273,7 @@ def test_handshakes_that_break_are_tried_again(
     assert read_log(tmp_path / "log").inserts == [1001, 1002, 1003]
 
 
-def test_privileges_lost_while_running_end_the_next_connection_with_their_names(
+def test_privileges_lost_while_running_stop_the_next_connection_with_their_names(
     secured: Secured, tmp_path: Path
 ) -> None:
     server = secured.server

@@ -1,4 +1,4 @@
-"""The server goes away in the middle of the stream, in each way that servers do, and returns."""
+"""The server ends while streaming, in each way that servers do, and starts again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.wait import wait_until
 
 
 @pytest.mark.parametrize("way", ["fast", "immediate", "kill"])
-def test_the_pipeline_outlives_a_restart_of_its_server(
+def test_the_pipeline_survives_a_restart_of_its_server(
     way: str, own_pg: EmbeddedPostgres, make_round: Callable[..., Round]
 ) -> None:
     own_pg.create_database("shop")
@@ -27,7 +27,7 @@ def test_the_pipeline_outlives_a_restart_of_its_server(
             if way == "kill":
                 own_pg.kill()
             else:
-                # A fast stop waits until the walsender's client has all: it must not hang.
+                # A fast stop waits until the walsender's client has everything: it must not hang.
                 own_pg.stop("fast" if way == "fast" else "immediate", timeout_s=20)
             assert not life.is_over, life.last_words()
             own_pg.start()

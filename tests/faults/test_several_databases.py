@@ -1,4 +1,4 @@
-"""One engine, databases of two servers: faults strike one of them, and the others go on."""
+"""One engine, databases of two servers: faults hit one of them, and the others go on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.support.torture.harness import SINKS, Life, Round
 from tests.support.torture.sinks import parse_json
 from tests.support.wait import wait_until
 
-#: Engines with Spark start slowly on a machine that does much else.
+#: Engines with Spark start slowly on a busy machine.
 LONG_S = 120.0
-#: Four databases with several writers each on few cores: what matters is who goes on, not how much.
+#: Four databases with several writers each on few cores: what matters is which go on, not how fast.
 PAUSE_S = 0.1
 
 
@@ -33,7 +33,7 @@ PAUSE_S = 0.1
 class Fleet:
     """Databases with a workload each, and one pipeline over all of them.
 
-    `first` runs the commands; what it knows of its own database is the first of `databases`.
+    `first` runs the commands; its own database is the first of `databases`.
     """
 
     first: Round
@@ -58,7 +58,7 @@ class Fleet:
         self.write_file(*self.first.sinks)
 
     def write_file(self, *sinks: str) -> None:
-        """Write the pipeline's file, with these of the sinks."""
+        """Write the pipeline's file, with these sinks."""
         document = {
             "name": "shop",
             "sources": [
@@ -82,7 +82,7 @@ class Fleet:
 
     @contextmanager
     def at_work(self, *names: str) -> Iterator[None]:
-        """Have the writers of these databases, or of all, work while the context is open."""
+        """Let the writers of these databases, or of all, work while the context is open."""
         with ExitStack() as stack:
             for name in names or self.databases:
                 self.workloads[name].start()
@@ -93,7 +93,7 @@ class Fleet:
         return json.loads(self.first.command("status", str(self.first.file), "--json").stdout)
 
     def shown(self) -> dict[str, Any]:
-        """What the engine shows, read without a process."""
+        """What the engine shows, read in this process."""
         file = self.first.log / "status.json"
         return json.loads(file.read_text()) if file.exists() else {"tasks": [], "sinks": []}
 
@@ -122,13 +122,13 @@ class Fleet:
         wait_until(grown, LONG_S, f"{names} to grow from {before}")
 
     def active_slots(self) -> list[str]:
-        """The slots that are in use, on all servers."""
+        """The slots in use, on all servers."""
         servers = {database.port: database.server for database in self.databases.values()}
         asked = "select slot_name from pg_replication_slots where active and slot_name like 'tailrace_shop_%'"
         return [row[0] for server in servers.values() for row in server.query(asked)]
 
     def judge(self) -> list[str]:
-        """Return what is wrong with any log or sink, after a last run up to the end."""
+        """Return the problems of all logs and sinks, after a last run up to the end."""
         self.write_file(*self.first.sinks)
         life = self.first.live()
         assert life.wait() == 0, life.last_words()
@@ -174,19 +174,19 @@ def make_fleet(databases: dict[str, Database], make_round: Callable[..., Round])
 
 @pytest.mark.ci
 @pytest.mark.timeout(900)
-def test_four_databases_of_two_servers_outlive_kills_and_a_restart(
+def test_four_databases_of_two_servers_survive_kills_and_a_restart(
     make_fleet: Callable[..., Fleet], own_pg: EmbeddedPostgres
 ) -> None:
     fleet = make_fleet("jsonl")
     fleet.write_file("jsonl")
     names = set(fleet.databases)
     with fleet.at_work():
-        # The engine is killed while all are at work.
+        # The engine is killed while all databases are written to.
         life = fleet.first.live(until_caught_up=False)
         fleet.grow(names, life)
         life.kill()
-        # It is started again, and one of the servers is killed: the other's sources go on.
-        # Without sinks, as Spark starts slowly: they read on from the logs in the last run.
+        # It is started again, and one of the servers is killed: the other server's sources go on.
+        # Without sinks, as Spark starts slowly: they read the logs in the last run.
         fleet.write_file()
         life = fleet.first.live(until_caught_up=False)
         fleet.grow(names, life)
@@ -212,14 +212,14 @@ def test_four_databases_of_two_servers_outlive_kills_and_a_restart(
     assert [(sink["source"], sink["name"], sink["lag_bytes"]) for sink in found["sinks"]] == [
         (name, "jsonl", 0) for name in fleet.databases
     ]
-    # A replay is of one source.
+    # A replay has one source.
     replay = ("replay", str(fleet.first.file), "--sink", "jsonl")
     assert "name one of them with --source: north, east" in fleet.first.command(*replay).stderr
     replayed = fleet.first.command(*replay, "--source", "east")
     assert (replayed.returncode, "already holds everything" in replayed.stdout) == (0, True)
 
 
-def test_a_source_that_can_not_go_on_is_named_and_leaves_the_others_at_work(
+def test_a_source_that_cannot_go_on_is_reported_and_the_others_go_on(
     make_fleet: Callable[..., Fleet],
 ) -> None:
     fleet = make_fleet()
@@ -234,7 +234,7 @@ def test_a_source_that_can_not_go_on_is_named_and_leaves_the_others_at_work(
     assert (told["state"], told["error"]["context"]["source"]) == ("streaming", "east")
     east = next(task for task in told["tasks"] if task["name"] == "east")
     assert (east["state"], east["error"]["kind"]) == ("failed", told["error"]["kind"])
-    # The end of the run is that of a failure, whatever ended it.
+    # The run ends with the status of a failure, however it was ended.
     assert life.end() == 1, life.last_words()
     assert "source=east" in life.last_words()
     assert "Traceback" not in life.last_words()
@@ -242,7 +242,7 @@ def test_a_source_that_can_not_go_on_is_named_and_leaves_the_others_at_work(
     states = {task["name"]: task["state"] for task in found["tasks"]}
     assert states == {"north": "stopped", "east": "failed", "south": "stopped", "west": "stopped"}
     assert (found["state"], found["error"]["context"]["source"]) == ("failed", "east")
-    # The others came to a good end: their slots are free, and what was received is kept.
+    # The others ended normally: their slots are free, and what they received is kept.
     assert fleet.active_slots() == []
     ls = json.loads(fleet.first.command("log", "ls", str(fleet.first.log), "--json").stdout)
     assert [log["name"] for log in ls["logs"]] == sorted(fleet.databases)
@@ -253,7 +253,7 @@ def test_a_source_that_can_not_go_on_is_named_and_leaves_the_others_at_work(
     assert "--source: east, north, south, west" in shown.stderr
 
 
-def test_a_server_that_is_away_at_the_start_joins_when_it_comes(
+def test_a_server_that_is_down_at_the_start_is_captured_once_it_is_up(
     make_fleet: Callable[..., Fleet], proxy: Callable[[int], Proxy], own_pg: EmbeddedPostgres
 ) -> None:
     gate = proxy(own_pg.port)
@@ -267,11 +267,11 @@ def test_a_server_that_is_away_at_the_start_joins_when_it_comes(
         life = fleet.first.live()  # until all have caught up
         wait_until(lambda: fleet.are("connecting", {"north"}), LONG_S, "the first attempt")
         others = {"east", "south", "west"}
-        # They are done before; the engine waits for the one that is missing.
+        # They finish earlier; the engine waits for the missing one.
         wait_until(lambda: fleet.are("stopped", others), LONG_S, "the others to be done")
         assert not life.is_over, life.last_words()
         assert fleet.status()["state"] == "starting"
-        # A second engine on the same logs is refused, though one log is not there yet.
+        # A second engine on the same logs is refused, although one log does not exist yet.
         refused = fleet.first.command("run", str(fleet.first.file))
         assert (refused.returncode, "log_locked" in refused.stderr) == (1, True)
         gate.start()

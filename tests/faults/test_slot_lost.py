@@ -1,4 +1,4 @@
-"""A slot that the server gave up: a state of its own, and a way out that leads out when followed."""
+"""A slot that the server invalidated: it has a state of its own, and following the hint helps."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ def lose(server: EmbeddedPostgres) -> None:
 
 @pytest.mark.follows("slot_invalidated")
 @pytest.mark.each_postgres("what the server says of slots")
-def test_the_hint_after_a_lost_slot_leads_out_when_followed(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_following_the_hint_after_a_lost_slot_helps(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
     server = own_pg
     server.execute("create table items(id int primary key); create table others(id int)")
     server.execute("insert into items select generate_series(1, 10)")
-    root = tmp_path / "it's here"  # a path that a shell would take apart
+    root = tmp_path / "it's here"  # a path that needs quoting in a shell
     root.mkdir()
     file = root / "shop.yaml"
     source = {"host": "127.0.0.1", "port": server.port, "user": "postgres", "dbname": "postgres"}
     content = {"name": "shop", "source": {**source, "tables": ["public.items"]}, "log": {"path": "log"}}
     file.write_text(yaml.safe_dump(content))
-    # GIVEN a pipeline that is down while its slot is lost
+    # GIVEN a pipeline that is stopped while its slot is lost
     assert tailrace("run", str(file), "--until-caught-up").returncode == 0
     server.execute("insert into items select generate_series(11, 20)")
     lose(server)
-    # THEN `status` tells it even before anything ran again, and `check` does
+    # THEN `status` reports it even before anything ran again, and so does `check`
     told = status(file)
     assert (told["state"], told["error"]["kind"]) == ("needs_snapshot", "slot_invalidated")
     assert told["tasks"][0]["slot"]["invalidation_reason"] == "wal_removed"
     assert tailrace("check", str(file)).returncode == 1
-    # AND `run` ends at once with the reason, as often as it is tried; nothing was changed
+    # AND `run` ends at once with the reason, at each attempt; nothing was changed
     for _ in range(2):
         failed = tailrace("run", str(file), "--until-caught-up")
         assert failed.returncode == 1
@@ -72,7 +72,7 @@ def test_the_hint_after_a_lost_slot_leads_out_when_followed(own_pg: EmbeddedPost
         told = status(file)
         assert told["state"] == "needs_snapshot"
     assert server.query("select count(*) from pg_replication_slots") == [(1,)]
-    # WHEN what the hint says is done to the letter
+    # WHEN the hint is followed exactly
     hint = told["error"]["hint"]
     steps = [step.strip() for step in re.split(r"\(\d\) ", hint.partition("Run: ")[2]) if step.strip()]
     assert len(steps) == 3
@@ -81,7 +81,7 @@ def test_the_hint_after_a_lost_slot_leads_out_when_followed(own_pg: EmbeddedPost
     assert "tailrace run" in steps[2]
     for statement in re.findall(r"(ALTER SYSTEM[^;]*;|SELECT pg_reload_conf\(\);)", hint):
         server.execute(statement)
-    # THEN it goes on, with all rows in a new log, and the old one is still there
+    # THEN the pipeline goes on, with all rows in a new log, and the old log still exists
     again = tailrace("run", str(file), "--until-caught-up")
     assert again.returncode == 0, again.stderr
     assert status(file)["state"] == "stopped"

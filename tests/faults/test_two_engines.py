@@ -34,12 +34,12 @@ def test_a_second_engine_is_refused_by_name_while_the_first_lives(
         second = round_.command("run", str(round_.file), "--until-caught-up")
         if paused:
             os.kill(first.pid, signal.SIGCONT)
-    # THEN that one says why it does not run, in one message without a trace
+    # THEN that one reports why it does not run, in one message without a traceback
     assert second.returncode == 1
     assert "log_locked" in second.stderr
     assert "stop the other" in second.stderr
     assert "Traceback" not in second.stderr
-    # AND the first goes on to a good end
+    # AND the first one goes on and ends normally
     assert first.end() == 0, first.last_words()
     assert round_.live().wait() == 0
     assert round_.judge_log() == []

@@ -1,4 +1,4 @@
-"""A forked program is to its parent what one is that was started in the usual way."""
+"""A forked program behaves to its parent as one that was started in the usual way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.support import forked
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.slow  # what others are forked from imports everything first
+pytestmark = pytest.mark.slow  # the process from which others are forked first imports everything
 
 SCRIPT = [sys.executable, "-m", "tests.support.script"]
 
@@ -36,7 +36,7 @@ print(json.dumps({
 
 @pytest.fixture(params=["forked", "usual"])
 def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what starts a program as other tests do; they are to find no difference."""
+    """Return a function that starts a program as other tests do; programs must not notice a difference."""
     if request.param == "usual":
         monkeypatch.setattr(subprocess, "Popen", forked._USUAL)
     return subprocess.Popen
@@ -65,13 +65,13 @@ sys.stdin.read()
     wait_until(lambda: not worker.is_running(), 10, "the worker's end")
 
 
-def test_there_is_one_thread_where_it_is_forked() -> None:
+def test_the_process_that_programs_are_forked_from_has_one_thread() -> None:
     subprocess.run([*SCRIPT, "pass"], check=True)
     server: Any = forkserver._forkserver
     assert len(os.listdir(f"/proc/{server._forkserver_pid}/task")) == 1
 
 
-def test_it_sees_what_it_was_given(start: Any, tmp_path: Path) -> None:
+def test_a_program_gets_its_arguments_environment_and_streams(start: Any, tmp_path: Path) -> None:
     environment = {"GIVEN": "this", "PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [*SCRIPT, SEEN, "a", "b c"], input="hello", capture_output=True, text=True, cwd=tmp_path,
@@ -97,12 +97,12 @@ def test_it_sees_what_it_was_given(start: Any, tmp_path: Path) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
     ],
 )
-def test_it_ends_as_it_says(start: Any, program: str, status: int) -> None:
+def test_a_program_ends_with_its_status(start: Any, program: str, status: int) -> None:
     done = subprocess.run([*SCRIPT, program], capture_output=True, check=False)
     assert done.returncode == status
 
 
-def test_it_ends_after_its_threads_and_what_is_registered(start: Any) -> None:
+def test_a_program_ends_after_its_threads_and_registered_functions(start: Any) -> None:
     program = """
 import atexit, threading, time
 atexit.register(print, "registered")
@@ -113,7 +113,7 @@ print("main")
     assert done.stdout.split() == ["main", "thread", "registered"]
 
 
-def test_it_is_waited_for_and_killed(start: Any) -> None:
+def test_a_program_can_be_waited_for_and_killed(start: Any) -> None:
     with start([*SCRIPT, "print('here', flush=True); import time; time.sleep(100)"], stdout=-1) as program:
         assert program.stdout.readline() == b"here\n"
         assert program.poll() is None
@@ -124,21 +124,21 @@ def test_it_is_waited_for_and_killed(start: Any) -> None:
         assert program.poll() == -signal.SIGTERM
 
 
-def test_its_failpoints_are_those_of_its_environment(start: Any) -> None:
+def test_a_programs_failpoints_are_those_of_its_environment(start: Any) -> None:
     program = "from tailrace import failpoints; failpoints.hit('log.before_fsync'); print('went on')"
     environment = {**os.environ, "TAILRACE_FAILPOINTS": "log.before_fsync=kill"}
     assert subprocess.run([*SCRIPT, program], env=environment, check=False).returncode == -9
     assert subprocess.run([*SCRIPT, program], check=False, capture_output=True).stdout == b"went on\n"
 
 
-def test_one_that_may_import_something_else_is_started_in_the_usual_way(tmp_path: Path) -> None:
+def test_a_program_that_may_import_other_modules_is_not_forked(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise SystemExit(5)")
     paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     environment = {**os.environ, "PYTHONPATH": paths}
     assert subprocess.run([*SCRIPT, "import numpy"], env=environment, check=False).returncode == 5
 
 
-def test_one_that_still_runs_holds_up_nobodys_end() -> None:
+def test_a_program_that_still_runs_does_not_delay_the_end_of_pytest() -> None:
     program = f"""
 from tests.support import forked
 print(forked.ForkedPopen({[*SCRIPT, "import time; time.sleep(600)"]!r}).pid)

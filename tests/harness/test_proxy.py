@@ -1,4 +1,4 @@
-"""The proxy breaks what it is told to break, at the byte it is told."""
+"""The proxy breaks connections as it is told, at the exact byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.wait import wait_until
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a server that sends back what it gets."""
+    """The port of a server that echoes what it gets."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer(client: socket.socket) -> None:
@@ -53,10 +53,10 @@ def received_until_cut(client: socket.socket) -> bytes:
             received += piece
     except ConnectionResetError:
         return received
-    raise AssertionError("the connection ended in an orderly way")
+    raise AssertionError("the connection ended normally")
 
 
-def test_bytes_pass_both_ways_and_an_end_is_passed_on(proxy, echo):
+def test_bytes_pass_in_both_directions_and_so_does_the_end(proxy, echo):
     with connected(proxy(echo).port) as client:
         sent = bytes(range(256)) * 20_000
         sender = threading.Thread(target=lambda: (client.sendall(sent), client.shutdown(socket.SHUT_WR)))
@@ -69,7 +69,7 @@ def test_bytes_pass_both_ways_and_an_end_is_passed_on(proxy, echo):
 
 
 @pytest.mark.parametrize("byte_count", [0, 1, 1000, 100_001])
-def test_a_cut_after_n_bytes_lets_n_bytes_through_and_resets(proxy, echo, byte_count):
+def test_a_cut_after_n_bytes_passes_n_bytes_and_resets(proxy, echo, byte_count):
     line = proxy(echo)
     line.cut_after(byte_count, "to_client")
     with connected(line.port) as client:
@@ -107,7 +107,7 @@ def test_a_black_hole_keeps_connections_and_bytes_until_it_ends(proxy, echo):
         assert client.recv(10) == b"two"
 
 
-def test_a_stopped_proxy_refuses_and_comes_back_on_its_port(proxy, echo):
+def test_a_stopped_proxy_refuses_and_restarts_on_its_port(proxy, echo):
     line = proxy(echo)
     port = line.port
     with connected(port) as client:
@@ -124,7 +124,7 @@ def test_a_stopped_proxy_refuses_and_comes_back_on_its_port(proxy, echo):
         assert client.recv(1) == b"y"
 
 
-def test_standby_status_updates_are_overheard(proxy, pg):
+def test_standby_status_updates_are_recorded(proxy, pg):
     line = proxy(pg.port)
     options = {"host": "127.0.0.1", "port": line.port, "dbname": pg.name, "user": "postgres"}
     replication = psycopg.connect(**options, replication="database", autocommit=True)

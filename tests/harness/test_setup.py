@@ -1,4 +1,4 @@
-"""What `make` asks of a machine, and that its locks agree with each other."""
+"""What `make` needs on a machine; and its lock files agree with each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=ROOT,
-        # The suite runs under make itself, whose own settings are not for a make in here.
+        # The suite runs under make itself, whose settings must not reach a make in here.
         env={name: text for name, text in os.environ.items() if not name.startswith("MAKE")} | environment,
         capture_output=True,
         text=True,
@@ -45,7 +45,7 @@ def java_home(directory: Path, version_line: str) -> str:
         'Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "18.0.1"',
     ],
 )
-def test_java_17_and_later_is_taken_without_a_word(tmp_path, version_line):
+def test_java_17_and_later_is_accepted_without_a_message(tmp_path, version_line):
     done = run("sh", "scripts/check_java.sh", JAVA_HOME=java_home(tmp_path, version_line))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -58,7 +58,7 @@ def test_java_17_and_later_is_taken_without_a_word(tmp_path, version_line):
         ("no java at all", "does not print its version"),
     ],
 )
-def test_an_unfit_java_is_one_line_before_anything_else(tmp_path, version_line, complaint):
+def test_an_unsuitable_java_is_reported_in_one_line_before_anything_else(tmp_path, version_line, complaint):
     done = run("sh", "scripts/check_java.sh", JAVA_HOME=java_home(tmp_path, version_line))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
@@ -66,7 +66,7 @@ def test_an_unfit_java_is_one_line_before_anything_else(tmp_path, version_line, 
     assert complaint in done.stderr
 
 
-def test_a_missing_java_is_one_line(tmp_path):
+def test_a_missing_java_is_reported_in_one_line(tmp_path):
     done = run("sh", "scripts/check_java.sh", JAVA_HOME=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
@@ -74,13 +74,13 @@ def test_a_missing_java_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "torture", "setup", "lock"])
-def test_every_target_asks_for_java_before_it_does_anything(target):
+def test_every_target_checks_java_before_it_does_anything(target):
     plan = run("make", "--always-make", "--dry-run", target)
     assert plan.returncode == 0, plan.stderr
     assert plan.stdout.splitlines()[0] == "sh scripts/check_java.sh"
 
 
-def test_a_python_that_cannot_make_an_environment_is_one_line(tmp_path):
+def test_a_python_that_cannot_make_an_environment_is_reported_in_one_line(tmp_path):
     done = run("sh", "scripts/find_python.sh", PYTHON=str(tmp_path / "python3"))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

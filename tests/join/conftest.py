@@ -1,4 +1,4 @@
-"""What the tests of joins share."""
+"""Fixtures of the tests of joins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.join.pair import Pair
 
 @pytest.fixture
 def join_seed() -> int:
-    """A seed of the run's own; `TAILRACE_SEEDS=7` runs that one. Failures show it."""
+    """A new seed for each run; `TAILRACE_SEEDS=7` sets it. Failures show it."""
     given = os.environ.get("TAILRACE_SEEDS", "").split(",")[0]
     return int(given) if given else random.randrange(1_000_000)
 

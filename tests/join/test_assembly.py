@@ -1,4 +1,4 @@
-"""Whole transactions of several partitions: each row once, in the transactions' order."""
+"""Puts whole transactions together from several partitions: each row once, in the transactions' order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tailrace.join.partition import TRANSACTION, JoinedRows
 
 PLACES = [("a", 0), ("a", 1), ("b", 0)]
 
-Rows = list[int | None]  # of each row its transaction
+Rows = list[int | None]  # for each row its transaction
 
 
 def taken(rows: Rows, first: int) -> JoinedRows:
-    """Return rows as a merge gives them; the offset is what tells a row."""
+    """Return rows as a merge returns them; the offset identifies a row."""
     own = np.array([UNKNOWN if row is None else row for row in rows], np.int64)
     offsets = np.maximum.accumulate(own)
     numbers = np.arange(first, first + len(rows), dtype=np.int64)
@@ -54,12 +54,12 @@ def history(chance: random.Random) -> dict[tuple[str, int], Rows]:
 def assembled(
     chance: random.Random, rows: dict[tuple[str, int], Rows], whole: Callable[..., bool]
 ) -> list[tuple[int | None, tuple[str, int], int]]:
-    """Feed an assembly by chance; return what it gave: transaction, partition and row."""
+    """Feed an assembly at random; return its output: transaction, partition and row."""
     assembly, left, out = Assembly(), {place: list(found) for place, found in rows.items()}, []
     closed: set[int] = set()
 
     def needed(place: tuple[str, int]) -> int:
-        # What a partition's next rows may be of: all before it is passed.
+        # The transaction that a partition's next rows may have: all before it are passed.
         return next((row for row in left[place] if row is not None), 1 << 40)
 
     def collect(runs):
@@ -111,13 +111,13 @@ def check(seed: int, whole: Callable[..., bool]) -> None:
 
 
 @pytest.mark.slow
-def test_each_row_is_given_once_in_the_order_of_transactions(join_seed: int) -> None:
+def test_each_row_is_returned_once_in_the_order_of_transactions(join_seed: int) -> None:
     for seed in range(join_seed, join_seed + 500):
         check(seed, by_frontier)
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_a_transaction_is_whole_when_its_rows_are_counted(counted: bool) -> None:
+def test_a_transaction_is_complete_when_all_its_rows_are_counted(counted: bool) -> None:
     assembly = Assembly()
     assembly.add(("a", 0), taken([1, 1], 0))
     assert assembly.rows_of(1) == 2
@@ -132,7 +132,7 @@ def test_a_transaction_is_whole_when_its_rows_are_counted(counted: bool) -> None
         assert head.transaction == 2
 
 
-def test_a_planted_bug_is_found_a_transaction_is_closed_as_soon_as_it_has_rows() -> None:
+def test_closing_a_transaction_as_soon_as_it_has_rows_is_found() -> None:
     def check_all() -> None:
         for seed in range(500):
             check(seed, lambda *_: True)

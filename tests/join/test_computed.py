@@ -1,4 +1,4 @@
-"""Keys and orders computed by expressions: what is read of messages, and what is refused before any is."""
+"""Keys and orders computed by expressions: what they read of messages, and which expressions are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def messages(*documents: Any, keys: list[bytes | None] | None = None) -> pa.Reco
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGES)
 
 
-def test_expressions_read_fields_keys_and_what_kafka_says_of_a_message() -> None:
+def test_expressions_read_fields_keys_and_metadata_of_messages() -> None:
     found = ComputedFields(
         {"key": "coalesce(value.of.order, key.id)", "order": "value.line::int + 1"},
         {
@@ -67,7 +67,7 @@ def test_expressions_read_fields_keys_and_what_kafka_says_of_a_message() -> None
     assert ones.times_ms.to_pylist() == [1000, 1002]
 
 
-def test_expressions_of_paths_find_what_fields_find() -> None:
+def test_expressions_of_paths_return_the_same_as_fields() -> None:
     fields = JsonFields("of.order", "id", "line", one_count="at.lines", one_time_ms="at.ms")
     computed = ComputedFields(
         {"key": "value.of.order", "order": "value.line"},
@@ -86,7 +86,7 @@ def test_expressions_of_paths_find_what_fields_find() -> None:
     assert ones.rows.orders is expected.rows.orders is None
 
 
-def test_what_a_message_is_does_not_depend_on_the_messages_beside_it() -> None:
+def test_a_messages_key_does_not_depend_on_the_other_messages() -> None:
     found = ComputedFields({"key": "value.id", "order": ""}, NOTHING)
     documents = [{"id": 1}, {"id": "1"}, {"id": 1.5}, {"id": None}, {}, {"id": {"a": [1]}}, [1], "text", 4]
     together = found.data(messages(*documents)).keys.to_pylist()
@@ -94,7 +94,7 @@ def test_what_a_message_is_does_not_depend_on_the_messages_beside_it() -> None:
     assert [found.data(messages(each)).keys.to_pylist()[0] for each in documents] == together
 
 
-def test_a_message_that_is_plain_text_is_a_value() -> None:
+def test_a_message_of_plain_text_is_a_value() -> None:
     found = ComputedFields({"key": "left(value, 2)", "order": "substring(value, 4)"}, NOTHING)
     rows = found.data(messages(b"ab;1", b"cd;22"))
     assert rows.keys.to_pylist() == ["ab", "cd"]
@@ -112,7 +112,7 @@ def test_a_message_that_is_plain_text_is_a_value() -> None:
          "data.order of messages: at character 11 of the expression: a value is out of range"),
     ],
 )  # fmt: skip
-def test_a_message_that_an_expression_does_not_fit_is_named_and_not_shown(
+def test_the_error_of_an_expression_has_the_messages_offset_and_not_its_content(
     key: str, order: str, document: Any, said: str
 ) -> None:
     with pytest.raises(TailraceError) as caught:
@@ -143,7 +143,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "said"), WRONG)
-def test_an_expression_that_is_wrong_is_refused_before_a_message_is_read(wrong: str, said: str) -> None:
+def test_a_wrong_expression_is_refused_before_a_message_is_read(wrong: str, said: str) -> None:
     given = {"data": {"key": wrong}, "transactions": {"key": "key"}}
     with pytest.raises(TailraceError) as caught:
         options_of({**TOPICS, "expressions": given})
@@ -159,7 +159,7 @@ def test_an_expression_that_is_wrong_is_refused_before_a_message_is_read(wrong: 
     assert said in caught.value.message
 
 
-def test_an_expression_that_is_wrong_is_named_with_its_line_in_the_file(tmp_path: Path) -> None:
+def test_a_wrong_expression_is_reported_with_its_line_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "joined.yaml"
     file.write_text(
         "name: joined\n"
@@ -184,7 +184,7 @@ def test_an_expression_that_is_wrong_is_named_with_its_line_in_the_file(tmp_path
 
 
 @pytest.mark.parametrize("other", [{"registry": {"registry_url": "http://nobody:1"}}, {"fields": None}])
-def test_messages_are_of_one_form(other: dict[str, Any]) -> None:
+def test_only_one_way_to_extract_keys_may_be_configured(other: dict[str, Any]) -> None:
     given = {"data": {"key": "value.id"}, "transactions": {"key": "value.id"}}
     fields = {"data": {"key": "id"}, "transactions": {"key": "id"}}
     other = {name: fields if value is None else value for name, value in other.items()}
@@ -193,7 +193,7 @@ def test_messages_are_of_one_form(other: dict[str, Any]) -> None:
 
 
 @pytest.mark.follows("join_violated")
-def test_messages_of_another_kind_have_no_key() -> None:
+def test_messages_for_which_the_key_is_null_are_not_joined() -> None:
     both = messages({"id": "a", "line": "1"}, {"id": "a", "line": "a note"}, {"id": "a", "line": "2"})
     with pytest.raises(TailraceError) as caught:
         ComputedFields({"key": "value.id", "order": "value.line::int"}, NOTHING).data(both)
@@ -205,7 +205,7 @@ def test_messages_of_another_kind_have_no_key() -> None:
 
 
 class Plain:
-    """An extraction of the user's: a message is a key, a semicolon and an order."""
+    """A user's extraction: a message is a key, a semicolon and an order."""
 
     def data(self, batch: pa.RecordBatch) -> DataRows:
         parts = [value.decode().split(";") for value in batch.column("value").to_pylist()]
@@ -214,7 +214,7 @@ class Plain:
 
 
 @pytest.mark.follows("join_violated")
-def test_messages_that_are_no_json_have_an_extraction_of_their_own() -> None:
+def test_messages_that_are_not_json_need_an_extraction_by_the_user() -> None:
     lines = messages(b"a;1", b"a;2")
     for extraction in (ComputedFields({"key": "value.id", "order": ""}, NOTHING), DebeziumJson()):
         with pytest.raises(TailraceError) as caught:

@@ -1,4 +1,4 @@
-"""Topics that are not Debezium's, joined by expressions: over a real Kafka, in each form of the join."""
+"""Joins by expressions of topics that Debezium did not write: over a real Kafka, in each form of the join."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ EXPRESSIONS = {
         "time_ms": "value.at::bigint * 1000",
     },
 }
-#: Of a line: its order, its place in it, how many the order has, and when it was.
+#: Of a line: its order, its place in the order, the order's number of lines, and its time.
 Joined = tuple[str, int, int, int]
 
 
 class Orders:
-    """Lines of orders in a topic with partitions, and their orders, among other things, in another."""
+    """Lines of orders in a topic with partitions, and the orders, among other messages, in another topic."""
 
     def __init__(self, kafka: EmbeddedKafka, name: str, seed: int) -> None:
         self.random = random.Random(seed)
@@ -101,7 +101,7 @@ def test_each_line_comes_once_with_its_order(orders: Orders, tmp_path: Path, joi
         assert sorted(found) == sorted(orders.expected.items()), join_seed
 
 
-def test_tailrace_run_writes_whole_orders_of_changes_that_expressions_join(
+def test_tailrace_run_writes_complete_orders_that_expressions_join(
     orders: Orders, tmp_path: Path, join_seed: int
 ) -> None:
     file = tmp_path / "joined.yaml"
@@ -124,7 +124,7 @@ def test_tailrace_run_writes_whole_orders_of_changes_that_expressions_join(
     expected: dict[str, list[int]] = {}
     for number, (name, *_) in orders.expected.items():
         expected.setdefault(name, []).append(number)
-    # An order's commit is its message's place: they rise with it, and each is whole.
+    # An order's commit is the offset of its message: they rise together, and each order is complete.
     assert [sorted(by_commit[each]) for each in sorted(by_commit)] == list(expected.values()), join_seed
 
 
@@ -145,7 +145,7 @@ def test_spark_joins_by_expressions(spark: Any, orders: Orders, join_seed: int) 
     assert found == {number: joined[:3] for number, joined in orders.expected.items()}, join_seed
 
 
-def test_a_message_that_an_expression_does_not_fit_stops_the_join_with_its_place(
+def test_an_error_of_an_expression_stops_the_join_with_the_messages_place(
     orders: Orders, tmp_path: Path
 ) -> None:
     orders.write(10)

@@ -1,4 +1,4 @@
-"""Debezium's documents as rows of tables: the types that a schema says, and what is refused."""
+"""Debezium's documents as rows of tables: the types that a schema determines, and what is refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def field(kind: str, name: str = "", **more: Any) -> dict[str, Any]:
         ({}, {"a": [True]}, "text", '{"a":[true]}'),
     ],
 )  # fmt: skip
-def test_a_schema_says_the_type_of_a_column(schema: dict[str, Any], value: Any, kind: str, text: str) -> None:
+def test_a_schema_determines_the_type_of_a_column(
+    schema: dict[str, Any], value: Any, kind: str, text: str
+) -> None:
     frames = RowFrames()
     tables = DebeziumTables({}, PLACEHOLDER)
     frames.begin(10, 0)
@@ -101,7 +103,7 @@ def change(
     return json.dumps({"schema": {"fields": fields}, "payload": payload}).encode()
 
 
-def test_a_table_is_described_again_when_it_has_changed_and_goes_on_after_a_restart() -> None:
+def test_a_changed_table_is_described_again_also_after_a_restart() -> None:
     frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER)
     frames.begin(10, 0)
     tables.write(frames, b'{"id": 1}', change("c", {"id": "1", "a": "x"}))
@@ -123,7 +125,7 @@ def test_a_table_is_described_again_when_it_has_changed_and_goes_on_after_a_rest
 
 
 @pytest.mark.parametrize("name", ["payload", "schema"])
-def test_a_column_of_the_key_may_be_called_as_a_part_of_a_document_with_a_schema(name: str) -> None:
+def test_a_key_column_may_have_the_name_of_a_part_of_a_document_with_a_schema(name: str) -> None:
     frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER)
     frames.begin(10, 0)
     tables.write(frames, json.dumps({name: 1}).encode(), change("c", {name: 1, "a": "x"}))
@@ -148,7 +150,7 @@ def test_a_column_of_the_key_may_be_called_as_a_part_of_a_document_with_a_schema
          "not of its column's type"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_taken_is_an_error_without_the_row(
+def test_a_document_that_cannot_be_read_is_an_error_without_the_rows_content(
     key: bytes | None, value: bytes, rows: bool, said: str
 ) -> None:
     with pytest.raises(TailraceError, match=said) as caught:
@@ -157,7 +159,7 @@ def test_what_can_not_be_taken_is_an_error_without_the_row(
 
 
 class Collected(RowFrames):
-    """Frames, and the rows in them."""
+    """Collects frames and the rows in them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +170,7 @@ class Collected(RowFrames):
         self.found.append(row)
 
 
-#: Types whose values keep all that they are in Debezium's events, under modes that lose nothing.
+#: Types whose values Debezium's events keep completely, under modes that lose nothing.
 KEPT = (
     "bool", "int8", "int2", "float8", "numeric_12_2", "numeric_38_38", "numeric_39_2", "numeric",
     "numeric_negative", "text", "bytea", "date", "time", "timestamp", "timestamptz", "json", "uuid", "bits",
@@ -179,7 +181,7 @@ KEPT = (
 @pytest.mark.parametrize("kind", KEPT)
 @examples(20)
 @given(data=st.data())
-def test_what_our_own_converter_wrote_is_postgresqls_text_again(kind: str, data: st.DataObject) -> None:
+def test_events_of_our_own_converter_become_postgresqls_text_again(kind: str, data: st.DataObject) -> None:
     oid, modifier, texts = TYPES[kind]
     values = data.draw(st.lists(texts | st.none(), min_size=1, max_size=8))
     modes = replace(MODES[data.draw(st.sampled_from(["debezium", "nano"]))], binary="bytes")
@@ -192,7 +194,7 @@ def test_what_our_own_converter_wrote_is_postgresqls_text_again(kind: str, data:
 
 
 def meant(kind: str, text: Any) -> Any:
-    """Return what a text means, where Debezium's form does not keep how it was written."""
+    """Return the meaning of a text, where Debezium's form does not keep its notation."""
     if text is None:
         return None
     if kind == "float8":
@@ -201,7 +203,7 @@ def meant(kind: str, text: Any) -> Any:
         return repr(Decimal(text).normalize(Context(prec=200)))
     if kind == "varbit":
         return int(text or "0", 2)
-    if kind == "time" and "." in text:  # as Python has them, with zeros
+    if kind == "time" and "." in text:  # as Python writes them, with zeros
         return text.rstrip("0")
     return text.replace("+00", "") if kind == "timestamptz" else text
 
@@ -219,9 +221,7 @@ def meant(kind: str, text: Any) -> Any:
          {"scale": 0, "value": base64.b64encode(PLACEHOLDER.encode()).decode()}),
     ],
 )  # fmt: skip
-def test_a_value_that_was_not_sent_is_unchanged_in_the_form_of_every_type(
-    schema: dict[str, Any], value: Any
-) -> None:
+def test_the_placeholder_of_every_type_is_an_unchanged_value(schema: dict[str, Any], value: Any) -> None:
     for of_value in (schema, None):
         frames, tables = Collected(), DebeziumTables({}, PLACEHOLDER)
         tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "value": value}, of_value))
@@ -229,18 +229,18 @@ def test_a_value_that_was_not_sent_is_unchanged_in_the_form_of_every_type(
 
 
 @pytest.mark.parametrize("kind", ["Decimal", "Variable"])
-def test_infinity_is_a_number_only_where_it_may_be_one(kind: str) -> None:
+def test_infinity_is_a_number_only_in_a_type_that_has_it(kind: str) -> None:
     schema = {
         "Decimal": field("bytes", f"{CONNECT}Decimal", parameters={"scale": "2"}),
         "Variable": field("struct", "io.debezium.data.VariableScaleDecimal"),
     }[kind]
     frames, tables = Collected(), DebeziumTables({}, PLACEHOLDER)
     tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "value": "Infinity"}, schema))
-    # The same letters are the base64 of a decimal with a scale, which PostgreSQL never has infinite.
+    # The letters are also the base64 of a decimal with a scale, which PostgreSQL never has infinite.
     assert frames.found[0][1] == ("378982984692.34" if kind == "Decimal" else "Infinity")
 
 
-def test_a_delete_with_the_key_alone_takes_no_column_away_after_a_restart() -> None:
+def test_a_delete_with_only_the_key_removes_no_column_after_a_restart() -> None:
     frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER)
     frames.begin(10, 0)
     tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "x": "1"}))
@@ -255,7 +255,7 @@ def test_a_delete_with_the_key_alone_takes_no_column_away_after_a_restart() -> N
     assert "F1" not in dict(kept(more.take().tobytes()))
 
 
-def test_a_row_without_a_transaction_that_is_older_than_a_column_takes_it_not_away() -> None:
+def test_a_snapshot_row_that_is_older_than_a_column_does_not_remove_it() -> None:
     frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER)
     frames.begin(10, 0)
     tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "x": "1", "y": "1"}))
@@ -268,13 +268,13 @@ def test_a_row_without_a_transaction_that_is_older_than_a_column_takes_it_not_aw
     rows = frames.take().tobytes()
     assert b"2\t2\t\\N\n" in rows
     assert b"4\t\\N\t\\N\t4\n" in rows
-    # Within a transaction, the columns are the table's.
+    # Within a transaction, a row has the table's present columns.
     tables.write(frames, b'{"id": 5}', change("c", {"id": 5, "x": "2"}))
     [facts] = [json.loads(f[f.index(b"{") :]) for name, f in kept(frames.take().tobytes()) if name[0] == "F"]
     assert [(each["name"], each["number"]) for each in facts["columns"]] == [("id", 1), ("x", 2)]
 
 
-def test_a_schema_in_avro_says_what_the_same_schema_in_json_says() -> None:
+def test_a_schema_in_avro_means_the_same_as_in_json() -> None:
     row = {
         "type": "record", "name": "Value", "namespace": "shop.orders", "fields": [
             {"name": "id", "type": "int"},
@@ -304,7 +304,7 @@ def test_a_schema_in_avro_says_what_the_same_schema_in_json_says() -> None:
     }  # fmt: skip
     event = {"before": None, "after": image, "source": {"schema": "public", "table": "orders"}, "op": "c"}
     with FakeRegistry() as registry:
-        # As their subjects have them, from 1 on.
+        # As the registry numbers them, from 1 on.
         registry.schemas += [("AVRO", json.dumps(envelope)), ("AVRO", json.dumps(key)), ("JSON", "{}")]
         document = AvroDocuments(RegistryAddress(registry_url=registry.url))
         frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER, document)
@@ -333,9 +333,9 @@ def in_avro(number: int, schema: dict[str, Any], record: dict[str, Any]) -> byte
     return b"\0" + number.to_bytes(4, "big") + written.getvalue()
 
 
-def test_what_stands_for_an_unsent_array_of_uuids_or_booleans_is_known() -> None:
+def test_the_placeholder_of_an_unchanged_array_of_uuids_or_booleans_is_recognised() -> None:
     placeholder = Placeholder(PLACEHOLDER)
-    # Java's UUID.nameUUIDFromBytes, as Debezium 3.7 has it in the place of a `uuid[]`.
+    # Java's UUID.nameUUIDFromBytes, which Debezium 3.7 writes in place of a `uuid[]`.
     assert placeholder.stands_for(["b68a35a7-17ad-35b3-af2a-ae46edb4545a"])
     bits = [bit == "1" for letter in PLACEHOLDER.encode() for bit in f"{letter:08b}"]
     assert placeholder.stands_for(bits)

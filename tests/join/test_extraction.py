@@ -1,4 +1,4 @@
-"""Keys and orders taken from messages: what is a field of what, and what is said when it is not there."""
+"""Keys and orders extracted from messages by fields, and the errors for missing ones."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_settings_that_contradict_themselves_are_refused(changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("schema", ['"string"', '["null","string"]', '{"type":"array","items":"int"}'])
-def test_a_schema_in_avro_that_is_no_record_is_named(schema: str) -> None:
+def test_an_avro_schema_that_is_no_record_is_refused(schema: str) -> None:
     with FakeRegistry() as registry:
         registry.schemas += [("AVRO", schema)]
         avro = DebeziumAvro(RegistryAddress(registry_url=registry.url))
@@ -121,7 +121,7 @@ def test_documents_over_several_lines_and_with_schemas_are_read() -> None:
 
 
 @pytest.mark.parametrize("value", [b"no JSON", b'{"a": 1}\n{"b": 2}', b"", b"[1]"])
-def test_what_is_no_document_is_an_error_that_names_the_offset(value: bytes) -> None:
+def test_a_message_that_is_no_document_is_an_error_with_its_offset(value: bytes) -> None:
     with pytest.raises(TailraceError) as caught:
         DebeziumJson().data(messages({"transaction": None}, value))
     assert caught.value.kind is Kind.JOIN_VIOLATED

@@ -1,4 +1,4 @@
-"""A transaction is passed when none of its rows can come, and not when none is readable yet."""
+"""A transaction is passed when no more of its rows can come, not when none is readable yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def messages(first: int, *documents: dict[str, Any]) -> pa.RecordBatch:
 
 
 class HalfClosed:
-    """A cluster in which a transaction of Kafka is closed in the transaction topic before the data topic.
+    """A cluster in which a Kafka transaction is closed in the transaction topic before the data topic.
 
     One row and its `END` are written; of the row's partition nothing is committed until `close`.
     """
@@ -54,14 +54,14 @@ class HalfClosed:
 
     def read(self, _timeout_s: float) -> Read:
         found, self._new = self._new, {}
-        self.positions |= dict.fromkeys(found, 2)  # behind the row or `END`, and the marker
+        self.positions |= dict.fromkeys(found, 2)  # after the row or `END`, and the marker
         return Read(found, {})
 
     def position(self, place: Place) -> int:
         return self.positions[place]
 
     def end(self, place: Place) -> int:
-        return self.positions[place]  # all that is committed was read
+        return self.positions[place]  # everything committed was read
 
     def written_end(self, _place: Place) -> int:
         return 2
@@ -86,7 +86,7 @@ def test_an_end_that_is_readable_before_its_rows_is_not_passed(looks: int) -> No
     assert [each["id"] for each in rows.facts.to_pylist()] == ["t"]
 
 
-def test_a_transaction_without_rows_here_is_passed_once_the_partition_is_read() -> None:
+def test_a_transaction_without_rows_in_a_partition_is_passed_once_that_is_read() -> None:
     cluster = HalfClosed()
     flow = JoinFlow(OPTIONS, FIELDS, cast(MessageReader, cluster))
     flow.begin({DATA: None})
@@ -104,7 +104,7 @@ ROWS: dict[Place, list[dict[str, Any]]] = {
 
 
 class Cluster:
-    """A cluster that has `ROWS`. A read gives the next message of each partition that `gives` has."""
+    """A cluster that has `ROWS`. A read returns the next message of each partition in `gives`."""
 
     def __init__(self) -> None:
         self.partitions = 1
@@ -159,7 +159,7 @@ def ids_taken(flow: JoinFlow, place: Place) -> list[str]:
 
 @dataclass
 class FailsSometimes:
-    """An extraction whose schema registry does not answer the first questions."""
+    """An extraction whose schema registry does not answer the first requests."""
 
     left: int
 
@@ -179,9 +179,7 @@ class FailsSometimes:
 
 @pytest.mark.parametrize("order", [[DATA, HEADS], [HEADS, DATA]])
 @pytest.mark.parametrize("failures", [1, 3])
-def test_what_an_extraction_fails_with_is_queued_when_it_is_tried_again(
-    order: list[Place], failures: int
-) -> None:
+def test_messages_whose_extraction_failed_are_queued_by_the_retry(order: list[Place], failures: int) -> None:
     cluster = Cluster()
     flow = JoinFlow(OPTIONS, FailsSometimes(failures), cast(MessageReader, cluster))
     flow.begin({DATA: None})
@@ -194,7 +192,7 @@ def test_what_an_extraction_fails_with_is_queued_when_it_is_tried_again(
     assert ids_taken(flow, DATA) == ["t", "u"]
 
 
-def test_transactions_that_an_extraction_failed_with_are_not_queued_before_what_is_read_again() -> None:
+def test_transactions_whose_extraction_failed_are_not_queued_before_those_that_are_read_again() -> None:
     cluster, extraction = Cluster(), FailsSometimes(0)
     flow = JoinFlow(OPTIONS, extraction, cast(MessageReader, cluster))
     flow.begin({DATA: None})
@@ -212,7 +210,7 @@ def test_transactions_that_an_extraction_failed_with_are_not_queued_before_what_
 
 
 def orders_of(steps: Counter[str]) -> Iterator[list[str]]:
-    """Yield every order in which things can happen."""
+    """Yield every order in which the steps can happen."""
     if not steps:
         yield []
     for step in steps:
@@ -222,10 +220,8 @@ def orders_of(steps: Counter[str]) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("queue", [1, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("were_passed", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_partition_that_is_added_at_any_time_changes_nothing_for_the_others(
-    queue: int, were_passed: bool
-) -> None:
-    """The transaction topic is read again for it, before what is known of it, too."""
+def test_adding_a_partition_at_any_time_does_not_affect_the_others(queue: int, were_passed: bool) -> None:
+    """The transaction topic is read again for it, also from before the known transactions."""
     options = OPTIONS.model_copy(update={"queue_records_max": queue})
     places = {"heads": HEADS, "row": DATA}
     for steps in orders_of(Counter({"heads": 3, "row": 2, "add": 1})):
@@ -233,7 +229,7 @@ def test_a_partition_that_is_added_at_any_time_changes_nothing_for_the_others(
         flow = JoinFlow(options, FIELDS, cast(MessageReader, cluster))
         flow.begin({DATA: None})
         found: dict[Place, list[str]] = {DATA: [], OTHER: []}
-        # In the end everything is read, and paused partitions are read on.
+        # At the end everything is read, and paused partitions are resumed.
         for step in [*steps, *["all"] * 5]:
             if step == "add":
                 cluster.partitions = 2
@@ -249,8 +245,8 @@ def test_a_partition_that_is_added_at_any_time_changes_nothing_for_the_others(
         assert found == {DATA: ["t", "u", "v"], OTHER: ["u", "v"]}, steps
 
 
-def test_the_transaction_topic_is_read_again_though_the_queue_of_another_partition_is_full() -> None:
-    """It may wait for the new one: a source writes transactions when they are whole over all partitions."""
+def test_the_transaction_topic_is_read_again_although_another_partitions_queue_is_full() -> None:
+    """That queue may wait for the new partition: an END comes after the rows in all partitions."""
     cluster = Cluster()
     options = OPTIONS.model_copy(update={"queue_records_max": 2})
     flow = JoinFlow(options, FIELDS, cast(MessageReader, cluster))

@@ -1,4 +1,4 @@
-"""Topics that are not as the join wants them: each is joined as the docs say, or refused with a name."""
+"""Topics that break the join's assumptions: each is joined as the docs say, or refused with its name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def failure(pair: Pair, **more: Any) -> tuple[TailraceError, Taken]:
         return error, taken
 
 
-def test_tombstones_and_rows_without_keys_keep_their_place(pair: Pair) -> None:
+def test_tombstones_and_rows_without_keys_are_joined_in_order(pair: Pair) -> None:
     pair.change(7, 1, 100)
     pair.send(pair.data, "1", None)
     pair.change(7, 2, 100, key=None)
@@ -43,8 +43,10 @@ def test_tombstones_and_rows_without_keys_keep_their_place(pair: Pair) -> None:
     assert taken.rows == [(1, "7:200"), (None, None), (2, "7:200")]
 
 
-def test_what_a_producer_writes_again_after_a_crash_is_refused_and_no_wrong_row_is_given(pair: Pair) -> None:
-    # A_1, A_C, B_1, and again A_1, A_C, B_1, B_C, as without exactly-once.
+def test_messages_repeated_after_a_producers_crash_are_refused_and_no_wrong_row_is_returned(
+    pair: Pair,
+) -> None:
+    # A_1, A_C, B_1, and again A_1, A_C, B_1, B_C, as a producer without exactly-once writes them.
     pair.change(1, 1, 100)
     pair.end(1, 200, 1)
     pair.change(2, 1, 200)
@@ -59,7 +61,7 @@ def test_what_a_producer_writes_again_after_a_crash_is_refused_and_no_wrong_row_
     assert taken.rows in ([(1, "1:200")], [(1, "1:200"), (1, "2:300")])
 
 
-def test_an_end_that_was_written_before_its_changes_is_refused(pair: Pair) -> None:
+def test_an_end_written_before_its_changes_is_refused(pair: Pair) -> None:
     pair.end(1, 200, 1)
     pair.change(2, 1, 200)
     pair.end(2, 300, 1)
@@ -72,7 +74,7 @@ def test_an_end_that_was_written_before_its_changes_is_refused(pair: Pair) -> No
     assert taken.rows == [(1, "2:300")]
 
 
-def test_an_end_that_retention_removed_is_named(pair: Pair) -> None:
+def test_an_end_that_retention_removed_is_reported(pair: Pair) -> None:
     for number in range(1, 4):
         pair.change(number, 1, 100 * number)
         pair.end(number, 100 * number + 100, 1)
@@ -84,7 +86,7 @@ def test_an_end_that_retention_removed_is_named(pair: Pair) -> None:
     assert taken.rows == []
 
 
-def test_offsets_that_are_gone_are_not_skipped(pair: Pair, tmp_path: Path) -> None:
+def test_removed_offsets_are_not_skipped(pair: Pair, tmp_path: Path) -> None:
     pair.change(1, 1, 100)
     pair.end(1, 200, 1)
     with joining(pair, tmp_path / "offsets") as (engine, taken):
@@ -99,16 +101,16 @@ def test_offsets_that_are_gone_are_not_skipped(pair: Pair, tmp_path: Path) -> No
         done.result(60)
     error, taken = failure(pair, store=tmp_path / "offsets")
     assert error.kind is Kind.LOG_RANGE_GONE
-    # A pipeline's name says nothing of where its log goes on.
+    # Where its log continues does not depend on a pipeline's name.
     assert error.hint is not None
     assert "another log.path" in error.hint
     assert taken.rows == []
 
 
-def test_the_very_first_transaction_is_not_skipped_either(
+def test_the_first_transaction_is_not_skipped_if_it_was_removed(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its offset is 0, which is not the same as none."""
+    """The committed offset is 0, which must not be taken for none."""
     monkeypatch.setattr(connector_module, "_PASS_S", 1e9)
     pair.change(1, 1, 100)
     pair.end(1, 200, 2)
@@ -126,7 +128,7 @@ def test_the_very_first_transaction_is_not_skipped_either(
     assert taken.rows == []
 
 
-def test_rows_that_were_removed_before_the_first_start_are_no_gap_at_the_next(
+def test_rows_removed_before_the_first_start_are_no_gap_at_the_next(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connector_module, "_PASS_S", 0.1)
@@ -149,7 +151,7 @@ def test_rows_that_were_removed_before_the_first_start_are_no_gap_at_the_next(
     assert taken.rows == [(1, "4:500")]
 
 
-def test_a_compacted_topic_lacks_changes_and_no_transaction(
+def test_a_compacted_topic_lacks_changes_but_all_have_the_right_transaction(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
     quick = {"cleanup.policy": "compact", "segment.ms": "50", "min.cleanable.dirty.ratio": "0.01",
@@ -157,7 +159,7 @@ def test_a_compacted_topic_lacks_changes_and_no_transaction(
     pair = Pair(kafka, topic_name, quick)
     for number in range(1, 41):
         if number == 30:
-            time.sleep(0.1)  # the cleaner leaves the active segment alone: what comes now begins the next one
+            time.sleep(0.1)  # the cleaner ignores the active segment: the next messages begin another one
         for order in (1, 2):
             pair.change(number, order, 100 * number, key=str(order * number % 7))
         pair.end(number, 100 * number + 100, 2)
@@ -174,15 +176,15 @@ def test_a_compacted_topic_lacks_changes_and_no_transaction(
         number, commit = map(int, (transaction or "0:0").split(":"))
         assert place in (1, 2)
         assert commit == 100 * number + 100
-    _whole_by_the_source(pair, tmp_path, {40})
+    _complete_in_tailrace_run(pair, tmp_path, {40})
 
 
 def _numbers(taken: Taken) -> set[int]:
     return {int((transaction or "0").split(":")[0]) for _, transaction in taken.rows}
 
 
-def _whole_by_the_source(pair: Pair, directory: Path, wanted: set[int]) -> None:
-    # `tailrace run` ends, with transactions that lack changes, too.
+def _complete_in_tailrace_run(pair: Pair, directory: Path, wanted: set[int]) -> None:
+    # `tailrace run` ends as well, with transactions that lack changes.
     file = directory / "joined.yaml"
     source = {"type": "kafka-join", **pair.settings()}
     sinks = [{"type": "jsonl", "path": "./lines"}]
@@ -197,14 +199,16 @@ def _flattened(pair: Pair) -> None:
     pair.send(pair.data, "1", {"id": 1, "number": 2})
 
 
-def _other_way_round(pair: Pair) -> None:
+def _exchanged(pair: Pair) -> None:
     pair.change(1, 1, 100)
     pair.end(1, 200, 1)
     pair.data, pair.transactions = pair.transactions, pair.data
 
 
-@pytest.mark.parametrize("written", [_flattened, _other_way_round])
-def test_what_is_no_change_is_refused_with_its_place(pair: Pair, written: Callable[[Pair], None]) -> None:
+@pytest.mark.parametrize("written", [_flattened, _exchanged])
+def test_a_message_that_is_no_change_is_refused_with_its_place(
+    pair: Pair, written: Callable[[Pair], None]
+) -> None:
     written(pair)
     error, taken = failure(pair)
     assert error.kind is Kind.JOIN_VIOLATED
@@ -212,7 +216,7 @@ def test_what_is_no_change_is_refused_with_its_place(pair: Pair, written: Callab
     assert taken.rows == []
 
 
-def test_a_transaction_topic_with_two_partitions_is_refused_at_the_start_and_later(
+def test_a_transaction_topic_with_two_partitions_is_refused_at_the_start_and_while_running(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connector_module, "_LOOK_S", 0.2)

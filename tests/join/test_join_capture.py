@@ -1,4 +1,4 @@
-"""The capture of joined topics, in this process: what is in the log after stops, with small queues."""
+"""The capture of joined topics in this process: the log after stops, with small queues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
 WAIT_S = 60
-#: Where a change of a transaction stands, whichever topics it came by.
+#: The place of a change in its transaction, whichever topic it came by.
 PLACE = ("commit_lsn", "ordinal")
 
 
@@ -50,7 +50,7 @@ def section_of(topics: JoinTopics, **more: Any) -> KafkaJoinSection:
 
 
 class Running:
-    """A capture on a thread."""
+    """A capture in a thread."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Running:
 
 
 def logged(path: Path) -> dict[str, list[tuple[int, str]]]:
-    """Return what is in a log as `JoinTopics.expected` has it; and see that transactions are in order."""
+    """Return the log's changes as `JoinTopics.expected` has them; check that transactions are in order."""
     shown = CliRunner().invoke(app, ["log", "show", str(path), "--json"])
     assert shown.exit_code == 0, shown.output
     found: dict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -106,7 +106,7 @@ def logged(path: Path) -> dict[str, list[tuple[int, str]]]:
     return found
 
 
-def test_a_transaction_is_in_the_log_once_whatever_stops_and_however_small_the_queues_are(
+def test_a_transaction_is_in_the_log_once_after_stops_and_with_small_queues(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics = topics_of(kafka, topic_name, join_seed)
@@ -125,7 +125,7 @@ def test_a_transaction_is_in_the_log_once_whatever_stops_and_however_small_the_q
 
 
 @pytest.mark.parametrize("limit", [{}, {"queue_records_max": 10}, {"queue_bytes_max": 4000}], ids=str)
-def test_a_transaction_whose_rows_come_by_several_reads_is_whole_whatever_stops(
+def test_a_transaction_read_in_several_parts_is_complete_after_stops(
     kafka: EmbeddedKafka,
     topic_name: str,
     tmp_path: Path,
@@ -145,7 +145,7 @@ def test_a_transaction_whose_rows_come_by_several_reads_is_whole_whatever_stops(
         assert logged(tmp_path / "log") == topics.expected, join_seed
 
 
-def test_partitions_that_are_added_are_part_of_their_transactions(
+def test_rows_of_added_partitions_are_part_of_their_transactions(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics = topics_of(kafka, topic_name, join_seed, partitions=1)
@@ -174,7 +174,7 @@ def test_transactions_without_rows_are_progress(
     assert logged(tmp_path / "log") == topics.expected, join_seed
 
 
-def test_transactions_of_which_one_topic_is_not_read_are_whole(
+def test_transactions_are_complete_without_the_topics_that_are_not_read(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics = topics_of(kafka, topic_name, join_seed)
@@ -185,10 +185,10 @@ def test_transactions_of_which_one_topic_is_not_read_are_whole(
     assert logged(tmp_path / "log") == expected, join_seed
 
 
-def test_a_transaction_whose_rows_are_all_written_is_in_the_log_once_it_is_known_to_be_whole(
+def test_the_last_transaction_is_logged_once_it_is_known_to_be_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its other changes are in a topic that is not read, and nothing comes after it."""
+    """Its other changes are in a topic that is not read, and no transaction follows it."""
     monkeypatch.setattr(capture_module, "_LOOK_S", 0.01)
     topics = TopicsInMemory(read_max=5)
     for order in range(1, 31):
@@ -203,7 +203,7 @@ def test_a_transaction_whose_rows_are_all_written_is_in_the_log_once_it_is_known
 def test_a_transaction_in_parts_keeps_the_order_of_its_changes_over_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, join_seed: int, partitions: int
 ) -> None:
-    """A truncation would take rows with it that were written after it, to another partition."""
+    """Otherwise a truncation could remove rows that were written after it to another partition."""
     monkeypatch.setattr(capture_module, "_LOOK_S", 0.01)
     topics, chance = TopicsInMemory(partitions=3, read_max=4, in_turn=True), random.Random(join_seed)
     for order in range(1, 61):
@@ -216,7 +216,7 @@ def test_a_transaction_in_parts_keeps_the_order_of_its_changes_over_partitions(
 
 @pytest.mark.parametrize("first", ["transaction", "snapshot", "progress"])
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_partition_without_rows_in_the_log_goes_on_where_it_began(
+def test_a_partition_without_rows_in_the_log_continues_where_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, waits: bool
 ) -> None:
     """Retention had removed its first record before the first start."""
@@ -244,10 +244,10 @@ def test_a_partition_without_rows_in_the_log_goes_on_where_it_began(
 
 
 @pytest.mark.parametrize("had_rows", [False, True])
-def test_a_partition_that_had_no_row_for_long_needs_no_transaction_of_that_time(
+def test_a_partition_without_rows_for_long_needs_no_removed_transactions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had_rows: bool
 ) -> None:
-    """Also if no run is long enough to say how far such partitions are."""
+    """Also if every run is too short to record how far such partitions are."""
     monkeypatch.setattr(capture_module, "_LOOK_S", 0.01)
     topics = TopicsInMemory(partitions=2)
     section = KafkaJoinSection(type="kafka-join", **topics.settings())
@@ -263,7 +263,7 @@ def test_a_partition_that_had_no_row_for_long_needs_no_transaction_of_that_time(
     assert logged(tmp_path / "log") == {"1": expected}
 
 
-def test_it_keeps_the_contract_of_sources(
+def test_the_contract_of_sources_is_kept(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics = topics_of(kafka, topic_name, join_seed)
@@ -282,7 +282,7 @@ def test_it_keeps_the_contract_of_sources(
     check_source(KafkaJoinSource(), section_of(topics), tmp_path / "log", commit)
 
 
-def test_a_handler_is_told_when_a_transaction_is_whole_over_all_partitions(
+def test_a_handler_learns_when_a_transaction_is_complete_over_all_partitions(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics = topics_of(kafka, topic_name, join_seed)
@@ -316,7 +316,7 @@ def test_a_handler_is_told_when_a_transaction_is_whole_over_all_partitions(
     try:
         wait_until(lambda: len(whole) >= len(wanted) or engine.error, WAIT_S, "all transactions")
         if not engine.error:
-            # They are noted once a second.
+            # They are updated once a second.
             wait_until(
                 lambda: all(line in engine.metrics.text() for line in caught_up), WAIT_S, "the numbers"
             )
@@ -327,7 +327,7 @@ def test_a_handler_is_told_when_a_transaction_is_whole_over_all_partitions(
 
 
 @pytest.mark.slow
-def test_topics_in_avro_give_the_log_that_the_same_topics_in_json_give(
+def test_topics_in_avro_and_in_json_give_the_same_log(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
     work = Work(pg, join_seed)
@@ -368,13 +368,13 @@ def test_topics_in_avro_give_the_log_that_the_same_topics_in_json_give(
             parsed = KafkaJoinSection.model_validate(section)
             Running(parsed, tmp_path / prefix).until_caught_up(parsed)
             shown = run("log", "show", tmp_path / prefix, "--json").splitlines()
-            # Rows of a snapshot stand in the order in which their partitions were read.
+            # Snapshot rows are in the order in which their partitions were read.
             found.append([
                 {name: change[name] for name in ("op", "before", "after")}
                 | {name: change["position"][name] for name in PLACE if change["op"] != "r"}
                 for change in map(json.loads, shown)
             ])  # fmt: skip
-        # A registry that is not the topics' is found before anything runs.
+        # A registry that is not the topics' is detected before anything runs.
         checked.write_text(checked.read_text().replace(f"{pg.name}-avro.public", f"{pg.name}.public"))
         assert "not Avro" in run("check", checked, status=1)
     key = {"r": 0}
@@ -383,7 +383,7 @@ def test_topics_in_avro_give_the_log_that_the_same_topics_in_json_give(
     assert len(found[0]) > 25
 
 
-def test_a_document_that_is_none_stops_it_with_the_place(
+def test_an_invalid_document_stops_the_capture_with_its_place(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
     topics = topics_of(kafka, topic_name, 1)

@@ -33,7 +33,7 @@ PLANTED_S = 15
 
 Topics = JoinTopics | SinkChain | DebeziumChain
 
-#: Where a process may be killed.
+#: Failpoints at which a process may be killed.
 POINTS = (
     "engine.after_poll",
     "engine.before_commit",
@@ -62,7 +62,7 @@ def joining(
 
 
 def killed_at(topics: Topics, point: str, count: int, tasks: int, **how: Any) -> int | None:
-    """Have a process run until it is killed at a point; return its status, None if it had to wait there."""
+    """Run a process until it is killed at a failpoint; return its status, None if it did not reach it."""
     process = joining(topics, tasks, failpoints=f"{point}=kill@{count}", **how)
     try:
         process.wait(KILL_S)
@@ -74,7 +74,7 @@ def killed_at(topics: Topics, point: str, count: int, tasks: int, **how: Any) ->
 
 
 def finished(topics: Topics, planted: str = "", wait_s: float = WAIT_S) -> None:
-    """Have a process run until everything is joined, or too much; it may end by itself."""
+    """Run a process until everything, or too much, is joined; it may end by itself."""
     process = joining(topics, 2, planted=planted)
     total = sum(map(len, topics.expected.values()))
     try:
@@ -98,7 +98,7 @@ def found(topics: Topics) -> dict[str, list[Any]]:
         try:
             messages = read_topic(topics.kafka.bootstrap, f"{topic}-joined")
         except (IndexError, KeyError):
-            continue  # not made yet
+            continue  # not created yet
         for message in messages:
             assert places.setdefault((topic, message.key), message.partition) == message.partition
             if (change := topics.row_of(message)) is not None:
@@ -107,7 +107,7 @@ def found(topics: Topics) -> dict[str, list[Any]]:
 
 
 @pytest.mark.ci
-def test_through_kills_and_other_numbers_of_tasks_each_change_is_there_once(
+def test_each_change_is_joined_once_despite_kills_and_changed_numbers_of_tasks(
     kafka: EmbeddedKafka, topic_name: str, join_seed: int
 ) -> None:
     topics, chance = JoinTopics(kafka, topic_name, join_seed), random.Random(join_seed)
@@ -124,7 +124,7 @@ def test_through_kills_and_other_numbers_of_tasks_each_change_is_there_once(
 
 
 def kills_and_tasks(topics: Topics, kills: int, changes: int, seed: int, batch_records_max: int = 50) -> None:
-    """Kill at points by turns. So often in all the number of tasks changes, or a topic gets partitions."""
+    """Kill at each failpoint in turn; `changes` times, change the number of tasks or add partitions."""
     chance, tasks, partitions = random.Random(seed), 1, 3
     killed: Counter[str] = Counter()
     admin = AdminClient({"bootstrap.servers": topics.kafka.bootstrap, "log_level": 0})
@@ -153,21 +153,21 @@ def kills_and_tasks(topics: Topics, kills: int, changes: int, seed: int, batch_r
     assert {key: sorted(map(repr, held)) for key, held in rows.items()} == {
         key: sorted(map(repr, held)) for key, held in topics.expected.items()
     }, (seed, killed)
-    # Where a key has gone to another partition, the two are not in order.
+    # Where a key has moved to another partition, the two are not ordered.
     assert partitions > 3 or rows == topics.expected, (seed, killed)
-    # The others were killed where they waited.
+    # The others did not reach their failpoint in time.
     assert sum(killed.values()) >= kills // 2, (seed, killed)
 
 
 @pytest.mark.ci
-def test_a_kill_at_each_point_leaves_each_change_there_once(
+def test_each_change_is_joined_once_after_a_kill_at_each_failpoint(
     kafka: EmbeddedKafka, topic_name: str, join_seed: int
 ) -> None:
     kills_and_tasks(JoinTopics(kafka, topic_name, join_seed), len(POINTS), 4, join_seed)
 
 
 @pytest.mark.ci
-def test_what_our_own_sink_writes_under_kills_is_joined_once_under_kills(
+def test_topics_of_our_own_sink_are_joined_once_with_kills_of_both(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
     with closing(SinkChain(pg, kafka, join_seed, tmp_path)) as topics:
@@ -175,7 +175,7 @@ def test_what_our_own_sink_writes_under_kills_is_joined_once_under_kills(
 
 
 @pytest.mark.ci
-def test_what_debeziums_engine_wrote_is_joined_once_under_kills(
+def test_topics_of_debeziums_engine_are_joined_once_despite_kills(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
     require_debezium()
@@ -185,7 +185,7 @@ def test_what_debeziums_engine_wrote_is_joined_once_under_kills(
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_a_hundred_kills_and_twenty_changes_of_tasks_leave_each_change_there_once(
+def test_each_change_is_joined_once_despite_a_hundred_kills_and_twenty_changes_of_tasks(
     kafka: EmbeddedKafka, topic_name: str, join_seed: int
 ) -> None:
     kills_and_tasks(JoinTopics(kafka, topic_name, join_seed), 100, 20, join_seed)
@@ -193,7 +193,7 @@ def test_a_hundred_kills_and_twenty_changes_of_tasks_leave_each_change_there_onc
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_our_own_sink_writes(
+def test_topics_of_our_own_sink_are_joined_once_despite_a_hundred_kills_and_twenty_changes_of_tasks(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
     with closing(SinkChain(pg, kafka, join_seed, tmp_path)) as topics:
@@ -202,7 +202,7 @@ def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_our_own_sink_writes
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_debeziums_engine_wrote(
+def test_topics_of_debeziums_engine_are_joined_once_despite_a_hundred_kills_and_twenty_changes_of_tasks(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
     require_debezium()
@@ -212,7 +212,7 @@ def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_debeziums_engine_wr
 
 @pytest.mark.ci
 @pytest.mark.parametrize("bug", PLANTED)
-def test_a_planted_bug_is_found_in_what_was_joined(kafka: EmbeddedKafka, topic_name: str, bug: str) -> None:
+def test_a_planted_bug_is_found_in_the_joined_topics(kafka: EmbeddedKafka, topic_name: str, bug: str) -> None:
     topics = JoinTopics(kafka, topic_name, 5)
     for _ in range(3):
         topics.write(20)

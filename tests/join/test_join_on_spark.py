@@ -1,4 +1,4 @@
-"""Joined topics captured in a task of Spark, whose process is killed: each change is in Kafka once."""
+"""Joined topics captured in a task of Spark whose process is killed: each change is in Kafka once."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.support.kafka.reading import Message, read_topic
 from tests.support.kafka_cluster import Principal
 from tests.support.wait import wait_until
 
-#: Workers that start on a loaded machine take a minute to load what they need.
+#: Workers that start on a loaded machine take up to a minute to load their modules.
 LATE_S = 240.0
 KILLS = 5
-#: As the fixture `principal` has it: it may be in no log, plan, offset or status.
+#: As the fixture `principal` has it; it must be in no log, plan, offset or status.
 CANARY = "c4n4ry-S3cret"
 
 
 def file_of(topics: JoinTopics, principal: Principal, directory: Path) -> Path:
-    """Write a pipeline that joins as somebody who may read these topics alone, into Kafka exactly once."""
+    """Write a pipeline that joins as a user who may read only these topics, into Kafka exactly once."""
     for topic in (*topics.data, topics.transactions):
         principal.allow("topic", topic, "READ")
     (events := directory / "spark-events").mkdir()
@@ -43,7 +43,7 @@ def file_of(topics: JoinTopics, principal: Principal, directory: Path) -> Path:
         },
         "log": {"path": "./log"},
         "engine": {"tasks_on": "spark"},
-        # What Spark's user interface shows, and its history: settings, plans, jobs, tasks, failures.
+        # What Spark's user interface and its history show: settings, plans, jobs, tasks, failures.
         "spark": {"master": "local[3]", "conf": {
             "spark.eventLog.enabled": "true", "spark.eventLog.compress": "false",
             "spark.eventLog.dir": f"file://{events}",
@@ -67,7 +67,7 @@ class Written:
     def __init__(self, topics: JoinTopics) -> None:
         self.rows: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self.ends: Counter[tuple[str, int]] = Counter()
-        # The changes first: more is written meanwhile, and the END of each is there by then.
+        # First the changes: more is written meanwhile, and each one's END is there by then.
         changes = [
             message.document for table in "ab" for message in self._messages(topics, f"public.{table}")
         ]
@@ -85,7 +85,7 @@ class Written:
         try:
             return read_topic(topics.kafka.bootstrap, f"{topics.name}.out.{name}")
         except (IndexError, KeyError):
-            return []  # not made yet
+            return []  # not created yet
 
 
 @pytest.mark.ci
@@ -100,7 +100,7 @@ def test_each_change_is_in_kafka_once_after_its_executor_was_killed_again_and_ag
     said = tmp_path / "said"
 
     def there() -> Report | None:
-        # A task that was not killed yet, which captures.
+        # A task that was not killed yet and captures.
         assert process.poll() is None, said.read_text()[-3000:]
         report = channel.report()
         if report is None or int(report.process.split()[1]) in killed:
@@ -137,7 +137,7 @@ def test_each_change_is_in_kafka_once_after_its_executor_was_killed_again_and_ag
     assert found.ends == {(name, count): 1 for name, count in topics.counts.items() if count}, join_seed
     (task,) = json.loads(status)["tasks"]
     assert task["state"] == "streaming"
-    # Numbers of the queues come from the executor, too.
+    # The executor's metrics of the queues arrive, too.
     assert (task["slot"]["rows_queued"], task["slot"]["paused"]) == (0, 0)
     assert CANARY not in status
     for path in tmp_path.rglob("*"):

@@ -1,4 +1,4 @@
-"""Each form of the join at a broker that asks who one is, over TLS; no secret is told anywhere."""
+"""Each form of the join at a broker with authentication and TLS; no secret is printed or stored anywhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def guarded(principal: Principal, certificate: Path | str) -> dict[str, Any]:
 
 
 def file_of(topics: JoinTopics, directory: Path, options: dict[str, Any]) -> Path:
-    """Write a pipeline that joins through the guarded door."""
+    """Write a pipeline that joins through the secured listener."""
     directory.mkdir()
     source = topics.settings(bootstrap_servers=topics.kafka.bootstrap_at(SASL_TLS), options=options)
     content = {
@@ -56,7 +56,7 @@ def file_of(topics: JoinTopics, directory: Path, options: dict[str, Any]) -> Pat
 
 
 def said_by(*command: object, status: int | None = 0, password: str | None = CANARY) -> str:
-    """Run a program; return all that it writes, librdkafka's and Spark's own words among it."""
+    """Run a program; return all its output, with that of librdkafka and Spark."""
     environment = {name: value for name, value in os.environ.items() if name != "CANARY"}
     done = subprocess.run(
         [sys.executable, "-m", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -68,7 +68,7 @@ def said_by(*command: object, status: int | None = 0, password: str | None = CAN
 
 
 def require_silence(directory: Path, *said: str) -> None:
-    """Check that the secret is in nothing that was written or said."""
+    """Check that the secret is in nothing that was written or printed."""
     assert not [words for words in said if CANARY in words]
     files = [path for path in directory.rglob("*") if path.is_file()]
     assert files
@@ -76,7 +76,7 @@ def require_silence(directory: Path, *said: str) -> None:
 
 
 @pytest.mark.slow
-def test_tailrace_run_joins_over_tls_and_says_what_is_wrong(
+def test_tailrace_run_joins_over_tls_and_reports_what_is_wrong(
     topics: JoinTopics, authority: Authority, principal: Principal, tmp_path: Path
 ) -> None:
     def file(directory: str, certificate: Path | str) -> Path:
@@ -114,7 +114,7 @@ def test_tailrace_run_joins_over_tls_and_says_what_is_wrong(
     require_silence(tmp_path, *said)
 
 
-def test_the_connector_joins_over_tls_and_says_what_is_wrong(
+def test_the_connector_joins_over_tls_and_reports_what_is_wrong(
     topics: JoinTopics, authority: Authority, principal: Principal, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -157,7 +157,7 @@ def test_the_connector_joins_over_tls_and_says_what_is_wrong(
 def test_spark_joins_over_tls_and_no_secret_is_in_plans_offsets_and_logs(
     topics: JoinTopics, authority: Authority, principal: Principal, tmp_path: Path
 ) -> None:
-    # The progress of a query is kept in a group.
+    # A query's progress is stored in a consumer group.
     principal.allow("group", "*", "READ")
     for folder in ("rows", "events", "wrong"):
         (tmp_path / folder).mkdir()

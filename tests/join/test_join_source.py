@@ -1,4 +1,4 @@
-"""The join as a source of `tailrace run`: what a first pipeline wrote to Kafka comes into every target."""
+"""The join as a source of `tailrace run`: topics of a first pipeline are written into every target."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def in_order(rows: list[dict[str, Any]], *key: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.ci
-def test_what_is_joined_is_in_every_target_once_after_kills_anywhere(
+def test_each_joined_change_is_in_every_target_once_after_kills_anywhere(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
     work = Work(pg, join_seed)
@@ -142,7 +142,7 @@ def test_what_is_joined_is_in_every_target_once_after_kills_anywhere(
     assert "sound" in tailrace("log", "verify", tmp_path / "joined.log")
 
 
-def test_status_tells_how_far_both_sides_are_and_how_full_the_queues(
+def test_status_shows_the_lag_of_both_sides_and_the_queues(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics = JoinTopics(kafka, topic_name, join_seed, keys_are_json=True)
@@ -183,7 +183,7 @@ def test_status_tells_how_far_both_sides_are_and_how_full_the_queues(
     ],
     ids=["flattened", "no JSON", "sound"],
 )
-def test_check_looks_at_each_data_topic_whatever_a_read_gives_first(
+def test_check_looks_at_each_data_topic_whichever_is_read_first(
     monkeypatch: pytest.MonkeyPatch, document: Any, said: str | None
 ) -> None:
     topics = TopicsInMemory(partitions=2, in_turn=True)

@@ -1,4 +1,4 @@
-"""The join over a real Kafka: every change with the right transaction, whatever is cut."""
+"""The join over a real Kafka: every change with the right transaction, whatever is interrupted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT_S = 120
 
 
 class Got:
-    """A handler of batches that keeps what came, by key; it may fail at one of them."""
+    """A handler of batches that records changes by key; it may fail at one of them."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -101,7 +101,7 @@ def test_each_change_comes_once_with_its_transaction(
     assert got.last["event_count"] == topics.counts[named]
 
 
-def test_small_queues_and_stops_anywhere_lose_and_repeat_nothing_that_was_committed(
+def test_small_queues_and_stops_anywhere_lose_nothing_and_repeat_nothing_committed(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics, got = JoinTopics(kafka, topic_name, join_seed), Got()
@@ -113,11 +113,11 @@ def test_small_queues_and_stops_anywhere_lose_and_repeat_nothing_that_was_commit
         joined(topics, store, got, wanted, tasks=1 + step % 3, **settings)
         topics.write(5)
     joined(topics, store, got, total(topics))
-    # What was committed before a clean end does not come again.
+    # What was committed before a normal end does not come again.
     assert got.rows == topics.expected, join_seed
 
 
-def test_a_handler_that_fails_has_its_records_again(
+def test_records_of_a_failed_handler_come_again(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics, got = JoinTopics(kafka, topic_name, join_seed), Got()
@@ -133,7 +133,7 @@ def test_a_handler_that_fails_has_its_records_again(
         assert list(dict.fromkeys(got.rows[key])) == rows[: len(set(got.rows[key]))], join_seed
 
 
-def test_partitions_that_are_added_are_read_from_their_first_record(
+def test_added_partitions_are_read_from_their_first_record(
     kafka: EmbeddedKafka,
     topic_name: str,
     tmp_path: Path,
@@ -147,7 +147,7 @@ def test_partitions_that_are_added_are_read_from_their_first_record(
     def grow() -> None:
         wait_until(lambda: got.count > 0, WAIT_S, "the first records")
         topics.grow(4)
-        time.sleep(2)  # the producer learns of it
+        time.sleep(2)  # so that the producer learns of it
         topics.write(40)
         done.set()
 
@@ -217,7 +217,7 @@ def test_topics_that_our_own_sink_writes_are_joined(
     assert not any(snapshot)
 
 
-def test_topics_in_avro_are_joined_by_what_the_registry_says(
+def test_topics_in_avro_are_joined_with_the_schemas_of_the_registry(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     pg.execute("create table orders (id int primary key, number int)")
@@ -258,7 +258,9 @@ def test_topics_in_avro_are_joined_by_what_the_registry_says(
 
 
 @pytest.mark.follows("join_violated")
-def test_messages_that_are_not_avro_are_named(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+def test_messages_that_are_not_avro_are_reported(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
     topics, got = JoinTopics(kafka, topic_name, 1), Got()
     topics.write(5)
     with FakeRegistry() as registry, pytest.raises(TailraceError, match="wire format") as caught:
@@ -269,7 +271,7 @@ def test_messages_that_are_not_avro_are_named(kafka: EmbeddedKafka, topic_name: 
     assert got.rows == topics.expected
 
 
-def test_it_keeps_the_contract_of_connectors(kafka: EmbeddedKafka, topic_name: str, join_seed: int) -> None:
+def test_the_contract_of_connectors_is_kept(kafka: EmbeddedKafka, topic_name: str, join_seed: int) -> None:
     topics = JoinTopics(kafka, topic_name, join_seed)
     topics.write(20)
     check_connector(KafkaJoin, topics.settings(), tasks_max=2)
@@ -285,7 +287,7 @@ def test_it_keeps_the_contract_of_connectors(kafka: EmbeddedKafka, topic_name: s
         ({"options": {"sasl.password": "clear"}}, "sasl.password"),
     ],
 )
-def test_what_can_not_be_joined_is_refused_at_the_start(
+def test_topics_that_cannot_be_joined_are_refused_at_the_start(
     kafka: EmbeddedKafka, topic_name: str, changes: dict[str, Any], said: str
 ) -> None:
     topics = JoinTopics(kafka, topic_name, 1)
@@ -298,7 +300,7 @@ def test_what_can_not_be_joined_is_refused_at_the_start(
 
 
 @pytest.mark.follows("join_violated")
-def test_a_transaction_that_is_missing_is_named_with_both_positions(
+def test_a_missing_transaction_is_reported_with_both_positions(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
     topics, other = JoinTopics(kafka, topic_name, 1), JoinTopics(kafka, f"{topic_name}-other", 2)
@@ -314,7 +316,7 @@ def test_a_transaction_that_is_missing_is_named_with_both_positions(
     assert got.rows == topics.expected
 
 
-def test_a_side_that_is_far_ahead_waits_in_the_cluster(
+def test_a_side_that_is_far_ahead_is_paused(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages_module, "_READ_MAX", 100)
@@ -346,15 +348,15 @@ def test_a_side_that_is_far_ahead_waits_in_the_cluster(
         assert (50 <= most <= 50 + 2 * 101) if side == "data" else most <= 50 + 101, side
 
 
-def test_a_task_that_has_not_started_tells_no_errors_and_can_be_stopped() -> None:
-    # The engine asks for both while a start still waits for the cluster.
+def test_a_task_that_has_not_started_has_no_errors_and_can_be_stopped() -> None:
+    # The engine does both while a start still waits for the cluster.
     options = options_of({"bootstrap_servers": "nobody:1", "data": ["orders"], "transactions": "units"})
     task = KafkaJoinTask(options, None)  # type: ignore[arg-type]
     assert not task.errors
     task.stop()
 
 
-def test_tasks_of_the_connector_are_threads_and_the_hint_names_the_source() -> None:
+def test_tasks_on_spark_are_refused_for_the_connector_and_the_hint_names_the_source() -> None:
     settings = {"bootstrap_servers": "nobody:1", "data": ["orders"], "transactions": "units"}
     with pytest.raises(TailraceError, match="tasks_on: spark is not supported by KafkaJoin") as caught:
         tailrace.Engine(

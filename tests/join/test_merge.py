@@ -1,4 +1,4 @@
-"""The merge beside the plain model and beside a naive join, over all interleavings of small histories."""
+"""The merge compared with the simple model and a naive join, over all interleavings of small histories."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def transaction_rows(rows: list[Transaction]) -> TransactionRows:
     )
 
 
-#: Random histories that are tried, and those from each position of which the rest is joined again.
+#: How many random histories are tried, and of how many the rest is joined again from each position.
 HISTORIES, RESUMED = examples(800).max_examples, examples(150).max_examples
 
-#: What the context of a violation has at least.
+#: Keys that the context of a violation has at least.
 POSITIONS = {"data_offset", "transaction_offset"}
 
 
 class Fast:
-    """The merge, driven as the model is; it keeps the positions after each row."""
+    """The merge, driven as the model is; it records the positions after each row."""
 
     def __init__(self, position: Position | None = None) -> None:
         self.merge = Merge(position or Position())
@@ -80,7 +80,7 @@ def outs(joined: Joined) -> list[Out]:
 
 
 def drive(merge: Fast | Model, steps: list[list[Row] | list[Transaction]]) -> list[object]:
-    """Add what each step brings and take what can be joined; the last element names a broken rule."""
+    """Add what each step brings and return what can be joined; the last element names a broken rule."""
     found: list[object] = []
     for step in steps:
         if step and isinstance(step[0], Row):
@@ -106,7 +106,7 @@ def interleavings(rows: list[Row], transactions: list[Transaction]) -> Iterator[
 
 
 def naive(rows: list[Row], transactions: list[Transaction]) -> list[tuple[int, int | None]]:
-    """Join by key, with everything at hand."""
+    """Join by key, with all rows at hand."""
     by_key = {transaction.key: transaction.offset for transaction in transactions}
     return [(row.offset, None if row.key is None else by_key[row.key]) for row in rows]
 
@@ -116,7 +116,7 @@ def joined_pairs(found: list[object]) -> list[tuple[int, int | None]]:
 
 
 def history(rng: random.Random, *, ordered: bool, sizes: int = 4) -> tuple[list[Row], list[Transaction]]:
-    """Return a sound history: transactions with gaps and rows of no transaction among the rows."""
+    """Return a correct history: transactions with gaps, and rows without a transaction among the rows."""
     rows: list[Row] = []
     transactions: list[Transaction] = []
     data_offset = transaction_offset = lsn = 0
@@ -138,7 +138,7 @@ def history(rng: random.Random, *, ordered: bool, sizes: int = 4) -> tuple[list[
 
 
 def small_histories(*, ordered: bool) -> Iterator[tuple[list[Row], list[Transaction]]]:
-    """Yield all sound histories of three transactions up to two rows each, and maybe a row of none."""
+    """Yield all correct histories of three transactions with up to two rows each, perhaps a row of none."""
     for counts in itertools.product(range(3), repeat=3):
         keys = [(f"t{number}", number, order + 1) for number in range(3) for order in range(counts[number])]
         transactions = [
@@ -157,7 +157,7 @@ def small_histories(*, ordered: bool) -> Iterator[tuple[list[Row], list[Transact
 
 
 def check_all_interleavings(*, ordered: bool) -> int:
-    """Hold the merge against the naive join and the model, over all interleavings of all small histories."""
+    """Compare the merge with the naive join and the model, over all interleavings of all small histories."""
     count = 0
     for rows, transactions in small_histories(ordered=ordered):
         for steps in interleavings(rows, transactions):
@@ -170,12 +170,12 @@ def check_all_interleavings(*, ordered: bool) -> int:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("ordered", [True, False])
-def test_all_interleavings_of_small_histories_give_the_naive_join(ordered):
+def test_all_interleavings_of_small_histories_equal_the_naive_join(ordered):
     assert check_all_interleavings(ordered=ordered) == 1782
 
 
 def mutated(rng: random.Random, rows: list[Row], transactions: list[Transaction]) -> str:
-    """Break an assumption in place; return what was done."""
+    """Break an assumption in place; return a description."""
     what = rng.choice(["repeat", "swap", "lose", "repeat transaction", "swap transactions", "again"])
     if what == "repeat" and rows:
         at = rng.randrange(len(rows))
@@ -210,7 +210,7 @@ def random_steps(rng: random.Random, rows: list[Row], transactions: list[Transac
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("broken", [False, True])
-def test_random_histories_go_as_in_the_model(ordered, broken, join_seed):
+def test_random_histories_equal_the_model(ordered, broken, join_seed):
     rng = random.Random(join_seed)
     for number in range(HISTORIES):
         rows, transactions = history(rng, ordered=ordered, sizes=8)
@@ -223,7 +223,7 @@ def test_random_histories_go_as_in_the_model(ordered, broken, join_seed):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_from_every_position_the_rest_comes_with_the_same_counts(ordered, join_seed):
+def test_a_restart_at_any_position_gives_the_same_rest(ordered, join_seed):
     rng = random.Random(join_seed)
     for number in range(RESUMED):
         rows, transactions = history(rng, ordered=ordered, sizes=6)
@@ -285,11 +285,11 @@ PLANTED = {
 }
 
 
-#: The quick ones first: one that finds a bug is enough.
+#: The quick ones first: the first that finds the bug is enough.
 CHECKS = [
-    lambda: test_random_histories_go_as_in_the_model(True, True, 7),
-    lambda: test_random_histories_go_as_in_the_model(False, True, 7),
-    lambda: test_from_every_position_the_rest_comes_with_the_same_counts(True, 7),
+    lambda: test_random_histories_equal_the_model(True, True, 7),
+    lambda: test_random_histories_equal_the_model(False, True, 7),
+    lambda: test_a_restart_at_any_position_gives_the_same_rest(True, 7),
 ]
 
 
@@ -301,7 +301,7 @@ def test_a_planted_bug_is_found(bug, monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_a_bug_none_is_found():
+def test_no_bug_is_found_without_one():
     assert not any(map(fails, CHECKS))
 
 

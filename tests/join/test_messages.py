@@ -1,4 +1,4 @@
-"""What one read of the client gives: by partition, bounded in messages and bytes."""
+"""One read of the client: messages by partition, bounded in number and bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUE = b"v" * 1000
 
 
 class _Client:
-    """Stands for the client: what it has is a list of messages."""
+    """In place of the client: it has a list of messages."""
 
     def __init__(self, there: list[Message]) -> None:
         self._there = deque(there)
@@ -52,12 +52,12 @@ def test_a_read_ends_when_it_has_enough_bytes(monkeypatch: pytest.MonkeyPatch) -
         counts.append(len(found[place]))
         assert reader.position(place) == sum(counts)
     assert sum(counts) == 500
-    # Not less than that at a time, and no more than one answer of the client beyond it.
+    # At least so much at a time, and at most one answer of the client beyond it.
     assert len(counts) >= 5
     assert all(80 <= count <= 110 for count in counts[:-1])
 
 
-def test_headers_count_among_the_bytes_of_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_count_as_bytes_of_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "_READ_BYTES_MAX", 100 * len(VALUE))
     monkeypatch.setattr(messages, "_TAKEN_MAX", 10)
     place = ("data", 0)
@@ -86,9 +86,7 @@ def test_messages_of_several_partitions_keep_their_order_in_each(monkeypatch: py
 
 
 @pytest.mark.parametrize("with_times", [True, False])
-def test_times_are_read_where_somebody_looks_at_them(
-    monkeypatch: pytest.MonkeyPatch, with_times: bool
-) -> None:
+def test_timestamps_are_read_only_on_request(monkeypatch: pytest.MonkeyPatch, with_times: bool) -> None:
     reader = _reader(monkeypatch, [_message(("data", 0), 0)], with_times=with_times)
     (found,) = reader.read(0).messages.values()
     assert found.column("timestamp_ms").to_pylist() == ([7] if with_times else [None])

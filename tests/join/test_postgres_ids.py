@@ -1,4 +1,4 @@
-"""The numbers in ids and sequences of PostgreSQL, against regular expressions."""
+"""Parsing of numbers in PostgreSQL's ids and sequences, compared with regular expressions."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def test_sequences_are_split_as_by_a_regular_expression(skipped: int, join_seed:
     ]
 
 
-def test_nothing_is_split_into_nothing() -> None:
+def test_no_ids_give_no_numbers() -> None:
     found = transaction_ids(pa.array([], pa.string()))
     assert (len(found.keys), len(found.positions), len(sequences(pa.array([], pa.string()))[0])) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""Plans and ranges beside a join by brute force: topics grow at random and are read at random, twice."""
+"""Plans and ranges compared with a join by brute force: topics grow and are read at random, twice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.join.simulated_topics import TRANSACTIONS, SimulatedTopics
 
 
 def read(topics: SimulatedTopics, wanted: JoinRange, rng: random.Random) -> tuple[pa.Table | None, Progress]:
-    """Read a range, so much of either topic at a time as chance has it."""
+    """Read a range, a random amount of either topic at a time."""
     join = RangeJoin(wanted, DebeziumJson())
     at = {wanted.place: wanted.position.data, TRANSACTIONS: wanted.position.transactions}
     ends = {wanted.place: wanted.end, TRANSACTIONS: wanted.transactions_end}
@@ -77,7 +77,7 @@ class Query:
         self.safe = 0
 
     def batch(self) -> bool:
-        """Plan a batch and read it; tell whether there was one."""
+        """Plan a batch and read it; return whether there was one."""
         state = self.topics.state(self._something_happens)
         settled = self.settling.look(state)
         progress = {
@@ -114,7 +114,7 @@ class Query:
         return True
 
     def _from_elsewhere(self, wanted: JoinRange) -> JoinRange:
-        # As if less had been known of earlier batches.
+        # As if less were known of earlier batches.
         if self.rng.random() < 0.8:
             return wanted
         return replace(wanted, position=Position(0, 0))
@@ -148,7 +148,7 @@ LIMITS = [
 
 @pytest.mark.ci
 @pytest.mark.parametrize("postgres", [True, False])
-def test_each_row_is_in_one_batch_with_its_transaction_however_it_is_read(postgres, join_seed):
+def test_each_row_is_in_one_batch_with_its_transaction_however_topics_are_read(postgres, join_seed):
     for number in range(CASES):
         _check_seed(join_seed * 1000 + number, postgres=postgres)
 
@@ -186,7 +186,7 @@ def _check_facts(query: Query, case: int) -> None:
     for row in rows:
         if row["partition_complete"]:
             assert last[row["place"], row["transaction_id"]] is row, case
-    # Where a batch is whole nothing of its transactions comes later.
+    # Once a batch is complete, no more of its transactions comes later.
     given: set[str] = set()
     for batch in query.batches:
         names = {row["transaction_id"] for row in batch if row["transaction_id"] is not None}
@@ -241,7 +241,7 @@ def state(transactions: int, first: int, committed: int, written: int) -> Cluste
     )
 
 
-def test_transactions_are_settled_once_what_was_written_before_is_committed() -> None:
+def test_transactions_are_settled_once_all_earlier_writes_are_committed() -> None:
     settling = Settling()
     assert settling.look(state(5, 0, 10, 12)) is None
     assert settling.look(state(6, 0, 11, 20)) is None
@@ -265,7 +265,7 @@ def plan_of(end: int, topics: dict[str, str] | None = None) -> BatchPlan:
         (plan_of(10), replace(state(9, 0, 20, 20), data={}), "not there any more"),
     ],
 )
-def test_topics_that_are_not_those_of_the_checkpoint_are_refused(
+def test_other_topics_than_those_of_the_checkpoint_are_refused(
     before: BatchPlan, now: ClusterState, said: str
 ) -> None:
     with pytest.raises(TailraceError, match=said) as caught:
@@ -273,7 +273,7 @@ def test_topics_that_are_not_those_of_the_checkpoint_are_refused(
     assert caught.value.kind is Kind.LOG_RANGE_GONE
 
 
-def test_a_limit_counts_what_waits_and_is_divided_by_what_is_ahead() -> None:
+def test_a_limit_includes_waiting_rows_and_is_divided_by_lag() -> None:
     places = [("t", number) for number in range(3)]
     now = ClusterState(Ends(0, 9, 9), {"t": "1"}, {place: Ends(0, 1000, 1000) for place in places})
     before = first_plan("g", now, dict(zip(places, (0, 500, 1000), strict=True)), 0)
@@ -282,7 +282,7 @@ def test_a_limit_counts_what_waits_and_is_divided_by_what_is_ahead() -> None:
     waits = {place: Progress(Position(plan.partitions[place].begin, 0), plan.partitions[place].end, 0)
              for place in places[:2]}  # fmt: skip
     assert next_plan(plan, now, None, waits, BatchLimits(offsets=300), 0).ends_as(plan)
-    # Without their word on it, it is not known that they wait: they are read on.
+    # Without their progress it is not known that they wait: they are read further.
     assert not next_plan(plan, now, None, {}, BatchLimits(offsets=300), 0).ends_as(plan)
 
 
@@ -297,7 +297,7 @@ def test_progress_of_a_later_batch_is_not_used() -> None:
     assert plan.partitions["t", 0].position == Position(8, 2)
 
 
-def test_what_was_kept_by_others_is_no_progress() -> None:
+def test_progress_of_another_form_is_ignored() -> None:
     for kept in (None, {}, [], [1, 2], [2, 1, 1, 1, 1, 1, 1], [1, "x", 1, 1, 1, 1, 1]):
         assert decoded_progress(kept) is None
 
@@ -317,7 +317,7 @@ def test_a_checkpoint_of_a_later_version_is_refused_and_read_by_that_version(
     assert decoded(kept) == plan_of(10)
 
 
-def test_a_row_whose_transaction_is_missing_is_found_when_a_later_one_is_there() -> None:
+def test_a_missing_transaction_is_reported_once_a_later_one_is_there() -> None:
     wanted = JoinRange(("t.a", 0), Position(), 0, 2, 0, 1, is_whole=True, is_batch_whole=True)
     join = RangeJoin(wanted, DebeziumJson())
     columns = {"key": [b"1", b"2"], "timestamp_ms": [0, 0]}
@@ -345,7 +345,7 @@ def test_a_row_whose_transaction_is_missing_is_found_when_a_later_one_is_there()
     assert {"topic", "partition", "rule", "data_offset", "transaction_offset"} <= caught.value.context.keys()
 
 
-def test_a_row_that_waits_for_a_late_transaction_keeps_none_of_those_that_are_passed() -> None:
+def test_a_waiting_row_does_not_keep_passed_transactions_in_memory() -> None:
     place: Place = ("t.a", 0)
     join = RangeJoin(JoinRange(place, Position(), 0, 1, 0, 1 << 40, True, True), DebeziumJson())
     own = {"op": "c", "source": {"sequence": '["9000000","9000000"]'}, "transaction": {"id": "1:9000001"}}
@@ -358,7 +358,7 @@ def test_a_row_that_waits_for_a_late_transaction_keeps_none_of_those_that_are_pa
         )
         assert join.take() is None
         held.append(pa.total_allocated_bytes())
-    # The merge remembers the last ten thousand.
+    # The merge remembers the last ten thousand transactions.
     assert held[-1] - held[9] < 100_000, held
 
 

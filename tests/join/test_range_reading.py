@@ -1,4 +1,4 @@
-"""Ranges read from a real Kafka, without Spark: bounded queues, progress, what must be allowed."""
+"""Ranges read from a real Kafka without Spark: bounded queues, progress, required permissions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows_of(wanted: JoinRange, options: JoinReadOptions, group: str = "", **how:
         yield from batch.to_pylist()
 
 
-def test_a_side_that_is_far_ahead_waits_in_the_cluster(
+def test_a_side_that_is_far_ahead_is_paused(
     kafka: EmbeddedKafka, topic_name: str, join_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages_module, "_READ_MAX", 100)
@@ -53,7 +53,7 @@ def test_a_side_that_is_far_ahead_waits_in_the_cluster(
     for wanted in ranges(options):
         whole = [(row["offset"], row["transaction_id"]) for row in rows_of(wanted, options)]
         assert len(whole) > 2000, join_seed
-        # Its first row belongs to the last transactions: all of them are read before it.
+        # Its first row belongs to the last transactions: all earlier ones are read first.
         late = replace(wanted, position=Position(whole[-200][0], 0), begin=whole[-200][0])
         rest = [(row["offset"], row["transaction_id"]) for row in rows_of(late, options)]
         assert rest == whole[-200:], join_seed
@@ -61,7 +61,7 @@ def test_a_side_that_is_far_ahead_waits_in_the_cluster(
     assert most["transactions"] <= 50 + 2 * 101, most
 
 
-def test_what_is_read_twice_is_left_out_where_progress_was_lost(
+def test_rows_that_are_read_again_after_lost_progress_are_skipped(
     kafka: EmbeddedKafka, topic_name: str, join_seed: int
 ) -> None:
     topics, found = JoinTopics(kafka, topic_name, join_seed), []
@@ -84,7 +84,7 @@ def test_what_is_read_twice_is_left_out_where_progress_was_lost(
     assert sorted(found) == sorted(expected), join_seed
 
 
-def test_what_is_not_allowed_is_named_and_helps_once_it_is(
+def test_a_missing_permission_is_named_and_granting_it_helps(
     kafka: EmbeddedKafka, topic_name: str, principal: Principal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = JoinTopics(kafka, topic_name, 5)
@@ -112,7 +112,7 @@ def test_what_is_not_allowed_is_named_and_helps_once_it_is(
     assert list(rows_of(wanted, options, group, keep_progress=True))
 
 
-def test_what_never_comes_is_not_waited_for_without_end(
+def test_the_wait_for_messages_has_a_timeout(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading_module, "_STALLED_S", 1.0)

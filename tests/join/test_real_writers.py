@@ -1,4 +1,4 @@
-"""From PostgreSQL by way of Kafka: topics that Tailrace's sink wrote, and Debezium's engine, are joined."""
+"""From PostgreSQL through Kafka: topics of Tailrace's sink and of Debezium's engine are joined."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.wait import wait_until
 WAIT_S = 240
 TABLES = ("orders", "items")
 
-#: A change, and what its transaction was: number and count of changes.
+#: A change, and its transaction's number and count of changes.
 Joined = tuple[str, str, int, int, int, int]
 
 
@@ -67,7 +67,7 @@ def _scalar(connection: psycopg.Connection[Any], query: str) -> Any:
 
 
 def joined(value: bytes | None, facts: dict[str, Any]) -> Iterator[Joined]:
-    """Yield what was joined to a change; nothing for a tombstone."""
+    """Yield the change of a joined message; nothing for a tombstone."""
     if value is None:
         return
     event = json.loads(value)
@@ -111,7 +111,7 @@ def by_spark(spark: Any, kafka: EmbeddedKafka, prefix: str) -> list[Joined]:
 
 
 def facts_of(row: Any) -> dict[str, Any]:
-    """Return a row's columns by the names that a header has for them."""
+    """Return a row's columns by the names that the same facts have in headers."""
     return {name.removeprefix("transaction_"): value for name, value in row.asDict().items()}
 
 

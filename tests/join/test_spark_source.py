@@ -54,13 +54,13 @@ def test_a_batch_has_each_change_with_its_transaction(
         assert row.transaction_event_count == topics.counts[row.transaction_id]
         last = row.partition_order == parts[row.transaction_id, row.topic, row.partition]
         assert (row.partition_complete, row.transaction_complete) == (last, True)
-    # Evaluated twice, it reads the same range twice.
+    # Evaluated twice, the frame reads the same range twice.
     topics.write(5)
     assert sorted(frame.collect()) == sorted(rows)
 
 
 @pytest.mark.ci
-def test_a_stream_of_whole_transactions_goes_on_from_its_checkpoint(
+def test_a_stream_of_whole_transactions_continues_from_its_checkpoint(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics, rows = JoinTopics(kafka, topic_name, join_seed), []
@@ -106,7 +106,7 @@ def test_transactions_are_whole_while_the_topics_grow(
 
 
 @pytest.mark.ci
-def test_a_batch_that_is_planned_and_not_committed_has_the_same_rows_again(
+def test_a_batch_that_was_planned_but_not_committed_has_the_same_rows_again(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics, tried, rows = JoinTopics(kafka, topic_name, join_seed), {}, {}
@@ -137,7 +137,7 @@ def test_a_batch_that_is_planned_and_not_committed_has_the_same_rows_again(
 
 
 @pytest.mark.ci
-def test_through_kills_each_change_is_there_once(
+def test_each_change_comes_once_despite_kills(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics = JoinTopics(kafka, topic_name, join_seed)
@@ -157,7 +157,7 @@ def test_through_kills_each_change_is_there_once(
     assert found == topics.expected, join_seed
 
 
-def test_partitions_that_are_added_are_read_from_their_first_record(
+def test_added_partitions_are_read_from_their_first_record(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics = JoinTopics(kafka, topic_name, join_seed, partitions=1)
@@ -171,7 +171,7 @@ def test_partitions_that_are_added_are_read_from_their_first_record(
         "the new partitions",
     )
     before = len(rows)
-    for _ in range(20):  # until the producer has learnt of them
+    for _ in range(20):  # until the producer has learned of them
         topics.write(20)
         rows += JoinStream(spark, tmp_path, options_of(topics)).rows
         if {row.partition for row in rows[before:] if row.topic == topics.data[0]} - {0}:
@@ -183,7 +183,7 @@ def test_partitions_that_are_added_are_read_from_their_first_record(
     assert {row.partition for row in rows if row.topic == topics.data[0]} > {0}
 
 
-def test_it_begins_and_ends_where_it_is_told_to(
+def test_a_read_has_the_configured_start_and_end(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
 ) -> None:
     topics = JoinTopics(kafka, topic_name, join_seed, partitions=1)
@@ -237,7 +237,7 @@ def failure(error: BaseException) -> TailraceError:
         ({"extraction": "nowhere:Thing"}, "nowhere:Thing"),
     ],
 )
-def test_what_can_not_be_joined_is_refused(
+def test_topics_that_cannot_be_joined_are_refused(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, changes: dict[str, Any], said: str
 ) -> None:
     topics = JoinTopics(kafka, topic_name, 1)
@@ -246,7 +246,7 @@ def test_what_can_not_be_joined_is_refused(
     assert failure(caught.value).kind in (Kind.CONFIG_INVALID, Kind.TABLE_MISSING)
 
 
-def test_topics_of_another_source_are_named_with_both_positions(
+def test_topics_of_another_source_are_refused_with_both_positions(
     spark: Any, kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     topics, other = JoinTopics(kafka, topic_name, 1), JoinTopics(kafka, f"{topic_name}-other", 2)
@@ -259,7 +259,7 @@ def test_topics_of_another_source_are_named_with_both_positions(
     assert {"topic", "partition", "rule", "data_offset", "transaction_offset"} <= found.context.keys()
 
 
-def test_topics_that_are_made_anew_are_refused(
+def test_recreated_topics_are_refused(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
     topics = JoinTopics(kafka, topic_name, 1)

@@ -1,4 +1,4 @@
-"""One side of a join that waits for the other, over a real Kafka: nothing is lost, skipped or rebalanced."""
+"""One side of a join waits for the other, over a real Kafka: nothing is lost, and no group rebalances."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.join.pair import WAIT_S, Pair, Taken, joining, transactions_k
 from tests.support.join.topics_in_memory import TopicsInMemory
 from tests.support.wait import wait_until
 
-#: The shortest that brokers take for a member of a group to be silent.
+#: The shortest session timeout that brokers accept for a member of a group.
 SESSION_MS = 6000
 
 
 def numbers_of(engine: Any) -> dict[str, float]:
-    """Return the join's metrics by their names."""
+    """Return the join's metrics by name."""
     lines = [line for line in engine.metrics.text().splitlines() if line.startswith("tailrace_join_")]
     return {line.split("{")[0].removeprefix("tailrace_join_"): float(line.split()[-1]) for line in lines}
 
@@ -45,9 +45,7 @@ def groups_of(pair: Pair) -> set[str]:
 
 
 @pytest.mark.slow
-def test_changes_wait_for_an_end_that_comes_late_and_no_rebalance_comes_of_it(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_wait_for_a_late_end_without_a_rebalance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages_module, "_READ_MAX", 5)
     before = groups_of(pair)
     for order in range(1, 51):
@@ -55,7 +53,7 @@ def test_changes_wait_for_an_end_that_comes_late_and_no_rebalance_comes_of_it(
     with joining(pair, queue_records_max=10) as (engine, taken):
         full = numbers_once_paused(engine)
         assert 10 <= full["rows_queued"] <= 10 + 2 * 6
-        # Longer than a group waits for a member that is silent.
+        # Longer than the session timeout of a group.
         until_s = time.monotonic() + SESSION_MS / 1000 + 2
         wait_until(lambda: engine.error or taken.rows or time.monotonic() > until_s, WAIT_S, "some seconds")
         assert engine.error is None
@@ -69,7 +67,7 @@ def test_changes_wait_for_an_end_that_comes_late_and_no_rebalance_comes_of_it(
     assert taken.rows == [(order, "1:2000") for order in range(1, 51)]
 
 
-def test_a_queue_is_full_of_bytes_before_it_is_full_of_records(
+def test_a_queue_may_be_full_by_bytes_before_it_is_by_records(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages_module, "_READ_MAX", 5)
@@ -87,9 +85,7 @@ def test_a_queue_is_full_of_bytes_before_it_is_full_of_records(
 
 
 @pytest.mark.parametrize("aborted", [False, True])
-def test_an_end_that_is_there_before_its_changes_are_committed_waits_for_them(
-    pair: Pair, aborted: bool
-) -> None:
+def test_an_end_waits_for_its_uncommitted_changes(pair: Pair, aborted: bool) -> None:
     writer = Producer({"bootstrap.servers": pair.bootstrap, "transactional.id": pair.data, "log_level": 0})
     writer.init_transactions(60)
     writer.begin_transaction()
@@ -104,7 +100,8 @@ def test_an_end_that_is_there_before_its_changes_are_committed_waits_for_them(
     pair.end(2, 300, 0)
     with joining(pair) as (engine, taken):
         wait_until(lambda: numbers_of(engine).get("transactions_queued") == 2, WAIT_S, "both ENDs")
-        # Several looks at the ends of partitions: one of them would pass what nothing can come of.
+        # The join looks at the ends of partitions several times: one of them would pass a transaction without
+        # rows.
         until_s = time.monotonic() + 3
         wait_until(lambda: engine.error or time.monotonic() > until_s, WAIT_S, "some seconds")
         assert numbers_of(engine)["transactions_queued"] == 2
@@ -116,13 +113,13 @@ def test_an_end_that_is_there_before_its_changes_are_committed_waits_for_them(
     assert taken.rows == [(1, "3:400")] if aborted else [(1, "1:200"), (1, "3:400")]
 
 
-def test_a_partition_without_rows_goes_on_with_the_transactions(
+def test_the_position_of_a_partition_without_rows_follows_the_transactions(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a restart would need transactions that retention has removed."""
+    """Otherwise a restart would need transactions that retention has removed."""
     monkeypatch.setattr(connector_module, "_PASS_S", 0.1)
     pair.add_partition(2)
-    # So that the partition has an offset, behind the first transaction, which is to go on.
+    # So that the partition has an offset, after the first transaction; it must move on from there.
     pair.end(9, 50, 0)
     pair.change(1, 2, 100, partition=1)
     for number in range(1, 6):
@@ -145,7 +142,7 @@ def test_a_partition_without_rows_goes_on_with_the_transactions(
 
 
 def beside_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> TopicsInMemory:
-    """Return topics with 50 changes in a partition; each read finds rows of a snapshot in another, too."""
+    """Return topics with 50 changes in a partition; each read also finds snapshot rows in another."""
     topics = TopicsInMemory(partitions=2, read_max=5)
     monkeypatch.setattr(connector_module, "reader_of", topics.reader)
     row = {"op": "r", "source": {"table": "t"}, "after": {"id": "1"}}
@@ -156,7 +153,7 @@ def beside_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> TopicsInMemory:
     return topics
 
 
-def test_rows_of_a_snapshot_that_keep_coming_in_one_partition_hold_up_no_other(
+def test_snapshot_rows_that_keep_coming_in_one_partition_do_not_block_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topics = beside_a_snapshot(monkeypatch)
@@ -167,7 +164,7 @@ def test_rows_of_a_snapshot_that_keep_coming_in_one_partition_hold_up_no_other(
     assert [each for each in taken.rows if each[0]] == changes
 
 
-def test_an_offset_that_no_record_brings_is_not_behind_records_that_are_not_polled(
+def test_an_offset_without_a_record_is_not_after_records_that_are_not_polled_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topics = beside_a_snapshot(monkeypatch)
@@ -188,7 +185,7 @@ def test_an_offset_that_no_record_brings_is_not_behind_records_that_are_not_poll
         polled[name] += 1
 
 
-def test_headers_say_what_is_complete_in_a_partition(pair: Pair) -> None:
+def test_headers_say_whether_a_transaction_is_complete_in_a_partition(pair: Pair) -> None:
     pair.add_partition(2)
     for order, partition in ((1, 0), (2, 1), (3, 0), (4, 0)):
         pair.change(1, order, 1000, partition=partition)
@@ -206,5 +203,5 @@ def test_headers_say_what_is_complete_in_a_partition(pair: Pair) -> None:
     assert [each["total_order"] for each in by_order] == [1, 2, 3, 4]
     assert [each["partition_order"] for each in by_order] == [1, 1, 2, 3]
     assert {each["event_count"] for each in by_order} == {4}
-    # Of the row in the other partition it is not known: the transaction may have more there.
+    # It is not known for the row in the other partition: the transaction may have more there.
     assert [each["partition_complete"] for each in by_order] == [False, False, False, True]

@@ -1,4 +1,4 @@
-"""Batches that brokers find too large: as large as pays off, and smaller where they do not shrink."""
+"""Client batches that brokers find too large: as large as useful, and smaller if they do not compress."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def warnings(logs: list[Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("producers", "atomic"), [(0, True), (0, False), (2, True)])
-def test_batches_that_do_not_shrink_are_sent_again_in_smaller_ones(
+def test_batches_that_do_not_compress_are_sent_again_in_smaller_ones(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, producers: int, atomic: bool
 ) -> None:
     with HandmadeLog(tmp_path / "log") as log, capture_logs() as logs:
@@ -53,12 +53,12 @@ def test_batches_that_do_not_shrink_are_sent_again_in_smaller_ones(
 
 
 @pytest.mark.parametrize("producers", [0, 2])
-def test_who_ends_before_writing_again_leaves_that_to_the_next(
+def test_after_a_crash_before_the_repeat_the_next_sink_writes_the_batch(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, producers: int
 ) -> None:
     with HandmadeLog(tmp_path / "log") as log:
         end = fill(log, 1500, 6000, not_shrinking)
-        died = opened(sink_of(kafka, topic_name, producers), log)  # as a process that is killed: never closed
+        died = opened(sink_of(kafka, topic_name, producers), log)  # never closed, as in a killed process
         failpoints.arm("kafka.after_refusal=error")
         with pytest.raises(FailpointError):
             write(died, log, end)
@@ -70,7 +70,7 @@ def test_who_ends_before_writing_again_leaves_that_to_the_next(
     assert written(kafka, topic_name) == {f'{{"id":{row}}}'.encode(): 1 for row in range(1500)}
 
 
-def test_batches_that_shrink_are_not_refused(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+def test_batches_that_compress_are_not_refused(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
     with HandmadeLog(tmp_path / "log") as log, capture_logs() as logs:
         end = fill(log, 3000, 6000, shrinking)
         sink = opened(sink_of(kafka, topic_name, 0), log)
@@ -80,7 +80,7 @@ def test_batches_that_shrink_are_not_refused(kafka: EmbeddedKafka, topic_name: s
     assert set(written(kafka, topic_name).values()) == {1}
 
 
-def test_a_topic_of_somebody_elses_with_a_lower_limit_is_taken_account_of(
+def test_the_lower_limit_of_an_existing_topic_is_respected(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
     admin, topic = AdminClient({"bootstrap.servers": kafka.bootstrap}), f"{topic_name}.public.orders"
@@ -94,9 +94,7 @@ def test_a_topic_of_somebody_elses_with_a_lower_limit_is_taken_account_of(
     assert set(written(kafka, topic_name).values()) == {1}
 
 
-def test_batches_that_the_options_give_are_theirs(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
-) -> None:
+def test_batch_sizes_in_the_options_are_used(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
     options = {"batch.size": "3000000", "linger.ms": "1000"}
     with HandmadeLog(tmp_path / "log") as log:
         end = fill(log, 600, 6000, not_shrinking)

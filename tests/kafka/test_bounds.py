@@ -1,4 +1,4 @@
-"""What is made of the log is bounded, and a client that is full is waited for."""
+"""What the sink makes of the log at a time is bounded, and it waits for a client whose queue is full."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wide(columns: int) -> bytes:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes are handed to a producer at a time."""
+    """The sizes in bytes that are handed to a producer at a time."""
     found: list[int] = []
     send = Sender.send
 
@@ -45,7 +45,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(("columns", "schemas"), [(1590, True), (1500, False), (3, True)])
 @pytest.mark.parametrize("producers", [0, 2])
 @pytest.mark.ci
-def test_records_of_tables_of_any_width_are_made_in_parts(
+def test_records_of_tables_of_any_width_are_converted_in_parts(
     kafka: EmbeddedKafka,
     topic_name: str,
     tmp_path: Path,
@@ -69,7 +69,7 @@ def test_records_of_tables_of_any_width_are_made_in_parts(
     assert len({key for key, _ in found}) == len(found) == ROWS
 
 
-def test_a_client_whose_queue_is_full_is_waited_for(
+def test_the_sink_waits_for_a_client_whose_queue_is_full(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"bootstrap.servers": kafka.bootstrap, "queue.buffering.max.messages": 7, "linger.ms": 0}

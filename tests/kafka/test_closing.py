@@ -1,4 +1,4 @@
-"""What a Kafka sink lets go of when it is closed."""
+"""What a Kafka sink closes when it is closed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.spark.wire import HandmadeLog
 
 
 class Noted:
-    """Passes all on, and counts how often it was closed."""
+    """Passes all records on, and counts how often it was closed."""
 
     def __init__(self, error: Exception | None) -> None:
         self.error = error

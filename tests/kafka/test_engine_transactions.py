@@ -1,4 +1,4 @@
-"""An engine's records and source offsets in one transaction of Kafka: its boundaries, and what is refused."""
+"""An engine's records and source offsets in one Kafka transaction: its boundaries, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def commits_of(kafka: EmbeddedKafka, name: str, partition: str) -> list[int]:
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_records_and_offsets_of_any_source_are_in_topics_and_it_goes_on_behind_them(
+def test_records_and_offsets_of_any_source_are_in_topics_and_a_restart_continues_after_them(
     kafka: EmbeddedKafka, topic_name: str, atomic: bool
 ) -> None:
     for lines in (30, 55, 55):
@@ -64,11 +64,11 @@ def test_records_and_offsets_of_any_source_are_in_topics_and_it_goes_on_behind_t
     [
         ("poll", [10, 20, 30, 40, 45]),
         ("interval", [45]),
-        # Batches of 10, transactions of 15: none is split, and a batch may be.
+        # With batches of 10 and transactions of 15, no transaction is split, but a batch may be.
         ("connector", [15, 30, 45]),
     ],
 )
-def test_a_transaction_ends_where_the_boundary_says(
+def test_a_transaction_ends_at_the_configured_boundary(
     kafka: EmbeddedKafka, topic_name: str, boundary: str, commits: list[int]
 ) -> None:
     source = LinesSource(45, batch=10, transaction=15)
@@ -94,7 +94,7 @@ def _ending(source: LinesSource) -> LinesSource:
     return source
 
 
-def test_a_large_transaction_ends_before_the_interval_does(
+def test_a_large_transaction_is_committed_before_the_interval_ends(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tailrace.engine.offsets.transactions._BYTES_MAX", 10_000)
@@ -103,7 +103,7 @@ def test_a_large_transaction_ends_before_the_interval_does(
     assert commits_of(kafka, topic_name, "0-0") == [20, 40]
 
 
-def test_a_large_batch_is_several_transactions(
+def test_a_large_batch_is_written_in_several_transactions(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tailrace.engine.offsets.transactions._BYTES_MAX", 500_000)
@@ -113,16 +113,14 @@ def test_a_large_batch_is_several_transactions(
     assert numbers_in(kafka, topic_name, "0-0") == list(range(1, 10_001))
 
 
-def test_a_transaction_ends_before_its_time_does(kafka: EmbeddedKafka, topic_name: str) -> None:
+def test_a_transaction_is_committed_before_its_timeout(kafka: EmbeddedKafka, topic_name: str) -> None:
     source = LinesSource(10, batch=10, ends=False)
     options = {"transaction.timeout.ms": "4000", "message.timeout.ms": "4000"}
     with engine_of(kafka, topic_name, source, transaction_boundary="interval", options=options):
         wait_until(lambda: source.committed["0-0"] == [10], 30, "the commit")
 
 
-def test_records_that_transformations_drop_count_and_others_keep_their_order(
-    kafka: EmbeddedKafka, topic_name: str
-) -> None:
+def test_dropped_records_count_and_others_keep_their_order(kafka: EmbeddedKafka, topic_name: str) -> None:
     batch = [
         SourceRecord(
             topic="ab"[number % 2], offset={"line": number}, key={"id": number % 3}, value={"number": number}
@@ -140,14 +138,14 @@ def test_records_that_transformations_drop_count_and_others_keep_their_order(
     assert found == [*range(1, 31), *range(11, 31)]
 
 
-def test_a_commit_without_an_answer_is_decided_by_what_the_next_attempt_finds(
+def test_after_an_unanswered_commit_the_next_attempt_finds_out_whether_it_succeeded(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the commits come to be, and half do not; of none of both anybody hears."""
+    """Half of the unanswered commits succeed, and half do not."""
     commit_all, asked = AtomicWriter.commit_all, iter(range(1000))
 
     def unanswered(writer: AtomicWriter, offsets: Any, *more: Any) -> None:
-        number = next(asked) if len(offsets) > 1 else 0  # the engine's own head is none of them
+        number = next(asked) if len(offsets) > 1 else 0  # the engine's own head does not count
         if number % 3 != 1 or number % 2:
             commit_all(writer, offsets, *more)
         if number % 3 == 1:
@@ -163,7 +161,7 @@ def test_a_commit_without_an_answer_is_decided_by_what_the_next_attempt_finds(
 
 
 @pytest.mark.parametrize("how", ["lose", "swallow", "belie", "hold"])
-def test_the_answer_to_a_commit_may_be_lost_late_or_untrue(
+def test_the_answer_to_a_commit_may_be_lost_late_or_wrong(
     kafka: EmbeddedKafka, kafka_proxy: KafkaProxy, topic_name: str, how: How, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tailrace.kafka.offsets.store.START_S", 6.0)
@@ -180,7 +178,7 @@ def test_the_answer_to_a_commit_may_be_lost_late_or_untrue(
     assert numbers_in(kafka, topic_name, "0-0") == list(range(1, 31))
 
 
-def test_a_database_is_a_source_like_any_other(
+def test_a_database_may_be_the_source(
     kafka: EmbeddedKafka, pg: Database, tmp_path: Path, topic_name: str
 ) -> None:
     pg.execute("create table orders (id int primary key)")
@@ -201,7 +199,7 @@ def test_a_database_is_a_source_like_any_other(
     assert sorted(message.document["after"]["id"] for message in found) == list(range(1, 51))
 
 
-def test_a_process_that_stood_still_begins_again_where_nobody_else_has(
+def test_a_process_that_was_paused_restarts_its_task_if_no_other_has_taken_over(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     options = {"transaction.timeout.ms": "3000", "message.timeout.ms": "3000"}
@@ -216,7 +214,7 @@ def test_a_process_that_stood_still_begins_again_where_nobody_else_has(
     assert numbers_in(kafka, topic_name, "0-0") == list(range(1, 31))
 
 
-def test_an_engine_that_was_taken_over_commits_nothing_more_and_says_so(
+def test_a_preempted_engine_commits_nothing_more_and_reports_it(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     old, new = (LinesSource(20, tasks=2, ends=False) for _ in range(2))
@@ -235,10 +233,10 @@ def test_an_engine_that_was_taken_over_commits_nothing_more_and_says_so(
         assert numbers_in(kafka, topic_name, partition) == list(range(1, 41))
 
 
-def test_a_task_of_an_engine_that_was_replaced_sends_nothing_when_it_begins_late(
+def test_a_task_of_a_preempted_engine_that_opens_late_sends_nothing(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:
-    """It stands still between its look at the head and its opening, while another engine takes over."""
+    """It is paused between its check of the head and its opening, while another engine takes over."""
     section = options_of(kafka, topic_name)["kafka"]
     storage = Engine(connector=LinesSource(1), options={"kafka": section})._parts.options.offset_storage
     assert storage is not None
@@ -262,7 +260,8 @@ def test_a_task_of_an_engine_that_was_replaced_sends_nothing_when_it_begins_late
         late.open()
     assert refused.value.kind is Kind.OFFSETS_PREEMPTED
     late.close()
-    # The late opening has fenced the other one, once: nobody has taken over from it, and it begins again.
+    # The late opening fenced the other engine's producer; as none has taken over from it, that restarts its
+    # task.
     with pytest.raises(TailraceError) as fenced:
         present[0].commit([({"of": "x"}, {"line": 2})])
     assert fenced.value.kind is Kind.SINK_WRITE_FAILED
@@ -273,7 +272,7 @@ def test_a_task_of_an_engine_that_was_replaced_sends_nothing_when_it_begins_late
         (each.stop if isinstance(each, KafkaOffsetStore) else each.close)()
 
 
-def test_a_transformation_that_is_tried_again_and_a_failing_poll_repeat_nothing(
+def test_retries_of_a_transformation_and_of_a_poll_repeat_no_record(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     calls = iter(range(1000))
@@ -293,7 +292,7 @@ def test_a_transformation_that_is_tried_again_and_a_failing_poll_repeat_nothing(
     assert numbers_in(kafka, topic_name, "0-0") == list(range(1, 51))
 
 
-def test_a_record_that_is_too_large_and_a_topic_of_offsets_stop_it_by_name(
+def test_a_record_that_is_too_large_or_goes_to_the_offsets_topic_stops_the_engine(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     large = LinesSource(3, words="x" * 2_000_000)
@@ -330,7 +329,7 @@ def test_a_record_that_is_too_large_and_a_topic_of_offsets_stop_it_by_name(
         ({}, {"kafka": {**NOWHERE, "options": {"enable.idempotence": "false"}}}, "enable.idempotence"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_with_it_is_refused_before_anything_starts(
+def test_incompatible_settings_are_refused_before_anything_starts(
     arguments: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(TailraceError) as refused:
@@ -340,7 +339,9 @@ def test_what_does_not_go_with_it_is_refused_before_anything_starts(
 
 
 class _HeadSeenLate:
-    """A topic whose newest head is behind the end that is decided: its commit was answered a moment ago."""
+    """A topic whose newest head is after the end that is known to be decided: its commit was answered just
+    now.
+    """
 
     def __init__(self, lease: str) -> None:
         self._head = {"lease": lease}
@@ -352,7 +353,7 @@ class _HeadSeenLate:
         return self._head
 
 
-def test_a_head_that_is_not_seen_yet_is_nobody_elses(kafka: EmbeddedKafka) -> None:
+def test_a_head_that_is_not_visible_yet_is_not_taken_for_another_engines(kafka: EmbeddedKafka) -> None:
     account = Account(
         kafka.bootstrap, {}, "offsets", "tailrace", "e", OF_ENGINE, True, "read_committed", 1000
     )

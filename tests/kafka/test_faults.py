@@ -1,8 +1,9 @@
-"""Every error that a broker may answer a transactional producer with, once; answers late, lost and untrue.
+"""Each error that a broker may answer a transactional producer with, once; answers that are late, lost or
+wrong.
 
-A `writer` is driven as a feed drives its sink: what may pass is tried again in a new life, what a person
-must see to is not. Whatever happened, a reader of committed records then sees each record once, in the
-order of its key, and the offset says the same.
+A `writer` is driven as a feed drives its sink: after a retriable error another producer tries again, after
+others a person must act. Whatever happened, a reader of committed records then sees each record once, in the
+order of its key, and the offset agrees.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from tests.support.kafka_proxy import Fault, How, KafkaProxy
 
 BATCH = 20
 LIVES_MAX = 4
-#: Of a commit that nobody answers.
+#: Timeout of a commit that is not answered.
 TIMEOUT_S = 30.0
 
-#: What becomes of a batch: the client copes in the same life, the next life does, or somebody must act.
+#: What becomes of a batch: the client copes, another producer does, or a person must act.
 COPES, ANEW = "copes", "anew"
 Outcome = str | Kind
 
@@ -64,7 +65,7 @@ CODES = {
     "TRANSACTION_ABORTABLE": 120,
 }
 
-#: What each request may be answered with, and what is then done.
+#: The errors that each request may be answered with, and what is then done.
 ERRORS: dict[str, dict[str, Outcome]] = {
     "FindCoordinator": {
         "COORDINATOR_NOT_AVAILABLE": COPES,
@@ -142,7 +143,7 @@ ERRORS: dict[str, dict[str, Outcome]] = {
     },
 }
 
-#: Done by the broker, which then says otherwise.
+#: Errors with which the broker answers although it has executed the request.
 UNTRUE = {
     "Produce": ("NOT_ENOUGH_REPLICAS_AFTER_APPEND", "REQUEST_TIMED_OUT", "OUT_OF_ORDER_SEQUENCE_NUMBER"),
     "EndTxn": (
@@ -169,7 +170,7 @@ def shop(kafka: EmbeddedKafka, kafka_proxy: KafkaProxy, topic_name: str) -> Iter
 
 
 class Shop:
-    """A topic that is written through the proxy, batch by batch, life by life."""
+    """A topic that is written through the proxy, batch by batch, by one producer after another."""
 
     def __init__(self, kafka: EmbeddedKafka, proxy: KafkaProxy, topic: str) -> None:
         self.topic = topic
@@ -180,7 +181,7 @@ class Shop:
         self._writer: Writer | None = None
 
     def batch(self, timeout_s: float = TIMEOUT_S) -> Outcome:
-        """Bring one batch to its topic; say what became of it. Afterwards it is there."""
+        """Write one batch to the topic; return what became of it. Afterwards it is in the topic."""
         goal, lives = self.done + BATCH, self.lives
         while self.done < goal:
             try:
@@ -188,7 +189,7 @@ class Shop:
             except TailraceError as error:
                 self.close()
                 if error.policy is Policy.STOP:
-                    self.proxy.forget()  # a person sees to it, and starts it again
+                    self.proxy.forget()  # a person resolves it and starts again
                     self._attempt(goal, timeout_s)
                     return error.kind
                 if self.lives >= lives + LIVES_MAX:
@@ -206,15 +207,15 @@ class Shop:
             self.done = goal
 
     def close(self) -> None:
-        """Let go of the producer, as a feed does after a failure; it must then be gone."""
+        """Close the producer, as a feed does after a failure; all of it must be gone then."""
         if self._writer is not None:
             left = _producers() - 1
             self._writer.close()
             self._writer = None
-            assert _producers() <= left, "its threads and connections would stay"
+            assert _producers() <= left, "its threads and connections are left"
 
     def check(self) -> None:
-        """Hold what is committed against what is said to be."""
+        """Compare the committed records with the expected ones."""
         require_each_once(read_numbers(self._kafka, self.topic), self.done)
 
 
@@ -223,7 +224,7 @@ def _producers() -> int:
 
 
 def _strike(shop: Shop, fault: Fault) -> Outcome:
-    # A life begins with these, and is in need of them only then.
+    # A producer begins with these requests, and needs them only then.
     begins = fault.name in ("FindCoordinator", "InitProducerId")
     if begins:
         shop.close()
@@ -232,7 +233,9 @@ def _strike(shop: Shop, fault: Fault) -> Outcome:
     outcome = shop.batch()
     assert fault.struck.is_set(), f"{fault.name} was never asked"
     if fault.how in ("refuse", "belie"):
-        assert time.monotonic() - began_s < TIMEOUT_S, "it was answered, and waited for all the same"
+        assert time.monotonic() - began_s < TIMEOUT_S, (
+            "the error was answered, but the client waited nevertheless"
+        )
     if shop.lives > lives:
         shop.check()
     return COPES if begins and outcome == ANEW and shop.lives == lives + 1 else outcome
@@ -250,7 +253,9 @@ def test_each_error_once(shop: Shop, request_name: str) -> None:
 
 
 @pytest.mark.parametrize("request_name", UNTRUE)
-def test_what_was_done_and_denied_is_done_once(shop: Shop, request_name: str) -> None:
+def test_a_request_that_was_executed_but_answered_with_an_error_takes_effect_once(
+    shop: Shop, request_name: str
+) -> None:
     shop.batch()
     for error in UNTRUE[request_name]:
         _strike(shop, Fault(request_name, "belie", CODES[error]))
@@ -258,7 +263,7 @@ def test_what_was_done_and_denied_is_done_once(shop: Shop, request_name: str) ->
 
 
 @pytest.mark.parametrize("how", ["lose", "swallow"])
-def test_answers_and_requests_that_are_lost(shop: Shop, how: How) -> None:
+def test_lost_answers_and_requests(shop: Shop, how: How) -> None:
     shop.batch()
     for name in ("EndTxn", "Produce", "AddPartitionsToTxn", "InitProducerId"):
         assert _strike(shop, Fault(name, how)) == COPES, name
@@ -266,16 +271,16 @@ def test_answers_and_requests_that_are_lost(shop: Shop, how: How) -> None:
 
 
 @pytest.mark.parametrize("name", ["EndTxn", "Produce", "AddPartitionsToTxn"])
-def test_a_late_answer_is_waited_for_or_found_out(shop: Shop, name: str) -> None:
+def test_a_late_answer_is_waited_for_or_its_result_is_looked_up(shop: Shop, name: str) -> None:
     shop.batch()
-    # Within the time that a commit may take: waited for.
+    # Within the timeout of a commit: waited for.
     late = shop.proxy.plan(Fault(name, "hold"))
     thread = threading.Thread(target=lambda: late.struck.wait(60) and late.release())
     thread.start()
     assert shop.batch() == COPES
     thread.join()
     shop.check()
-    # Not within it: the next life finds out what became of it.
+    # Not within it: the next producer finds out what became of it.
     shop.close()
     later = shop.proxy.plan(Fault(name, "hold"))
     assert shop.batch(timeout_s=3.0) == ANEW
@@ -289,13 +294,13 @@ def test_a_start_waits_no_longer_than_a_commit_may_take(shop: Shop) -> None:
     held = shop.proxy.plan(Fault("InitProducerId", "hold"))
     with pytest.raises(TailraceError) as ended:
         writer(shop.proxy.bootstrap, shop.topic, timeout_s=3.0).open()
-    assert held.struck.is_set()  # and not let go: nothing else has ended the wait
+    assert held.struck.is_set()  # still held: nothing else has ended the wait
     assert (ended.value.kind, ended.value.policy) == (Kind.SINK_WRITE_FAILED, Policy.RETRY)
     held.release()
     assert shop.batch() in (COPES, ANEW)
     shop.check()
 
 
-def test_each_code_is_that_of_the_protocol() -> None:
+def test_each_error_code_is_that_of_the_protocol() -> None:
     known = {KafkaError(code).name(): code for code in CODES.values()}
     assert len(known) == len(CODES)

@@ -1,4 +1,4 @@
-"""What converters give comes out of a topic as it went in: keys, values, tombstones, headers."""
+"""What converters return is in the topic unchanged: keys, values, tombstones, headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMS: dict[str, Converter] = {
 CASES = ("create", "update_full", "delete", "key_change", "message")
 
 
-def test_each_form_comes_out_as_it_went_in(kafka: EmbeddedKafka, topic_name: str) -> None:
+def test_each_form_is_read_as_it_was_written(kafka: EmbeddedKafka, topic_name: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, **QUIET})
     topics = [f"{topic_name}-{number}" for number in range(len(FORMS))]
     for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():

@@ -1,4 +1,4 @@
-"""Hints of errors of Kafka sinks and of offsets in Kafka, followed as they are printed."""
+"""Follows the hints of errors of Kafka sinks and of offsets in Kafka, as they are printed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALL = [1, 2, 3, 4, 5, 6, 7]
 
 @pytest.fixture
 def make(tmp_path: Path, kafka: EmbeddedKafka, topic_name: str) -> Callable[..., Orders]:
-    """Return what writes the file anew, with other settings of the sink, over the same log."""
+    """Return a function that writes the file with other settings of the sink, over the same log."""
 
     def made(directory: str = "here", **sink: Any) -> Orders:
         path = tmp_path / directory
@@ -48,7 +48,7 @@ def make(tmp_path: Path, kafka: EmbeddedKafka, topic_name: str) -> Callable[...,
 
 
 def refused(kind: str, orders: Orders) -> str:
-    """Bring the sink to the log's end, which fails; return what is printed, as one line."""
+    """Bring the sink to the log's end, which fails; return the printed error in one line."""
     said = " ".join(run("replay", orders.file, "--sink", "out", status=1).split())
     assert kind in said
     return said
@@ -70,7 +70,7 @@ def alter(kafka: EmbeddedKafka, topic: str, name: str, value: str) -> None:
 
 
 @pytest.mark.follows("slot_missing")
-def test_a_new_log_goes_on_in_the_topics_of_the_lost_one(make: Callable[..., Orders]) -> None:
+def test_a_new_log_continues_in_the_topics_of_the_lost_one(make: Callable[..., Orders]) -> None:
     orders = make()
     assert orders.replay() == ALL
     (pipeline,) = orders.config.pipelines
@@ -90,7 +90,7 @@ def test_a_new_log_goes_on_in_the_topics_of_the_lost_one(make: Callable[..., Ord
 
 
 @pytest.mark.follows("sink_misconfigured")
-def test_a_topic_that_does_not_exist_is_made(make: Callable[..., Orders]) -> None:
+def test_a_topic_that_does_not_exist_is_created(make: Callable[..., Orders]) -> None:
     make().account.offsets().require(create=True)
     orders = make(create_topics=False)
     said = refused("sink_misconfigured", orders)
@@ -106,7 +106,7 @@ def test_settings_of_topics_are_corrected(make: Callable[..., Orders]) -> None:
 
 
 @pytest.mark.follows("sink_misconfigured")
-def test_a_topic_that_kafka_takes_for_another_one_is_named_otherwise(
+def test_a_topic_whose_name_collides_with_another_is_renamed(
     make: Callable[..., Orders], kafka: EmbeddedKafka
 ) -> None:
     orders = make()
@@ -121,7 +121,7 @@ def test_a_topic_that_kafka_takes_for_another_one_is_named_otherwise(
 
 
 @pytest.mark.follows("sink_misconfigured")
-def test_a_topic_that_is_compacted_takes_no_records_without_a_key(
+def test_a_compacted_topic_accepts_no_records_without_a_key(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     rule = {"tables": ["*.*"], "settings": {"cleanup.policy": "compact"}}
@@ -158,7 +158,7 @@ def test_an_offsets_topic_that_is_not_compacted_is_altered(
 
 @pytest.mark.follows("sink_record_too_large")
 @pytest.mark.parametrize("way", ["limit raised", "dead letters"])
-def test_a_record_that_is_larger_than_its_topic_takes(
+def test_a_record_larger_than_its_topics_limit(
     make: Callable[..., Orders], kafka: EmbeddedKafka, way: str
 ) -> None:
     topics = [{"tables": ["*.*"], "settings": {"max.message.bytes": "200"}}]
@@ -180,7 +180,7 @@ def test_a_record_that_is_larger_than_its_topic_takes(
 
 @pytest.mark.follows("sink_preempted")
 @pytest.mark.parametrize("way", ["stopped", "another group"])
-def test_the_same_pipeline_that_runs_twice(make: Callable[..., Orders], way: str) -> None:
+def test_the_same_pipeline_runs_twice(make: Callable[..., Orders], way: str) -> None:
     orders = make()
     offsets = orders.account.offsets()
     offsets.require(create=True)
@@ -197,7 +197,7 @@ def test_the_same_pipeline_that_runs_twice(make: Callable[..., Orders], way: str
         assert orders.replay() == ALL
     else:
         assert make("there", group="another").replay() == ALL
-        second.commit({"log_id": orders.log_id, "log_offset": orders.ends[0]})  # which was not disturbed
+        second.commit({"log_id": orders.log_id, "log_offset": orders.ends[0]})  # still possible
         second.close()
 
 
@@ -241,7 +241,7 @@ def test_two_engines_of_one_name(kafka: EmbeddedKafka, topic_name: str, other: d
 
 @pytest.mark.follows("sink_ahead_of_log")
 @pytest.mark.parametrize("way", ["newer log restored", "offset taken back"])
-def test_a_log_that_was_restored_from_an_older_copy(make: Callable[..., Orders], way: str) -> None:
+def test_a_log_restored_from_an_older_copy(make: Callable[..., Orders], way: str) -> None:
     orders = make()
     log, older, newer = (orders.directory / name for name in ("log", "older", "newer"))
     shutil.copytree(log, older)

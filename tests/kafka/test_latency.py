@@ -1,4 +1,4 @@
-"""From a commit in PostgreSQL to a reader of committed records: each step wakes the next one, none waits."""
+"""From a commit in PostgreSQL to a reader of committed records: each step wakes the next one, none polls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.wait import wait_until
 
 #: Longer than a test may take.
 NEVER_S = 3600.0
-#: Of the client: what waited for it would not come in time.
+#: Of the client: a record that waited for it would be late.
 LINGER_MS, DEADLINE_S = 50_000, 45
 
 
@@ -45,7 +45,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_nothing_that_is_timed_lies_between_a_commit_and_its_reader_but_the_interval_of_batches(
+def test_only_the_interval_of_batches_delays_a_commit_on_its_way_to_a_reader(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
 ) -> None:
     pg.execute("create table orders (id int primary key)")
@@ -60,7 +60,7 @@ def test_nothing_that_is_timed_lies_between_a_commit_and_its_reader_but_the_inte
     reader = Reader(kafka, f"{pg.name}.public.orders")
     try:
         wait_until(lambda: reader.has(0), 120, "the row of the snapshot")
-        # The log was waited for before. From here on, looks that nobody asks for are put off.
+        # The log's creation was awaited before. From here on polling is switched off.
         monkeypatch.setattr(sink_worker, "POLL_S", NEVER_S)
         monkeypatch.setattr(standby_status, "PROGRESS_DELAY_S", NEVER_S)
         for number in range(1, 6):

@@ -32,7 +32,7 @@ Engines = tuple[tuple[int, tuple[int, ...]], ...]
 def _explore(engines: Engines, attempts: int) -> int:
     """Visit every state; return how many there are.
 
-    At any moment the next engine may begin, whatever those before it are doing; and these go on as long
+    At any moment the next engine may start, whatever those before it are doing; and these go on as long
     as they are able to.
     :param engines: for each, its number of producers and the ends of its ranges.
     :param attempts: executors that may work at one share of a job.
@@ -102,7 +102,7 @@ def _of_job(world: World, at: int, job: Job, attempts: int) -> Iterator[World]:
 
 
 def _tidied(world: World) -> World:
-    # Executors that have ended count only while their job is waited for, and their order never does.
+    # Executors that have ended matter only while their job is waited for, and their order never does.
     broker, processes = world
     drivers = [process for process in processes if isinstance(process, Driver)]
     jobs = [model.next_step(driver)[0] for driver in drivers if not driver.over]
@@ -112,7 +112,7 @@ def _tidied(world: World) -> World:
 
 
 def _require_newest(processes: tuple[Process, ...], writing: Process) -> None:
-    # Once a driver knows where it stands, none before it commits anything.
+    # Once a driver knows its position, no earlier one commits anything.
     epoch = writing.driver_epoch if isinstance(writing, Executor) else writing.epoch
     for process in processes:
         if isinstance(process, Driver) and process.epoch > epoch:
@@ -120,14 +120,14 @@ def _require_newest(processes: tuple[Process, ...], writing: Process) -> None:
 
 
 def _check(broker: Broker) -> None:
-    # Each change once; what the offsets say is written, is, at every moment; and in order of each key.
+    # Each change once; at every moment the offsets agree with it; and the order of each key.
     assert sorted(broker.log) == sorted(model.expected(broker))
     for key in range(KEYS):
         of_key = [change for change in broker.log if change % KEYS == key]
         assert of_key == sorted(of_key)
 
 
-#: Engines in the order in which they may begin: producers and ends of ranges; and attempts at a share.
+#: Engines in the order in which they may start: producers and ends of ranges; and attempts at a share.
 SCENES: dict[str, tuple[Engines, int]] = {
     "taken over": (((2, (1,)), (2, (2,))), 1),
     "attempts at once": (((1, (2,)), (1, (3,))), 2),
@@ -146,7 +146,7 @@ def _explore_all() -> None:
 
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.slow
-def test_each_change_is_committed_once_whoever_takes_the_task(scene: str) -> None:
+def test_each_change_is_committed_once_whichever_engine_takes_over(scene: str) -> None:
     assert _explore(*SCENES[scene]) > 300
 
 
@@ -178,7 +178,7 @@ def _from_the_driver_alone(sent_with: Head, number: int, end: int) -> Generator[
 @pytest.mark.parametrize(
     "planted", [_without_lease_check, _looking_only_before, _from_the_driver_alone], ids=lambda f: f.__name__
 )
-def test_an_executor_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, planted: Any) -> None:
+def test_a_bug_in_an_executor_is_found(monkeypatch: pytest.MonkeyPatch, planted: Any) -> None:
     monkeypatch.setattr(layout, "sharing", planted)
     with pytest.raises(AssertionError):
         _explore_all()
@@ -246,13 +246,13 @@ layout_taking = layout.taking
     [_fencing_before_the_lease, _reading_before_fencing, _not_waiting_for_rest, _keeping_the_lease],
     ids=lambda f: f.__name__,
 )
-def test_a_driver_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, planted: Any) -> None:
+def test_a_bug_in_a_driver_is_found(monkeypatch: pytest.MonkeyPatch, planted: Any) -> None:
     monkeypatch.setattr(layout, "taking", planted)
     with pytest.raises(AssertionError):
         _explore_all()
 
 
-def test_a_head_is_written_as_it_is_read_and_that_of_one_producer_has_no_more_than_before() -> None:
+def test_a_head_is_read_as_written_and_that_of_one_producer_has_only_log_and_offset() -> None:
     alone = Head("log", 7)
     assert alone.as_offset() == {"log_id": "log", "log_offset": 7}
     shared = Head("log", 7, 3, "layout", "lease")
@@ -264,7 +264,7 @@ def test_a_head_is_written_as_it_is_read_and_that_of_one_producer_has_no_more_th
 
 
 @pytest.mark.parametrize("value", [{}, {"log_id": "x", "log_offset": "9"}, {"log_id": 1, "log_offset": 1}])
-def test_what_is_no_head_is_refused(value: dict[str, Any]) -> None:
+def test_an_invalid_head_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(TailraceError) as refused:
         Head.of(value)
     assert refused.value.kind is Kind.OFFSETS_UNREADABLE

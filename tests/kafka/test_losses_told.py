@@ -1,4 +1,4 @@
-"""What changes in the cluster while a sink writes: partitions that are added, rights that are taken away."""
+"""Changes in the cluster while a sink writes: added partitions, revoked rights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def admin(kafka: EmbeddedKafka) -> AdminClient:
 
 
 @pytest.mark.parametrize("producers", [0, 2])
-def test_partitions_that_are_added_while_a_sink_writes_split_no_key(
+def test_partitions_added_while_a_sink_writes_move_no_key(
     kafka: EmbeddedKafka,
     topic_name: str,
     tmp_path: Path,
@@ -51,7 +51,7 @@ def test_partitions_that_are_added_while_a_sink_writes_split_no_key(
             log.commit(*([ORDERS] if turn == 0 else []), *[insert(1, n, f"turn {turn}") for n in range(KEYS)])
             for turn in range(3)
         ]
-        # So the client learns of new partitions at once.
+        # So that the client learns of new partitions at once.
         options = {"topic.metadata.refresh.interval.ms": "100", "metadata.max.age.ms": "1000"}
         sink = opened(sink_of(kafka, topic_name, producers, options=options), log)
         write(sink, log, ends[0])
@@ -75,7 +75,7 @@ def test_partitions_that_are_added_while_a_sink_writes_split_no_key(
     assert "has other partitions than when it was first written to" in told
 
 
-def test_ids_of_producers_that_share_a_task_are_those_of_no_other_pipeline() -> None:
+def test_transactional_ids_of_several_producers_differ_from_those_of_other_pipelines() -> None:
     config = KafkaSinkConfig.model_validate({"type": "kafka", "bootstrap_servers": "127.0.0.1:1"})
     names = ["X", "X-0", "X-0-0", "X.0"]
     ids = []
@@ -89,7 +89,7 @@ def test_ids_of_producers_that_share_a_task_are_those_of_no_other_pipeline() -> 
     assert len(set(ids)) == len(ids)
 
 
-def test_transactions_that_several_members_left_open_in_one_partition_are_all_ended(
+def test_all_open_transactions_of_several_members_in_one_partition_are_ended(
     kafka: EmbeddedKafka, topic_name: str, admin: AdminClient
 ) -> None:
     offsets_topic = f"{topic_name}-offsets"
@@ -102,7 +102,7 @@ def test_transactions_that_several_members_left_open_in_one_partition_are_all_en
         }
     )  # fmt: skip
     account = account_of(config, topic_name)
-    offsets = account.offsets(15.0)  # not as long as the transactions
+    offsets = account.offsets(15.0)  # shorter than the transactions
     offsets.require(create=False)
     left: list[Any] = [account.member(offsets, number) for number in (1, 0)]
     for number, member in enumerate(left):
@@ -119,7 +119,7 @@ def test_transactions_that_several_members_left_open_in_one_partition_are_all_en
 
 @pytest.mark.parametrize("lost", ["records", "offsets"])
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_right_that_is_taken_away_while_it_writes_is_named_with_its_topic_and_the_command(
+def test_a_right_revoked_while_a_sink_writes_is_reported_with_topic_and_command(
     kafka: EmbeddedKafka, topic_name: str, admin: AdminClient, principal: Principal, atomic: bool, lost: str
 ) -> None:
     offsets = f"{topic_name}-offsets"
@@ -152,7 +152,9 @@ def _next_batch(out: Writer, topic: str) -> None:
     out.commit({"number": 20})
 
 
-def test_a_commit_that_fails_names_what_a_record_met(kafka: EmbeddedKafka, topic_name: str) -> None:
+def test_the_error_of_a_failed_commit_has_the_cause_of_the_undelivered_record(
+    kafka: EmbeddedKafka, topic_name: str
+) -> None:
     out = writer(kafka.bootstrap, topic_name)
     out.open()
     out.send(f"{topic_name}-missing", numbers(1, 1))

@@ -1,4 +1,4 @@
-"""An engine's offsets in a topic: the contract of stores, and who may write when there are two."""
+"""An engine's offsets in a topic: the contract of stores, and which of two stores may write."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def storage(kafka: EmbeddedKafka, topic: str, **more: Any) -> OffsetStorage:
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_it_keeps_the_contract_of_stores(kafka: EmbeddedKafka, topic_name: str, atomic: bool) -> None:
+def test_the_contract_of_stores_is_kept(kafka: EmbeddedKafka, topic_name: str, atomic: bool) -> None:
     section = storage(kafka, topic_name)
     conformance.check_offset_store(lambda: store_for(section, "shop", atomic=atomic))
-    # Others in the same topic see nothing of it, and what was not started reads it all the same.
+    # Other stores in the same topic are not affected, and one that was not started can read it.
     assert KafkaOffsetStore(section, "other", atomic=False).read([HERE]) == {}
     assert KafkaOffsetStore(section, "shop", atomic=atomic).read([HERE]) == {0: {"line": 1}}
 
 
-def test_the_newer_of_two_stores_has_the_offsets_and_the_older_never_again(
+def test_the_newer_of_two_stores_takes_over_and_the_older_can_never_write_again(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     section = storage(kafka, topic_name)
@@ -57,7 +57,7 @@ def test_the_newer_of_two_stores_has_the_offsets_and_the_older_never_again(
     old.stop()
     new.stop()
     assert KafkaOffsetStore(section, "shop", atomic=True).read([HERE]) == {0: {"line": 3}}
-    # What says who has it is no offset of a pipeline of that name, nor of a source.
+    # The record of the owner is no offset of a pipeline of that name, nor of a source.
     keys = {message.key for message in read_topic(kafka.bootstrap, section.topic)}
     assert source_key("tailrace-shop", {"task": "offsets"}) in keys
     assert [task_in(key or b"", "tailrace", "shop") for key in keys] == [None, None]
@@ -66,14 +66,14 @@ def test_the_newer_of_two_stores_has_the_offsets_and_the_older_never_again(
     assert misused.value.kind is Kind.ENGINE_MISUSED
 
 
-def test_one_that_stood_still_in_a_commit_goes_on_unless_another_has_written(
+def test_a_store_that_was_paused_in_a_commit_goes_on_unless_another_has_written(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     options = {"transaction.timeout.ms": "3000", "message.timeout.ms": "3000"}
     section = storage(kafka, topic_name).model_copy(update={"options": options})
     old, new = (KafkaOffsetStore(section, "shop", atomic=True) for _ in range(2))
 
-    def stand_still() -> Kind:
+    def pause_in_a_commit() -> Kind:
         failpoints.arm("kafka.before_commit=sleep:7000")
         try:
             with pytest.raises(TailraceError) as failed:
@@ -84,9 +84,9 @@ def test_one_that_stood_still_in_a_commit_goes_on_unless_another_has_written(
 
     old.start()
     old.write([(HERE, {"line": 1})], 30)
-    assert stand_still() is Kind.OFFSETS_UNWRITABLE
+    assert pause_in_a_commit() is Kind.OFFSETS_UNWRITABLE
     old.write([(HERE, {"line": 5})], 30)
-    assert stand_still() is Kind.OFFSETS_UNWRITABLE
+    assert pause_in_a_commit() is Kind.OFFSETS_UNWRITABLE
     new.start()
     assert new.read([HERE]) == {0: {"line": 5}}
     new.write([(HERE, {"line": 6})], 30)
@@ -97,7 +97,7 @@ def test_one_that_stood_still_in_a_commit_goes_on_unless_another_has_written(
     new.stop()
 
 
-def test_an_engine_that_was_taken_over_stops_and_says_so(kafka: EmbeddedKafka, topic_name: str) -> None:
+def test_a_preempted_engine_stops_and_reports_it(kafka: EmbeddedKafka, topic_name: str) -> None:
     options = {
         "offset_storage": storage(kafka, topic_name).model_dump(mode="json", exclude_unset=True),
         "offset_commit": {"policy": "always", "timeout_ms": 30_000},
@@ -128,7 +128,7 @@ def test_an_engine_that_was_taken_over_stops_and_says_so(kafka: EmbeddedKafka, t
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_an_offset_is_found_when_its_topic_has_more_partitions(
+def test_an_offset_is_found_after_partitions_were_added_to_its_topic(
     kafka: EmbeddedKafka, topic_name: str, atomic: bool
 ) -> None:
     section = storage(kafka, topic_name)
@@ -152,7 +152,7 @@ def test_an_offset_is_found_when_its_topic_has_more_partitions(
         store.stop()
 
 
-def test_a_commit_without_an_answer_that_came_to_be_is_no_other_engines(
+def test_an_unanswered_commit_that_succeeded_is_not_taken_for_another_engines(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = KafkaOffsetStore(storage(kafka, topic_name), "shop", atomic=True)
@@ -178,10 +178,10 @@ def test_a_commit_without_an_answer_that_came_to_be_is_no_other_engines(
     store.stop()
 
 
-def test_a_start_ends_what_members_had_begun_before_a_head_whose_engine_did_not_come_to_that(
+def test_a_start_ends_open_transactions_of_members_that_a_crashed_start_left(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head can't be read before that transaction has ended, and nobody else ends it."""
+    """The head can't be read before that transaction has ended, and no other engine ends it."""
     monkeypatch.setattr("tailrace.kafka.offsets.store.START_S", 8.0)
     section = storage(kafka, topic_name)
     first, second, third = (KafkaOffsetStore(section, "shop", atomic=True, tasks=1) for _ in range(3))

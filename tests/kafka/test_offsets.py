@@ -1,4 +1,4 @@
-"""`tailrace offsets` on a log made by hand and a real broker: what it shows, sets, takes back and refuses."""
+"""`tailrace offsets` on a log made by hand and a real broker: what it shows, sets, resets and refuses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def orders(tmp_path: Path, kafka: EmbeddedKafka, topic_name: str) -> Orders:
     return Orders(tmp_path, kafka, topic_name)
 
 
-def test_offsets_are_shown_set_to_either_side_and_taken_back(orders: Orders) -> None:
+def test_offsets_are_shown_set_in_both_directions_and_reset(orders: Orders) -> None:
     nothing = orders.shown()
     assert nothing["log_offset"] is None
     assert "nothing committed" in run("offsets", "show", orders.file)
@@ -49,14 +49,14 @@ def test_offsets_are_shown_set_to_either_side_and_taken_back(orders: Orders) -> 
     assert shown["committed_us"] > 1_700_000_000_000_000
     assert shown.keys() == nothing.keys()
 
-    # Back: what comes after it comes again.
+    # Backwards: later changes come again.
     done = json.loads(run("offsets", "set", orders.file, "--to", orders.ends[1], "--yes", "--json"))
     assert (done["effect"], done["before"], done["after"]) == ("repeats", orders.ends[-1], orders.ends[1])
     assert done["changes"] == 4
     assert orders.shown()["log_offset"] == orders.ends[1]
     assert orders.replay() == [1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7]
 
-    # Taken back: everything comes again, but for what is then skipped by consent.
+    # Reset: everything comes again, except for what is then skipped by `set`.
     told = run("offsets", "reset", orders.file, "--yes")
     assert "about 7 changes from the log's start on are written to the topics a second time" in told
     assert orders.shown()["log_offset"] is None
@@ -70,7 +70,7 @@ def test_offsets_are_shown_set_to_either_side_and_taken_back(orders: Orders) -> 
 
 
 @pytest.mark.follows("log_range_invalid")
-def test_only_a_place_between_transactions_of_this_log_is_taken(orders: Orders) -> None:
+def test_an_offset_is_set_only_to_a_boundary_of_this_log(orders: Orders) -> None:
     inside = orders.ends[2] - 1
     told = run("offsets", "set", orders.file, "--to", inside, "--yes", status=1)
     assert "log_range_invalid" in told
@@ -83,13 +83,13 @@ def test_only_a_place_between_transactions_of_this_log_is_taken(orders: Orders) 
     assert "read --to" in run("offsets", "set", orders.file, "--to", "soon", "--yes", status=2)
     run("offsets", "set", orders.file, "--to", "2026-01-01T00:00:03Z", "--yes", "--skip-changes")
     assert orders.shown()["log_offset"] == orders.ends[1]
-    # Nobody is there to be asked.
+    # There is nobody to answer a question.
     assert "--yes" in run("offsets", "reset", orders.file, status=2)
     assert "--yes" in run("offsets", "reset", orders.file, "--json", status=2)
     assert orders.shown()["log_offset"] == orders.ends[1]
 
 
-def test_nothing_is_changed_while_the_pipeline_runs_and_one_elsewhere_is_fenced(orders: Orders) -> None:
+def test_nothing_is_changed_while_the_pipeline_runs_and_a_process_elsewhere_is_fenced(orders: Orders) -> None:
     held = take_lock(orders.task_path)
     try:
         for command in (("set", orders.file, "--to", orders.ends[0]), ("reset", orders.file)):
@@ -111,7 +111,7 @@ def test_nothing_is_changed_while_the_pipeline_runs_and_one_elsewhere_is_fenced(
     assert orders.shown()["log_offset"] == orders.ends[0]
 
 
-def test_an_offset_of_another_log_is_told_as_such_and_can_be_replaced(orders: Orders) -> None:
+def test_an_offset_of_another_log_is_shown_as_such_and_can_be_reset(orders: Orders) -> None:
     account = orders.account
     offsets = account.offsets()
     offsets.require(create=True)
@@ -135,7 +135,7 @@ def test_an_offset_of_another_log_is_told_as_such_and_can_be_replaced(orders: Or
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_an_engines_own_offset_in_a_topic_is_set_and_taken_back(
+def test_an_engines_own_offset_in_a_topic_is_set_and_reset(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str, atomic: bool
 ) -> None:
     topic = {"type": "kafka", "bootstrap_servers": kafka.bootstrap, "topic": f"{topic_name}-engines"}
@@ -163,7 +163,7 @@ def test_an_engines_own_offset_in_a_topic_is_set_and_taken_back(
     done = json.loads(run(*set_back))
     assert (done["engine"], done["effect"], done["changes"]) == (orders.name, "repeats", 4)
     assert (done["before"], done["after"], of_engine()) == (orders.ends[-1], orders.ends[1], orders.ends[1])
-    if atomic:  # an engine somewhere else can go on over it no more
+    if atomic:  # an engine elsewhere can no longer write after it
         with pytest.raises(TailraceError) as refused:
             store.write([(partition_of(pipeline), offset_of(orders.log_id, orders.ends[2]))], 60)
         assert refused.value.kind is Kind.OFFSETS_PREEMPTED
@@ -175,7 +175,7 @@ def test_an_engines_own_offset_in_a_topic_is_set_and_taken_back(
     assert "would never be passed to the handler" in skipping
     assert "are passed to the handler again" in run("offsets", "reset", orders.file, "--engine", "--yes")
     assert of_engine() is None
-    assert orders.shown()["log_offset"] is None  # the sink's, which was not touched
+    assert orders.shown()["log_offset"] is None  # the sink's offset, which did not change
 
 
 def test_an_engines_offset_that_is_not_in_kafka_is_not_changed(orders: Orders) -> None:
@@ -183,7 +183,7 @@ def test_an_engines_offset_that_is_not_in_kafka_is_not_changed(orders: Orders) -
     assert "not kept in Kafka (engine.offset_storage: log)" in told
 
 
-def test_pipelines_share_a_topic_of_offsets_or_have_their_own_made_compacted(
+def test_pipelines_share_an_offsets_topic_or_get_their_own_compacted_one(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     shared = f"{topic_name}-shared"
@@ -211,7 +211,7 @@ def test_pipelines_share_a_topic_of_offsets_or_have_their_own_made_compacted(
         ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
     )
     admin.incremental_alter_configs([alter])[alter].result(60)
-    # From then on nobody writes there: neither a sink nor a person.
+    # From then on neither a sink nor a command writes there.
     for command in (
         ("replay", pipelines[1].file, "--sink", "out"),
         ("offsets", "reset", pipelines[1].file, "--yes"),
@@ -221,7 +221,7 @@ def test_pipelines_share_a_topic_of_offsets_or_have_their_own_made_compacted(
         assert f"--entity-name {shared} --add-config cleanup.policy=compact" in told
 
 
-def test_an_offset_that_was_not_committed_counts_only_where_the_file_says_so(
+def test_an_uncommitted_offset_counts_only_with_read_uncommitted(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     careful = Orders(tmp_path, kafka, topic_name)
@@ -235,18 +235,18 @@ def test_an_offset_that_was_not_committed_counts_only_where_the_file_says_so(
     died._begin()
     died._send_offsets({account.key: {"log_id": careful.log_id, "log_offset": careful.ends[2]}})
     died._producer.flush(60)
-    died.close()  # gives the transaction up
+    died.close()  # aborts the transaction
     assert careful.shown()["log_offset"] == careful.ends[0]
     text = careful.file.read_text()
     careful.file.write_text(
         text.replace('"name": "out"', '"name": "out", "consumer_isolation_level": "read_uncommitted"')
     )
     assert careful.shown()["log_offset"] == careful.ends[2]
-    assert careful.replay() == [7]  # what lies between is lost: the price that the document says
+    assert careful.replay() == [7]  # what lies between is lost, as the docs say
 
 
 @pytest.mark.slow
-def test_a_cluster_that_can_not_be_reached_is_told_in_the_entry(tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_reported_in_the_entry(tmp_path: Path) -> None:
     log = LogOfOrders(tmp_path / "log")
     log.insert(1)
     log.close()
@@ -260,7 +260,7 @@ def test_a_cluster_that_can_not_be_reached_is_told_in_the_entry(tmp_path: Path) 
     assert "can't be read" in run("offsets", "show", file)
 
 
-def test_topics_that_are_missing_or_can_not_be_made_so_are_told(
+def test_missing_topics_and_topics_that_cannot_be_created_are_reported(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
@@ -282,7 +282,7 @@ def test_topics_that_are_missing_or_can_not_be_made_so_are_told(
 
 
 @pytest.mark.slow
-def test_a_broker_may_make_topics_by_itself(topic_name: str, tmp_path: Path) -> None:
+def test_a_broker_may_create_topics_automatically(topic_name: str, tmp_path: Path) -> None:
     with EmbeddedKafka(find_jars(), settings={"auto.create.topics.enable": "true"}) as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         offsets = NewTopic(f"{topic_name}-offsets", 1, 1, config={"cleanup.policy": "compact"})
@@ -291,7 +291,7 @@ def test_a_broker_may_make_topics_by_itself(topic_name: str, tmp_path: Path) -> 
         assert orders.replay() == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_sink_that_an_engine_feeds_is_not_replayed_and_goes_on(orders: Orders) -> None:
+def test_a_replay_of_a_running_pipelines_sink_is_refused(orders: Orders) -> None:
     engine = Run(orders.config)
     life = running(engine)
 

@@ -45,7 +45,7 @@ def admin(kafka: EmbeddedKafka) -> AdminClient:
 
 
 def grow(admin: AdminClient, topic: str, *keys: bytes, among: int = 25, but: int = -1) -> int:
-    """Add partitions until each of `keys` has another place, not `but`; return how many there are then."""
+    """Add partitions until each of `keys` has another partition, but not `but`; return their number then."""
     count = among + 1
     while any(partition_of(key, count) in (partition_of(key, among), but) for key in keys):
         count += 1
@@ -60,7 +60,7 @@ def delete(admin: AdminClient, topic: str) -> None:
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_an_offset_is_found_and_moves_when_its_topic_has_more_partitions(
+def test_an_offset_is_found_and_moved_after_partitions_were_added(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str, admin: AdminClient, atomic: bool
 ) -> None:
     orders = Orders(tmp_path, kafka, topic_name, atomic_source_offset_commit=atomic)
@@ -71,7 +71,7 @@ def test_an_offset_is_found_and_moves_when_its_topic_has_more_partitions(
         count = grow(admin, topic, key, among=count)
         assert orders.shown()["log_offset"] == orders.ends[-1]
         assert orders.replay() == ALL
-        # A person's offset moves it to where it is looked for first, and leaves no other behind.
+        # An offset set by command is moved to its proper partition, and no other one is left.
         run("offsets", "set", orders.file, "--to", orders.ends[-1], "--yes")
         held = {message.partition: message.value for message in read_topic(kafka.bootstrap, topic)}
         assert [partition for partition, value in held.items() if value] == [partition_of(key, count)]
@@ -80,7 +80,7 @@ def test_an_offset_is_found_and_moves_when_its_topic_has_more_partitions(
     assert orders.replay() == ALL * 2
 
 
-def test_producers_that_share_a_task_find_their_offsets_when_there_are_more_partitions(
+def test_several_producers_find_their_offsets_after_partitions_were_added(
     kafka: EmbeddedKafka, topic_name: str, admin: AdminClient, tmp_path: Path
 ) -> None:
     with HandmadeLog(tmp_path / "log") as log:
@@ -103,14 +103,14 @@ def test_producers_that_share_a_task_find_their_offsets_when_there_are_more_part
 
 
 def hinted(told: str, command: str) -> list[str]:
-    """Return the arguments of the command that an error's hint gives."""
+    """Return the arguments of the command in an error's hint."""
     (found,) = set(re.findall(rf"`tailrace (offsets {command} [^`]*)`", " ".join(told.split())))
     return shlex.split(found)
 
 
 @pytest.mark.follows("sink_damaged", "offsets_unreadable")
 @pytest.mark.parametrize(("way_out", "then"), [("set", ALL), ("reset", ALL * 2)])
-def test_a_topic_that_another_program_writes_to_is_left_for_one_of_its_own(
+def test_a_topic_that_another_program_writes_to_is_replaced_by_another_one(
     orders: Orders, kafka: EmbeddedKafka, topic_name: str, way_out: str, then: list[int]
 ) -> None:
     assert orders.replay() == ALL
@@ -125,7 +125,7 @@ def test_a_topic_that_another_program_writes_to_is_left_for_one_of_its_own(
     assert "offsets_unreadable" in told
     assert "give offsets_topic a name of its own" in " ".join(told.split())
     orders.file.write_text(orders.file.read_text().replace(f"{topic_name}-offsets", f"{topic_name}-own"))
-    # Where to go on, the new topic can't know: a person says so.
+    # The new topic does not have the position: a command sets it.
     told = run("replay", orders.file, "--sink", "out", status=1)
     assert "sink_damaged" in told
     follow = [str(orders.file) if word == "FILE" else word for word in hinted(told, way_out)]
@@ -136,12 +136,12 @@ def test_a_topic_that_another_program_writes_to_is_left_for_one_of_its_own(
 
 @pytest.mark.follows("sink_damaged")
 @pytest.mark.parametrize(("way_out", "then"), [("set", ALL), ("reset", ALL * 2)])
-def test_an_offset_that_was_lost_stops_the_sink_until_a_person_says_where_to_go_on(
+def test_a_lost_offset_stops_the_sink_until_a_command_sets_it(
     orders: Orders, admin: AdminClient, topic_name: str, way_out: str, then: list[int]
 ) -> None:
     assert orders.replay() == ALL
     delete(admin, f"{topic_name}-offsets")
-    for _ in range(2):  # nothing heals it by itself
+    for _ in range(2):  # it does not recover by itself
         told = run("replay", orders.file, "--sink", "out", status=1)
         assert "sink_damaged" in told
         assert f"the log knows that {orders.ends[-1]} was committed" in told
@@ -151,7 +151,7 @@ def test_an_offset_that_was_lost_stops_the_sink_until_a_person_says_where_to_go_
     assert orders.replay() == then
 
 
-def test_an_offset_that_went_back_stops_the_sink_unless_a_person_has_set_it_back(
+def test_an_offset_that_went_back_stops_the_sink_unless_a_command_set_it(
     orders: Orders, kafka: EmbeddedKafka
 ) -> None:
     assert orders.replay() == ALL
@@ -169,7 +169,7 @@ def test_an_offset_that_went_back_stops_the_sink_unless_a_person_has_set_it_back
 
 @pytest.mark.follows("offsets_unreadable")
 @pytest.mark.parametrize(("way_out", "then"), [("set", ALL), ("reset", ALL * 2)])
-def test_two_offsets_of_one_pipeline_of_which_neither_is_known_to_be_the_newest_stop_it(
+def test_two_offsets_of_unknown_order_stop_the_pipeline(
     orders: Orders, kafka: EmbeddedKafka, admin: AdminClient, topic_name: str, way_out: str, then: list[int]
 ) -> None:
     assert orders.replay() == ALL
@@ -190,7 +190,7 @@ def test_two_offsets_of_one_pipeline_of_which_neither_is_known_to_be_the_newest_
 
 
 @pytest.mark.ci
-def test_the_topic_is_made_for_three_brokers_and_what_should_be_otherwise_is_told(tmp_path: Path) -> None:
+def test_the_topic_is_created_for_three_brokers_and_unsuitable_settings_are_reported(tmp_path: Path) -> None:
     with EmbeddedKafka(find_jars(), nodes=3) as cluster:
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
         poor = NewTopic("poor", 1, 1, config={"cleanup.policy": "compact"})
@@ -217,7 +217,7 @@ def test_the_topic_is_made_for_three_brokers_and_what_should_be_otherwise_is_tol
 
 @pytest.fixture
 def places(monkeypatch: pytest.MonkeyPatch) -> list[range]:
-    """What is read of the topic, span by span."""
+    """The spans of the topic that are read."""
     found: list[range] = []
     read = compacted_read.newest_of
 
@@ -257,10 +257,12 @@ def test_no_task_reads_what_the_driver_has_read(
         write(sink, log, ends[-1])
         sink.close()
     assert spans
-    assert max(len(span) for _, span in spans) < 10  # of some sixty records and as many ends
+    assert max(len(span) for _, span in spans) < 10  # of some sixty records and as many transaction markers
 
 
-def test_a_transaction_of_another_pipeline_holds_up_no_start(kafka: EmbeddedKafka, topic_name: str) -> None:
+def test_an_open_transaction_of_another_pipeline_does_not_block_a_start(
+    kafka: EmbeddedKafka, topic_name: str
+) -> None:
     shared = f"{topic_name}-shared"
     name, other = _in_one_partition(topic_name)
     first = writer(kafka.bootstrap, name, offsets_topic=shared)
@@ -272,17 +274,17 @@ def test_a_transaction_of_another_pipeline_holds_up_no_start(kafka: EmbeddedKafk
     theirs._begin()  # type: ignore[attr-defined]
     theirs._send_offsets({theirs._task.key: {"number": 7}})  # type: ignore[attr-defined]
     theirs._sender.flush()  # type: ignore[attr-defined]
-    # It ends within a minute, and nobody waits for it.
+    # It ends within a minute, and the start does not wait for it.
     mine = writer(kafka.bootstrap, name, offsets_topic=shared, timeout_s=10.0)
     assert mine.open() == {"number": 1}
-    # But an offset that was committed behind its beginning can't be told from one that was not.
+    # But an offset after its begin can't be distinguished from an uncommitted one.
     mine.commit({"number": 2})
     mine.close()
     again = writer(kafka.bootstrap, name, offsets_topic=shared, timeout_s=2.0)
     with pytest.raises(TailraceError) as held_up:
         again.open()
     again.close()
-    assert held_up.value.kind is Kind.SINK_WRITE_FAILED  # which is tried again
+    assert held_up.value.kind is Kind.SINK_WRITE_FAILED  # which is retried
     assert "transaction" in held_up.value.message
     theirs.close()
     last = writer(kafka.bootstrap, name, offsets_topic=shared)
@@ -300,7 +302,7 @@ def _in_one_partition(topic_name: str) -> tuple[str, str]:
     )
 
 
-def test_a_record_with_the_key_of_an_offset_is_none(
+def test_a_foreign_record_with_the_key_of_an_offset_is_ignored(
     orders: Orders, kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     assert orders.replay() == ALL
@@ -314,7 +316,9 @@ def test_a_record_with_the_key_of_an_offset_is_none(
         assert orders.replay() == ALL
 
 
-def test_every_offset_says_where_it_comes_from(orders: Orders, kafka: EmbeddedKafka, topic_name: str) -> None:
+def test_every_offset_record_has_the_marking_header(
+    orders: Orders, kafka: EmbeddedKafka, topic_name: str
+) -> None:
     orders.replay()
     run("offsets", "reset", orders.file, "--yes")
     found = read_topic(kafka.bootstrap, f"{topic_name}-offsets")
@@ -368,7 +372,7 @@ def test_a_row_that_chooses_the_topic_of_offsets_is_refused_with_its_place(
     assert "table=public.orders" in told
     assert "log_offset=" in told
     assert orders.shown()["log_offset"] == orders.ends[0]
-    # As the hint says: what a row names is sent elsewhere.
+    # As the hint says: route such rows to another topic.
     aside = {"type": "route", "regex": f"{topic_name}-offsets", "replacement": f"{topic_name}.aside"}
     text = orders.file.read_text()
     orders.file.write_text(

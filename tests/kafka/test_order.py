@@ -1,4 +1,4 @@
-"""In which order a topic gets its records, however its tables' changes are split, routed and written."""
+"""The order of a topic's records, however its tables' changes are split, routed and written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.spark.wire import INT8, TEXT, HandmadeLog, delete, insert, up
 COLUMNS = {"id": INT8, "state": TEXT}
 TABLES = [relation(n, f"public.t_{n}", COLUMNS) for n in (1, 2)]
 
-#: What becomes of a record that has no other topic: key, operation, row; None and None: a tombstone.
+#: A record without its topic: key, operation, row; None and None: a tombstone.
 Told = tuple[int, str | None, str | None]
 
 MARKED = {"type": "set_headers", "headers": {"mark": "'1'"}}
@@ -72,14 +72,14 @@ def log(tmp_path: Path) -> Iterator[HandmadeLog]:
 
 @pytest.fixture
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Topics are there, of five partitions each and without a limit of their own."""
+    """Topics exist, with five partitions each and without a limit of their own."""
     monkeypatch.setattr(Topics, "require", lambda *_: None)
     monkeypatch.setattr(Topics, "largest", lambda *_: None)
     monkeypatch.setattr(Topics, "partitions", lambda *_: 5)
 
 
 class NotedWriter:
-    """Notes what it is given; refuses one record, if wanted."""
+    """Records what it is given; refuses one record if asked to."""
 
     def __init__(self, refused: str = "") -> None:
         self.messages: list[tuple[str, Any, Any, Any, int]] = []
@@ -130,9 +130,9 @@ def sent(log: HandmadeLog, end: int, share: Share | None = None, **more: Any) ->
 
 
 def history(log: HandmadeLog, seed: int, transactions: int = 60) -> tuple[int, dict[str, list[Told]]]:
-    """Write rows that come, change, move to the other table and go.
+    """Write rows that are inserted, changed, moved to the other table and deleted.
 
-    Return the end, and what topics of one table, or of both, are to get.
+    Return the end, and the expected content of topics of one table or of both.
     """
     choose = random.Random(seed)
     held: dict[int, int] = {}  # by key: the table of the row
@@ -199,7 +199,7 @@ def test_a_topic_gets_the_records_of_all_its_groups_in_the_order_of_the_log(
 
 @pytest.mark.parametrize("records_at_once", [1, 10_000])
 @pytest.mark.parametrize("parted", [{}, {"predicate": "new"}, {"predicate": "new", "negate": True}])
-def test_the_two_records_of_a_changed_key_keep_their_order_and_know_each_other(
+def test_the_two_records_of_a_changed_key_keep_their_order_and_have_each_others_key(
     log: HandmadeLog,
     no_broker: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -239,7 +239,7 @@ def test_the_two_records_of_a_changed_key_keep_their_order_and_know_each_other(
     def others(headers: dict[str, str | None]) -> dict[str, str]:
         return {name: key for name, key in headers.items() if key is not None and name != "mark"}
 
-    if parted:  # records that a predicate parts don't know each other
+    if parted:  # records separated by a predicate do not have each other's key
         assert [one[:2] for one in told(None)] == [one[:2] for one in expected]
         return
     assert told(None) == expected
@@ -265,7 +265,7 @@ def test_each_transaction_of_a_split_topic_is_committed_in_its_order(
     assert writer.told() == expected
 
 
-def test_a_topic_that_a_transformation_makes_of_a_value_gets_a_name_that_kafka_has(
+def test_a_topic_name_computed_from_a_value_is_made_valid_for_kafka(
     log: HandmadeLog, no_broker: None
 ) -> None:
     end = log.commit(*TABLES, insert(1, 1, "größe/XL"), insert(2, 2, "S"))
@@ -275,7 +275,7 @@ def test_a_topic_that_a_transformation_makes_of_a_value_gets_a_name_that_kafka_h
 
 
 @pytest.mark.parametrize("share", [None, Share(0, 2)])
-def test_two_tables_do_not_share_a_topic_though_only_one_has_changes_since_the_start(
+def test_two_tables_that_would_share_a_topic_are_refused_even_if_only_one_has_changes(
     log: HandmadeLog, no_broker: None, share: Share | None
 ) -> None:
     customers, goods = relation(1, "public.顧客", COLUMNS), relation(2, "public.商品", COLUMNS)
@@ -299,7 +299,9 @@ def test_two_tables_do_not_share_a_topic_though_only_one_has_changes_since_the_s
     assert set(send_the_second(tables=["public.商品"])) <= {"shop.public.__"}
 
 
-def test_a_record_that_is_refused_is_found_in_its_table(log: HandmadeLog, no_broker: None) -> None:
+def test_the_error_of_a_refused_record_names_its_table_and_position(
+    log: HandmadeLog, no_broker: None
+) -> None:
     log.commit(*TABLES, insert(1, 1, "one"), insert(2, 2, "two"), insert(1, 3, "three"))
     end = log.commit(insert(2, 4, "four"), insert(1, 5, "five"))
     with LogReader.open(log.path, "0") as reader:
@@ -316,7 +318,7 @@ def test_a_record_that_is_refused_is_found_in_its_table(log: HandmadeLog, no_bro
         }  # fmt: skip
 
 
-def test_changes_keep_their_number_in_transaction_and_table_when_they_are_split(
+def test_changes_that_are_split_keep_their_numbers_in_transaction_and_table(
     log: HandmadeLog, no_broker: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)
@@ -342,7 +344,7 @@ def test_changes_keep_their_number_in_transaction_and_table_when_they_are_split(
 
 
 @pytest.mark.parametrize(("producers", "atomic"), [(0, True), (0, False), (2, True), (2, False)])
-def test_consumers_see_each_key_in_order_whoever_writes(
+def test_consumers_get_each_key_in_order_with_any_number_of_producers(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, producers: int, atomic: bool
 ) -> None:
     end, told = history(log, 7)

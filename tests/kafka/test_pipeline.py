@@ -73,7 +73,7 @@ def orders(pg: Database) -> Database:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("boundary", "count"), [("poll", 1), ("transaction", 4)])
-def test_each_change_once_whatever_step_is_killed(
+def test_each_change_is_written_once_after_kills_at_any_step(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path, boundary: str, count: int
 ) -> None:
     file = _file(tmp_path, orders, kafka, atomic=True, boundary=boundary)
@@ -96,7 +96,7 @@ def test_each_change_once_whatever_step_is_killed(
 
 
 @pytest.mark.slow
-def test_without_transactions_nothing_is_lost_and_the_switch_may_be_turned(
+def test_without_transactions_nothing_is_lost_and_they_may_be_turned_on_later(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     file = _file(tmp_path, orders, kafka, atomic=False)
@@ -115,7 +115,7 @@ def test_without_transactions_nothing_is_lost_and_the_switch_may_be_turned(
     assert _folded(events) == dict(orders.query("select id, what from orders"))
 
 
-def test_status_tells_the_position(orders: Database, kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_status_shows_the_position(orders: Database, kafka: EmbeddedKafka, tmp_path: Path) -> None:
     file = _file(tmp_path, orders, kafka, atomic=True)
     _run(file)
     done = subprocess.run(
@@ -127,7 +127,7 @@ def test_status_tells_the_position(orders: Database, kafka: EmbeddedKafka, tmp_p
     assert sink["position"] > 0
 
 
-def test_what_a_sink_has_written_is_in_the_metrics(
+def test_the_metrics_count_what_a_sink_has_written(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     config = load_engine(_file(tmp_path, orders, kafka, atomic=True))

@@ -1,4 +1,4 @@
-"""Where records go, what they weigh, and how transactions are counted: without a broker."""
+"""The topic, partition and size of records, and the counts of transactions: without a broker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tailrace.kafka.producer.partitioner import BY_KEY, by_transaction, murmur2,
 from tailrace.records.events import Converted
 from tests.support.converters.customers import FACTS, as_columns, groups_of
 
-#: Of Kafka's own tests: org.apache.kafka.common.utils.UtilsTest, testMurmur2; as Java's signed numbers.
+#: From Kafka's own tests: org.apache.kafka.common.utils.UtilsTest, testMurmur2; as Java's signed numbers.
 HASHES = {
     b"": 275646681,
     b"21": -973932308,
@@ -47,12 +47,12 @@ HASHES = {
 
 
 @pytest.mark.parametrize("key", HASHES)
-def test_keys_are_hashed_as_java_hashes_them(key: bytes) -> None:
+def test_keys_are_hashed_as_in_java(key: bytes) -> None:
     assert murmur2(key) == HASHES[key] & 0xFFFFFFFF
     assert partition_of(key, 12) == (HASHES[key] & 0x7FFFFFFF) % 12
 
 
-def test_a_transactions_records_share_a_partition_and_others_go_by_their_key() -> None:
+def test_a_transactions_records_share_a_partition_and_others_are_placed_by_key() -> None:
     found = by_transaction(np.array([7, 7, NONE, 123456, 7]), 12)
     of_7, of_other = partition_of(b"7", 12), partition_of(b"123456", 12)
     assert found.tolist() == [of_7, of_7, BY_KEY, of_other, of_7]
@@ -82,7 +82,7 @@ def test_a_header_of_several_fields_is_json_and_counted_as_such() -> None:
     assert largest(events) >= sizes(events).max()
 
 
-def test_a_header_is_postgresqls_text_of_its_value() -> None:
+def test_a_header_has_postgresqls_text_of_its_value() -> None:
     utc = pa.timestamp("us", tz="UTC")
     found = {
         "infinity": pa.array([2**63 - 1], utc),
@@ -99,7 +99,7 @@ def test_a_header_is_postgresqls_text_of_its_value() -> None:
     }
 
 
-def test_a_dead_letter_tells_table_place_and_size() -> None:
+def test_a_dead_letter_has_table_position_and_size() -> None:
     [group] = groups_of("two_in_one")
     assert group.wire is not None
     events = JsonConverter().convert(group)
@@ -128,7 +128,7 @@ _PARTS = st.lists(
 
 
 @given(_PARTS)
-def test_counts_are_put_together_by_transaction_whatever_parts_they_came_in(
+def test_counts_of_parts_are_added_up_by_transaction(
     parts: list[tuple[int, str, list[int]]],
 ) -> None:
     boundaries = Boundaries()
@@ -155,7 +155,7 @@ def test_counts_are_put_together_by_transaction_whatever_parts_they_came_in(
     assert len(boundaries.ended()) == 0
 
 
-def test_what_is_in_no_transaction_is_not_counted() -> None:
+def test_changes_outside_of_transactions_are_not_counted() -> None:
     boundaries = Boundaries()
     numbers = np.array([5, 9])
     boundaries.note("", numbers, np.array([NONE, 3]), numbers, numbers, numbers)
@@ -193,7 +193,7 @@ def test_boundaries_and_heartbeats_have_debeziums_form_and_schemas() -> None:
     )  # fmt: skip
 
 
-def test_heartbeats_are_due_so_long_after_the_last_one() -> None:
+def test_heartbeats_are_due_an_interval_after_the_last_one() -> None:
     now = [100.0]
     beats = Heartbeats(5.0, lambda: now[0])
     assert not beats.is_due
@@ -205,7 +205,7 @@ def test_heartbeats_are_due_so_long_after_the_last_one() -> None:
     assert not Heartbeats(0, lambda: now[0]).is_due
 
 
-def test_a_transaction_that_comes_in_parts_is_counted_on() -> None:
+def test_the_numbering_of_a_transaction_continues_over_its_parts() -> None:
     [group] = groups_of("two_in_one")
     converter = JsonConverter(provide_transaction_metadata=True, tombstones_on_delete=False)
     whole = converter.convert(group).values.to_pylist()
@@ -236,7 +236,7 @@ def test_names_of_topics_follow_tables_or_routes() -> None:
         TopicRoute(tables=("a.b",), topic="{tabel}")
 
 
-def test_batches_of_the_client_fit_the_smallest_topic_that_is_made() -> None:
+def test_batches_of_the_client_fit_the_smallest_topic_that_is_created() -> None:
     sink = {"type": "kafka", "bootstrap_servers": "b:1"}
     rules = [{"tables": ["a.*"], "settings": {"max.message.bytes": "50000"}}, {"tables": ["b.*"]}]
     assert KafkaSinkConfig.model_validate({**sink, "topics": rules}).client_options() == {
@@ -252,7 +252,7 @@ def test_batches_of_the_client_fit_the_smallest_topic_that_is_made() -> None:
     assert KafkaSinkConfig.model_validate(told).converter_options() == {"provide_transaction_metadata": True}
 
 
-def test_a_shape_tells_columns_and_key_in_every_form() -> None:
+def test_a_schema_change_event_has_columns_and_key_in_every_form() -> None:
     [group] = groups_of("create")
     assert group.relation is not None
     made = side_records.shape("shop", ShapeChange("ALTER", group.relation, 24), FACTS)

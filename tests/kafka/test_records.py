@@ -1,4 +1,6 @@
-"""What `tailrace run` writes to topics: routed, placed, counted, and too large for them."""
+"""The records that `tailrace run` writes: their topics, partitions and counts, and records that are too
+large.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def sink_status(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_transactions_are_counted_and_placed_together(
+def test_transactions_are_counted_and_each_is_in_one_partition(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     pg.execute("create table orders (id int primary key, what text)")
@@ -121,7 +123,7 @@ def test_transactions_are_counted_and_placed_together(
         of_tables = {one["data_collection"]: one["event_count"] for one in end["data_collections"]}
         assert of_tables == dict(counted[end["id"].partition(":")[0]])
         assert end["event_count"] == sum(of_tables.values())
-    # Thirty inserts, a delete, and the two events of a changed key; a tombstone is none.
+    # Thirty inserts, a delete, and the two events of a changed key; a tombstone does not count.
     assert {one["data_collection"]: one["event_count"] for one in ends[1]["data_collections"]} == {
         "public.orders": 4, "public.items": 33, "": 1,
     }  # fmt: skip
@@ -134,14 +136,14 @@ def test_transactions_are_counted_and_placed_together(
     assert _setting(kafka, f"{pg.name}.public.orders", "retention.ms") == "7200000"
 
 
-def test_what_is_too_large_stops_the_sink_or_becomes_a_dead_letter(
+def test_a_record_that_is_too_large_stops_the_sink_or_becomes_a_dead_letter(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     pg.execute("create table files (id int primary key, content text)")
     settings = [{"tables": ["public.*"], "settings": {"max.message.bytes": "100000"}}]
     stopping = pipeline(tmp_path, pg, kafka, topics=settings)
     run(stopping)
-    # Random text: it must not become small by compression.
+    # Random text, so that compression does not make it small.
     pg.execute(
         "insert into files select n, string_agg(md5(random()::text), '') from generate_series(1, 6) n, "
         "lateral generate_series(1, case when n % 3 = 0 then 4000 else 10 * n end) group by n order by n"
@@ -163,7 +165,7 @@ def test_what_is_too_large_stops_the_sink_or_becomes_a_dead_letter(
     assert [grave.headers["tailrace.table"] for grave in graves] == ["public.files"] * 2
     assert all(int(grave.headers["tailrace.size"]) > 128_000 for grave in graves)
     assert [grave.value for grave in graves] == [None] * 2
-    # Records of 90 kB each: the client's batches, too, must fit the topic.
+    # Records of 90 kB each: the client's batches must fit the topic, too.
     pg.execute(
         "insert into files select 10 + n, string_agg(md5(random()::text), '') from generate_series(1, 12) n, "
         "lateral generate_series(1, 2800) group by n order by n"
@@ -186,7 +188,7 @@ def _setting(kafka: EmbeddedKafka, topic: str, name: str) -> str:
     return str(admin.describe_configs([resource])[resource].result(60)[name].value)
 
 
-def test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it(
+def test_avro_uses_the_topics_subjects_and_a_refused_schema_stops_the_sink(
     pg: Database, kafka: EmbeddedKafka, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pg.execute("create type mood as enum ('dear', 'cheap')")
@@ -215,7 +217,7 @@ def test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it(
         assert registry.subjects == {}
         wait_until(lambda: registry.open == 0)
         assert "HTTP Request" not in run(file)
-        # What was asked about before is exactly what is registered.
+        # Exactly the schemas that were checked before are registered.
         assert problems(made(auto_register_schemas=False)) == []
         file = made()
         pg.execute("delete from prices where id = 2")

@@ -1,4 +1,4 @@
-"""A broker that asks who one is: the rights that the sink needs, what it says without, and no secrets."""
+"""A broker with authentication: the rights that the sink needs, its errors without them, and no secrets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _password(monkeypatch: pytest.MonkeyPatch) -> None:
 def orders_by(
     principal: Principal, directory: Path, kafka: EmbeddedKafka, name: str, door: str = SASL, **more: Any
 ) -> Orders:
-    """Return a pipeline whose sink comes in by a guarded door."""
+    """Return a pipeline whose sink uses a secured listener."""
     options = principal.options(door, password="${env:CANARY}") | more.pop("options", {})
     return Orders(
         directory, kafka, name, bootstrap_servers=kafka.bootstrap_at(door), options=options,
@@ -47,7 +47,7 @@ def orders_by(
 
 
 def write(orders: Orders) -> None:
-    """Open the sink anew and have it write the whole log."""
+    """Open a new sink and write the whole log."""
     sink = build(orders.config.sinks[0], PostgresSource(), orders.directory / "log")
     with LogReader.open(orders.directory / "log", "0") as reader:
         splits = plan.input_splits("0", reader.blocks(0, orders.ends[-1]), 0, orders.ends[-1])
@@ -59,7 +59,7 @@ def write(orders: Orders) -> None:
 
 
 def refusal_of(orders: Orders) -> TailraceError | None:
-    """Return why the sink may not write; None: it may, and did."""
+    """Return the error with which the sink fails; None: it does not."""
     try:
         write(orders)
     except TailraceError as error:
@@ -70,7 +70,7 @@ def refusal_of(orders: Orders) -> TailraceError | None:
 
 
 def asked_for(error: TailraceError, principal: Principal) -> set[tuple[str, str, str]]:
-    """Return the rights that the command in an error's hint would give."""
+    """Return the rights that the command in an error's hint would grant."""
     words = shlex.split(error.hint)
     assert words[0] == "kafka-acls.sh"
     assert words[words.index("--allow-principal") + 1] == f"User:{principal.name}"
@@ -85,7 +85,7 @@ def asked_for(error: TailraceError, principal: Principal) -> set[tuple[str, str,
 @pytest.mark.follows("sink_refused")
 @pytest.mark.parametrize("atomic", [True, False])
 @pytest.mark.parametrize("create", [True, False])
-def test_with_exactly_the_rights_of_the_table_it_works_and_each_that_lacks_is_named(
+def test_the_sink_needs_exactly_the_documented_rights_and_names_a_missing_one(
     kafka: EmbeddedKafka, principal: Principal, tmp_path: Path, topic_name: str, atomic: bool, create: bool
 ) -> None:
     orders = orders_by(
@@ -102,14 +102,14 @@ def test_with_exactly_the_rights_of_the_table_it_works_and_each_that_lacks_is_na
         made = [NewTopic(offsets, 2, 1, config={"cleanup.policy": "compact"}), NewTopic(orders.topic, 1, 1)]
         for done in admin.create_topics(made).values():
             done.result(60)
-    # From nothing: each refusal names a right, with the command that gives it; no other is needed.
+    # Beginning with none: each error names a right, with the command that grants it; no other is needed.
     while (refused := refusal_of(orders)) is not None:
         for right in asked_for(refused, principal):
             assert right in needed - principal.rights
             principal.allow(*right)
     assert principal.rights == needed
     assert written(kafka, orders.topic) == IDS
-    # And without any one of them it is that one which is named.
+    # And if any one of them is missing, the error names that one.
     for right in sorted(needed) if atomic and not create else ():
         principal.revoke(*right)
         run("offsets", "reset", with_bootstrap(orders), "--yes")
@@ -120,7 +120,7 @@ def test_with_exactly_the_rights_of_the_table_it_works_and_each_that_lacks_is_na
 
 
 def granted(principal: Principal, attempt: Callable[[], object]) -> None:
-    """Give the principal what `attempt` says it lacks, until nothing does."""
+    """Grant the principal what the errors of `attempt` say is missing, until it succeeds."""
     while True:
         try:
             attempt()
@@ -133,7 +133,7 @@ def granted(principal: Principal, attempt: Callable[[], object]) -> None:
             return
 
 
-def test_commands_and_engines_need_what_the_table_says_and_no_more(
+def test_commands_and_engines_need_exactly_the_documented_rights(
     kafka: EmbeddedKafka, principal: Principal, tmp_path: Path, topic_name: str
 ) -> None:
     orders = orders_by(principal, tmp_path, kafka, topic_name)
@@ -172,7 +172,7 @@ def test_commands_and_engines_need_what_the_table_says_and_no_more(
 
 
 def with_bootstrap(orders: Orders) -> Path:
-    """Return the pipeline's file for somebody who may do everything."""
+    """Return the pipeline's file for a user who may do everything."""
     found = json.loads(orders.file.read_text().split("sinks: [")[1].rstrip("]\n"))
     found |= {"bootstrap_servers": orders.kafka.bootstrap, "options": {}}
     file = orders.directory / "as-root.yaml"
@@ -180,7 +180,7 @@ def with_bootstrap(orders: Orders) -> Path:
     return file
 
 
-def test_over_tls_it_works_and_what_is_wrong_is_said_at_once_and_no_secret_is_told(
+def test_over_tls_the_sink_works_and_errors_come_at_once_without_secrets(
     kafka: EmbeddedKafka, authority: Authority, principal: Principal, tmp_path: Path, topic_name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -229,7 +229,7 @@ def test_over_tls_it_works_and_what_is_wrong_is_said_at_once_and_no_secret_is_to
     ]
 
 
-def test_check_names_what_lacks_in_the_cluster_and_makes_nothing(
+def test_check_reports_what_the_cluster_lacks_and_creates_nothing(
     kafka: EmbeddedKafka, principal: Principal, tmp_path: Path, topic_name: str
 ) -> None:
     orders = orders_by(principal, tmp_path, kafka, topic_name)
@@ -262,7 +262,7 @@ def test_check_names_what_lacks_in_the_cluster_and_makes_nothing(
 
 
 @pytest.mark.parametrize("transformations", [[], [{"type": "drop_headers", "headers": ["mark"]}]])
-def test_check_looks_at_the_topics_beside_those_of_tables(
+def test_check_looks_at_the_topics_besides_those_of_tables(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str, transformations: list[dict[str, Any]]
 ) -> None:
     beside: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a file says of Kafka, and what becomes of it: settings of clients, refusals, and what is ignored."""
+"""Kafka in the pipeline file: settings of clients, refusals, and settings without effect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sink_of(**more: Any) -> KafkaSinkConfig:
 
 
 def settings_of(sink: KafkaSinkConfig) -> dict[str, Any]:
-    """Return the settings that the sink's producer is made with."""
+    """Return the settings with which the sink's producer is created."""
     account = account_of(sink, "shop")
     writer = account.writer(account.offsets())
     assert isinstance(writer, AtomicWriter | PlainWriter)
@@ -70,12 +70,12 @@ def test_a_producer_is_idempotent_and_no_record_waits_for_longer_than_its_transa
     ["transactional.id", "enable.idempotence", "acks", "isolation.level", "max.in.flight", "group.id",
      "enable.gapless.guarantee", "delivery.report.only.error", "plugin.library.paths"],
 )  # fmt: skip
-def test_what_exactly_once_rests_on_can_not_be_set(name: str) -> None:
+def test_options_that_exactly_once_depends_on_cannot_be_set(name: str) -> None:
     with pytest.raises(ValidationError, match=f"{name} can't be set"):
         sink_of(options={name: "1"})
 
 
-def test_several_producers_can_not_do_what_takes_one() -> None:
+def test_settings_that_need_a_single_producer_are_refused_with_several() -> None:
     for setting, why in (
         ({"provide_transaction_metadata": True}, "counts the events of whole transactions"),
         ({"partition_by": "transaction"}, "only if one producer writes them"),
@@ -96,7 +96,7 @@ def test_several_producers_can_not_do_what_takes_one() -> None:
         ("false", "{type: jsonl, path: ./lines}", None, False),
     ],
 )
-def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
+def test_atomic_source_offset_commit_of_the_engine_is_the_default_of_its_sinks(
     tmp_path: Path, engine: str, sink: str, becomes: bool | None, is_ignored: bool
 ) -> None:
     file = tmp_path / "pipeline.yaml"
@@ -106,7 +106,7 @@ def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
     )
     (found,) = load_engine(file).sinks
     assert getattr(found, "atomic_source_offset_commit", None) is becomes
-    if becomes is None:  # else the cluster would be asked
+    if becomes is None:  # otherwise the check would ask the cluster
         said = [one for one in preflight(file) if "atomic_source_offset_commit is ignored" in one.message]
         assert [one.severity for one in said] == [Severity.WARNING] * is_ignored
 
@@ -124,7 +124,7 @@ def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
         ("sasl.pasword", "hunter 2", "sasl.pasword"),
     ],
 )
-def test_options_that_the_client_does_not_take_are_told_with_the_file(
+def test_options_that_the_client_refuses_are_reported_by_check(
     tmp_path: Path, option: str, value: str, named: str
 ) -> None:
     sink = sink_of(options={option: value}, offset_flush_timeout_ms=100, atomic_source_offset_commit=True)
@@ -143,7 +143,7 @@ def test_options_that_the_client_does_not_take_are_told_with_the_file(
     assert (told.kind, named in told.message) == (Kind.SINK_MISCONFIGURED, True)
 
 
-def test_a_record_that_may_wait_for_ever_is_never_late() -> None:
+def test_without_a_message_timeout_a_failed_delivery_is_not_reported_as_too_slow() -> None:
     account = account_of(sink_of(options={"message.timeout.ms": 0}), "shop")
     writer = account.writer(account.offsets())
     error = TailraceError(Kind.SINK_WRITE_FAILED, "deliver records: no answer")
@@ -153,7 +153,7 @@ def test_a_record_that_may_wait_for_ever_is_never_late() -> None:
     assert raised.value is error
 
 
-def test_a_cluster_that_several_sources_are_written_to_is_asked_once(tmp_path: Path) -> None:
+def test_check_asks_a_cluster_once_for_several_sources(tmp_path: Path) -> None:
     file = tmp_path / "pipeline.yaml"
     names = ("one", "two", "three")
     sources = [f"{{name: {name}, host: 127.0.0.1, port: 1, dbname: {name}, user: nobody}}" for name in names]
@@ -172,7 +172,7 @@ def test_a_cluster_that_several_sources_are_written_to_is_asked_once(tmp_path: P
         {"kafka": {"bootstrap_servers": "k:1", "offsets_topic": "of-the-engine"}},
     ],
 )
-def test_a_sink_beside_a_handler_knows_the_topic_of_the_engines_offsets(
+def test_a_sink_refuses_records_for_the_topic_of_the_engines_offsets(
     tmp_path: Path, engine: dict[str, Any]
 ) -> None:
     options = {"sasl.password": "${env:KAFKA_PASSWORD}"}
@@ -193,7 +193,7 @@ def test_a_sink_beside_a_handler_knows_the_topic_of_the_engines_offsets(
         assert "of-the-engine" in sink.topics_refused
 
 
-def test_settings_that_count_for_nothing_are_told(tmp_path: Path) -> None:
+def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     given = {
         "offset_flush_interval_ms": ("500", "transaction_boundary: interval"),
         "transaction_topic": ("ends", "provide_transaction_metadata: true"),
@@ -233,14 +233,14 @@ def test_offsets_are_read_as_committed_unless_the_file_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "bad name!", "x" * 250, "..", "a\n"])
-def test_what_is_no_name_of_a_topic_is_told_with_the_file(name: str) -> None:
+def test_an_invalid_topic_name_is_refused_with_the_file(name: str) -> None:
     with pytest.raises(ValidationError, match="not a topic's name"):
         sink_of(offsets_topic=name)
     with pytest.raises(ValidationError, match="not a topic's name"):
         OffsetStorage.model_validate({"type": "kafka", "bootstrap_servers": "k", "topic": name})
 
 
-def test_what_the_client_says_again_and_again_is_logged_now_and_then() -> None:
+def test_repeated_messages_of_the_client_are_logged_rarely() -> None:
     seconds = [0.0]
     handler = ToLog(lambda: seconds[0])
 
@@ -268,7 +268,7 @@ def test_what_the_client_says_again_and_again_is_logged_now_and_then() -> None:
         (KafkaError._INVALID_DIFFERENT_RECORD, "source.message_keys"),
     ],
 )
-def test_what_no_attempt_can_pass_is_not_tried_again(code: int, way_out: str) -> None:
+def test_errors_that_no_retry_can_resolve_are_not_retried(code: int, way_out: str) -> None:
     found = failure_of(KafkaError(code), "send records", topic="shop.a")
     assert (found.kind, found.policy, found.context) == (
         Kind.SINK_MISCONFIGURED, Policy.STOP, {"topic": "shop.a"},
@@ -277,7 +277,7 @@ def test_what_no_attempt_can_pass_is_not_tried_again(code: int, way_out: str) ->
 
 
 class _Refusing(BaseHTTPRequestHandler):
-    """A place that gives nobody a token."""
+    """A token endpoint that refuses everyone."""
 
     def do_POST(self) -> None:
         self.send_response(401)
@@ -288,7 +288,7 @@ class _Refusing(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_token_that_is_refused_stops_the_sink_and_one_that_can_not_be_asked_for_does_not() -> None:
+def test_a_refused_token_is_final_and_an_unreachable_token_endpoint_is_retried() -> None:
     options = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "OAUTHBEARER",
@@ -309,7 +309,7 @@ def test_a_token_that_is_refused_stops_the_sink_and_one_that_can_not_be_asked_fo
         tokens.shutdown()
 
 
-def test_an_admin_client_that_stays_silent_is_a_cluster_that_does() -> None:
+def test_a_silent_admin_client_is_reported_as_an_unreachable_cluster() -> None:
     with pytest.raises(KafkaException) as silent:
         answer(Future(), 0.01)
     assert failure_of(error_of(silent.value), "ask").kind is Kind.SINK_WRITE_FAILED

@@ -1,4 +1,4 @@
-"""Which producer writes a record: by its key, as Java's clients hash it."""
+"""Which of several producers writes a record: chosen by its key, with the hash of Java's clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = st.lists(st.none() | st.binary(max_size=20), min_size=1, max_size=30)
 
 
 @given(KEYS, st.integers(1, 9), st.integers(0, 5))
-def test_a_key_has_the_share_that_java_would_give_it_a_partition(
+def test_a_key_has_the_share_equal_to_the_partition_that_java_would_choose(
     keys: list[bytes | None], producers: int, first: int
 ) -> None:
     expected = [partition_of(b"orders" if key is None else key, producers) for key in keys]
@@ -37,7 +37,7 @@ def test_a_key_has_the_share_that_java_would_give_it_a_partition(
 
 
 @given(KEYS, st.integers(1, 5))
-def test_each_event_is_in_one_share_with_all_that_belongs_to_it(
+def test_each_event_is_in_one_share_with_its_key_headers_and_row(
     keys: list[bytes | None], producers: int
 ) -> None:
     numbers = list(range(len(keys)))
@@ -57,14 +57,14 @@ def test_each_event_is_in_one_share_with_all_that_belongs_to_it(
     assert sorted(found) == numbers
 
 
-def test_a_topic_without_keys_is_one_producers() -> None:
+def test_a_topic_without_keys_is_written_by_one_producer() -> None:
     assert len(set(shares_of(None, "notes", 5, 4).tolist())) == 1
 
 
 @pytest.mark.parametrize("schemas", [True, False])
 @pytest.mark.parametrize("make", [JsonConverter, CloudEventsConverter])
 @pytest.mark.parametrize("case", CASES)
-def test_keys_alone_are_those_of_the_events(case: str, make: Any, schemas: bool) -> None:
+def test_the_keys_converted_alone_equal_those_of_the_events(case: str, make: Any, schemas: bool) -> None:
     converter: Any = make(schemas_enable=schemas)
     assert isinstance(cast(object, converter), KeysFirst)
     for group in groups_of(case):
@@ -76,13 +76,13 @@ def test_keys_alone_are_those_of_the_events(case: str, make: Any, schemas: bool)
         assert rows is None or rows.tolist() == events.rows.tolist()
 
 
-def test_several_producers_have_no_place_in_process() -> None:
+def test_several_producers_are_refused_without_spark() -> None:
     nowhere: Any = SimpleNamespace(bootstrap="127.0.0.1:1")
     with pytest.raises(ValueError, match="set runs_on: spark"):
         sink_of(nowhere, "a", 2, runs_on="process")
 
 
-def test_what_executors_are_sent_holds_references_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_sent_to_executors_have_references_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", "canary-3f9d")
     given = {
         "type": "kafka",

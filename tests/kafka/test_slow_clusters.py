@@ -1,4 +1,4 @@
-"""A cluster that takes little in the time that there is, or a process that stands still, is no takeover."""
+"""A cluster that accepts little in time, or a paused process, is not taken for a takeover."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tests.support.kafka.quotas import limit
 from tests.support.kafka.shares_rig import ORDERS, opened, records, sink_of, write
 from tests.support.spark.wire import HandmadeLog, insert
 
-#: In milliseconds: of a transaction, and for how long its process stands still.
+#: In milliseconds: the timeout of a transaction, and for how long its process is paused.
 SHORT, STILL = 3000, 8000
 QUOTA = 60_000
 LENGTH = 600
-#: So often a run may end by what may pass.
+#: So often a run may end with a retriable error.
 ENDS = 4
 
 pytestmark = pytest.mark.ci
@@ -52,7 +52,7 @@ def log(tmp_path: Path) -> Iterator[HandmadeLog]:
 
 @pytest.fixture(scope="module")
 def slow(kafka: EmbeddedKafka) -> str:
-    """The id of a client of which the cluster takes little."""
+    """The id of a client from which the cluster accepts little."""
     limit(kafka, "slow", QUOTA)
     return "slow"
 
@@ -65,7 +65,7 @@ def feed_of(kafka: EmbeddedKafka, name: str, log: HandmadeLog, end: int, **setti
 
 
 def after(step: Callable[..., Any], act: Callable[..., None]) -> Callable[..., Any]:
-    """Return `step` with `act` called when it is done."""
+    """Return `step` with a call of `act` after it."""
 
     def both(*args: Any) -> Any:
         found = step(*args)
@@ -84,7 +84,7 @@ def small(log: HandmadeLog, *rows: int, first: bool = False) -> int:
     return log.commit(*([ORDERS] if first else []), *(insert(1, row, "x") for row in rows))
 
 
-def test_one_that_stood_still_for_longer_than_its_transaction_goes_on_if_nobody_has_taken_over(
+def test_a_sink_paused_for_longer_than_its_transaction_goes_on_if_no_other_has_taken_over(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
 ) -> None:
     small(log, 1, first=True)
@@ -92,7 +92,7 @@ def test_one_that_stood_still_for_longer_than_its_transaction_goes_on_if_nobody_
     for point in ("kafka.in_batch", "kafka.before_commit"):
         failpoints.arm(f"{point}=sleep:{STILL}")
         name = f"{topic_name}-{point}"
-        Readers(log.directory).remove("kafka")  # other topics have their own offsets
+        Readers(log.directory).remove("kafka")  # so that the new topics are written from the start
         feed = feed_of(kafka, name, log, end, options={"transaction.timeout.ms": str(SHORT)})
         with capture_logs() as logs:
             feed.run()
@@ -104,7 +104,7 @@ def test_one_that_stood_still_for_longer_than_its_transaction_goes_on_if_nobody_
 
 
 @pytest.mark.parametrize("has_written", [False, True])
-def test_one_that_was_taken_over_says_so_also_where_the_other_has_written_nothing_yet(
+def test_a_preempted_sink_reports_it_even_before_the_other_has_written(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, has_written: bool
 ) -> None:
     ends = [small(log, 1, first=True), small(log, 2), small(log, 3)]
@@ -114,7 +114,7 @@ def test_one_that_was_taken_over_says_so_also_where_the_other_has_written_nothin
     if has_written:
         write(new, log, ends[1])
     with pytest.raises(TailraceError) as refused:
-        write(old, log, ends[1])  # the same place: it is not by the offset that they are told apart
+        write(old, log, ends[1])  # the same position: the offset does not distinguish them
     assert refused.value.kind is Kind.SINK_PREEMPTED
     write(new, log, ends[2])
     each_once(kafka, topic_name, 3)
@@ -122,7 +122,7 @@ def test_one_that_was_taken_over_says_so_also_where_the_other_has_written_nothin
     new.close()
 
 
-def test_a_share_that_was_late_and_taken_over_says_that_it_was_taken_over(
+def test_a_late_share_that_was_taken_over_is_reported_as_preempted(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shares, "PATIENCE_S", (0.5,))
@@ -148,7 +148,7 @@ def test_a_share_that_was_late_and_taken_over_says_that_it_was_taken_over(
     taken[0].close()
 
 
-def test_whether_it_was_taken_over_is_looked_up_again_where_the_cluster_does_not_say(
+def test_the_check_for_a_takeover_is_repeated_if_the_cluster_does_not_answer(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = small(log, 1, first=True)
@@ -158,7 +158,7 @@ def test_whether_it_was_taken_over_is_looked_up_again_where_the_cluster_does_not
 
     def unanswered(topic: OffsetsTopic, *args: Any) -> Any:
         asked.append(args)
-        if len(asked) == 2:  # the first one is asked at the start
+        if len(asked) == 2:  # the first one is at the start
             raise TailraceError(Kind.SINK_WRITE_FAILED, "look up the first and last offsets: no answer")
         return settled(topic, *args)
 
@@ -175,7 +175,7 @@ def test_whether_it_was_taken_over_is_looked_up_again_where_the_cluster_does_not
     assert "look whether another engine has taken over" in failed["error"]
 
 
-def test_an_error_that_time_has_nothing_to_do_with_is_raised_as_it_is() -> None:
+def test_an_error_unrelated_to_timeouts_is_raised_unchanged() -> None:
     error = TailraceError(Kind.SINK_REFUSED, "write records: refused")
     writer = SimpleNamespace(progress=SendProgress(1, 1, 0, 1.0, 1.0), limit_s=60.0)
     try:
@@ -189,7 +189,7 @@ def test_an_error_that_time_has_nothing_to_do_with_is_raised_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_backlog_becomes_batches_that_are_sent_in_the_time_that_they_have(
+def test_a_backlog_is_split_into_batches_that_can_be_sent_in_time(
     kafka: EmbeddedKafka, slow: str, topic_name: str, log: HandmadeLog, atomic: bool
 ) -> None:
     rows = 50
@@ -210,11 +210,11 @@ def test_a_backlog_becomes_batches_that_are_sent_in_the_time_that_they_have(
     assert len(keys) == 30 * rows or not atomic
 
 
-def test_a_transaction_of_the_source_that_takes_longer_gets_more_time(
+def test_a_large_source_transaction_gets_more_time(
     kafka: EmbeddedKafka, slow: str, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "TRANSACTION_MS_MIN", 5000)
-    # More than the broker allows: what it refuses is halved.
+    # More than the broker allows: after the refusal it is halved.
     monkeypatch.setattr(client, "LONGEST_MS", 1_200_000)
     end = fill(log, 1500, LENGTH, not_shrinking)
     feed = feed_of(
@@ -230,7 +230,7 @@ def test_a_transaction_of_the_source_that_takes_longer_gets_more_time(
 
 @pytest.mark.follows("sink_transaction_too_long")
 @pytest.mark.timeout(1200)
-def test_one_that_does_not_fit_into_the_time_that_was_set_is_named_with_the_way_out(
+def test_a_source_transaction_too_large_for_the_configured_time_is_refused_with_a_hint(
     kafka: EmbeddedKafka, slow: str, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = fill(log, 1500, LENGTH, not_shrinking)
@@ -247,9 +247,9 @@ def test_one_that_does_not_fit_into_the_time_that_was_set_is_named_with_the_way_
         feed = feed_of(kafka, topic_name, log, end, offset_flush_timeout_ms=5000, options=settings)
         with pytest.raises(TailraceError) as refused:
             feed.run()
-        if refused.value.kind is not Kind.SINK_WRITE_FAILED:  # it may pass
+        if refused.value.kind is not Kind.SINK_WRITE_FAILED:  # retriable
             break
-    assert len(asked) < 100, "a commit that has ended is asked for over and over"
+    assert len(asked) < 100, "a commit that has ended is requested again and again"
     assert refused.value.kind is Kind.SINK_TRANSACTION_TOO_LONG
     assert refused.value.policy is Policy.STOP
     found = r"of 1500 records \(\d+ bytes\) were delivered in \d+ s, and the time limit is 5 s"

@@ -1,6 +1,6 @@
 """Several producers on a real broker: each change once, in order of each key, whatever fails.
 
-Tasks run where they stand here; on Spark they do in `test_spark_sink`.
+Here tasks run in this process; in `test_spark_sink` they run on Spark.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _disarmed() -> Iterator[None]:
 
 
 class Kept(InProcess):
-    """Keeps the job, as an executor has it."""
+    """Keeps the job, as an executor gets it."""
 
     jobs: list[ShareJob]
 
@@ -87,14 +87,14 @@ def test_the_number_of_producers_changes_and_each_change_comes_once(
         assert recorded_kafka_position(config, "shop", log.directory.identity) == end
     assert rows >= 6 * 14
     found, expected = unordered(content(kafka, topic_name)), alone(kafka, topic_name, log, ends[5])
-    # Once a record without a key was missing, which nobody could explain: see where they are.
+    # Once a record without a key was missing for no known reason: this shows where they are.
     assert found == expected, places(kafka, topic_name)
 
 
-#: What fails in each life, and the number of producers of it; 0: in process.
+#: What fails in each run, and its number of producers; 0: in process.
 LIVES = (
     (2, "kafka.after_head=error"),  # the first layout is written, and nothing else
-    (2, "kafka.before_commit=error@3"),  # lease, the first share, and not the second
+    (2, "kafka.before_commit=error@3"),  # lease, the first share, but not the second
     (3, "kafka.after_fence=error@2"),
     (3, "kafka.before_commit=error@3"),  # lease, more of the first share
     (0, "kafka.after_commit=error@2"),  # lease, more of the first share, in process
@@ -107,7 +107,7 @@ LIVES = (
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["exactly once", "at least once"])
 @pytest.mark.slow
-def test_a_switch_may_fail_anywhere(
+def test_a_change_of_the_number_of_producers_may_fail_anywhere(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, atomic: bool
 ) -> None:
     ends = fill(log, len(LIVES) + 2)
@@ -122,7 +122,7 @@ def test_a_switch_may_fail_anywhere(
             failed += 1
         failpoints.arm("")
         sink.close()
-    assert failed == (len(LIVES) if atomic else 4)  # without transactions fewer points are reached
+    assert failed == (len(LIVES) if atomic else 4)  # without transactions fewer failpoints are reached
     for producers, end in ((3, ends[-2]), (0, ends[-1])):
         sink = opened(sink_of(kafka, topic_name, producers, atomic_source_offset_commit=atomic), log)
         write(sink, log, end)
@@ -142,7 +142,7 @@ def _sets(found: Content) -> Content:
     }
 
 
-def test_what_an_older_engine_still_runs_commits_nothing_and_says_so(
+def test_jobs_of_a_preempted_engine_commit_nothing_and_report_it(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
 ) -> None:
     ends = fill(log, 6)
@@ -162,7 +162,7 @@ def test_what_an_older_engine_still_runs_commits_nothing_and_says_so(
     assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[5])
 
 
-def test_an_offset_set_from_outside_counts_for_all_producers_and_stops_what_still_runs(
+def test_an_offset_set_by_command_applies_to_all_producers_and_stops_running_jobs(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
 ) -> None:
     ends = fill(log, 3)
@@ -191,7 +191,7 @@ def test_an_offset_set_from_outside_counts_for_all_producers_and_stops_what_stil
         ("kafka.after_fence", "the next engine"),
     ],
 )
-def test_what_a_member_had_begun_before_a_head_is_ended_by_who_takes_the_task_next(
+def test_open_transactions_of_members_from_before_a_head_are_ended_by_the_next_owner(
     kafka: EmbeddedKafka,
     topic_name: str,
     log: HandmadeLog,
@@ -199,7 +199,7 @@ def test_what_a_member_had_begun_before_a_head_is_ended_by_who_takes_the_task_ne
     point: str,
     takes: str,
 ) -> None:
-    """A driver that was killed between its head and the members leaves a head that nobody can read yet."""
+    """A driver killed between its head and the members leaves a head that can't be read yet."""
     ends = fill(log, 3)
     make_offsets_topic(kafka, topic_name)
     write_with_two(kafka, topic_name, log, ends[0]).close()
@@ -221,7 +221,7 @@ def test_what_a_member_had_begun_before_a_head_is_ended_by_who_takes_the_task_ne
         member.commit_transaction(10)
 
 
-def test_a_members_offset_is_read_after_what_another_had_begun_before_it_is_ended(
+def test_a_members_offset_is_read_after_an_earlier_open_transaction_of_another_is_ended(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
 ) -> None:
     ends = fill(log, 2)
@@ -240,7 +240,7 @@ def test_a_members_offset_is_read_after_what_another_had_begun_before_it_is_ende
 
 
 def make_offsets_topic(kafka: EmbeddedKafka, name: str) -> None:
-    """Make it with one partition, in which all offsets are."""
+    """Create it with one partition, so that all offsets are in it."""
     topic = NewTopic(f"{name}-offsets", 1, 1, config={"cleanup.policy": "compact"})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.create_topics([topic])[topic.topic].result(60)
@@ -255,7 +255,7 @@ def write_with_two(
 
 
 def left_open(kafka: EmbeddedKafka, name: str, number: int) -> Producer:
-    """Return a member's producer with a transaction that is open, in the one partition of the offsets."""
+    """Return a member's producer with an open transaction in the only partition of the offsets."""
     settings = {"bootstrap.servers": kafka.bootstrap, "transactional.id": f"{name}-shop-0:{number}"}
     producer = Producer({**settings, "log_level": 0})
     producer.init_transactions()
@@ -265,17 +265,17 @@ def left_open(kafka: EmbeddedKafka, name: str, number: int) -> Producer:
     return producer
 
 
-def test_of_two_attempts_at_a_share_one_writes_and_the_other_waits_for_it(
+def test_of_two_attempts_at_a_share_one_writes_and_the_other_waits(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shares, "PATIENCE_S", (30.0, 30.0))
     (end,) = fill(log, 1)
     sink, spark = opened(sink_of(kafka, topic_name, 2), log), Kept()
-    failpoints.arm("kafka.in_share=error")  # the first share is left, the second written
+    failpoints.arm("kafka.in_share=error")  # the first share is not written, the second is
     with pytest.raises(TailraceError):
         write(sink, log, end, spark)
     (job,) = spark.jobs
-    failpoints.arm("kafka.before_commit=sleep:4000")  # the first that comes here is overtaken
+    failpoints.arm("kafka.before_commit=sleep:4000")  # the first that gets here is overtaken
     found: list[ShareWritten] = []
     attempts = [threading.Thread(target=lambda: found.append(write_share(job, 0))) for _ in range(2)]
     for attempt in attempts:
@@ -287,7 +287,7 @@ def test_of_two_attempts_at_a_share_one_writes_and_the_other_waits_for_it(
     assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, end)
 
 
-def test_a_key_that_changes_is_in_order_under_both(
+def test_a_changed_key_is_in_order_under_both_keys(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
 ) -> None:
     (end,) = fill(log, 1)

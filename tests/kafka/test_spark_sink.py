@@ -1,4 +1,4 @@
-"""Kafka written by Spark's tasks: what a reader sees, tasks that die, and whole commands that are killed."""
+"""Kafka written by Spark's tasks: the records, tasks that die, and commands that are killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def log(tmp_path: Path) -> Iterator[HandmadeLog]:
 
 
 @pytest.mark.ci
-def test_tasks_write_what_the_process_would_and_what_they_meet_is_told(
+def test_tasks_write_the_same_as_this_process_and_their_errors_are_reported(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, spark: Any
 ) -> None:
     ends = fill(log, 6)
@@ -57,7 +57,7 @@ def test_tasks_write_what_the_process_would_and_what_they_meet_is_told(
     assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[5])
 
 
-def test_what_is_too_large_for_its_topic_is_told_with_its_place_or_becomes_a_dead_letter(
+def test_a_record_too_large_for_its_topic_is_reported_with_its_position_or_becomes_a_dead_letter(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, spark: Any
 ) -> None:
     (end,) = fill(log, 1)
@@ -87,7 +87,7 @@ def test_what_is_too_large_for_its_topic_is_told_with_its_place_or_becomes_a_dea
 
 
 @pytest.mark.slow
-def test_a_task_that_dies_half_way_is_repeated_by_spark_and_writes_nothing_twice(
+def test_a_task_that_dies_is_repeated_by_spark_and_writes_nothing_twice(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, tmp_path: Path
 ) -> None:
     ends = fill(log, 6)
@@ -118,7 +118,7 @@ def _run(file: Path, failpoints: str = "", status: int = 0) -> None:
         env={**os.environ, "TAILRACE_FAILPOINTS": failpoints, "CANARY": CANARY},
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
-    # Executors' logs are among it.
+    # It includes executors' logs.
     assert CANARY not in done.stdout + done.stderr
 
 
@@ -132,7 +132,7 @@ def _file(directory: Path, pg: Database, kafka: EmbeddedKafka, producers: int, p
         f"name: {pg.name}\n"
         f"source: {{type: postgresql, dsn: '{pg.dsn}', tables: ['public.*']}}\n"
         "log: {path: ./log}\n"
-        # What Spark's user interface shows, and its history: settings, plans, jobs, tasks, failures.
+        # What Spark's user interface and its history show: settings, plans, jobs, tasks, failures.
         f"spark: {{master: 'local[2]', conf: {{spark.eventLog.enabled: 'true', "
         f"spark.eventLog.compress: 'false', spark.eventLog.dir: 'file://{events}'}}}}\n"
         "sinks:\n"
@@ -146,7 +146,7 @@ def _file(directory: Path, pg: Database, kafka: EmbeddedKafka, producers: int, p
     return file
 
 
-#: In each life: the number of producers (0: in process), and where the command dies, if it does.
+#: For each run: the number of producers (0: in process), and where the command dies, if it does.
 LIVES = (
     (2, "kafka.after_head=kill"),
     (2, ""),
@@ -166,7 +166,7 @@ def _lives(
     directory: Path,
     lives: tuple[tuple[int, str], ...],
 ) -> None:
-    # What the table of rights in docs/kafka.md says, and no more.
+    # Exactly the rights in the table of docs/kafka.md.
     for operation in ("READ", "WRITE", "DESCRIBE_CONFIGS", "CREATE"):
         principal.allow("topic", f"{pg.name}-offsets", operation)
     for operation in ("WRITE", "CREATE"):
@@ -200,7 +200,7 @@ def _lives(
 
 
 @pytest.mark.ci
-def test_a_command_that_is_killed_on_spark_goes_on_with_another_number_of_producers(
+def test_after_a_kill_on_spark_the_command_continues_with_another_number_of_producers(
     pg: Database, kafka: EmbeddedKafka, principal: Principal, tmp_path: Path
 ) -> None:
     _lives(pg, kafka, principal, tmp_path, ((2, "kafka.after_head=kill"), (3, "")))
@@ -208,7 +208,7 @@ def test_a_command_that_is_killed_on_spark_goes_on_with_another_number_of_produc
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
-def test_a_command_may_be_killed_anywhere_in_a_switch(
+def test_a_command_may_be_killed_anywhere_in_a_change_of_the_number_of_producers(
     pg: Database, kafka: EmbeddedKafka, principal: Principal, tmp_path: Path
 ) -> None:
     _lives(pg, kafka, principal, tmp_path, LIVES)

@@ -1,4 +1,4 @@
-"""A broker that stands still, its connections open: nothing is refused or closed, and nothing answers."""
+"""A stopped broker with its connections open: nothing is refused or closed, and nothing is answered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.kafka.counting import PARTITIONS, read_numbers, require_each_
 from tests.support.kafka.once import numbers, reached, writer
 
 BATCH = 20
-#: Longest that a commit may take; the broker stands still until that is over and the failure is told.
+#: Timeout of a commit; the broker is stopped until that is over and the failure is reported.
 SHORT_S = 2.0
 LONG_S = 60.0
 FAR_S = 150.0
@@ -30,7 +30,7 @@ FAR_S = 150.0
 
 @contextmanager
 def still(kafka: EmbeddedKafka) -> Iterator[None]:
-    """Let the broker stand still while the context is open."""
+    """Stop the broker while the context is open."""
     kafka.pause(1)
     try:
         yield
@@ -39,7 +39,7 @@ def still(kafka: EmbeddedKafka) -> Iterator[None]:
 
 
 class Doing:
-    """A step, on a thread of its own."""
+    """A step, in its own thread."""
 
     def __init__(self, step: Callable[[], object]) -> None:
         self._step = step
@@ -54,12 +54,12 @@ class Doing:
             self._error = error
 
     def is_under_way_after(self, seconds: float) -> bool:
-        """Tell whether so much time is not enough for it."""
+        """Return whether the step takes longer than so much time."""
         self._thread.join(seconds)
         return self._thread.is_alive()
 
     def end(self) -> TailraceError | None:
-        """Return the error that it ended with."""
+        """Return the error with which it ended."""
         assert not self.is_under_way_after(FAR_S), "no deadline was kept"
         return self._error
 
@@ -74,7 +74,7 @@ def opened(kafka: EmbeddedKafka, topic: str, timeout_s: float) -> tuple[Writer, 
 
 
 def opened_at_last(kafka: EmbeddedKafka, topic: str, timeout_s: float) -> tuple[Writer, int]:
-    """Return a writer that may do little in its time, which may be too little to begin on a busy machine."""
+    """Return a writer with short timeouts; try again if they are too short to begin on a busy machine."""
     deadline = time.monotonic() + FAR_S
     while True:
         try:
@@ -98,10 +98,10 @@ def given_up(step: Callable[[], object]) -> None:
     assert error.kind in (Kind.SINK_WRITE_FAILED, Kind.OFFSETS_UNREADABLE), error
 
 
-def test_a_broker_that_stands_still_is_waited_for_or_given_up_in_time_and_each_record_is_there_once(
+def test_with_a_stopped_broker_each_step_succeeds_later_or_fails_in_time_and_each_record_is_there_once(
     kafka: EmbeddedKafka, topic: str
 ) -> None:
-    # For less time than a commit may take: waited for, in the same life.
+    # For less than the timeout of a commit: it succeeds, with the same producer.
     out, last = opened(kafka, topic, LONG_S)
     out.send(topic, numbers(last + 1, BATCH))
     with still(kafka):
@@ -110,7 +110,7 @@ def test_a_broker_that_stands_still_is_waited_for_or_given_up_in_time_and_each_r
     assert commit.end() is None
     out.close()
 
-    # For longer: given up while it still stands, with records on their way, or only the commit.
+    # For longer: it fails while the broker is stopped, with records on their way or only the commit.
     for sent_before in (False, True):
         out, last = opened_at_last(kafka, topic, SHORT_S)
         if sent_before:
@@ -120,9 +120,9 @@ def test_a_broker_that_stands_still_is_waited_for_or_given_up_in_time_and_each_r
                 out.send(topic, numbers(last + 1, BATCH))
             given_up(partial(out.commit, {"number": last + BATCH}))
             out.close()
-            if sent_before:  # nor can anybody begin
+            if sent_before:  # and no producer can begin
                 given_up(lambda: opened(kafka, topic, SHORT_S))
-        # Whatever became of the transaction: the next life knows.
+        # Whatever became of the transaction: the next producer finds out.
         out, last = opened(kafka, topic, LONG_S)
         require_each_once(read_numbers(kafka, topic), last)
         out.send(topic, numbers(last + 1, BATCH))
@@ -131,12 +131,12 @@ def test_a_broker_that_stands_still_is_waited_for_or_given_up_in_time_and_each_r
         require_each_once(read_numbers(kafka, topic), last + BATCH)
 
 
-def test_one_that_never_answers_is_told_in_time_and_passed_over_where_another_does(
+def test_a_broker_that_never_answers_is_reported_in_time_or_replaced_by_another(
     kafka: EmbeddedKafka,
 ) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        silent.listen()  # connections are taken by the system, as for a process that stands still
+        silent.listen()  # the system accepts connections, as for a stopped process
         address = f"127.0.0.1:{silent.getsockname()[1]}"
 
         def settings(bootstrap: str) -> dict[str, object]:
@@ -148,7 +148,7 @@ def test_one_that_never_answers_is_told_in_time_and_passed_over_where_another_do
         )
 
 
-def test_a_question_that_is_not_answered_is_asked_again_by_a_client_that_begins_anew() -> None:
+def test_an_unanswered_request_is_repeated_by_a_new_client() -> None:
     asked: list[AdminClient] = []
 
     def question(code: int) -> Callable[[AdminClient, float], int]:
@@ -162,19 +162,19 @@ def test_a_question_that_is_not_answered_is_asked_again_by_a_client_that_begins_
         return ask
 
     clients = AdminClients({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-    # What a client knows of a cluster that changes may be why it is answered in vain.
+    # A client's outdated knowledge of the cluster may be why it gets no answer.
     for code in (KafkaError._TIMED_OUT, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_LEADER_EPOCH):
         asked.clear()
         assert clients.ask(LONG_S, question(code)) == 2
         assert asked[0] is not asked[1]
-    # And what a person must see to is told at once.
+    # And an error that needs a person is reported at once.
     asked.clear()
     with pytest.raises(KafkaException):
         clients.ask(LONG_S, question(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     assert len(asked) == 1
 
 
-def test_an_answer_is_waited_for_so_long_that_another_broker_can_be_asked_in_time() -> None:
+def test_the_timeout_of_a_request_leaves_time_for_another_broker() -> None:
     def waits(timeout_ms: int, **options: str) -> int:
         found = client.producer(client.client("k:1", options, timeout_ms), timeout_ms, "some-id")
         assert client.consumer(client.client("k:1", options, timeout_ms), "read_committed")
@@ -183,5 +183,5 @@ def test_an_answer_is_waited_for_so_long_that_another_broker_can_be_asked_in_tim
     assert waits(60_000) == 20_000
     assert waits(3_000) == 10_000
     assert waits(60_000, **{"socket.timeout.ms": "45000"}) == 45_000
-    # librdkafka takes no more than the transaction's time, less a little.
+    # librdkafka allows no more than the transaction's time, less a little.
     assert waits(600_000, **{"transaction.timeout.ms": "60000"}) == 59_900

@@ -1,4 +1,4 @@
-"""SIGTERM while a Kafka sink's brokers are gone or stand still: the end that `docs/cli.md` states."""
+"""SIGTERM while a Kafka sink's brokers are gone or stopped: the end that `docs/cli.md` promises."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.support.torture.harness import Life
 from tests.support.wait import wait_until
 
 TIMEOUT_S = 240.0
-#: As docs/cli.md has them: for a batch that is not finished, and for a job of Spark after it.
+#: As in docs/cli.md: for an unfinished batch, and for a job of Spark after it.
 BATCH_S, JOB_S = 8.0, 4.0
-#: Longest that the end of Spark is waited for: it may be just starting.
+#: Timeout of the end of Spark, which may be just starting.
 SPARK_S = 10.0
-#: For the end of the process beside other tests.
+#: For the end of the process while other tests run.
 MARGIN_S = 6.0
 
 
@@ -77,7 +77,7 @@ def _end_in_time(life: Life, limit_s: float) -> None:
         ("still", "spark", True),
     ],
 )
-def test_a_run_whose_brokers_are_gone_or_stand_still_ends_in_time(
+def test_a_run_whose_brokers_are_gone_or_stopped_ends_in_time(
     pg: Database, cluster: EmbeddedKafka, tmp_path: Path, outage: str, runs_on: str, *, atomic: bool
 ) -> None:
     file = pipeline(

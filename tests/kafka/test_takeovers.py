@@ -1,4 +1,4 @@
-"""The same pipeline twice: refused where it can be, and fenced where it can't."""
+"""The same pipeline twice: refused where that is possible, fenced elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_round(kafka: EmbeddedKafka, pg: Database, request: pytest.FixtureReques
     "takeovers", [3, pytest.param(100, marks=[pytest.mark.torture, pytest.mark.timeout(3600)])]
 )
 @pytest.mark.ci
-def test_an_engine_that_wakes_up_after_a_takeover_commits_nothing_and_says_why(
+def test_an_engine_that_goes_on_after_a_takeover_commits_nothing_and_reports_why(
     make_round: Callable[[Path], Round], tmp_path: Path, takeovers: int
 ) -> None:
     round_ = make_round(tmp_path)
@@ -47,7 +47,7 @@ def test_an_engine_that_wakes_up_after_a_takeover_commits_nothing_and_says_why(
 
 
 @pytest.mark.ci
-def test_a_second_start_is_refused_and_the_first_one_goes_on(
+def test_a_second_start_is_refused_and_the_first_goes_on(
     make_round: Callable[[Path], Round], tmp_path: Path
 ) -> None:
     round_ = make_round(tmp_path / "first")
@@ -59,13 +59,13 @@ def test_a_second_start_is_refused_and_the_first_one_goes_on(
         second = round_.live(until_caught_up=False, output=tmp_path / "second.out")
         assert second.wait() == 1
         assert "log_locked" in second.last_words()
-        # As if on another machine: the same file, with a log of its own.
+        # As if on another machine: the same file, with another log.
         file, theirs = round_.file, tmp_path / "elsewhere.yaml"
         theirs.write_text(file.read_text().replace(str(round_.log), str(tmp_path / "other-log")))
         done = round_.command("run", str(theirs), "--until-caught-up")
         assert done.returncode == 1
         assert "slot_foreign" in done.stderr, done.stderr
-        # And one that takes a slot of its own, too: it comes as far as the sink, and fences nobody.
+        # Also one with another slot: it starts as far as the sink, and fences nothing.
         theirs.write_text(
             file.read_text()
             .replace(str(round_.log), str(tmp_path / "third-log"))

@@ -21,10 +21,10 @@ CHANGES, LIVES = 3, 2
 
 
 def _explore(changes: int, lives: int) -> int:
-    """Visit every state that `lives` producers can bring about; return how many there are.
+    """Visit every state that `lives` producers can reach; return how many there are.
 
-    At any moment the newest producer may be followed by another, whether it has died, is paused or
-    is in the middle of anything; those before it go on as long as they are able to.
+    At any moment another producer may start, whether the newest one has died, is paused or is in the
+    middle of anything; those before it go on as long as they are able to.
     """
     start: tuple[Broker, tuple[Producer, ...]] = (Broker(), (Producer(),))
     seen = {start}
@@ -53,20 +53,22 @@ def _check(broker: Broker, producers: tuple[Producer, ...]) -> None:
 
 
 @pytest.mark.parametrize(("changes", "lives"), [(CHANGES, LIVES), pytest.param(1, 3, marks=pytest.mark.slow)])
-def test_each_change_is_committed_once_whoever_dies_wakes_or_hears_nothing(changes: int, lives: int) -> None:
+def test_each_change_is_committed_once_despite_crashes_pauses_and_lost_answers(
+    changes: int, lives: int
+) -> None:
     assert _explore(changes, lives) > 10_000
 
 
 @pytest.mark.parametrize(
     ("key", "planted"),
     [
-        # Reads no offsets after fencing, so that it trusts what it knew.
+        # Reads no offsets after fencing, so that it relies on outdated ones.
         ((ProducerState.FENCING, ProducerEvent.INITIALISED), (ProducerState.READY, ())),
         # Writes the offset outside of the transaction's end.
         ((ProducerState.OPEN, ProducerEvent.DUE), (ProducerState.COMMITTING, (Command.COMMIT,))),
         # Logs a failed commit and goes on.
         ((ProducerState.COMMITTING, ProducerEvent.REFUSED), (ProducerState.READY, (Command.TELL_SOURCE,))),
-        # Takes no answer for a yes.
+        # Treats no answer as success.
         ((ProducerState.COMMITTING, ProducerEvent.UNKNOWN), (ProducerState.READY, (Command.TELL_SOURCE,))),
     ],
 )
@@ -76,14 +78,14 @@ def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, key: Any, plant
         _explore(CHANGES, LIVES)
 
 
-def test_nothing_is_begun_without_offsets() -> None:
+def test_no_transaction_begins_before_the_offsets_are_read() -> None:
     life = Transaction(ProducerState.READY)
     after, commands = life.step(ProducerEvent.DUE)
     assert after.state is ProducerState.READY
     assert commands == ()
 
 
-def test_a_move_that_the_table_lacks_tells_the_story_and_pickles() -> None:
+def test_the_error_of_an_illegal_transition_lists_the_steps_and_can_be_pickled() -> None:
     life, _ = Transaction().step(ProducerEvent.START)
     with pytest.raises(IllegalTransition) as raised:
         life.step(ProducerEvent.COMMITTED)

@@ -1,4 +1,6 @@
-"""`transaction_boundary: transaction`: converted as one part of the log, committed in its transactions."""
+"""`transaction_boundary: transaction`: converted as one part of the log, committed in the source's
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def sink(kafka: EmbeddedKafka, name: str, **settings: Any) -> KafkaSink:
 
 
 def write(target: KafkaSink, log: HandmadeLog, end: int) -> int:
-    """Write from where the sink is to `end`, as one range."""
+    """Write from the sink's position to `end`, as one range."""
     start = target.position("0") or 0
     with LogReader.open(log.path, "0") as reader:
         splits = plan.input_splits("0", reader.blocks(start, end), start, end)
@@ -49,7 +51,7 @@ def write(target: KafkaSink, log: HandmadeLog, end: int) -> int:
 
 
 def transactions(kafka: EmbeddedKafka, topic: str) -> list[list[int]]:
-    """Return the ids of rows by transaction of Kafka: the end of one takes an offset, too."""
+    """Return the ids of rows by Kafka transaction: its end marker takes an offset, too."""
     found: list[list[int]] = []
     before = -2
     for message in read_topic(kafka.bootstrap, topic):
@@ -62,7 +64,7 @@ def transactions(kafka: EmbeddedKafka, topic: str) -> list[list[int]]:
 
 
 def small(log: HandmadeLog, sizes: list[int]) -> int:
-    """Write transactions of so many rows; ids rise. Every third one changes another table, too."""
+    """Write transactions with so many rows; ids rise. Every third one changes another table, too."""
     number = 0
     for at, size in enumerate(sizes):
         described = (ORDERS, NOTES) if number == 0 else ()
@@ -78,7 +80,7 @@ def expected(sizes: list[int]) -> list[list[int]]:
     return [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
-def test_each_transaction_is_one_of_kafkas_and_a_part_of_the_log_is_converted_once(
+def test_each_transaction_is_one_kafka_transaction_and_the_log_is_converted_once(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = 0
@@ -104,7 +106,7 @@ def test_each_transaction_is_one_of_kafkas_and_a_part_of_the_log_is_converted_on
 @pytest.mark.parametrize("parts", [1, 300, 64 << 10], ids=["one by one", "small parts", "as one"])
 @pytest.mark.parametrize("atomic", [True, False], ids=["exactly once", "at least once"])
 @pytest.mark.ci
-def test_what_is_written_is_what_another_boundary_writes(
+def test_the_records_are_the_same_as_with_another_boundary(
     kafka: EmbeddedKafka,
     topic_name: str,
     log: HandmadeLog,
@@ -138,12 +140,12 @@ def test_what_is_written_is_what_another_boundary_writes(
         "sink.after_write=error@7",
     ],
 )
-def test_one_that_dies_within_a_range_goes_on_after_the_last_transaction_that_was_committed(
+def test_after_a_crash_within_a_range_the_sink_continues_after_the_last_committed_transaction(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, failure: str
 ) -> None:
     sizes = [2] * 12
     end = small(log, sizes)
-    died = opened(sink(kafka, topic_name), log)  # as a process that is killed: never closed
+    died = opened(sink(kafka, topic_name), log)  # never closed, as in a killed process
     failpoints.arm(failure)
     with pytest.raises(failpoints.FailpointError):
         write(died, log, end)
@@ -155,7 +157,7 @@ def test_one_that_dies_within_a_range_goes_on_after_the_last_transaction_that_wa
     assert transactions(kafka, f"{topic_name}.public.orders") == expected(sizes)
 
 
-def test_a_record_that_is_too_large_stops_the_sink_after_all_transactions_before_it(
+def test_a_record_that_is_too_large_stops_the_sink_after_all_earlier_transactions(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
 ) -> None:
     ends = [log.commit(*([ORDERS] if row == 0 else []), insert(1, row, "x" * (4000 if row == 7 else 4)))
@@ -177,7 +179,7 @@ def test_a_record_that_is_too_large_stops_the_sink_after_all_transactions_before
     assert len(read_topic(kafka.bootstrap, f"{topic_name}.dead-letter")) == 1
 
 
-def test_the_log_is_not_told_of_each_batch(
+def test_the_position_is_not_recorded_in_the_log_for_each_batch(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "REGISTER_S", 3600.0)

@@ -1,7 +1,7 @@
-"""The switch `atomic_source_offset_commit`, turned on and off in any order, instance by instance.
+"""The setting `atomic_source_offset_commit`, turned on and off in any order, instance by instance.
 
-What each step promises is the table in docs/kafka.md, and is shown here: a step that keeps each record
-once does, one that may double records does double those, and none loses any.
+The promises of each step are the table in docs/kafka.md: steps that keep each record once do so, those that
+may repeat records do repeat these, and none loses any.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.support.kafka.once import numbers, reached, writer
 from tests.support.wait import wait_until
 
 BATCH = 20
-#: So soon the cluster gives up a transaction whose producer is gone.
+#: So soon the cluster aborts a transaction whose producer is gone.
 SHORT = {"transaction.timeout.ms": "4000"}
 
 ENDED, CRASHED, ASLEEP = "ended", "crashed", "asleep"
 ONCE, DOUBLED = "once", "doubled"
 
-#: (setting before, how that life ended, setting after) → what becomes of the batch that was under way.
-#: `asleep`: it stood still, and went on when the next life had begun.
+#: (setting before, how that process ended, setting after) → what becomes of the batch that was under way.
+#: `asleep`: it was paused, and went on when the next process had begun.
 STEPS = {
     ("off", ENDED, "off"): ONCE,
     ("off", CRASHED, "off"): DOUBLED,
@@ -81,7 +81,7 @@ def test_each_step_keeps_what_it_promises(
     before, how, after = step
     old, last = _opened(kafka, topic, before, options=SHORT if how == CRASHED else None)
     last = _batch(old, topic, last)
-    # A batch is under way: its records are with the broker, its offset is not.
+    # A batch is under way: the broker has its records, but not its offset.
     if how != ENDED:
         old.send(topic, numbers(last + 1, BATCH))
         old._producer.flush(30)  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ def _wake(old: Writer, number: int, *, fenced: bool) -> None:
 
 
 def _require(kafka: EmbeddedKafka, topic: str, last: int, promise: str) -> None:
-    # Of a producer that is gone the transaction holds readers up until the cluster ends it.
+    # A transaction whose producer is gone blocks readers until the cluster ends it.
     def values() -> set[int]:
         return {value for _, _, value in read_numbers(kafka, topic)}
 
@@ -140,7 +140,7 @@ def test_instances_that_share_offsets_are_turned_on_and_off_in_any_order(
             _create(kafka, name)
             running.append(_opened(kafka, name, "off", shared))
         for instance, setting in order:
-            # The other one works meanwhile.
+            # The other instance works meanwhile.
             running = [
                 (out, _batch(out, name, last)) for name, (out, last) in zip(names, running, strict=True)
             ]
@@ -152,9 +152,7 @@ def test_instances_that_share_offsets_are_turned_on_and_off_in_any_order(
             require_each_once(read_numbers(kafka, name), last)
 
 
-def test_an_offset_that_is_not_committed_is_seen_only_by_those_who_ask_for_it(
-    kafka: EmbeddedKafka, topic: str
-) -> None:
+def test_only_read_uncommitted_sees_uncommitted_offsets(kafka: EmbeddedKafka, topic: str) -> None:
     out, last = _opened(kafka, topic, "on")
     assert isinstance(out, AtomicWriter)
     last = _batch(out, topic, last)
@@ -162,7 +160,7 @@ def test_an_offset_that_is_not_committed_is_seen_only_by_those_who_ask_for_it(
     out._send_offsets({out._task.key: {"number": last + BATCH}})
     out._producer.flush(30)
     task = out._task
-    # The document takes this for harmless; whoever goes on from there loses what is then aborted.
+    # This loses records if the transaction is then aborted: the process that continues there skips them.
     assert task.offsets.read(task.key, "read_uncommitted") == {"number": last + BATCH}
     out.close()
     assert task.offsets.read(task.key, "read_committed") == {"number": last}

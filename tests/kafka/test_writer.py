@@ -1,4 +1,4 @@
-"""Writers against a real broker: each record once, whoever dies, wakes up or comes later."""
+"""Writers against a real broker: each record once, after crashes, pauses and takeovers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def topic(kafka: EmbeddedKafka, topic_name: str) -> str:
     return topic_name
 
 
-def test_a_batch_and_its_offset_are_seen_together(kafka: EmbeddedKafka, topic: str) -> None:
+def test_a_batch_and_its_offset_become_visible_together(kafka: EmbeddedKafka, topic: str) -> None:
     first = writer(kafka.bootstrap, topic)
     assert first.open() is None
     first.send(topic, numbers(1, 100))
     first.commit({"number": 100})
     first.send(topic, numbers(101, 50))
-    first.close()  # gives up what it had not committed
+    first.close()  # aborts what it had not committed
     second = writer(kafka.bootstrap, topic)
     assert second.open() == {"number": 100}
     second.commit({"number": 100, "later": True})  # progress without records
@@ -59,7 +59,7 @@ def test_a_batch_and_its_offset_are_seen_together(kafka: EmbeddedKafka, topic: s
     third.close()
 
 
-def test_one_that_was_taken_over_commits_nothing_more_and_says_so(kafka: EmbeddedKafka, topic: str) -> None:
+def test_a_preempted_writer_commits_nothing_more_and_reports_it(kafka: EmbeddedKafka, topic: str) -> None:
     old = writer(kafka.bootstrap, topic)
     old.open()
     old.send(topic, numbers(1, 10))
@@ -80,7 +80,7 @@ def test_one_that_was_taken_over_commits_nothing_more_and_says_so(kafka: Embedde
 
 
 class _Failing:
-    """A producer one method of which meets a fatal error while it reports deliveries."""
+    """A producer with one method that meets a fatal error while it reports deliveries."""
 
     def __init__(self, real: object, method: str) -> None:
         self._real = real
@@ -93,7 +93,7 @@ class _Failing:
         return self._fail if name == self._method else getattr(self._real, name)
 
     def _fail(self, *_: object) -> None:
-        # As the client raises it, which goes on in C with an exception set.
+        # As the client raises it: its C code goes on with an exception set.
         fenced = KafkaException(KafkaError(KafkaError._FENCED, "a later producer", fatal=True))
         try:
             raise SystemError("returned a result with an exception set") from fenced
@@ -102,7 +102,7 @@ class _Failing:
 
 
 @pytest.mark.parametrize("method", ["begin_transaction", "commit_transaction", "abort_transaction", "flush"])
-def test_a_fatal_error_that_the_client_raises_as_its_own_failure_is_what_it_was(
+def test_a_fatal_error_that_the_client_raises_as_a_system_error_is_reported_correctly(
     kafka: EmbeddedKafka, topic: str, method: str
 ) -> None:
     out = writer(kafka.bootstrap, topic, atomic=method != "flush")
@@ -122,7 +122,9 @@ def test_a_fatal_error_that_the_client_raises_as_its_own_failure_is_what_it_was(
     out.close()
 
 
-def test_without_transactions_records_come_before_their_offset(kafka: EmbeddedKafka, topic: str) -> None:
+def test_without_transactions_records_are_written_before_their_offset(
+    kafka: EmbeddedKafka, topic: str
+) -> None:
     plain = writer(kafka.bootstrap, topic, atomic=False)
     assert plain.open() is None
     plain.send(topic, numbers(1, 100))
@@ -153,7 +155,7 @@ def test_an_offsets_topic_that_is_not_compacted_is_refused(kafka: EmbeddedKafka,
     assert "cleanup.policy=compact" in refused.value.hint
 
 
-def test_an_offsets_topic_whose_partitions_are_not_told_is_not_taken_for_an_empty_one(
+def test_an_offsets_topic_with_unknown_partitions_is_not_treated_as_empty(
     kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = writer(kafka.bootstrap, topic, timeout_s=2.0)
@@ -168,7 +170,9 @@ def test_an_offsets_topic_whose_partitions_are_not_told_is_not_taken_for_an_empt
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_anywhere_it_writes_each_record_once(kafka: EmbeddedKafka, topic: str, point: str) -> None:
+def test_each_record_is_written_once_after_kills_anywhere(
+    kafka: EmbeddedKafka, topic: str, point: str
+) -> None:
     for hit in (1, 2):
         assert _life(kafka, topic, {"TAILRACE_FAILPOINTS": f"{point}=kill@{hit}"}) == -signal.SIGKILL
     assert _life(kafka, topic, {}) == 0
@@ -191,7 +195,7 @@ def _life(kafka: EmbeddedKafka, topic: str, environment: dict[str, str]) -> int:
 
 
 @pytest.mark.parametrize("where", ["poll", "produce", "flush"])
-def test_who_was_fenced_is_told_so_wherever_the_client_says_it(where: str) -> None:
+def test_a_fenced_writer_is_reported_whichever_call_raises_it(where: str) -> None:
     class Fenced:
         def __len__(self) -> int:
             return 0

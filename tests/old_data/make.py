@@ -2,7 +2,7 @@
 
     python tests/old_data/make.py NAME
 
-Run once with the version whose data is to be kept, never with the one that is to read it. Leaves
+Run it once, with the version whose data is to be kept, never with the one that is to read it. It writes
 `tests/old_data/NAME.tar.gz`, which is never made again.
 """
 
@@ -63,7 +63,7 @@ TABLES = {"orders": "id, name, price::text, note", "notes": "id, body"}
 
 
 def main() -> None:
-    """Make the data of the version that runs this."""
+    """Make the data with the version that runs this."""
     name = sys.argv[1]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -77,7 +77,7 @@ def main() -> None:
         server.execute(CHANGES, dbname="old")
         _run(root, server.port, SINKS, kafka.bootstrap)
         server.execute(AFTER, dbname="old")
-        _run(root, server.port, [], kafka.bootstrap)  # the log alone goes on
+        _run(root, server.port, [], kafka.bootstrap)  # only the log goes on
         rows = {
             table: server.query(f"select {columns} from {table} order by id", dbname="old")
             for table, columns in TABLES.items()

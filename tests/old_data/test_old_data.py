@@ -1,7 +1,7 @@
-"""What an older version wrote is read, and carried on: its log, its targets, its offsets in Kafka.
+"""Data of an older version is read and continued: its log, its targets, its offsets in Kafka.
 
-Each archive was made by `make.py` with the version that it is named after. Its log goes on behind the place
-that the targets have: the sinks of today carry them on to the log's end.
+`make.py` made each archive with the version in its name. The log is longer than what the targets have:
+today's sinks continue them up to the log's end.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rows(old: Path, table: str) -> list[list[Any]]:
 
 
 @pytest.mark.slow
-def test_an_old_log_is_sound_and_tells_what_was_committed(old: Path) -> None:
+def test_an_old_log_is_sound_and_has_what_was_committed(old: Path) -> None:
     tailrace("log", "verify", old / "log")
     changes = [json.loads(line) for line in tailrace("log", "show", old / "log", "--json").splitlines()]
     found = {
@@ -75,7 +75,7 @@ def test_an_old_log_is_sound_and_tells_what_was_committed(old: Path) -> None:
 
 
 @pytest.mark.slow
-def test_old_targets_are_carried_on(old: Path) -> None:
+def test_old_targets_are_continued(old: Path) -> None:
     sections = yaml.safe_load((old / "pipeline.yaml").read_text())
     sections["sinks"] = [
         {"type": "parquet", "path": "./parquet"},
@@ -107,7 +107,7 @@ def test_old_targets_are_carried_on(old: Path) -> None:
     assert sorted([row["id"], row["body"]] for row in notes) == rows(old, "notes")
 
 
-def test_old_offsets_in_kafka_are_carried_on(old: Path, kafka: EmbeddedKafka, topic_name: str) -> None:
+def test_old_offsets_in_kafka_are_continued(old: Path, kafka: EmbeddedKafka, topic_name: str) -> None:
     records = json.loads((old / "offsets.json").read_text())
     offsets_topic = f"{topic_name}-offsets"
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})

@@ -1,4 +1,4 @@
-"""An embedded engine whose handler writes down what it gets, to be killed at any moment.
+"""An embedded engine whose handler writes what it gets to a file, to be killed at any moment.
 
 python keeping_engine.py SETTINGS FILE UNTIL_CAUGHT_UP        SETTINGS as JSON; 0 or 1
 """

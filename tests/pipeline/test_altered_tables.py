@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from tests.support.postgres import Database
 
-#: On a machine that does much else.
+#: For a busy machine.
 TIMEOUT_S = 240
 
 
@@ -37,7 +37,7 @@ def write_file(directory: Path, pg: Database, **more: Any) -> Path:
         {"name": "mirror", "type": "delta", "mode": "mirror", "path": "./mirror", **more},
     ]
     settings = {"name": pg.name, "source": source, "log": {"path": "./log"}, "sinks": sinks}
-    # So few rows need no Spark, which would start beside each run.
+    # So few rows need no Spark, which would start in each run.
     file.write_text(yaml.safe_dump({**settings, "spark": {"master": "local[2]", "start": "when_needed"}}))
     return file
 
@@ -51,7 +51,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow
-def test_what_a_sink_cannot_follow_stops_it_alone_until_a_choice_is_made(
+def test_a_schema_change_stops_only_the_sinks_that_cannot_follow_it_until_the_user_chooses(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute("create table orders (id int primary key, what text, n int)")
@@ -61,7 +61,7 @@ def test_what_a_sink_cannot_follow_stops_it_alone_until_a_choice_is_made(
     file = write_file(tmp_path, pg)
     tailrace("run", file, "--until-caught-up")
 
-    # Altered while nobody looks, several times, in a transaction and between others.
+    # Altered while nothing runs, several times, in a transaction and between others.
     pg.execute("update orders set n = 10 where id = 1")
     pg.execute("alter table orders add more text default 'given'")
     pg.execute("begin; update orders set n = 20 where id = 2; alter table orders rename n to number; commit")
@@ -75,7 +75,7 @@ def test_what_a_sink_cannot_follow_stops_it_alone_until_a_choice_is_made(
     ]
     assert len(rows_of(tmp_path / "mirror" / "public.others")) == 6
 
-    # What files can have, and what no mirror and no column of a history can.
+    # Changes that files accept, but no mirror and no column of a history.
     pg.execute("alter table orders alter what type int using length(what)")
     pg.execute("insert into orders values (7, 7, 7, 'own')")
     pg.execute("update others set what = 'y' where id = 6")
@@ -101,7 +101,7 @@ def test_what_a_sink_cannot_follow_stops_it_alone_until_a_choice_is_made(
     files = [pq.read_schema(path).field("what").type for path in (tmp_path / "files/public.orders").iterdir()]
     assert {str(kind) for kind in files} == {"string", "int32"}
 
-    # The choice is made, and what PostgreSQL did not send is touched.
+    # The choice is made, and the rows that PostgreSQL did not send are updated.
     write_file(tmp_path, pg, on_type_change="follow")
     pg.execute("update orders set what = what")
     tailrace("run", file, "--until-caught-up")
@@ -114,7 +114,7 @@ def test_what_a_sink_cannot_follow_stops_it_alone_until_a_choice_is_made(
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow
-def test_a_renamed_table_is_read_again_while_its_only_sink_stands(pg: Database, tmp_path: Path) -> None:
+def test_a_renamed_table_is_read_again_while_its_only_sink_is_stopped(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table orders (id int primary key, what text)")
     pg.execute("insert into orders select g, g::text from generate_series(1, 5) g")
     file = write_file(tmp_path, pg)
@@ -127,7 +127,7 @@ def test_a_renamed_table_is_read_again_while_its_only_sink_stands(pg: Database, 
     error = json.loads(tailrace("status", file, "--json"))["sinks"][0]["error"]
     assert "`tailrace snapshot FILE --table public.bills`" in error["hint"]
     tailrace("snapshot", file, "--table", "public.bills")
-    tailrace("run", file, check=1)  # the sink stops at once, and the run ends when the snapshot is read
+    tailrace("run", file, check=1)  # the sink stops at once, and the run ends once the snapshot is taken
     listed = json.loads(tailrace("snapshot", file, "--list", "--json"))["snapshots"]
     assert [each["state"] for each in listed if each["origin"] != "initial"] == ["done"]
     tailrace("run", file, "--until-caught-up")

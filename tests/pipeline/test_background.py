@@ -1,4 +1,4 @@
-"""Which failure an error of somebody else's is; a Spark that is gone, or comes late."""
+"""Which failure a foreign error is; a Spark that is gone, or starts late."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def met(function: Any) -> BaseException:
 
 
 def code_in(module: str) -> Any:
-    """Return a function of a module that takes a context for alive which is not."""
+    """Return a function, as of `module`, that uses a context that is gone."""
     place: dict[str, Any] = {"__name__": module}
     exec("def parallelize():\n    return jsc.sc()\njsc = None", place)  # noqa: S102 - written here
     return place["parallelize"]
 
 
-def test_a_spark_that_is_gone_under_its_user_is_tried_again_and_a_slip_of_ours_is_not() -> None:
+def test_an_error_of_a_spark_that_is_gone_is_retried_and_one_of_our_code_is_not() -> None:
     found = as_failure(met(code_in("pyspark.core.context")))
     assert (found.kind, found.policy) == (Kind.SPARK_FAILED, Policy.RETRY)
     assert as_failure(met(code_in("tailrace.sinks.kafka.sink"))).kind is Kind.INTERNAL
@@ -49,7 +49,7 @@ def test_jobs_of_a_spark_that_is_gone_need_no_cancelling() -> None:
 
 
 class _Session:
-    """A session that tells how often it was stopped."""
+    """A session that counts how often it was stopped."""
 
     def __init__(self) -> None:
         self.stopped = 0
@@ -59,7 +59,7 @@ class _Session:
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_session_that_appears_after_the_stop_is_stopped_if_it_is_its_own(
+def test_a_session_that_starts_after_the_stop_is_stopped_if_the_host_created_it(
     is_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config: PipelineConfig = SimpleNamespace(name="shop", spark=None)  # type: ignore[assignment]
@@ -81,7 +81,7 @@ def test_a_session_that_appears_after_the_stop_is_stopped_if_it_is_its_own(
     assert (session.stopped, warmed) == (int(is_own), [])
 
 
-def test_a_session_whose_first_job_failed_is_stopped_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_whose_first_job_failed_is_stopped_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     config: PipelineConfig = SimpleNamespace(name="shop", spark=None)  # type: ignore[assignment]
     host, session = SparkHost(config), _Session()
     starts, failures = iter([(session, True), (session, False)]), iter([OSError("no room")])
@@ -109,13 +109,13 @@ def test_a_host_that_was_stopped_starts_nothing(monkeypatch: pytest.MonkeyPatch)
     assert not started
 
 
-def test_a_wait_that_was_too_long_is_no_failure_of_a_file() -> None:
+def test_a_timeout_without_a_file_is_not_reported_as_a_failed_write() -> None:
     assert as_failure(TimeoutError()).kind is Kind.INTERNAL
     assert as_failure(TimeoutError(110, "Connection timed out", "/mnt/lake")).kind is Kind.SINK_WRITE_FAILED
     assert as_failure(OSError("words of a library")).kind is Kind.SINK_WRITE_FAILED
 
 
-def test_a_connection_to_java_that_broke_is_no_matter_of_a_file() -> None:
+def test_a_broken_connection_to_java_is_not_reported_as_a_failed_write() -> None:
     def refused(module: str) -> Any:
         place: dict[str, Any] = {"__name__": module}
         exec("def connect():\n    raise ConnectionRefusedError(111, 'Connection refused')", place)  # noqa: S102

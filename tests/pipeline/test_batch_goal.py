@@ -1,4 +1,4 @@
-"""Where batches end, and so the transactions of Kafka: by rows, by time, by the source's transactions."""
+"""Where batches end, and so Kafka transactions: by rows, by time, by the source's transactions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.wait import wait_until
 
 
 class Ranges:
-    """A sink that keeps the ranges that it is given."""
+    """A sink that records its ranges."""
 
     name, type = "out", "kafka"
 
@@ -61,13 +61,13 @@ def orders(tmp_path: Path) -> Iterator[LogOfOrders]:
     ("settings", "ends"),
     [
         ({}, [5]),
-        ({"transaction_boundary": "transaction"}, [5]),  # it is the sink that ends one within a batch
+        ({"transaction_boundary": "transaction"}, [5]),  # the sink itself ends one within a batch
         ({"transaction_boundary": "records", "batch_rows_max": 25}, [1, 3, 5]),
         ({"transaction_boundary": "records", "batch_rows_max": 3}, [0, 1, 2, 3, 4, 5]),
         ({"transaction_boundary": "interval"}, [5]),
     ],
 )
-def test_a_backlog_is_cut_where_it_is_said(
+def test_a_backlog_is_divided_as_configured(
     orders: LogOfOrders, settings: dict[str, Any], ends: list[int]
 ) -> None:
     boundaries = [orders.insert(*range(10)) for _ in range(6)]
@@ -78,13 +78,13 @@ def test_a_backlog_is_cut_where_it_is_said(
     assert [end for _, end in spans] == [boundaries[number] for number in ends]
 
 
-def test_on_spark_a_transaction_is_a_batch() -> None:
+def test_on_spark_each_transaction_is_a_batch() -> None:
     given = {"type": "kafka", "bootstrap_servers": "127.0.0.1:1", "transaction_boundary": "transaction"}
     assert KafkaSinkConfig.model_validate({**given, "runs_on": "spark"}).pacing.rows_max == 1
     assert KafkaSinkConfig.model_validate(given).pacing.interval_s == 0
 
 
-def test_what_comes_within_an_interval_is_one_and_the_end_waits_for_none(orders: LogOfOrders) -> None:
+def test_transactions_within_an_interval_are_one_batch_and_the_end_does_not_wait(orders: LogOfOrders) -> None:
     spans: list[tuple[int, int]] = []
     first = orders.insert(1)
     feed = feed_of(orders, spans, transaction_boundary="interval", offset_flush_interval_ms=3_600_000)
@@ -99,12 +99,12 @@ def test_what_comes_within_an_interval_is_one_and_the_end_waits_for_none(orders:
     assert spans == [(0, first), (first, last)]
 
 
-def test_with_a_time_to_keep_to_batches_become_what_is_written_in_it() -> None:
+def test_with_a_time_limit_batches_get_the_size_that_is_written_in_time() -> None:
     first = goal = BatchGoal.first(Pacing(1_000_000, 1 << 29, 1.0, within_s=1.0))
     for _ in range(12):
         goal = goal.after(goal.rows, 1, goal.rows / 80_000)  # so many rows a second
     assert 76_000 <= goal.rows <= 84_000
-    assert goal.after(100, 100, 0.5) == goal, "a batch that was not full says nothing"
+    assert goal.after(100, 100, 0.5) == goal, "a batch that was not full tells nothing"
     assert goal.after(100, 100, 9.0).rows < goal.rows, "unless it took too long"
     for _ in range(12):
         goal = goal.after(goal.rows, 1, 50.0)
@@ -115,13 +115,13 @@ def test_with_a_time_to_keep_to_batches_become_what_is_written_in_it() -> None:
     for _ in range(12):
         goal = goal.after(10, goal.bytes, goal.bytes / 1_000_000)  # wide rows
     assert 900_000 <= goal.bytes <= 1_100_000
-    assert first.after_failure(0.5) == first, "what fails at once was not too much"
+    assert first.after_failure(0.5) == first, "a batch that fails at once was not too large"
     for _ in range(12):
         first = first.after_failure(60.0)
     assert (first.rows, first.bytes) == (1, 1), "down to a single transaction"
 
 
-def test_a_batch_costs_no_more_the_more_there_is_in_the_log(
+def test_the_cost_of_a_batch_does_not_grow_with_the_log(
     orders: LogOfOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at = 0
@@ -134,7 +134,7 @@ def test_a_batch_costs_no_more_the_more_there_is_in_the_log(
     decode = codec.decode_block_header
     monkeypatch.setattr(codec, "decode_block_header", counting)
     transactions = 300
-    ends = [orders.insert(number) for number in range(transactions)]  # a block each
+    ends = [orders.insert(number) for number in range(transactions)]  # a block for each
     spans: list[tuple[int, int]] = []
     feed = feed_of(orders, spans, transaction_boundary="records", batch_rows_max=1)
     feed.finish_at(ends[-1])

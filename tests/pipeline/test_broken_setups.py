@@ -1,6 +1,6 @@
-"""Set-ups that can't work, against real servers: each has its own message, and its repair repairs.
+"""Set-ups that can't work, on real servers: each has its own message, and its repair works.
 
-What a finding's repair says in SQL is run as it stands, by a superuser; the problem is then gone.
+The SQL in a finding's repair is run unchanged, by a superuser; the problem is then gone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Place:
-    """A database, a role and a pipeline file that are fit until a test breaks them."""
+    """A database, a role and a pipeline file that work until a test breaks them."""
 
     server: EmbeddedPostgres
     directory: Path
@@ -86,7 +86,7 @@ class Place:
 
     @property
     def section(self) -> Any:
-        """The source's section, validated."""
+        """The validated section of the source."""
         return load(self.file()).source
 
     def slot_name(self) -> str:
@@ -138,15 +138,15 @@ def place(server: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @dataclass(frozen=True)
 class Broken:
-    """How to break a fit set-up, and what the one finding about it says."""
+    """How to break a working set-up, and what the only finding about it is."""
 
     name: str
     kind: Kind
     says: str  # part of the message
     how: Callable[[Place], None]
-    repairs: bool = True  # whether the repair's SQL makes it go
+    repairs: bool = True  # whether the repair's SQL resolves it
     severity: Severity = Severity.ERROR
-    since: int = 0  # the version of PostgreSQL that brought what is broken
+    since: int = 0  # the version of PostgreSQL that introduced what is broken
 
 
 def sql(*statements: str) -> Callable[[Place], None]:
@@ -206,7 +206,7 @@ def lost(place: Place) -> None:
 
 
 def moved(place: Place) -> None:
-    """The log is another database's."""
+    """The log belongs to another database."""
     place.capture()
     place.server.execute("create database elsewhere")
     place.source["dbname"] = "elsewhere"
@@ -226,7 +226,7 @@ def slot_of_another_database(place: Place) -> None:
 
 
 def in_use(place: Place) -> None:
-    """Somebody else reads from the slot that the log made."""
+    """Another client reads from the slot of the log."""
     place.capture()
     conninfo = place.section.conninfo(replication="database")
     connection = psycopg.pq.PGconn.connect(conninfo.encode())
@@ -371,11 +371,11 @@ def test_each_broken_set_up_has_its_own_message_and_repair(place: Place, broken:
         wait_until(lambda: not seen(place, broken), 60)
 
 
-def test_their_number_and_their_messages_are_as_many() -> None:
+def test_every_broken_set_up_has_a_different_message() -> None:
     assert len({broken.says + str(broken.kind) for broken in BROKEN}) >= len(BROKEN) - 1 >= 30
 
 
-def test_an_open_transaction_is_named_with_its_process(place: Place) -> None:
+def test_an_open_transaction_is_reported_with_its_process(place: Place) -> None:
     opened, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -397,7 +397,7 @@ def test_an_open_transaction_is_named_with_its_process(place: Place) -> None:
     assert "\n" not in finding.message
 
 
-def test_what_needs_a_restart_says_so_and_repairs(
+def test_repairs_that_need_a_restart_say_so_and_work(
     make_server: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:
     server = make_server(wal_level="replica", max_replication_slots="0", max_wal_senders="0")
@@ -407,7 +407,7 @@ def test_what_needs_a_restart_says_so_and_repairs(
     assert len(found) == 3
     for finding in found:
         assert "restart" in finding.repair
-        # This server's own settings stand in a file behind what ALTER SYSTEM writes.
+        # This server's own settings are in a file that is read after the one of ALTER SYSTEM.
         for statement in STATEMENT.findall(finding.repair):
             server.execute(statement)
     server.restart()

@@ -1,4 +1,4 @@
-"""Spark whose executors are processes of their own: a local cluster, and one of two workers."""
+"""Spark with executors in other processes: a local cluster, and one with two workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.ci
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
-#: Of each of a cluster's processes, which live for seconds: as tests/conftest.py has drivers started.
+#: For each of a cluster's processes, which live for seconds: as tests/conftest.py starts drivers.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -48,10 +48,10 @@ def test_the_driver_listens_on_loopback_for_masters_of_this_machine_only() -> No
 
 @pytest.mark.timeout(1200)
 def test_a_mirror_on_a_local_cluster_is_merged_by_spark(pg: Database, tmp_path: Path) -> None:
-    # delta-rs does not merge into columns of such names: it is Spark's MERGE.
+    # delta-rs does not merge into columns with such names, so Spark's MERGE does.
     pg.execute('create table note (id int primary key, "The text" text)')
     pg.execute("insert into note select i, 'first' from generate_series(1, 10) i")
-    # The first rows need no Spark, on whatever master: this process writes them.
+    # The first rows need no Spark, whatever the master: this process writes them.
     run(write_file(pg, tmp_path, "local[2]", start="when_needed"))
     pg.execute("""update note set "The text" = 'second' where id <= 5""")
     pg.execute("delete from note where id = 10")
@@ -63,7 +63,7 @@ def test_a_mirror_on_a_local_cluster_is_merged_by_spark(pg: Database, tmp_path: 
 
 
 @pytest.mark.timeout(900)
-def test_an_executor_that_lacks_a_folder_is_named_at_the_start(pg: Database, tmp_path: Path) -> None:
+def test_an_executor_that_lacks_a_folder_is_reported_at_the_start(pg: Database, tmp_path: Path) -> None:
     if os.geteuid() != 0 and not os.environ.get("CI"):
         pytest.skip("only root can give a worker a file system of its own")
     pg.execute("create table note (id int primary key)")
@@ -123,7 +123,7 @@ def tailrace(command: str, file: Path, *options: str) -> subprocess.CompletedPro
 
 
 class _Process:
-    """A process of Spark's, with a session of its own, which ends with the context."""
+    """A process of Spark in its own process session, which ends with the context."""
 
     def __init__(self, command: Sequence[str | Path], output: Path) -> None:
         self.output = output
@@ -168,9 +168,9 @@ def master_process(root: Path) -> Iterator[int]:
 
 @contextmanager
 def worker_process(master: str, folder: Path, hidden: Iterable[Path] = ()) -> Iterator[None]:
-    """Start a worker of one core.
+    """Start a worker with one core.
 
-    :param hidden: folders in whose place the worker and its executors see empty ones.
+    :param hidden: folders that are empty for the worker and its executors.
     """
     folder.mkdir()
     command = _spark("worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir", str(folder), master)

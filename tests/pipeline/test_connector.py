@@ -1,4 +1,4 @@
-"""The engine over a capture that does what the test says, and real logs: no server, no Spark."""
+"""The engine with a fake capture and real logs: no server, no Spark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUICK = {"offset_commit": {"policy": "always"}, "errors_retry_delay_initial_ms":
 
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
-    """Makes engines whose captures are fakes; `stage.captures` has them by the log's path."""
+    """Makes engines with fake captures; `stage.captures` has them by the log's path."""
 
     class Stage:
         captures = {}  # noqa: RUF012
@@ -91,7 +91,7 @@ def ids(seen):
     return lambda batch: seen.extend(record.after["id"] for record in batch)
 
 
-def test_an_engine_gives_what_is_in_the_log_and_the_next_goes_on(stage):
+def test_an_engine_delivers_the_log_and_the_next_one_continues(stage):
     seen = []
     with stage.engine(on_batch=ids(seen)) as engine:
         stage.capture.log.insert(1, 2, 3)
@@ -106,7 +106,7 @@ def test_an_engine_gives_what_is_in_the_log_and_the_next_goes_on(stage):
     assert Readers(stage.capture.log.directory).get(reader_name("shop")).offsets == {"0": end}
 
 
-def test_a_batch_has_no_more_records_than_it_may(stage):
+def test_a_batch_has_no_more_records_than_allowed(stage):
     sizes = []
     options = {"record_processing": {"batch_records_max": 3}}
     with stage.engine(on_batch=lambda batch: sizes.append(len(batch)), options=options):
@@ -116,7 +116,7 @@ def test_a_batch_has_no_more_records_than_it_may(stage):
 
 
 @pytest.mark.slow
-def test_what_was_not_processed_comes_again_and_only_that(stage):
+def test_only_unprocessed_records_come_again(stage):
     seen = []
 
     def third_fails(record):
@@ -136,7 +136,7 @@ def test_what_was_not_processed_comes_again_and_only_that(stage):
     assert seen == [1, 2, 3, 4]
 
 
-def test_until_caught_up_ends_behind_the_last_record(stage):
+def test_until_caught_up_ends_after_the_last_record(stage):
     seen = []
     stage.end_lsn = 2000
     with stage.engine({"until_caught_up": True}, on_batch=ids(seen)) as engine:
@@ -146,7 +146,7 @@ def test_until_caught_up_ends_behind_the_last_record(stage):
     assert seen == [1, 2]
 
 
-def test_a_capture_that_fails_fails_the_engine_and_one_that_may_pass_is_begun_again(stage):
+def test_a_capture_is_restarted_after_a_retriable_error_and_fails_the_engine_after_another(stage):
     seen = []
     engine = stage.engine(on_batch=ids(seen))
     engine.start()
@@ -163,9 +163,7 @@ def test_a_capture_that_fails_fails_the_engine_and_one_that_may_pass_is_begun_ag
     assert raised.value.kind is Kind.SLOT_MISSING
 
 
-def test_a_server_that_stays_away_uses_up_the_attempts_and_one_that_came_back_gives_them_back(
-    stage, monkeypatch
-):
+def test_retries_are_used_up_by_a_server_that_stays_away_and_reset_when_it_comes_back(stage, monkeypatch):
     monkeypatch.setattr(tasks_module, "POLL_S", 0.005)
     polls, begun, poll = itertools.count(), [], PipelineTask.poll
     polled = [0]
@@ -187,11 +185,11 @@ def test_a_server_that_stays_away_uses_up_the_attempts_and_one_that_came_back_gi
     with pytest.raises(TailraceError) as raised:
         stage.engine(on_batch=print, options={"errors_retries_max": 2}).run()
     assert raised.value.kind is Kind.SOURCE_UNREACHABLE
-    # The fourth has failed, and two attempts were left.
+    # The fourth one has failed, and two attempts were left.
     assert len(begun) == 6
 
 
-def test_several_sources_are_dealt_out_and_one_that_fails_leaves_the_others_at_work(stage, tmp_path):
+def test_several_sources_are_divided_among_tasks_and_a_failed_one_leaves_the_others_running(stage, tmp_path):
     seen = []
     several = {"sources": [{"name": f"s{k}", "host": "127.0.0.1", "port": k + 1} for k in range(3)]}
     stage.settings = {name: value for name, value in stage.settings.items() if name != "source"}
@@ -203,7 +201,7 @@ def test_several_sources_are_dealt_out_and_one_that_fails_leaves_the_others_at_w
         stage.captures[by[k]].log.insert(k)
     wait_until(lambda: sorted(seen) == [1, 2], 60, "the others' records")
     assert engine.state == "polling_tasks"
-    # The one that failed is seen where one looks, long before the end.
+    # The failed one is visible long before the end.
     wait_until(lambda: engine.error is not None, 60, "the error")
     assert engine.error.kind is Kind.SLOT_MISSING
     [task] = engine.view().tasks
@@ -219,7 +217,7 @@ def test_several_sources_are_dealt_out_and_one_that_fails_leaves_the_others_at_w
     assert raised.value.context["failed_too"] == "s1, s2"
 
 
-def test_a_source_that_failed_alone_is_the_engines_failure_when_it_is_closed(stage, tmp_path):
+def test_the_failure_of_one_source_is_the_engines_failure_when_it_is_closed(stage, tmp_path):
     several = {"sources": [{"name": f"s{k}", "host": "127.0.0.1", "port": k + 1} for k in range(2)]}
     stage.settings = {name: value for name, value in stage.settings.items() if name != "source"}
     seen = []
@@ -236,7 +234,7 @@ def test_a_source_that_failed_alone_is_the_engines_failure_when_it_is_closed(sta
     assert (raised.value.kind, raised.value.context["source"]) == (Kind.SLOT_MISSING, "s0")
 
 
-def test_sinks_are_fed_beside_a_handler_and_without_one(stage, monkeypatch):
+def test_sinks_are_fed_with_and_without_a_handler(stage, monkeypatch):
     seen, got = [], []
     monkeypatch.setattr(worker_module, "build", lambda config, *_: FakeSink(config.name, got, None))
     sinks = {"sinks": [{"type": "python", "handler": "no.module:needed", "name": "one", "interval_ms": 0}]}
@@ -248,10 +246,10 @@ def test_sinks_are_fed_beside_a_handler_and_without_one(stage, monkeypatch):
         wait_until(lambda: got == [first, second], 60, "the sink alone")
     assert seen == [1]
     reader = Readers(stage.capture.log.directory).get(reader_name("shop"))
-    assert reader.offsets == {"0": first}  # it may come back
+    assert reader.offsets == {"0": first}  # the handler may come back
 
 
-def test_the_status_tells_of_a_running_engine_its_handler_and_how_it_ended(stage, tmp_path):
+def test_the_status_shows_a_running_engine_its_handler_and_how_it_ended(stage, tmp_path):
     seen = []
     engine = stage.engine(on_batch=ids(seen))
     config = EngineConfig.model_validate(stage.settings)
@@ -283,7 +281,7 @@ def test_the_status_tells_of_a_running_engine_its_handler_and_how_it_ended(stage
     assert document(config)["state"] == "needs_snapshot"
 
 
-def test_a_sink_that_fails_leaves_the_handler_at_work_and_is_told_in_the_end(stage, monkeypatch):
+def test_a_sink_that_fails_leaves_the_handler_running_and_is_reported_at_the_end(stage, monkeypatch):
     seen, failure = [], TailraceError(Kind.SINK_WRITE_FAILED, "for ever")
     monkeypatch.setattr(worker_module, "build", lambda config, *_: FakeSink(config.name, [], failure))
     sink = {"type": "python", "handler": "no.module:needed", "name": "one", "retry_attempts_max": 0}
@@ -300,18 +298,18 @@ def test_a_sink_that_fails_leaves_the_handler_at_work_and_is_told_in_the_end(sta
     assert raised.value.context["sinks"] == "one"
 
 
-def test_a_sink_whose_target_stands_still_is_waited_for_once(stage, monkeypatch):
+def test_the_end_waits_only_once_for_a_sink_whose_target_hangs(stage, monkeypatch):
     writing, may_end = threading.Event(), threading.Event()
 
-    class StandingStill(FakeSink):
+    class HangingSink(FakeSink):
         def write(self, spark, log, span, splits):
             writing.set()
             may_end.wait(120)
             return super().write(spark, log, span, splits)
 
     monkeypatch.setattr(run_module, "DRAIN_DEADLINE_S", 0.2)
-    monkeypatch.setattr(run_module, "GIVE_UP_DEADLINE_S", 60.0)  # that of Spark's jobs
-    monkeypatch.setattr(worker_module, "build", lambda config, *_: StandingStill(config.name, [], None))
+    monkeypatch.setattr(run_module, "GIVE_UP_DEADLINE_S", 60.0)  # the deadline of Spark's jobs
+    monkeypatch.setattr(worker_module, "build", lambda config, *_: HangingSink(config.name, [], None))
     sinks = [{"type": "python", "handler": "no.module:needed", "name": "one"}]
     engine = stage.engine({"sinks": sinks}, on_batch=lambda _: None)
     engine.start()
@@ -324,7 +322,7 @@ def test_a_sink_whose_target_stands_still_is_waited_for_once(stage, monkeypatch)
 
 
 @pytest.mark.slow
-def test_connector_and_task_keep_to_the_contracts(stage, tmp_path, monkeypatch):
+def test_connector_and_task_fulfil_the_contracts(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(connector_module, "LogConsumer", lambda *of, **_: LogConsumer(*of, rows_max=3))
     monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)
     log = LogOfOrders(tmp_path / "log")

@@ -1,4 +1,4 @@
-"""Columns, masks and keys from a real server into every sink, by the command; and what shows nowhere."""
+"""Columns, masks and keys from a real server into every sink, by the command; and what must not show."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hashed(value: object) -> str:
 
 
 def holding(directory: Path, *texts: str) -> set[str]:
-    """Return which of `texts` some file below `directory` holds."""
+    """Return those of `texts` that any file below `directory` contains."""
     return {
         text
         for path in directory.rglob("*")
@@ -104,7 +104,7 @@ def test_masks_columns_and_keys_in_every_sink(pg, tmp_path):
     pg.execute("insert into users values (2, 'bob@x', '555-0101', 'T0P-SECRET', 'short')")
     pg.execute("insert into orders values (10, 1, 'alice@x'), (11, 2, null)")
     pg.execute("insert into log values ('a', 1, 'one', %s), ('b', 1, 'two', 'short')", [LONG])
-    # So much that Spark writes a part: its logs are looked through, too.
+    # Enough that Spark writes a part: its logs are searched, too.
     pg.execute("create table filler (id int primary key, pad text)")
     pg.execute("insert into filler select n, repeat('x', 400) from generate_series(1, 50000) n")
     file = pipeline_file(tmp_path, pg)
@@ -149,7 +149,7 @@ def test_masks_columns_and_keys_in_every_sink(pg, tmp_path):
     assert {"before": {"id": hashed(2)}}.items() <= next(
         line for line in lines if line["op"] == "u" and line["before"] and "id" in line["before"]
     ).items()
-    # Nothing that is masked or left out is anywhere but in the log, and the salt is nowhere at all.
+    # Masked and excluded values are in no file but the log's, and the salt is in none at all.
     for folder in ("lines", "files", "append", "mirror", "events", "scratch"):
         assert holding(tmp_path / folder, *RAW, SALT) == set(), folder
     assert holding(tmp_path / "log", SALT) == set()
@@ -161,7 +161,7 @@ def test_masks_columns_and_keys_in_every_sink(pg, tmp_path):
     assert "secret_missing" in tailrace("log", "show", tmp_path / "log", check=2, salt=None)
     raw = tailrace("log", "show", tmp_path / "log", "--table", "public.users", "--json", "--raw", salt=None)
     assert json.loads(raw.splitlines()[0])["after"]["mail"] == "alice@x"
-    assert "T0P-SECRET" not in raw  # the server kept it back
+    assert "T0P-SECRET" not in raw  # the server did not send it
 
     pg.execute("update users set mail = 'dora@x' where id = 1")
     refused = tailrace("run", file, "--until-caught-up", check=1, salt="another-salt-0123456789")

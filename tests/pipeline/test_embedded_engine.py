@@ -1,4 +1,4 @@
-"""`tailrace.Engine` on a real server: nothing lost, nothing out of order, whatever kills it."""
+"""`tailrace.Engine` on a real server: nothing lost, nothing out of order, after any kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
 SCRIPT = Path(__file__).with_name("keeping_engine.py")
-#: Stops of tests that nothing holds up.
+#: Deadline of stops that nothing delays.
 OFTEN = {"offset_commit": {"policy": "always"}, "record_processing": {"shutdown_timeout_ms": 10_000}}
 
 
@@ -41,7 +41,7 @@ def insert(pg: Database, rows: int) -> None:
 
 
 class Writers:
-    """Writes to both tables on two connections until told to stop."""
+    """Writes to both tables on two connections until stopped."""
 
     def __init__(self, pg: Database) -> None:
         self._pg, self._stop = pg, threading.Event()
@@ -72,7 +72,7 @@ def lines_of(path: Path) -> list[tuple[int, str, int]]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.ci
-def test_killed_again_and_again_it_loses_nothing_and_repeats_only_what_was_not_committed(
+def test_after_repeated_kills_nothing_is_lost_and_only_uncommitted_records_repeat(
     pg: Database, settings, tmp_path
 ) -> None:
     insert(pg, 3000)
@@ -95,21 +95,21 @@ def test_killed_again_and_again_it_loses_nothing_and_repeats_only_what_was_not_c
         committed.append(store.read([partition_of(pipeline)]).get(0, {"log_offset": 0})["log_offset"])
     for seen in lives:
         offsets = [at for at, *_ in seen]
-        assert offsets == sorted(set(offsets))  # in order, and none twice in one life
+        assert offsets == sorted(set(offsets))  # in order, and none twice in one process
     everything = {entry for seen in lives for entry in seen}
     offset_of = {}
     for at, topic, number in everything:
-        assert offset_of.setdefault((topic, number), at) == at  # the same change at the same place
+        assert offset_of.setdefault((topic, number), at) == at  # the same change at the same position
     for table in ("orders", "lines"):
         expected = {number for (number,) in pg.query(f"select id from {table}")}
         assert {number for topic, number in offset_of if topic == f"public.{table}"} == expected
     for before, seen in zip(committed, lives[1:], strict=False):
-        # Exactly from the commit on: nothing of before it again, nothing behind it left out.
+        # Exactly from the commit on: nothing before it repeats, and nothing after it is missing.
         later = sorted(at for at, *_ in everything if at >= before)
         assert [at for at, *_ in seen] == later[: len(seen)]
 
 
-def test_a_stop_in_the_middle_counts_its_record_and_the_next_engine_goes_on_behind_it(
+def test_the_next_engine_continues_after_the_record_at_which_a_handler_stopped(
     pg: Database, settings
 ) -> None:
     insert(pg, 10)
@@ -128,7 +128,7 @@ def test_a_stop_in_the_middle_counts_its_record_and_the_next_engine_goes_on_behi
     assert sorted(seen) == list(range(1, 11))
 
 
-def test_a_handler_that_wants_it_is_called_again_and_one_that_fails_loses_nothing(
+def test_a_handler_is_called_again_after_a_retriable_error_and_loses_nothing_after_another(
     pg: Database, settings
 ) -> None:
     insert(pg, 5)
@@ -160,7 +160,7 @@ def test_a_handler_that_wants_it_is_called_again_and_one_that_fails_loses_nothin
 
 
 @pytest.mark.parametrize("converter", ["json", "cloudevents"])
-def test_a_handler_gets_what_its_converter_writes(pg: Database, settings, converter: str) -> None:
+def test_a_handler_gets_events_of_its_converter(pg: Database, settings, converter: str) -> None:
     insert(pg, 3)
     pg.execute("insert into lines default values")
     values: list[dict] = []
@@ -180,7 +180,7 @@ def test_a_handler_gets_what_its_converter_writes(pg: Database, settings, conver
     assert len(values) == 4
 
 
-def test_a_server_that_is_not_there_is_seen_until_it_is(pg: Database, settings, proxy) -> None:
+def test_a_missing_server_is_shown_as_an_error_until_it_answers(pg: Database, settings, proxy) -> None:
     way = proxy(pg.port)
     way.stop()
     through = pg.dsn.replace(f":{pg.port}/", f":{way.port}/")

@@ -1,4 +1,4 @@
-"""The command on a real PostgreSQL with a real Spark: what a user does in the first hour."""
+"""The command on a real PostgreSQL with a real Spark: a user's first hour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from tailrace_servers.ports import free_port
 from tests.support.wait import wait_until
 
-#: Spark may have to start on a machine that does much else.
+#: Spark may have to start on a busy machine.
 TIMEOUT_S = 240
 CANARY = "c4n4ry-S3cret"
 
@@ -64,7 +64,7 @@ def mirrored(directory: Path) -> dict[int, str]:
 
 def pipeline_file(directory, pg, ui_port=None):
     file = directory / "pipeline.yaml"
-    # Spark stays away where nobody looks at its page: so few rows need none.
+    # Spark starts only where its page is looked at: so few rows need none.
     rest = "start: when_needed"
     if ui_port is not None:
         rest = f"conf: {{spark.ui.enabled: 'true', spark.ui.port: '{ui_port}'}}"
@@ -94,7 +94,7 @@ def page_of_spark(port, path):
 
 
 def application_of_spark(port):
-    """Return the application's id; None while Spark has not started, also if its page is up already."""
+    """Return the application's id; None until Spark has started, even if its page is up."""
     try:
         return json.loads(page_of_spark(port, "/api/v1/applications"))[0]["id"]
     except (OSError, ValueError, IndexError):
@@ -102,7 +102,7 @@ def application_of_spark(port):
 
 
 def shown_by_spark(port):
-    """Return all that Spark's user interface tells of the configuration, once Spark has started."""
+    """Return everything that Spark's user interface shows of the configuration, once Spark has started."""
     application = wait_until(lambda: application_of_spark(port), TIMEOUT_S, "Spark, beside the first rows")
     api = page_of_spark(port, f"/api/v1/applications/{application}/environment")
     return api + page_of_spark(port, "/environment/")
@@ -145,11 +145,11 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
         now = dict(pg.query("select id, what from orders"))
         wait_until(lambda: mirrored(tmp_path / "mirror") == now, TIMEOUT_S, "the mirror")
         wait_until(lambda: status(file)["sinks"][2]["lag_bytes"] == 0, TIMEOUT_S, "its status")
-        # Small ranges need no Spark: their rows may be there before it has started.
+        # Small ranges need no Spark: their rows may come before it has started.
         wait_until(lambda: status(file)["state"] != "starting", TIMEOUT_S, "Spark")
         watched = status(file)
         assert (watched["state"], watched["error"], watched["pid"]) == ("streaming", None, engine.pid)
-        # The password that it uses is in nothing that it shows.
+        # The password is nowhere in what Spark shows.
         environment = shown_by_spark(port)
         assert "spark.ui.port" in environment
         assert CANARY not in environment
@@ -164,7 +164,7 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
     assert status(file)["state"] == "stopped"
     assert mirrored(tmp_path / "mirror") == now
 
-    # Again with nothing new: nothing is doubled. A sink that is emptied is rebuilt.
+    # Again without changes: nothing is repeated. A sink that is emptied is rebuilt.
     tailrace("replay", file, "--sink", "0")
     assert changes_in(tmp_path / "lines") == expected
     shutil.rmtree(tmp_path / "lines")
@@ -175,6 +175,6 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
     assert operations_in(tmp_path / "files") == {"r": 50, "u": 5, "d": 2, "c": 1}
     assert mirrored(tmp_path / "mirror") == now
 
-    # The secret that the runs resolved is in no file that they left, nor in what the engine said.
+    # The secret that the runs resolved is in none of their files, nor in the engine's output.
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or CANARY.encode() not in path.read_bytes()

@@ -1,4 +1,4 @@
-"""The engine over a capture and sinks that do what the test says."""
+"""The engine with a fake capture and fake sinks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.wait import wait_until
 
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
-    """Makes engines whose capture, Spark and sinks are fakes; `stage.sinks` holds what they got."""
+    """Makes engines with a fake capture, Spark and sinks; `stage.sinks` has what they got."""
 
     class Stage:
         sinks = {"one": [], "two": []}  # noqa: RUF012
@@ -52,7 +52,7 @@ def stage(tmp_path, monkeypatch):
             return Run(config, **options)
 
         def next_capture(self):
-            """The capture that was made; where one of the run has ended, another on the same log."""
+            """The capture that was created; if its run has ended, another one on the same log."""
             if self.capture.failure is not None:
                 self.capture = FakeCapture(None, self.capture.log)
             return self.capture
@@ -86,7 +86,7 @@ def test_a_stop_ends_everything_without_an_error(stage):
     assert stage.capture.stopping.is_set()
 
 
-def test_a_dead_sink_holds_neither_the_source_nor_its_neighbour(stage):
+def test_a_failed_sink_stops_neither_the_source_nor_other_sinks(stage):
     stage.failures["one"] = TailraceError(Kind.SINK_FOREIGN, "not ours")
     engine = stage.engine()
     run = running(engine)
@@ -100,7 +100,7 @@ def test_a_dead_sink_holds_neither_the_source_nor_its_neighbour(stage):
     assert not run.ended
     engine.stop()
     assert run.join(10)
-    # It is named in the end, so that the exit status is that of a failure.
+    # It is reported at the end, so that the exit status is that of a failure.
     assert run.error is not None
     assert (run.error.kind, run.error.context["sinks"]) == (Kind.SINK_FOREIGN, "one")
 
@@ -117,7 +117,7 @@ def test_the_run_fails_when_all_sinks_have(stage):
     assert run.error.hint == "hint"
 
 
-def test_a_lost_slot_ends_the_run_and_the_status_says_what_is_needed(stage):
+def test_a_lost_slot_ends_the_run_and_the_status_says_what_to_do(stage):
     engine = stage.engine()
     stage.capture.log.insert(1)
     stage.capture.failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "start again")
@@ -139,7 +139,7 @@ def test_a_lost_slot_ends_the_run_and_the_status_says_what_is_needed(stage):
         ({"on_task_failure": "restart"}, Kind.SLOT_MISSING),
     ],
 )
-def test_a_capture_that_failed_is_begun_again_as_often_as_the_file_says(stage, settings, kind):
+def test_a_failed_capture_is_restarted_as_often_as_configured(stage, settings, kind):
     engine = stage.engine({"errors_retry_delay_initial_ms": 1, **settings})
     stage.capture.failure = TailraceError(kind, "away")
     run = running(engine)
@@ -155,7 +155,7 @@ def test_a_capture_that_failed_is_begun_again_as_often_as_the_file_says(stage, s
 
 
 @pytest.mark.slow
-def test_prometheus_sees_sinks_and_sources_of_a_run_without_a_handler(stage):
+def test_metrics_of_a_run_without_a_handler_have_sinks_and_sources(stage):
     engine = stage.engine({"metrics_port": 0})
     run = running(engine)
     stage.capture.phase = "streaming"
@@ -171,13 +171,13 @@ def test_prometheus_sees_sinks_and_sources_of_a_run_without_a_handler(stage):
     assert 'tailrace_engine_task_state{engine="shop",state="polling",task="0"} 1.0' in found
     assert 'tailrace_engine_source_errors{engine="shop",task="0"} 0.0' in found
     for counted in ("records_", "batches_", "queue_", "retries", "restarts", "_seconds"):
-        assert not re.search(rf"tailrace_engine_\w*{counted}", found), "of records that nobody polls"
+        assert not re.search(rf"tailrace_engine_\w*{counted}", found), "of records that no handler polls"
     engine.stop()
     assert run.join(10)
     assert engine._metrics.port is None
 
 
-def test_until_caught_up_ends_at_the_logs_end_with_every_sink_there(stage, monkeypatch):
+def test_until_caught_up_ends_when_every_sink_is_at_the_logs_end(stage, monkeypatch):
     monkeypatch.setattr(PostgresSourceType, "end", lambda *_: 3000)
     engine = stage.engine(until_caught_up=True)
     run = running(engine)
@@ -201,7 +201,7 @@ def test_until_caught_up_fails_if_one_sink_has(stage, monkeypatch):
     assert stage.sinks["one"] == [end]
 
 
-def test_until_caught_up_asks_again_while_the_source_is_away(stage, monkeypatch):
+def test_until_caught_up_repeats_its_query_while_the_source_is_away(stage, monkeypatch):
     answers = [TailraceError(Kind.SOURCE_UNREACHABLE, "away"), 1000]
     monkeypatch.setattr(worker_module, "_ASK_AGAIN_S", 0.01)
 
@@ -220,7 +220,7 @@ def test_until_caught_up_asks_again_while_the_source_is_away(stage, monkeypatch)
     assert answers == []
 
 
-def test_a_capture_that_is_done_ends_the_run_once_the_sinks_have_it_all(stage):
+def test_a_completed_capture_ends_the_run_once_the_sinks_have_everything(stage):
     engine = stage.engine()
     end = stage.capture.log.insert(1)
     stage.capture.stop()
@@ -230,7 +230,7 @@ def test_a_capture_that_is_done_ends_the_run_once_the_sinks_have_it_all(stage):
     assert stage.sinks == {"one": [end], "two": [end]}
 
 
-def test_the_status_of_a_running_engine_comes_from_its_file(stage):
+def test_the_status_of_a_running_engine_is_read_from_its_file(stage):
     engine = stage.engine()
     end = stage.capture.log.insert(1)
     run = running(engine)
@@ -275,7 +275,7 @@ def test_an_observer_sees_every_state(stage):
     assert seen[-1] is PipelineState.STOPPED
 
 
-def test_rates_are_means_over_the_window_and_foretell_the_end():
+def test_rates_are_means_over_the_window_and_give_the_time_left():
     pace = Pace()
     for second in range(30):
         pace.note(Sample(float(second), second * 100, second * 1000, 50_000, (second * 1000,)))
@@ -284,7 +284,7 @@ def test_rates_are_means_over_the_window_and_foretell_the_end():
     assert pace.eta_s(0) == pytest.approx(21)
 
 
-def test_no_end_is_foretold_where_nothing_is_gained():
+def test_no_time_left_is_shown_without_progress():
     pace = Pace()
     assert pace.rows_per_s == 0
     for second in range(3):
@@ -292,7 +292,7 @@ def test_no_end_is_foretold_where_nothing_is_gained():
     assert pace.eta_s(0) is None
 
 
-def test_a_line_names_what_a_person_wants_to_know(stage):
+def test_the_progress_line_shows_state_rates_and_lag(stage):
     views = []
     engine = stage.engine(observe=views.append)
     stage.capture.log.insert(1)
@@ -307,7 +307,7 @@ def test_a_line_names_what_a_person_wants_to_know(stage):
 
 
 @pytest.mark.slow
-def test_a_run_without_a_handler_loads_nothing_of_the_engine_that_calls_handlers():
+def test_a_run_without_a_handler_imports_no_module_of_the_engine_for_handlers():
     code = (
         "import sys, tailrace.cli.run; print(*(name for name in sys.modules if name.startswith('tailrace.')))"
     )

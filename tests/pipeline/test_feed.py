@@ -31,7 +31,7 @@ from tests.support.wait import wait_until
 
 
 class Target:
-    """Where a sink writes: outlives the sinks that are opened on it."""
+    """A sink's target, which outlives the sinks that are opened on it."""
 
     def __init__(self):
         self.spans = []
@@ -104,7 +104,7 @@ def feed_of(log, target, **settings):
 
 
 def fed_from_memory(log, consumer):
-    """Return what feeds a consumer of the log from memory from now on, once it has come that far."""
+    """Return what feeds a consumer of the log from memory, once it has caught up."""
     realtime = RealtimePath(consumer, RealtimeConfig(enabled=True), 1 << 20)
     handover = Handover([realtime.buffer], lambda: None)
     realtime.attach(handover)
@@ -128,8 +128,8 @@ def test_a_new_sink_reads_the_log_from_its_start(orders, quick):
     assert Readers(orders.directory).require("sink").offsets == {"0": end}
 
 
-def test_a_sink_waits_until_capture_has_begun_with_the_rules_that_it_has(orders, quick):
-    """The rules may name a column as it is called now, and only the server knows that it was renamed."""
+def test_a_sink_waits_until_capture_has_started_with_the_same_rules(orders, quick):
+    """The rules may use a column's present name, and only the server knows that it was renamed."""
     end, target = orders.insert(1), Target()
     rules = ColumnPolicy(columns_exclude=("public.orders.note",))
     assert fed(feed_of(orders, target, rules=rules), end).state is SinkState.STOPPED  # capture has ended
@@ -157,7 +157,7 @@ def test_a_second_run_writes_only_what_is_new(orders, quick):
     assert target.spans == [(0, first), (first, second)]
 
 
-def test_batches_keep_to_their_limits_and_end_on_transactions(orders, quick):
+def test_batches_keep_their_limits_and_end_with_transactions(orders, quick):
     ends = [orders.insert(*range(10)) for _ in range(6)]
     target = Target()
     fed(feed_of(orders, target, batch_rows_max=25), ends[-1])
@@ -171,7 +171,7 @@ def test_a_transaction_larger_than_a_batch_is_written_whole(orders, quick):
     assert target.spans == [(0, end)]
 
 
-def test_a_failure_that_may_pass_is_tried_again_on_a_new_sink(orders, quick):
+def test_a_retriable_failure_is_retried_with_a_new_sink(orders, quick):
     end = orders.insert(1)
     target = Target()
     target.failures = [TailraceError(Kind.SINK_WRITE_FAILED, "x"), OSError(5, "io")]
@@ -180,7 +180,7 @@ def test_a_failure_that_may_pass_is_tried_again_on_a_new_sink(orders, quick):
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
-def test_a_sink_that_is_back_shows_no_error_though_it_has_nothing_to_write(orders, quick, is_quiet):
+def test_a_recovered_sink_shows_no_error_even_without_changes_to_write(orders, quick, is_quiet):
     end = orders.insert(1)
     target = Target()
     target.spans = [(0, end)]
@@ -210,7 +210,7 @@ def test_a_failure_that_stays_stops_the_sink_with_its_error(orders, quick):
 
 
 @pytest.mark.slow
-def test_by_default_what_may_pass_is_tried_for_as_long_as_it_takes(orders, quick):
+def test_by_default_retriable_failures_are_retried_without_limit(orders, quick):
     end = orders.insert(1)
     target = Target()
     target.failures = [TailraceError(Kind.SINK_WRITE_FAILED, "away") for _ in range(200)]
@@ -223,7 +223,7 @@ def test_by_default_what_may_pass_is_tried_for_as_long_as_it_takes(orders, quick
     assert feed.view.state is SinkState.STOPPED
 
 
-def test_a_run_that_is_to_end_does_not_wait_for_a_target_for_ever(orders, quick):
+def test_a_run_that_is_to_end_retries_a_limited_number_of_times(orders, quick):
     end = orders.insert(1)
     target = Target()
     target.failures = [TailraceError(Kind.SINK_WRITE_FAILED, "away") for _ in range(200)]
@@ -232,7 +232,7 @@ def test_a_run_that_is_to_end_does_not_wait_for_a_target_for_ever(orders, quick)
     assert len(target.failures) == 200 - (1 + feeding.ATTEMPTS_AT_END_MAX)
 
 
-def test_what_a_person_must_repair_is_not_tried_twice(orders, quick):
+def test_an_error_that_a_person_must_resolve_is_not_retried(orders, quick):
     end = orders.insert(1)
     target = Target()
     target.failures = [TailraceError(Kind.SINK_SCHEMA_REFUSED, "x"), TailraceError(Kind.INTERNAL, "y")]
@@ -261,13 +261,13 @@ def test_a_batch_without_rows_moves_the_sink_without_a_batch(orders, quick):
     quiet = orders.progress()
     wait_until(lambda: feed.view.position == quiet, 60, "the quiet batch")
     assert target.spans == [(0, first)]
-    # It is recorded with the end of the run, so that status says the same afterwards.
+    # It is recorded at the end of the run, so that the status shows the same afterwards.
     feed.finish_at(quiet)
     assert running.join(10)
     assert target.spans == [(0, first), (first, quiet)]
 
 
-def test_an_idle_sink_writes_what_it_is_told_of_at_once(orders, monkeypatch):
+def test_an_idle_sink_writes_at_once_when_notified(orders, monkeypatch):
     monkeypatch.setattr(feeding, "POLL_S", 3600.0)
     first = orders.insert(1)
     target = Target()
@@ -285,7 +285,7 @@ def test_an_idle_sink_writes_what_it_is_told_of_at_once(orders, monkeypatch):
     assert running.join(10)
 
 
-def test_a_batch_without_rows_that_is_recorded_holds_up_no_row_after_it(orders, monkeypatch):
+def test_recording_a_batch_without_rows_delays_no_later_row(orders, monkeypatch):
     monkeypatch.setattr(feeding, "QUIET_RECORD_S", 0.0)
     quiet = orders.progress()
     target = Target()
@@ -318,8 +318,8 @@ def test_heartbeats_go_on_while_the_next_batch_is_not_due(orders, quick):
     assert running.join(10)
 
 
-def test_segments_without_rows_are_passed_in_real_time_too(tmp_path, quick, monkeypatch):
-    """Retention would keep them for a sink that has everything, or drop the sink."""
+def test_segments_without_rows_are_passed_also_in_real_time(tmp_path, quick, monkeypatch):
+    """Otherwise retention would keep them for a sink that has everything, or drop the sink."""
     monkeypatch.setattr(feeding, "REGISTER_S", 0.0)
     monkeypatch.setattr(feeding, "QUIET_RECORD_S", 0.0)
     log, target = LogOfOrders(tmp_path / "log", segment_bytes=1 << 12), Target()
@@ -342,7 +342,7 @@ def test_segments_without_rows_are_passed_in_real_time_too(tmp_path, quick, monk
     log.close()
 
 
-def test_a_stop_lets_the_batch_end(orders, quick):
+def test_a_stop_waits_for_the_batch(orders, quick):
     end = orders.insert(1)
     target = Target()
     target.may_write.clear()
@@ -358,7 +358,7 @@ def test_a_stop_lets_the_batch_end(orders, quick):
     assert target.spans == [(0, end)]
 
 
-def test_a_batch_given_up_at_the_stop_is_no_failure(orders, quick):
+def test_a_batch_cancelled_by_the_stop_is_no_failure(orders, quick):
     orders.insert(1)
     target = Target()
     target.may_write.clear()
@@ -373,7 +373,7 @@ def test_a_batch_given_up_at_the_stop_is_no_failure(orders, quick):
     assert (running.error, feed.view.state) == (None, SinkState.STOPPED)
 
 
-def test_a_feed_waits_for_a_log_that_is_not_there_yet(tmp_path, quick):
+def test_a_feed_waits_for_a_log_that_does_not_exist_yet(tmp_path, quick):
     target = Target()
     log_path = tmp_path / "later"
     config = JsonlSink(type="jsonl", path=tmp_path / "out", name="sink", interval_ms=0)
@@ -397,7 +397,7 @@ def with_its_start_removed(tmp_path):
     return log, end
 
 
-def test_a_new_sink_on_a_log_without_its_start_says_what_can_be_done(tmp_path, quick):
+def test_a_new_sink_on_a_log_without_its_start_fails_with_a_hint(tmp_path, quick):
     log, end = with_its_start_removed(tmp_path)
     with pytest.raises(TailraceError) as caught:
         fed(feed_of(log, Target()), end)
@@ -419,7 +419,7 @@ def test_retention_does_not_wait_for_a_sink_that_it_dropped(tmp_path, quick):
     log.close()
 
 
-def test_a_new_sink_that_cannot_be_opened_holds_the_log_from_its_start(orders, quick):
+def test_retention_keeps_the_whole_log_for_a_new_sink_that_cannot_be_opened(orders, quick):
     orders.insert(1)
     target = Target()
     target.refusals = [TailraceError(Kind.SINK_FOREIGN, "open the sink: it is another's", "")]
@@ -432,7 +432,7 @@ def test_a_new_sink_that_cannot_be_opened_holds_the_log_from_its_start(orders, q
     assert found.offsets == {"0": 0}
 
 
-def test_a_new_sink_may_be_told_to_begin_where_the_log_does(tmp_path, quick):
+def test_a_new_sink_may_be_configured_to_begin_where_the_log_does(tmp_path, quick):
     log, end = with_its_start_removed(tmp_path)
     begin = log.directory.segments("0")[0]
     target = Target()
@@ -441,7 +441,7 @@ def test_a_new_sink_may_be_told_to_begin_where_the_log_does(tmp_path, quick):
     log.close()
 
 
-def test_an_emptied_target_holds_the_log_again(orders, quick):
+def test_retention_keeps_the_log_again_for_an_emptied_target(orders, quick):
     end = orders.insert(1)
     fed(feed_of(orders, Target()), end)
     assert Readers(orders.directory).require("sink").offsets == {"0": end}
@@ -466,7 +466,7 @@ def test_a_sink_ahead_of_the_log_is_refused(orders, quick):
     assert caught.value.kind is Kind.SINK_AHEAD_OF_LOG
 
 
-def test_an_offset_that_is_missing_is_no_loss_where_the_sink_was_to_begin_later(orders, quick):
+def test_a_missing_offset_is_accepted_if_the_sink_was_to_begin_later(orders, quick):
     end = orders.insert(1)
     orders.insert(2)
     config = KafkaSinkConfig(type="kafka", bootstrap_servers="127.0.0.1:9", name="topics")
@@ -477,7 +477,7 @@ def test_an_offset_that_is_missing_is_no_loss_where_the_sink_was_to_begin_later(
         nothing: Any = None
         return SinkWorker(config, "shop", orders.directory.path, lambda: nothing, nothing, begin_at=begin_at)
 
-    feed(end)._require_offset(readers, None)  # replayed from there: nothing was committed yet
+    feed(end)._require_offset(readers, None)  # replayed from there: nothing is committed yet
     feed(None)._require_offset(readers, end)
     for position in (None, end - 1):
         with pytest.raises(TailraceError, match="sink_damaged"):

@@ -1,4 +1,4 @@
-"""Hints of errors about damaged, lost and foreign files of logs and sinks, followed as they are printed."""
+"""Follows the printed hints of errors about damaged, lost and foreign files of logs and sinks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def damage_identity(log: Path) -> None:
     flip(log / "identity.json", 8)
 
 
-#: What is damaged, and what the hint wants restored: the file of the error, or the whole directory.
+#: What is damaged, and what must be restored according to the hint: the error's file, or the whole directory.
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a block": (damage_block, "restore this file from a backup of the log"),
     "the end": (cut_end, "restore the log's directory from a backup"),
@@ -70,7 +70,7 @@ def test_a_damaged_log(shop: Shop, case: str, way: str) -> None:
     damage, wanted = DAMAGE[case]
     shop.create_orders()
     shop.run()
-    shop.run()  # there are generations before the present ones
+    shop.run()  # there are older generations
     log = shop.config().log.path
     shutil.copytree(log, shop.root / "backup")
     damage(log)
@@ -113,7 +113,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.follows("log_full")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 @pytest.mark.parametrize("is_first", [False, True], ids=["later", "first start"])
-def test_a_full_disk_is_given_room(shop: Shop, disk: Path, is_first: bool) -> None:
+def test_space_is_made_on_a_full_disk(shop: Shop, disk: Path, is_first: bool) -> None:
     shop.log["path"] = str(disk / "log")
     shop.create_orders()
     if not is_first:
@@ -135,7 +135,7 @@ def test_a_full_disk_is_given_room(shop: Shop, disk: Path, is_first: bool) -> No
     shop.require_equal("orders")
 
 
-# ---------------------------------------------------------------------- a directory of something else
+# ---------------------------------------------------------------------- a foreign directory
 
 
 @pytest.mark.follows("log_foreign")
@@ -153,7 +153,7 @@ def test_a_directory_that_lost_the_logs_identity(shop: Shop, way: str) -> None:
     else:
         assert "name an empty directory in log.path" in error.hint
         shop.log["path"] = "./empty"
-        # The slot is the lost log's, and so are the target's rows: each says so in turn.
+        # The slot belongs to the lost log, and so do the target's rows: each is reported in turn.
         assert "drop it with" in shop.refused(Kind.SLOT_FOREIGN).hint
         shop.pg.execute("select pg_drop_replication_slot(%s)", [shop.section.slot])
         assert "path" in shop.refused(Kind.SINK_FOREIGN).hint
@@ -206,7 +206,7 @@ def test_a_damaged_file_of_a_target(shop: Shop, way: str) -> None:
 
 
 @pytest.mark.follows("sink_damaged")
-def test_a_target_in_which_an_earlier_version_was_moving_folders(shop: Shop) -> None:
+def test_a_target_in_which_an_earlier_version_moved_folders(shop: Shop) -> None:
     shop.create_orders()
     shop.run()
     moves = shop.lake / "_tailrace" / "moves.json"
@@ -239,7 +239,7 @@ def test_a_table_of_a_mirror_that_was_removed(shop: Shop, way: str) -> None:
 
 
 @pytest.mark.follows("sink_damaged")
-def test_a_mirror_by_whole_rows_that_lacks_a_row(shop: Shop) -> None:
+def test_a_mirror_by_full_rows_that_lacks_a_row(shop: Shop) -> None:
     shop.pg.execute("create table visits(host text, n int); alter table visits replica identity full")
     shop.pg.execute("insert into visits values ('a', 1), ('a', 1), ('b', 2)")
     shop.sink["keyless"] = "full_row"
@@ -255,7 +255,7 @@ def test_a_mirror_by_whole_rows_that_lacks_a_row(shop: Shop) -> None:
 
 
 @pytest.mark.follows("sink_damaged")
-def test_files_of_a_committed_range_that_are_gone(shop: Shop) -> None:
+def test_files_of_a_committed_range_are_missing(shop: Shop) -> None:
     shop.sink |= {"type": "parquet"}
     del shop.sink["mode"]
     shop.create_orders()

@@ -1,4 +1,4 @@
-"""Hints of errors about settings, commands and places, followed as they are printed."""
+"""Follows the hints of errors about settings, commands and positions, as they are printed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_variable_that_is_not_set_is_set(shop: Shop, monkeypatch: pytest.Monke
 
 
 @pytest.mark.follows("secret_missing")
-def test_a_file_that_is_not_there_or_too_large_is_written(shop: Shop) -> None:
+def test_a_missing_or_too_large_file_is_written(shop: Shop) -> None:
     shop.create_orders()
     secret = shop.root / "secret"
     shop.source["password"] = f"${{file:{secret}}}"
@@ -52,11 +52,11 @@ def test_a_file_that_is_not_there_or_too_large_is_written(shop: Shop) -> None:
     shop.require_equal("orders")
 
 
-# ---------------------------------------------------------------------- places in the log
+# ---------------------------------------------------------------------- positions in the log
 
 
 @pytest.mark.follows("log_missing")
-def test_a_log_that_is_not_there_yet_is_there_after_the_first_run(shop: Shop) -> None:
+def test_a_missing_log_exists_after_the_first_run(shop: Shop) -> None:
     shop.create_orders()
     path = shop.config().log.path
     refused = shop.command(f"tailrace log show {path}", status=1)
@@ -67,7 +67,7 @@ def test_a_log_that_is_not_there_yet_is_there_after_the_first_run(shop: Shop) ->
 
 
 @pytest.mark.follows("log_missing")
-def test_a_task_that_the_log_does_not_have_is_one_that_it_has(shop: Shop) -> None:
+def test_a_missing_task_is_replaced_by_an_existing_one(shop: Shop) -> None:
     shop.create_orders()
     shop.run()
     path = shop.config().log.path
@@ -78,7 +78,7 @@ def test_a_task_that_the_log_does_not_have_is_one_that_it_has(shop: Shop) -> Non
 
 
 @pytest.mark.follows("log_range_invalid")
-def test_a_place_beyond_the_log_is_one_that_ls_shows(shop: Shop) -> None:
+def test_a_position_beyond_the_log_is_replaced_by_one_that_ls_shows(shop: Shop) -> None:
     shop.create_orders()
     shop.run()
     path = shop.config().log.path
@@ -91,7 +91,7 @@ def test_a_place_beyond_the_log_is_one_that_ls_shows(shop: Shop) -> None:
 
 
 @pytest.mark.follows("log_range_invalid")
-def test_a_reader_that_the_log_does_not_have_is_one_that_it_has(shop: Shop) -> None:
+def test_a_missing_reader_is_replaced_by_an_existing_one(shop: Shop) -> None:
     shop.create_orders()
     shop.capture()
     path = shop.config().log.path
@@ -105,7 +105,7 @@ def test_a_reader_that_the_log_does_not_have_is_one_that_it_has(shop: Shop) -> N
 
 @pytest.mark.follows("sink_ahead_of_log")
 @pytest.mark.slow
-def test_a_log_that_was_restored_from_an_older_copy(shop: Shop) -> None:
+def test_a_log_restored_from_an_older_copy(shop: Shop) -> None:
     shop.create_orders()
     shop.run()
     log = shop.config().log.path
@@ -134,7 +134,7 @@ def test_a_log_that_was_restored_from_an_older_copy(shop: Shop) -> None:
 
 @pytest.mark.follows("frame_too_large")
 @pytest.mark.parametrize("when", ["snapshot", "stream"])
-def test_a_row_that_is_larger_than_a_message_may_be(shop: Shop, when: str) -> None:
+def test_a_row_larger_than_the_limit_of_messages(shop: Shop, when: str) -> None:
     shop.pg.execute("create table notes(id int primary key, body text)")
     shop.source["frame_bytes_max"] = MIB
     if when == "stream":
@@ -149,7 +149,7 @@ def test_a_row_that_is_larger_than_a_message_may_be(shop: Shop, when: str) -> No
 
 @pytest.mark.follows("conversion_failed")
 @pytest.mark.parametrize("way", ["as text", "left out"])
-def test_a_date_that_avro_has_no_number_for(shop: Shop, way: str) -> None:
+def test_a_date_that_avro_cannot_represent(shop: Shop, way: str) -> None:
     shop.pg.execute("create table days(id int primary key, day date)")
     shop.pg.execute("insert into days values (1, '2026-01-02'), (2, 'infinity')")
     got: list[Any] = []
@@ -171,7 +171,7 @@ def test_a_date_that_avro_has_no_number_for(shop: Shop, way: str) -> None:
             shop.source[found[1]] = found[2]
         else:
             shop.source["columns_exclude"] = ["public.days.day"]
-        registry.level = "NONE"  # the type of the column changes, or the column goes
+        registry.level = "NONE"  # the column's type changes, or the column is excluded
         run()
         rows = [
             decoded(event.value, registry.schema(int.from_bytes(event.value[1:5], "big"))) for event in got
@@ -187,7 +187,7 @@ def test_a_date_that_avro_has_no_number_for(shop: Shop, way: str) -> None:
 @pytest.mark.follows("table_missing")
 @pytest.mark.parametrize("way", ["created", "corrected"])
 @pytest.mark.parametrize("named", [["public.orders", "public.more"], ["public.more"]])
-def test_a_table_that_is_not_there(shop: Shop, way: str, named: list[str]) -> None:
+def test_a_missing_table(shop: Shop, way: str, named: list[str]) -> None:
     shop.create_orders()
     shop.source["tables"] = named
     hint = shop.refused(Kind.TABLE_MISSING).hint
@@ -201,7 +201,7 @@ def test_a_table_that_is_not_there(shop: Shop, way: str, named: list[str]) -> No
 
 
 @pytest.mark.follows("snapshot_failed")
-def test_a_condition_that_is_none_is_corrected(shop: Shop) -> None:
+def test_an_invalid_condition_is_corrected(shop: Shop) -> None:
     shop.create_orders()
     shop.source["snapshot_where"] = {"public.orders": "no_such > 1"}
     assert "correct the condition and try again" in shop.refused(Kind.SNAPSHOT_FAILED).hint
@@ -211,10 +211,8 @@ def test_a_condition_that_is_none_is_corrected(shop: Shop) -> None:
 
 
 @pytest.mark.follows("column_not_sent")
-def test_a_column_that_the_stream_lacks_is_there_in_a_new_log(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No server that is asked as ours loses one: what finds it says so here."""
+def test_a_column_that_the_stream_lacks_is_in_a_new_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No supported server loses a column, so the detection is patched to report one."""
     shop.create_orders()
     shop.run()
     shop.pg.execute("alter table orders add more int default 5")

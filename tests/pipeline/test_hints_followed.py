@@ -1,6 +1,6 @@
-"""Hints of errors about data in sinks: each is done as it is printed, and the sink compared with the source.
+"""Follows the hints of errors about data in sinks as they are printed, and compares the sink with the source.
 
-Names, SQL, settings and commands are taken out of the printed text.
+Names, SQL, settings and commands are taken from the printed text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.sinks.mirrored import mirrored
 
 
 def setting_in(hint: str) -> dict[str, str]:
-    """Return the sink's setting that a hint names."""
+    """Return the sink's setting in a hint."""
     found = re.search(r"`(\w+): (\w+)` for the sink", hint)
     assert found is not None, hint
     return {found[1]: found[2]}
@@ -35,7 +35,7 @@ def setting_in(hint: str) -> dict[str, str]:
 
 
 def keyless(shop: Shop) -> str:
-    """Have a mirror stop at a table without a key; return the hint."""
+    """Let a mirror stop at a table without a key; return the hint."""
     shop.pg.execute("create table visits(host text, n int)")
     shop.pg.execute("create table items(id int primary key, n int)")
     shop.pg.execute("insert into visits values ('a', 1), ('a', 1), ('b', 2)")
@@ -47,7 +47,7 @@ def keyless(shop: Shop) -> str:
 
 
 @pytest.mark.follows("sink_key_missing")
-def test_a_table_that_is_given_a_key_is_mirrored_by_it(shop: Shop) -> None:
+def test_a_table_that_gets_a_key_is_mirrored_by_it(shop: Shop) -> None:
     hint = keyless(shop)
     found = re.search(r"\((ALTER TABLE \S+ ADD PRIMARY KEY) …\)", hint)
     assert found is not None
@@ -63,7 +63,7 @@ def test_a_table_that_is_given_a_key_is_mirrored_by_it(shop: Shop) -> None:
 
 
 @pytest.mark.follows("sink_key_missing")
-def test_a_table_is_mirrored_by_columns_that_tell_its_rows_apart(shop: Shop) -> None:
+def test_a_table_is_mirrored_by_columns_that_identify_its_rows(shop: Shop) -> None:
     hint = keyless(shop)
     shop.pg.execute("truncate visits; insert into visits values ('a', 1), ('b', 2)")
     found = re.search(r"name columns that tell its rows apart in source\.(\w+), and start again", hint)
@@ -75,7 +75,7 @@ def test_a_table_is_mirrored_by_columns_that_tell_its_rows_apart(shop: Shop) -> 
 
 @pytest.mark.follows("sink_key_missing")
 @pytest.mark.ci
-def test_a_table_is_mirrored_by_whole_rows(shop: Shop) -> None:
+def test_a_table_is_mirrored_by_full_rows(shop: Shop) -> None:
     hint = keyless(shop)
     found = re.search(r"\((ALTER TABLE \S+ REPLICA IDENTITY FULL), and", hint)
     assert found is not None
@@ -88,7 +88,7 @@ def test_a_table_is_mirrored_by_whole_rows(shop: Shop) -> None:
 
 
 @pytest.mark.follows("sink_key_missing")
-def test_a_table_without_a_key_is_left_out(shop: Shop) -> None:
+def test_a_table_without_a_key_is_excluded(shop: Shop) -> None:
     hint = keyless(shop)
     assert "leave it out of the sink's `tables`" in hint
     shop.sink["tables"] = ["public.items"]
@@ -106,7 +106,7 @@ ALTERED = {
 
 
 def altered(shop: Shop, case: str) -> str:
-    """Have a mirror stop at a change that it can't follow; return the hint."""
+    """Let a mirror stop at a change that it can't follow; return the hint."""
     shop.pg.execute("create table items(id int primary key, what text)")
     shop.pg.execute("create table others(id int primary key)")
     shop.pg.execute("insert into items select n, repeat('x', n) from generate_series(1, 5) n")
@@ -121,7 +121,7 @@ def altered(shop: Shop, case: str) -> str:
 
 @pytest.mark.follows("sink_schema_refused", "Follow as far as possible")
 @pytest.mark.parametrize("case", ALTERED)
-def test_a_mirror_follows_as_far_as_it_can_and_then_reads_again(shop: Shop, case: str) -> None:
+def test_a_mirror_follows_as_far_as_possible_and_the_table_is_read_again(shop: Shop, case: str) -> None:
     hint = altered(shop, case)
     shop.sink |= setting_in(hint)
     shop.run()
@@ -143,7 +143,7 @@ def test_a_mirror_that_can_not_follow_begins_with_a_new_log(shop: Shop, case: st
 
 
 @pytest.mark.follows("sink_schema_refused", "Leave the table out")
-def test_a_table_that_can_not_be_followed_is_left_out(shop: Shop) -> None:
+def test_a_table_that_cannot_be_followed_is_excluded(shop: Shop) -> None:
     hint = altered(shop, "rewritten")
     assert "leave the table out of the sink's `tables`" in hint
     shop.sink["tables"] = ["public.others"]
@@ -151,7 +151,7 @@ def test_a_table_that_can_not_be_followed_is_left_out(shop: Shop) -> None:
     shop.require_equal("others")
 
 
-# ---------------------------------------------------------------------- settings that were changed
+# ---------------------------------------------------------------------- changed settings
 
 SALT = "0123456789abcdef"
 
@@ -174,7 +174,7 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.follows("sink_schema_refused")
 @pytest.mark.parametrize("way", ["restored", "empty path"])
 @pytest.mark.parametrize("case", CHANGED)
-def test_a_setting_that_was_changed_under_a_mirror(
+def test_a_changed_setting_of_a_mirrors_source(
     shop: Shop, case: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SALT_BEFORE", SALT)
@@ -198,7 +198,7 @@ def test_a_setting_that_was_changed_under_a_mirror(
     shop.pg.execute("delete from people where id = 2")
     shop.run()
     found = everything(shop, "people")
-    # A mirror that never had other settings is what it is to be.
+    # A mirror made under these settings alone is the expected result.
     shop.sink["path"] = "./fresh"
     shop.run()
     assert found == everything(shop, "people")
@@ -214,7 +214,7 @@ def everything(shop: Shop, table: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.follows("sink_schema_refused")
-def test_a_feature_that_somebody_gave_a_table_of_a_mirror(shop: Shop, spark: Any) -> None:
+def test_a_delta_feature_that_a_user_enabled_on_a_mirrors_table(shop: Shop, spark: Any) -> None:
     shop.pg.execute("create table items(id int primary key, n int)")
     shop.pg.execute("insert into items select n, n from generate_series(1, 5) n")
     shop.run()
@@ -232,7 +232,7 @@ def test_a_feature_that_somebody_gave_a_table_of_a_mirror(shop: Shop, spark: Any
 
 
 @pytest.mark.follows("sink_foreign")
-def test_tables_whose_position_is_gone(shop: Shop) -> None:
+def test_tables_without_their_position_file(shop: Shop) -> None:
     shop.pg.execute("create table items(id int primary key, n int)")
     shop.pg.execute("insert into items select n, n from generate_series(1, 5) n")
     shop.run()
@@ -255,7 +255,7 @@ def test_tables_whose_position_is_gone(shop: Shop) -> None:
 @pytest.mark.follows("slot_foreign")
 @pytest.mark.parametrize("way", ["dropped", "another name"])
 @pytest.mark.parametrize("kind", ["logical", "physical"])
-def test_a_slot_that_somebody_else_made(shop: Shop, kind: str, way: str) -> None:
+def test_a_slot_that_we_did_not_create(shop: Shop, kind: str, way: str) -> None:
     shop.create_orders()
     slot = shop.section.slot
     plugin = ", 'pgoutput'" if kind == "logical" else ""
@@ -276,7 +276,7 @@ def test_a_slot_that_somebody_else_made(shop: Shop, kind: str, way: str) -> None
         shop.pg.execute(found[1])
 
 
-#: What loses changes to the log, with the kind of error.
+#: Ways to lose changes before the log has them, with the kind of error.
 LOST = {
     "slot dropped": Kind.SLOT_MISSING,
     "slot made again": Kind.SLOT_AHEAD_OF_LOG,
@@ -286,7 +286,7 @@ LOST = {
 
 @pytest.mark.follows("slot_missing", "slot_ahead_of_log", "publication_missing")
 @pytest.mark.parametrize("case", LOST)
-def test_a_log_that_lost_changes_is_followed_by_a_new_one(shop: Shop, case: str) -> None:
+def test_a_log_that_lost_changes_is_replaced_by_a_new_one(shop: Shop, case: str) -> None:
     shop.create_orders()
     shop.run()
     slot = shop.section.slot
@@ -329,7 +329,7 @@ def test_a_log_of_another_database(shop: Shop) -> None:
 
 
 def history(shop: Shop, table: str) -> dict[int, Any]:
-    """Return the second column of the last row of each key in the history."""
+    """Return the second column of each key's last row in the history."""
     rows = DeltaTable(str(shop.lake / f"public.{table}")).to_pyarrow_table().sort_by("_log_offset")
     first, second = rows.column_names[:2]
     return dict(zip(rows[first].to_pylist(), rows[second].to_pylist(), strict=True))
@@ -337,7 +337,7 @@ def history(shop: Shop, table: str) -> dict[int, Any]:
 
 @pytest.mark.follows("sink_schema_refused", "Start again")
 @pytest.mark.slow
-def test_a_history_begins_in_a_new_path_where_the_log_has_the_new_type(shop: Shop) -> None:
+def test_a_history_is_begun_in_a_new_path_from_where_the_log_has_the_new_type(shop: Shop) -> None:
     shop.sink["mode"] = "append"
     shop.pg.execute("create table items(id int primary key, what text)")
     shop.pg.execute("insert into items select n, repeat('x', n) from generate_series(1, 5) n")
@@ -362,7 +362,7 @@ def test_a_history_begins_in_a_new_path_where_the_log_has_the_new_type(shop: Sho
 
 @pytest.mark.follows("log_range_gone")
 @pytest.mark.slow
-def test_a_history_begins_where_a_log_without_its_start_does(shop: Shop) -> None:
+def test_a_history_is_begun_where_a_log_without_its_start_begins(shop: Shop) -> None:
     shop.sink["mode"] = "append"
     shop.create_orders()
     for n in range(6, 9):

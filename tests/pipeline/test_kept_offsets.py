@@ -1,4 +1,4 @@
-"""`tailrace offsets show`: what an engine has committed, without a server."""
+"""`tailrace offsets show`: the offsets that an engine has committed, without a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def config(tmp_path: Path) -> EngineConfig:
     )
 
 
-def test_a_file_of_offsets_is_shown_while_an_engine_has_it_and_is_not_taken(
+def test_a_file_of_offsets_is_shown_while_an_engine_uses_it_and_is_not_locked(
     config: EngineConfig, tmp_path: Path
 ) -> None:
     assert kept(config) == []
@@ -36,14 +36,12 @@ def test_a_file_of_offsets_is_shown_while_an_engine_has_it_and_is_not_taken(
     for log_offset in (5, 7):
         engine.write([(partition, {"log": "a", "log_offset": log_offset})], 60)
         assert [(entry["log_offset"], entry["error"]) for entry in kept(config)] == [(log_offset, None)]
-    path.unlink()  # as a process that dies between its two renames leaves it
+    path.unlink()  # as a process leaves it that dies between its two renames
     assert [entry["log_offset"] for entry in kept(config)] == [5]
     engine.stop()
 
 
-def test_a_file_of_offsets_that_may_not_be_read_is_told_in_the_entry(
-    config: EngineConfig, tmp_path: Path
-) -> None:
+def test_an_unreadable_file_of_offsets_is_reported_in_the_entry(config: EngineConfig, tmp_path: Path) -> None:
     (tmp_path / "state" / "offsets").mkdir(parents=True)  # root may read every file
     (entry,) = kept(config)
     assert entry["error"]["kind"] == "offsets_unreadable"

@@ -1,4 +1,4 @@
-"""A pipeline's state as a function."""
+"""A pipeline's state as a function of its captures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PHASES = {
 
 
 @given(st.lists(st.sampled_from(sorted(_PHASES)), max_size=4), st.sampled_from(_RUNNING))
-def test_a_pipeline_is_where_the_least_advanced_of_its_captures_is(phases, before):
+def test_a_pipelines_state_is_that_of_its_least_advanced_capture(phases, before):
     ranks = [rank for phase in phases if (rank := _PHASES[phase]) is not None]
     assert state_while_running(phases, before) is (_RUNNING[min(ranks)] if ranks else before)
 

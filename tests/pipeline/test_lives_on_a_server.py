@@ -1,4 +1,4 @@
-"""Random lives of engines on a real server: nothing is lost, and nothing is left behind, here or there."""
+"""Random runs of engines on a real server: nothing is lost, and no resource leaks, here or on the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATE_S = 120.0
 
 
 class Server:
-    """A table that gets rows, and what a server says of those who are connected to it."""
+    """A table that gets rows, and the server's view of its clients."""
 
     def __init__(self, pg: Database, folder: Path) -> None:
         self.pg = pg
@@ -39,7 +39,7 @@ class Server:
         self.rows += count
 
     def cut(self) -> None:
-        """Throw all out who are connected to the database."""
+        """Terminate all connections to the database."""
         self.pg.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> "
             "pg_backend_pid()",
@@ -47,7 +47,7 @@ class Server:
         )
 
     def check(self) -> None:
-        """Fail if a connection is left, or another slot than the engine's own, or that in use."""
+        """Fail if a connection is left, or a slot other than the engine's, or if that is in use."""
         asked = "select count(*) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()"
         wait_until(lambda: self.pg.query(asked, [self.pg.name]) == [(0,)], LATE_S, "connections to end")
         slots = self.pg.query(
@@ -57,7 +57,7 @@ class Server:
 
 
 def lives(server: Server, count: int, seed: int) -> None:
-    """Live so many lives, each ended in one way or another, then one in peace that takes what is left."""
+    """Run so many engines, each ended in one way or another, then one without faults that takes the rest."""
     rng, done, leaks = random.Random(seed), set[int](), Leaks()
     for _ in range(count):
         server.insert(rng.randint(0, 20))
@@ -118,16 +118,14 @@ def _live(server: Server, rng: random.Random, done: set[int]) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_lives_leave_no_connection_no_slot_no_thread_and_no_file(
-    pg: Database, tmp_path: Path, seed: int
-) -> None:
+def test_random_runs_leak_no_connection_slot_thread_or_file(pg: Database, tmp_path: Path, seed: int) -> None:
     lives(Server(pg, tmp_path), 10, seed)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_thousand_lives_leave_no_connection_no_slot_no_thread_and_no_file(
+def test_a_thousand_random_runs_leak_no_connection_slot_thread_or_file(
     pg: Database, tmp_path: Path, seed: int
 ) -> None:
     lives(Server(pg, tmp_path), 1000, seed)

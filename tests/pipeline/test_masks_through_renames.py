@@ -1,7 +1,7 @@
-"""Masks and exclusions follow a column through its renames, for every reader, also of old rows.
+"""Masks and exclusions follow a column through renames, for every reader and also for old rows.
 
-The tables have REPLICA IDENTITY FULL, so that the log holds the columns that are left out: it is the readers
-that must let nothing out.
+The tables have REPLICA IDENTITY FULL, so that the log contains the excluded columns: the readers must
+drop them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.subscriptions import TOKEN, subscribed
 from tests.support.wait import wait_until
 
 TIMEOUT_S = 240
-#: Of the masked column, and of the one that is left out.
+#: Values of the masked column and of the excluded one.
 CANARY = "c4n4ry"
 HANDLER = """
 import pathlib
@@ -104,7 +104,7 @@ def rename(pg: Database) -> None:
 
 
 def leaks(directory: Path) -> list[str]:
-    """Return what below a directory holds a canary, the log apart; columns of Parquet files are decoded."""
+    """Return the canaries in files below a directory, without the log; Parquet files are decoded."""
     found = []
     for path in directory.rglob("*"):
         if not path.is_file() or path.is_relative_to(directory / "log"):
@@ -118,7 +118,9 @@ def leaks(directory: Path) -> list[str]:
 
 
 def followed(pg: Database, directory: Path) -> Path:
-    """Capture the table, rename its columns with the pipeline down, and go on; return the pipeline's file."""
+    """Capture the table, rename its columns while the pipeline is stopped, and go on; return the pipeline's
+    file.
+    """
     (directory / "mine.py").write_text(HANDLER)
     people(pg)
     file = pipeline_file(directory, pg, *EARLY)
@@ -128,9 +130,7 @@ def followed(pg: Database, directory: Path) -> Path:
     return file
 
 
-def test_no_sink_that_was_there_or_comes_later_shows_a_column_under_any_of_its_names(
-    pg: Database, tmp_path: Path
-) -> None:
+def test_no_older_or_newer_sink_shows_a_column_under_any_of_its_names(pg: Database, tmp_path: Path) -> None:
     followed(pg, tmp_path)
     file = pipeline_file(tmp_path, pg, *EARLY, *LATE)
     tailrace(tmp_path, "run", file, "--until-caught-up")
@@ -147,7 +147,9 @@ def test_no_sink_that_was_there_or_comes_later_shows_a_column_under_any_of_its_n
     assert (tmp_path / "got.txt").read_text().count("masked") >= 5
 
 
-def test_what_shows_the_log_shows_no_column_under_any_of_its_names(pg: Database, tmp_path: Path) -> None:
+def test_no_command_that_shows_the_log_shows_a_column_under_any_of_its_names(
+    pg: Database, tmp_path: Path
+) -> None:
     file = followed(pg, tmp_path)
     for words in (
         ("log", "show", file, "--json"),
@@ -234,5 +236,5 @@ def test_no_topic_of_kafka_gets_a_column_under_any_of_its_names(
     texts = [f"{message.key_document} {message.document}" for message in found]
     assert len(texts) >= 5
     assert "masked" in texts[0]
-    # The schemas in the records name no column that is left out, either.
+    # The records' schemas do not name an excluded column, either.
     assert not any(word in text for text in texts for word in (CANARY, "hidden", "shown"))

@@ -1,4 +1,4 @@
-"""Offsets that don't fit the log: refused, and the way out that the hint names."""
+"""Offsets that don't fit the log are refused, and following the hint helps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_offsets_of_another_log_are_refused_and_their_removal_helps(pg: Database
 
 
 @pytest.mark.follows("log_range_gone")
-def test_a_log_without_what_a_handler_needs_is_followed_by_a_new_one(pg: Database, tmp_path: Path) -> None:
+def test_a_log_that_lacks_what_a_handler_needs_is_replaced_by_a_new_one(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table orders(id bigserial primary key)")
     given = settings(pg, tmp_path)
     delivered(pg, given, 2)
@@ -71,7 +71,7 @@ def test_a_log_without_what_a_handler_needs_is_followed_by_a_new_one(pg: Databas
 
 
 class Offset:
-    """Of a sink or an engine: one that is kept here alone."""
+    """A fake offset of a sink or an engine."""
 
     def __init__(self, role: str, name: str) -> None:
         self.role, self.name, self.given = role, name, [0]
@@ -85,7 +85,7 @@ class Offset:
 
 @pytest.mark.follows("log_range_gone")
 @pytest.mark.parametrize(("role", "source"), [("sink", ""), ("engine", ""), ("sink", "eu")])
-def test_an_offset_that_is_taken_back_is_set_to_where_the_log_begins(
+def test_after_a_reset_of_an_offset_the_hint_sets_it_to_the_logs_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, source: str
 ) -> None:
     server = "type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody"
@@ -143,14 +143,14 @@ def settings(pg: Database, tmp_path: Path) -> dict[str, Any]:
 
 
 def refused(given: dict[str, Any]) -> TailraceError:
-    """Return why an engine fails."""
+    """Return the error with which an engine fails."""
     with pytest.raises(TailraceError) as raised:
         Engine(given, on_record=lambda _: None).run()
     return raised.value
 
 
 def delivered(pg: Database, given: dict[str, Any], rows: int) -> list[str]:
-    """Insert rows, each once the offset of the one before is stored; return the topics of what came."""
+    """Insert rows, each once the offset of the one before is stored; return the delivered topics."""
     topics: list[str] = []
 
     def came(engine: Engine, enough: int) -> bool:
@@ -162,7 +162,7 @@ def delivered(pg: Database, given: dict[str, Any], rows: int) -> list[str]:
     with Engine(given, on_record=lambda record: topics.append(record.topic)) as engine:
         for number in range(rows):
             pg.execute("insert into orders default values")
-            # The offsets of all records so far are stored; only then the next row is inserted.
+            # The offsets of all records so far are stored before the next row is inserted.
             arrived = functools.partial(came, engine, number + 1)
             wait_until(arrived, 60, "the row and its offset")
     return topics

@@ -1,4 +1,4 @@
-"""Sources are dealt out to tasks evenly, and the same way every time."""
+"""Sources are divided among tasks evenly, and the same way every time."""
 
 from __future__ import annotations
 

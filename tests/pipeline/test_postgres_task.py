@@ -1,4 +1,4 @@
-"""The connector and its task against a real server, without an engine around them."""
+"""The connector and its task on a real server, without an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.wait import wait_until
 
 
 class Life:
-    """A connector with one task, driven as the engine drives them."""
+    """A connector with one task, driven as by the engine."""
 
     def __init__(self, settings, name="shop"):
         self.connector = PipelineConnector()
@@ -42,7 +42,7 @@ class Life:
         self.store.stop()
 
     def poll(self, enough, timeout_s=60.0):
-        """Poll until `enough` of the records so far; return the records with their batches."""
+        """Poll until there are `enough` records; return the records with their batches."""
         found = []
 
         def polled():
@@ -73,7 +73,7 @@ def values(found):
     return [(record.topic, record.op, record.after["id"]) for _, record in found]
 
 
-def test_snapshot_and_stream_are_polled_and_go_on_inside_a_transaction(pg: Database, settings) -> None:
+def test_snapshot_and_stream_are_polled_and_continue_inside_a_transaction(pg: Database, settings) -> None:
     pg.execute("insert into orders select n, n from generate_series(1, 500) n")
     with Life(settings) as life:
         assert isinstance(life.connector, SourceConnector)
@@ -99,7 +99,7 @@ def test_snapshot_and_stream_are_polled_and_go_on_inside_a_transaction(pg: Datab
         assert len(life.poll(lambda found: len(found) >= 503)) == 503
 
 
-def test_only_one_engine_captures_and_what_has_caught_up_finishes(pg: Database, settings) -> None:
+def test_only_one_engine_captures_and_a_task_that_has_caught_up_finishes(pg: Database, settings) -> None:
     with Life(settings) as life:
         pg.execute("insert into lines values (1)")
         life.poll(len)
@@ -113,7 +113,7 @@ def test_only_one_engine_captures_and_what_has_caught_up_finishes(pg: Database, 
         assert life.task.poll(0.0) is None
 
 
-def test_a_capture_that_gave_up_is_begun_again_when_polled_again(own_pg, tmp_path) -> None:
+def test_a_failed_capture_is_restarted_by_the_next_poll(own_pg, tmp_path) -> None:
     own_pg.execute("create table orders(id int primary key)")
     settings = {
         "source": {
@@ -155,7 +155,7 @@ def test_a_capture_that_gave_up_is_begun_again_when_polled_again(own_pg, tmp_pat
         assert [record.after["id"] for record in found] == [2]
 
 
-def test_wrong_settings_are_all_named_at_once() -> None:
+def test_all_wrong_settings_are_reported_at_once() -> None:
     with pytest.raises(TailraceError) as raised:
         PipelineConnector().offset_store("shop", {"source": {"port": "x"}, "sinks": 3})
     assert raised.value.kind is Kind.CONFIG_INVALID

@@ -1,4 +1,4 @@
-"""Preflight against real servers with broken set-ups: every problem, each with its repair."""
+"""Preflight of broken set-ups on real servers: every problem, each with its repair."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.pipeline.preflight import errors, found, pipeline_file
 pytestmark = pytest.mark.each_postgres("what the server says of itself")
 
 
-def test_a_fit_set_up_has_no_problem(pg, tmp_path):
+def test_a_working_set_up_has_no_problem(pg, tmp_path):
     pg.execute("create table orders (id int primary key)")
     file = pipeline_file(tmp_path, pg.server, pg.name, sinks="{type: delta, mode: mirror, path: ./lake}")
     assert preflight(file) == []
-    # Nothing was changed: neither slot nor publication nor directory is there.
+    # Nothing was changed: there is neither slot nor publication nor directory.
     assert pg.query("select count(*) from pg_publication") == [(0,)]
     assert pg.query("select count(*) from pg_replication_slots where database = current_database()") == [(0,)]
     assert not (tmp_path / "log").exists()
@@ -36,7 +36,7 @@ def test_captures_on_spark_need_a_core_more_than_there_are_sources(pg, tmp_path)
         assert not told or "1 tasks would take all 1 cores" in told[0]
 
 
-def test_tables_without_what_they_need_are_named(pg, tmp_path):
+def test_tables_that_lack_something_are_reported(pg, tmp_path):
     pg.execute("create table keyless (a int)")
     pg.execute("create table full_rows (a int)")
     pg.execute("alter table full_rows replica identity full")
@@ -65,7 +65,7 @@ def test_tables_without_what_they_need_are_named(pg, tmp_path):
 
 
 def test_every_repair_that_is_sql_repairs(own_pg, tmp_path):
-    """A role that may do nothing: the SQL of the findings, run by a superuser, makes it fit."""
+    """For a role without rights: the SQL of the findings, run by a superuser, gives it all that it needs."""
     own_pg.create_database("shop")
     own_pg.execute("create role cdc login", dbname="shop")
     own_pg.execute('create schema "Sa""les"', dbname="shop")
@@ -80,7 +80,7 @@ def test_every_repair_that_is_sql_repairs(own_pg, tmp_path):
     assert errors(file) == []
 
 
-def test_a_server_without_logical_decoding_is_told_what_to_set(make_server, tmp_path):
+def test_the_settings_for_logical_decoding_are_reported(make_server, tmp_path):
     server = make_server(wal_level="replica", max_replication_slots="0", max_wal_senders="0")
     server.create_database("shop")
     server.execute("create table t (id int primary key)", dbname="shop")
@@ -90,14 +90,14 @@ def test_a_server_without_logical_decoding_is_told_what_to_set(make_server, tmp_
     assert "ALTER SYSTEM SET max_wal_senders" in repairs
 
 
-def test_a_slot_that_nobody_here_made_is_not_taken(pg, tmp_path):
+def test_a_slot_that_we_did_not_create_is_reported(pg, tmp_path):
     pg.execute("create table t (id int primary key)")
     pg.query(f"select pg_create_logical_replication_slot('tailrace_{pg.name}', 'pgoutput')")
     finding = found(pipeline_file(tmp_path, pg.server, pg.name))[Kind.SLOT_FOREIGN, ""]
     assert f"pg_drop_replication_slot('tailrace_{pg.name}')" in finding.repair
 
 
-def test_directories_that_a_run_would_refuse_are_said_before(pg, tmp_path):
+def test_directories_that_a_run_would_refuse_are_reported(pg, tmp_path):
     pg.execute("create table orders (id int primary key)")
     sinks = "{type: delta, path: ./lake}, {type: parquet, path: ./files}, {type: jsonl, path: ./lines}"
     sinks += ", {type: delta, path: ./la%ke}"
@@ -113,7 +113,7 @@ def test_directories_that_a_run_would_refuse_are_said_before(pg, tmp_path):
     assert set(problems) == {Kind.SINK_FOREIGN, Kind.LOG_FOREIGN, Kind.CONFIG_INVALID}
 
 
-def test_a_publication_that_does_not_fit_is_named_with_its_sql(pg, tmp_path):
+def test_a_mismatched_publication_is_reported_with_its_sql(pg, tmp_path):
     pg.execute("create table a (id int primary key)")
     pg.execute("create table b (id int primary key)")
     pg.execute("create schema other")
@@ -128,7 +128,7 @@ def test_a_publication_that_does_not_fit_is_named_with_its_sql(pg, tmp_path):
     assert errors(tmp_path / "pipeline.yaml") == []
 
 
-def test_a_server_that_is_not_there_is_one_problem_beside_the_others(tmp_path, monkeypatch):
+def test_an_unreachable_server_is_one_problem_among_others(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
     file = tmp_path / "pipeline.yaml"
     file.write_text(
@@ -139,7 +139,7 @@ def test_a_server_that_is_not_there_is_one_problem_beside_the_others(tmp_path, m
     assert kinds == {Kind.SOURCE_UNREACHABLE, Kind.ENVIRONMENT_UNFIT, Kind.SINK_WRITE_FAILED}
 
 
-def test_a_secret_that_is_not_there_is_a_problem_of_the_configuration(tmp_path, monkeypatch):
+def test_a_missing_secret_is_a_problem_of_the_configuration(tmp_path, monkeypatch):
     monkeypatch.delenv("NOT_SET", raising=False)
     file = tmp_path / "pipeline.yaml"
     file.write_text("name: shop\nsource: {host: localhost, password: '${env:NOT_SET}'}\nlog: {path: ./log}\n")
@@ -147,7 +147,7 @@ def test_a_secret_that_is_not_there_is_a_problem_of_the_configuration(tmp_path, 
     assert (finding.kind, finding.is_configuration) == (Kind.SECRET_MISSING, True)
 
 
-def test_little_room_is_a_warning_and_none_an_error(pg, tmp_path, monkeypatch):
+def test_little_disk_space_is_a_warning_and_none_an_error(pg, tmp_path, monkeypatch):
     pg.execute("create table t (id int primary key)")
     file = pipeline_file(tmp_path, pg.server, pg.name)
 
@@ -169,7 +169,7 @@ def test_a_broken_check_does_not_hide_the_others(pg, tmp_path, monkeypatch):
     assert kinds == {Kind.INTERNAL, Kind.SOURCE_MISCONFIGURED}
 
 
-def test_the_session_that_looks_is_closed(pg, tmp_path, monkeypatch):
+def test_the_session_of_the_preflight_is_closed(pg, tmp_path, monkeypatch):
     pg.execute("create table t (id int primary key)")
     file = pipeline_file(tmp_path, pg.server, pg.name)
     made = []

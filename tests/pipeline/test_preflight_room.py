@@ -1,4 +1,4 @@
-"""Room for the slots and WAL senders of all sources that are on one server."""
+"""Preflight of slots and WAL senders for all sources that are on one server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def room(source, server="a", *, slot=True, sender=True, slots=8, senders=8, wind
         ),
     ],
 )
-def test_what_the_sources_of_one_server_need_is_added_up(rooms, told, needing):
+def test_the_needs_of_the_sources_of_one_server_are_added_up(rooms, told, needing):
     messages = [finding.message for finding in room_findings(rooms)]
     assert messages == (["; ".join(filter(None, (told, needing)))] if told else [])
 
@@ -69,7 +69,7 @@ WINDOW = "an interrupted or requested snapshot needs one more"
         ),
     ],
 )
-def test_a_snapshot_beside_the_stream_needs_one_more_of_each(rooms, told):
+def test_a_snapshot_beside_the_stream_needs_one_more_slot_and_wal_sender(rooms, told):
     found = list(room_findings(rooms))
     assert [finding.message.partition(" (")[0] for finding in found] == told
     for finding in found:
@@ -84,7 +84,7 @@ def test_three_databases_need_three_of_the_two_slots_of_their_server(
     server = make_server(max_replication_slots="2", max_wal_senders="2")
 
     def errors(file: Path) -> list[Finding]:
-        # Whoever asked before, and is gone, may still have the server's last WAL sender.
+        # The server's last WAL sender may still be in use by an earlier, ended check.
         wait_until(lambda: not server.query("select 1 from pg_stat_replication"), 60)
         found = [finding for finding in preflight(file) if finding.severity is Severity.ERROR]
         return [finding for finding in found if finding.kind is not Kind.SOURCE_UNREACHABLE]
@@ -105,7 +105,7 @@ def test_three_databases_need_three_of_the_two_slots_of_their_server(
     assert errors(written("eu", "us")) == []
     beside = preflight(written("eu", "us"))
     assert [WINDOW in finding.message for finding in beside] == [True, True]
-    # A database that is captured has its slot already; two that are not need one each.
+    # A captured database has its slot already; the two that are not captured need one each.
     Run(load_engine(written("eu")), until_caught_up=True).run()
     assert errors(written("eu", "us")) == []
     found = errors(written("eu", "us", "asia"))
@@ -114,7 +114,7 @@ def test_three_databases_need_three_of_the_two_slots_of_their_server(
     assert "only 1 replication slot free" in slots.message
     assert slots.message.endswith("2 sources on this server need one each: us, asia")
     assert senders.message.endswith("3 sources on this server need one each: eu, us, asia")
-    # What is said to repair it does.
+    # The suggested repair works.
     for finding in found:
         server.execute(finding.repair.partition(";")[0])
     server.stop()

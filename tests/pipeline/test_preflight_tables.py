@@ -1,4 +1,4 @@
-"""Preflight of tables, columns, masks and keys: each misfit with its own message and its SQL."""
+"""Preflight of tables, columns, masks and keys: each problem with its own message and SQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def checked(directory: Any, pg: Database, source: str, sinks: str = "") -> list[
     return preflight(pipeline_file(directory, pg.server, pg.name, source=source, sinks=sinks))
 
 
-def test_things_that_are_no_tables_are_called_by_their_names(pg, tmp_path):
+def test_relations_that_are_no_tables_are_reported_by_their_kind(pg, tmp_path):
     pg.execute("create table t (id int primary key)")
     pg.execute("create unlogged table quick (id int primary key)")
     pg.execute("create view v as select * from t")
@@ -36,7 +36,7 @@ def test_things_that_are_no_tables_are_called_by_their_names(pg, tmp_path):
         + ", which PostgreSQL does not replicate",
         "source.tables: no table matches 'public.none'",
     ]
-    # A star passes them over.
+    # A pattern with a star skips them.
     assert checked(tmp_path, pg, "") == []
 
 
@@ -47,7 +47,7 @@ def test_origins_need_a_later_server(pg, tmp_path):
     assert all("the server is PostgreSQL 15" in message for message in messages)
 
 
-def test_a_replica_identity_whose_index_is_gone_and_one_of_a_partition_are_seen(pg, tmp_path):
+def test_a_replica_identity_without_its_index_and_one_of_a_partition_are_reported(pg, tmp_path):
     pg.execute("create table i (a int not null, b int)")
     pg.execute("create unique index i_a on i (a)")
     pg.execute("alter table i replica identity using index i_a")
@@ -74,7 +74,7 @@ RULES = """  columns_exclude: ["public.users.ssn", "*.nothing.x"]
 """
 
 
-def test_settings_of_columns_that_find_nothing_or_leak_are_told(pg, tmp_path, monkeypatch):
+def test_column_settings_that_match_nothing_or_leak_are_reported(pg, tmp_path, monkeypatch):
     pg.execute("create table users (id int primary key, mail text, ssn text)")
     pg.execute("create table log (host text, what text)")
     pg.execute("alter table log replica identity full")
@@ -96,7 +96,7 @@ def test_settings_of_columns_that_find_nothing_or_leak_are_told(pg, tmp_path, mo
     ] == [Kind.SECRET_MISSING]
 
 
-def test_keys_that_would_be_lost_are_refused_with_the_way_out(pg, tmp_path):
+def test_settings_that_would_lose_keys_are_refused_with_a_repair(pg, tmp_path):
     pg.execute("create table t (id int primary key, a int not null, b text)")
     pg.execute("create table u (id int primary key, a int not null, b text)")
     source = (
@@ -115,7 +115,7 @@ def test_keys_that_would_be_lost_are_refused_with_the_way_out(pg, tmp_path):
     assert [finding.table for finding in errors(file)] == ["public.t", "public.t", "public.u"]
 
 
-def test_publications_that_break_the_sources_own_updates_are_named(pg, tmp_path):
+def test_publications_that_break_the_sources_own_updates_are_reported(pg, tmp_path):
     pg.execute("create table t (id int primary key, a int, secret text)")
     pg.execute("create table whole (id int primary key, a int)")
     pg.execute("alter table whole replica identity full")
@@ -141,7 +141,7 @@ def test_publications_that_break_the_sources_own_updates_are_named(pg, tmp_path)
     ]
 
 
-def test_what_full_rows_must_send_is_told_to_leave_the_server(pg, tmp_path):
+def test_excluded_columns_that_replica_identity_full_sends_nevertheless_are_reported(pg, tmp_path):
     pg.execute("create table t (id int primary key, secret text)")
     pg.execute("alter table t replica identity full")
     (finding,) = checked(tmp_path, pg, '  columns_exclude: ["public.t.secret"]\n')
@@ -150,7 +150,7 @@ def test_what_full_rows_must_send_is_told_to_leave_the_server(pg, tmp_path):
     assert checked(tmp_path, pg, '  columns_exclude: ["public.t.secret"]\n') == []
 
 
-def test_partitions_that_are_excluded_or_published_in_another_way_are_told(pg, tmp_path):
+def test_partitions_that_are_excluded_or_published_in_another_way_are_reported(pg, tmp_path):
     pg.execute("create table p (id int primary key) partition by range (id)")
     pg.execute("create table p1 partition of p for values from (0) to (10)")
     (finding,) = checked(tmp_path, pg, "  tables_exclude: [public.p1]\n")
@@ -163,7 +163,7 @@ def test_partitions_that_are_excluded_or_published_in_another_way_are_told(pg, t
     assert checked(tmp_path, pg, "") == []
 
 
-def test_a_full_root_with_partitions_that_are_not_is_an_error(pg, tmp_path):
+def test_a_root_with_replica_identity_full_whose_partitions_lack_it_is_an_error(pg, tmp_path):
     pg.execute("create table p (id int primary key, v text) partition by range (id)")
     pg.execute("create table p1 partition of p for values from (0) to (10)")
     pg.execute("alter table p replica identity full")
@@ -180,7 +180,7 @@ NAMED = """  columns: ["public.items.id", "public.items.nmae"]
 """
 
 
-def test_a_pattern_that_names_one_column_must_find_it(pg, tmp_path):
+def test_a_pattern_that_names_one_column_must_match_it(pg, tmp_path):
     pg.execute("create table users (id int primary key, mail text, ssn text)")
     pg.execute("create table items (id int primary key, name text)")
     pg.execute("create table parts (id int primary key, name text) partition by range (id)")
@@ -223,7 +223,7 @@ def test_a_pattern_that_names_one_column_must_find_it(pg, tmp_path):
             f"correct {masks}, or leave it so",
         ),
     ]
-    # The other way round: each partition is a table, and nothing comes under the root's name.
+    # The other way round: each partition is a table, and no rows come under the root's name.
     alone = '  publish_via_partition_root: false\n  columns_exclude: ["public.parts.name"]\n'
     (finding,) = checked(tmp_path, pg, alone)
     assert (finding.severity, "its partitions" in finding.message) == (Severity.ERROR, True)

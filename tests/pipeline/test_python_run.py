@@ -1,4 +1,4 @@
-"""`tailrace run` into a function of one's own: every change at least once, in order, also after a kill."""
+"""`tailrace run` into a user's function: every change at least once, in order, also after a kill."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def got(directory: Path) -> list[list[Any]]:
     return [json.loads(line) for line in (directory / "got.jsonl").read_text().splitlines()]
 
 
-def test_a_function_gets_every_change_in_order_and_what_was_not_kept_again(
+def test_a_function_gets_every_change_in_order_and_unrecorded_ones_again_after_a_kill(
     pg: Database, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(HANDLER)
@@ -71,7 +71,7 @@ def test_a_function_gets_every_change_in_order_and_what_was_not_kept_again(
     wanted = [["c", n] for n in range(101, 301)] + [["d", n] for n in range(1, 11)]
     first_seen = {row[0]: row[1:] for row in reversed(rows)}
     assert [first_seen[at] for at in sorted(first_seen)] == wanted
-    # What comes again is the batch whose position was not kept, from its start, in order.
+    # The batch whose position was not recorded comes again, from its start, in order.
     again = rows[len(killed) :]
     assert again == sorted(again)
     assert again[0] in killed

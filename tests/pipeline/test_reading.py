@@ -1,4 +1,4 @@
-"""An engine's reading of a log: whole, in order, from wherever it was left."""
+"""An engine reads a log: completely, in order, from wherever it stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pipeline_at(path, **sections):
 
 
 def drained(reading):
-    """Return the ids that are given until nothing is new, each with its offset and transaction end."""
+    """Return the ids that are read until nothing is new, each with its offset and transaction end."""
     found = []
     while (batch := reading.next()) is not None:
         assert list(batch.places) == list(range(batch.polled))
@@ -47,7 +47,7 @@ def drained(reading):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Batches so small that each transaction of the tests takes several."""
+    """Batches so small that each transaction of the tests needs several."""
     monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)
 
 
@@ -58,7 +58,7 @@ def log(tmp_path):
     found.close()
 
 
-def test_everything_is_given_once_in_order_while_the_log_grows(log, small):
+def test_every_change_is_read_once_in_order_while_the_log_grows(log, small):
     reading = LogConsumer("shop", pipeline_at(log.directory.path), None, rows_max=3)
     log.insert(1, 2, 3, 4, 5)
     log.progress()
@@ -78,7 +78,9 @@ def test_everything_is_given_once_in_order_while_the_log_grows(log, small):
     decoded=st.sampled_from([1, 300, 1 << 20]),
     data=st.data(),
 )
-def test_any_offset_goes_on_exactly_behind_its_record(tmp_path_factory, sizes, rows_max, decoded, data):
+def test_reading_continues_exactly_after_the_record_of_any_offset(
+    tmp_path_factory, sizes, rows_max, decoded, data
+):
     log = LogOfOrders(tmp_path_factory.mktemp("any") / "log")
     numbers = iter(range(1000))
     for size in sizes:
@@ -96,7 +98,7 @@ def test_any_offset_goes_on_exactly_behind_its_record(tmp_path_factory, sizes, r
     log.close()
 
 
-def test_a_batch_without_records_still_gets_the_offset_on(log):
+def test_a_batch_without_records_advances_the_offset(log):
     reading = LogConsumer("shop", pipeline_at(log.directory.path), None)
     end = log.progress()
     batch = reading.next()
@@ -104,8 +106,8 @@ def test_a_batch_without_records_still_gets_the_offset_on(log):
     assert (len(batch), batch.polled, batch.end_offset["log_offset"]) == (0, 0, end)
 
 
-def test_segments_without_records_are_passed_in_real_time_too(tmp_path):
-    """Retention would keep them for an engine that has everything, or drop the engine."""
+def test_segments_without_records_are_passed_also_in_real_time(tmp_path):
+    """Otherwise retention would keep them for an engine that has everything, or drop the engine."""
     log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 12)
     reading = LogConsumer("shop", pipeline_at(log.directory.path, realtime={"enabled": True}), None)
     handover = Handover([reading.realtime.buffer], lambda: None)
@@ -149,7 +151,7 @@ def test_after_an_error_nothing_is_lost_or_repeated(log, small, monkeypatch):
     assert given_out == [1, 2, 3, 4]
 
 
-def test_the_log_keeps_the_offsets_and_lets_go_of_whole_transactions_only(tmp_path, small):
+def test_the_log_stores_offsets_and_its_readers_position_moves_by_whole_transactions(tmp_path, small):
     log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 16)
     pipeline = pipeline_at(log.directory.path)
     store = LogOffsetStore("shop", [pipeline])
@@ -172,7 +174,7 @@ def test_the_log_keeps_the_offsets_and_lets_go_of_whole_transactions_only(tmp_pa
     log.close()
 
 
-def test_retention_waits_for_an_engine_and_one_that_was_dropped_is_told(tmp_path):
+def test_retention_waits_for_an_engine_and_a_dropped_engine_gets_an_error(tmp_path):
     log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 16)
     reading = LogConsumer("shop", pipeline_at(log.directory.path), None)
     log.insert(0)
@@ -208,7 +210,7 @@ def test_offsets_of_another_log_and_of_none_are_refused(log, tmp_path):
         assert raised.value.kind is Kind.OFFSETS_FOREIGN
 
 
-def test_offsets_that_were_set_back_are_read_again(log):
+def test_after_offsets_were_set_back_changes_are_read_again(log):
     pipeline = pipeline_at(log.directory.path)
     log.insert(1)
     log.insert(2)

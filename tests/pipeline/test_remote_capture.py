@@ -1,4 +1,4 @@
-"""What driver and capturing task tell each other, and when a job is begun again; without Spark."""
+"""Communication of the driver and the capturing task, and when a job is restarted; without Spark."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pipeline(folder: Path) -> PipelineConfig:
     return from_mapping({"name": "p", "source": source, "log": {"path": str(folder / "log")}}).pipelines[0]
 
 
-def test_what_a_task_tells_is_what_it_shows_on_its_own_clock(tmp_path: Path) -> None:
+def test_a_report_of_a_task_is_read_as_written_with_times_on_the_drivers_clock(tmp_path: Path) -> None:
     channel = Channel(tmp_path / "log")
     channel.prepare()
     assert channel.report() is None
@@ -67,11 +67,11 @@ def test_what_a_task_tells_is_what_it_shows_on_its_own_clock(tmp_path: Path) -> 
             assert getattr(found, name) == getattr(PROGRESS, name), name
     path = tmp_path / ".log.task" / "report.json"
     path.write_bytes(path.read_bytes().replace(b'"rows":7', b'"rows":8'))
-    assert channel.report() is None, "a damaged file tells nothing"
+    assert channel.report() is None, "a damaged report is ignored"
 
 
 class Host:
-    """In place of Spark's: so many cores, and jobs that end as they are told to."""
+    """In place of the host of Spark: a number of cores, and jobs that end as the test says."""
 
     def __init__(self, cores: int, *ends: TailraceError | None) -> None:
         self.ends = list(ends)
@@ -100,7 +100,7 @@ def died() -> TailraceError:
 
 
 @pytest.mark.parametrize("last", [None, TailraceError(Kind.SLOT_MISSING, "resume: it is gone")])
-def test_a_job_that_dies_is_begun_again_and_one_that_ends_is_not(
+def test_a_job_that_dies_is_restarted_and_one_that_ends_is_not(
     last: TailraceError | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Host(2, died(), died(), last)
@@ -114,15 +114,15 @@ def test_a_job_that_dies_is_begun_again_and_one_that_ends_is_not(
         assert caught.value is last
     assert [order.round for order in host.orders] == [1, 2, 3]
     assert len({order.run_id for order in host.orders}) == 1
-    assert "${env:NOT_SET_HERE}" in host.orders[0].pipeline, "secrets are resolved over there"
+    assert "${env:NOT_SET_HERE}" in host.orders[0].pipeline, "secrets are resolved on the executor"
     shown = remote.progress()
     assert (shown.phase, shown.reconnects) == ("stopped", 2)
 
 
-def test_a_full_disk_ends_neither_the_task_nor_its_beginning_silently(
+def test_a_full_disk_neither_ends_the_task_nor_hides_why_it_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver shows that it lives without room, and a task that can't be told its round says why."""
+    """The driver's heartbeat needs no disk space, and a task that can't read its round reports why."""
     channel, write = Channel(tmp_path / "log"), durable.write_whole
     channel.prepare()
     channel.ask(DesiredState(run_id="run", round=1))
@@ -168,7 +168,7 @@ def test_a_capture_that_would_leave_no_core_is_refused(tmp_path: Path) -> None:
 
 
 class Cluster(Host):
-    """Of which executors come one by one."""
+    """A cluster whose executors arrive one by one."""
 
     @property
     def defaultParallelism(self) -> int:  # noqa: N802 - as Spark calls it
@@ -181,7 +181,7 @@ class Cluster(Host):
 
 
 @pytest.mark.parametrize("conf", [{}, {"spark.dynamicAllocation.enabled": "true"}])
-def test_the_executors_of_a_cluster_are_waited_for_unless_they_come_when_they_are_needed(
+def test_the_start_waits_for_the_executors_of_a_cluster_unless_allocation_is_dynamic(
     conf: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Cluster(4, None)
@@ -201,12 +201,12 @@ def test_the_executors_of_a_cluster_are_waited_for_unless_they_come_when_they_ar
     ("master", "cores"),
     [("local", 1), ("local[3]", 3), ("local[4, 2]", 4), ("local-cluster[2,1,1024]", None), ("yarn", None)],
 )
-def test_what_a_local_master_has_is_known(master: str, cores: int | None) -> None:
+def test_the_cores_of_a_local_master_are_known(master: str, cores: int | None) -> None:
     assert cores_of(master) == cores
     assert (cores_of("local[*]") or 0) >= 1
 
 
-def test_what_the_driver_wants_reaches_the_task_and_its_answer_the_driver(
+def test_the_drivers_requests_reach_the_task_and_its_reports_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = Channel(tmp_path / "log")

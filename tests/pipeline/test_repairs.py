@@ -1,4 +1,4 @@
-"""What is documented as a way out leads out: it is followed to the letter, and compared with the source."""
+"""Documented repairs work: they are followed exactly, and the result is compared with the source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.sinks.ddl_story import write_and_die
 
 
 def make_gaps(pg: Database) -> None:
-    """Change tables in ways that the stream does not tell of."""
+    """Change tables in ways that the stream does not show."""
     pg.execute(f"alter publication {SLOT} drop table items, pairs")
     pg.execute("delete from items where id % 3 = 0")
     pg.execute("update items set n = -1 where id % 5 = 1")
@@ -44,12 +44,12 @@ def refuse(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize(
     "mirror", ["small", "large", pytest.param("refused by delta-rs", marks=pytest.mark.ci)]
 )
-def test_a_snapshot_on_demand_takes_away_what_is_not_there_any_more(
+def test_a_requested_snapshot_removes_rows_that_no_longer_exist(
     place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, mirror: str
 ) -> None:
     pg, log = place.pg, place.log
     if mirror == "small":
-        monkeypatch.setattr(sink, "remove_unread", None)  # Spark is not asked
+        monkeypatch.setattr(sink, "remove_unread", None)  # Spark is not used
     elif mirror == "large":
         monkeypatch.setattr(small_merge, "IN_PROCESS_TARGET_BYTES_MAX", 0)
     else:
@@ -75,7 +75,7 @@ def test_a_snapshot_on_demand_takes_away_what_is_not_there_any_more(
         fresh.require_equal(pg, "items", "pairs", "parts")
 
 
-def test_so_does_one_that_was_killed_and_a_mirror_that_is_cut_short(
+def test_a_killed_snapshot_and_an_interrupted_mirror_remove_rows_that_no_longer_exist(
     place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pg, log = place.pg, place.log
@@ -84,7 +84,7 @@ def test_so_does_one_that_was_killed_and_a_mirror_that_is_cut_short(
     lake = place.mirror()
     lake.follow()
     make_gaps(pg)
-    pg.execute("delete from pairs")  # of an empty table, too, the mirror learns that it is
+    pg.execute("delete from pairs")  # the mirror learns that a table is empty, too
     request(log, *KEYED)
     for point in ("after_plan", "after_chunk@3", "before_chunk_end@5", "before_finish"):
         name, _, count = point.partition("@")
@@ -96,7 +96,7 @@ def test_so_does_one_that_was_killed_and_a_mirror_that_is_cut_short(
 
 
 @pytest.mark.parametrize("point", ["sink.before_remove", "sink.before_remove@2", "sink.before_position"])
-def test_a_mirror_that_ends_while_it_takes_rows_away_is_completed(
+def test_a_mirror_killed_while_it_removes_rows_is_completed(
     place: SimpleNamespace, tmp_path: Path, point: str
 ) -> None:
     pg, log = place.pg, place.log
@@ -118,7 +118,7 @@ def test_a_mirror_that_ends_while_it_takes_rows_away_is_completed(
     lake.require_equal(pg, "items", "pairs", "parts")
 
 
-def test_one_of_some_rows_takes_nothing_away(place: SimpleNamespace) -> None:
+def test_a_snapshot_of_some_rows_removes_nothing(place: SimpleNamespace) -> None:
     pg, log = place.pg, place.log
     create_tables(pg)
     with capturing(pg.dsn, log, **SMALL) as running:
@@ -132,7 +132,7 @@ def test_one_of_some_rows_takes_nothing_away(place: SimpleNamespace) -> None:
 
 
 def tables_to_read_again(error: TailraceError) -> tuple[str, ...]:
-    """Return the tables that a hint's `tailrace snapshot FILE --table …` names."""
+    """Return the tables in a hint's `tailrace snapshot FILE --table …`."""
     command = re.search(r"`(tailrace snapshot FILE --table .*?)`", error.hint)
     assert command is not None, error.hint
     words = shlex.split(command[1])
@@ -174,7 +174,7 @@ RENAMES = {
 
 @pytest.mark.follows("sink_schema_refused")
 @pytest.mark.parametrize("case", RENAMES)
-def test_a_mirror_stops_at_a_rename_and_its_hint_leads_on(place: SimpleNamespace, case: str) -> None:
+def test_a_mirror_stops_at_a_rename_and_its_hint_helps(place: SimpleNamespace, case: str) -> None:
     wanted, statements, named, there = RENAMES[case]
     pg, log = place.pg, place.log
     pg.execute("create table orders(id int primary key, what text)")
@@ -191,7 +191,7 @@ def test_a_mirror_stops_at_a_rename_and_its_hint_leads_on(place: SimpleNamespace
         for statement in statements:
             pg.execute(statement)
         running.catch_up(pg.query, 60)
-        for _ in range(2):  # also when it is only started again
+        for _ in range(2):  # also if it is only started again
             with pytest.raises(TailraceError) as raised:
                 lake.follow()
             assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
@@ -206,7 +206,7 @@ def test_a_mirror_stops_at_a_rename_and_its_hint_leads_on(place: SimpleNamespace
         lake.require_equal(pg, *there)
 
 
-def test_a_mirror_that_reads_the_log_from_its_start_needs_nothing_from_under_another_name(
+def test_a_mirror_of_all_tables_from_the_logs_start_follows_a_swap_of_tables_without_a_snapshot(
     place: SimpleNamespace,
 ) -> None:
     pg, log = place.pg, place.log
@@ -234,7 +234,7 @@ def test_a_mirror_that_reads_the_log_from_its_start_needs_nothing_from_under_ano
 
 @pytest.mark.follows("sink_schema_refused")
 @pytest.mark.parametrize("way", ["read again", "new path", "left out again", "gone"])
-def test_a_mirror_stops_at_a_table_that_its_settings_left_out_for_a_while(
+def test_a_mirror_stops_at_a_table_that_its_settings_excluded_for_a_while(
     place: SimpleNamespace, tmp_path: Path, way: str
 ) -> None:
     pg, log = place.pg, place.log
@@ -286,7 +286,7 @@ def test_a_mirror_stops_at_a_table_that_its_settings_left_out_for_a_while(
 
 
 @pytest.mark.follows("sink_schema_refused")
-def test_a_mirror_stops_at_a_column_that_its_settings_left_out_for_a_while(place: SimpleNamespace) -> None:
+def test_a_mirror_stops_at_a_column_that_its_settings_excluded_for_a_while(place: SimpleNamespace) -> None:
     pg, log = place.pg, place.log
     pg.execute("create table people(id int primary key, note text default 'none')")
     pg.execute("insert into people values (1, 'one')")
@@ -307,7 +307,7 @@ def test_a_mirror_stops_at_a_column_that_its_settings_left_out_for_a_while(place
         for _ in range(2):
             assert len(follow("public.people.note").rows("people", "id")) > 1
         pg.execute("alter table people rename note to remark")
-        for name in ("note", "remark", "note"):  # left out under each of its names
+        for name in ("note", "remark", "note"):  # excluded under each of its names
             assert len(follow(f"public.people.{name}").rows("people", "id")) > 1
         with pytest.raises(TailraceError, match=r"public\.people, or columns of it") as refused:
             follow()
@@ -320,7 +320,7 @@ def test_a_mirror_stops_at_a_column_that_its_settings_left_out_for_a_while(place
 
 @pytest.mark.follows("publication_mismatch")
 @pytest.mark.each_postgres("column lists")
-def test_what_check_prints_for_a_column_list_leads_to_whole_columns(
+def test_the_repair_that_check_prints_for_a_column_list_gives_complete_columns(
     place: SimpleNamespace, tmp_path: Path
 ) -> None:
     pg, log = place.pg, place.log
@@ -353,12 +353,13 @@ def test_what_check_prints_for_a_column_list_leads_to_whole_columns(
         )
 
 
-#: By type, a key in two forms that are equal to PostgreSQL: a row is updated from the first to the other.
+#: By type, a key in two notations that PostgreSQL treats as equal: a row is updated from the first to the
+#: other.
 EQUAL_KEYS = {"double precision": ("0", "-0"), "real": ("-0", "0"), "numeric": ("1.0", "1.000")}
 
 
 @pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.ci)])
-def test_equal_keys_that_are_written_otherwise_are_one_row(place: SimpleNamespace, at_once: bool) -> None:
+def test_equal_keys_in_different_notations_are_one_row(place: SimpleNamespace, at_once: bool) -> None:
     pg = place.pg
     tables = {f"t_{kind.split()[0]}": (kind, *texts) for kind, texts in EQUAL_KEYS.items()}
 
@@ -384,7 +385,7 @@ def test_equal_keys_that_are_written_otherwise_are_one_row(place: SimpleNamespac
                 assert found == source, table
 
         follow()
-        each("update {table} set k = '{then}', n = 1 where n = 0 and k <> 7")  # as PostgreSQL: another key
+        each("update {table} set k = '{then}', n = 1 where n = 0 and k <> 7")  # another key in PostgreSQL
         follow()
         each("update {table} set n = 2 where k <> 7")
         follow()

@@ -1,4 +1,4 @@
-"""Replay over a real log, with the JSON Lines sink's promise kept in memory."""
+"""Replay over a real log, with an in-memory sink that keeps the promises of the JSON Lines sink."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MemorySink:
 
 @pytest.fixture
 def targets(monkeypatch):
-    """What each target directory got: a list of spans."""
+    """The spans that each target directory got."""
     made = {}
     FakeSpark.asked = 0
     monkeypatch.setattr(replay_module, "SparkHost", FakeSpark)
@@ -90,7 +90,7 @@ def test_an_empty_target_gets_the_whole_log(orders, targets, tmp_path):
     assert told == f"sink out: 3 rows written, now at {end}"
 
 
-def test_an_intact_target_is_left_as_it_is_without_starting_spark(orders, targets, tmp_path):
+def test_an_intact_target_is_not_changed_and_spark_is_not_started(orders, targets, tmp_path):
     orders.insert(1)
     pipeline = pipeline_on(tmp_path)
     replayed(pipeline)
@@ -101,7 +101,7 @@ def test_an_intact_target_is_left_as_it_is_without_starting_spark(orders, target
     assert FakeSpark.asked == 0
 
 
-def test_a_copy_beside_the_sink_leaves_no_reader_behind(orders, targets, tmp_path):
+def test_a_copy_leaves_no_reader_registered(orders, targets, tmp_path):
     end = orders.insert(1)
     replayed(pipeline_on(tmp_path), into=tmp_path / "copy")
     assert [span.end for span in targets[str(tmp_path / "copy")]] == [end]
@@ -109,7 +109,7 @@ def test_a_copy_beside_the_sink_leaves_no_reader_behind(orders, targets, tmp_pat
     assert Readers(orders.directory).all() == []
 
 
-def test_a_copy_takes_no_other_sink_off_the_list(orders, targets, tmp_path):
+def test_a_copy_removes_no_reader_of_another_sink(orders, targets, tmp_path):
     orders.insert(1)
     readers = Readers(orders.directory)
     readers.register("out-replay", {"0": 0})
@@ -117,9 +117,7 @@ def test_a_copy_takes_no_other_sink_off_the_list(orders, targets, tmp_path):
     assert [(reader.name, reader.offsets) for reader in readers.all()] == [("out-replay", {"0": 0})]
 
 
-def test_copies_that_are_made_at_the_same_time_hold_the_log_each_for_itself(
-    orders, targets, tmp_path, monkeypatch
-):
+def test_each_of_several_simultaneous_copies_holds_the_log(orders, targets, tmp_path, monkeypatch):
     end = orders.insert(1)
     readers, pipeline = Readers(orders.directory), pipeline_on(tmp_path)
     written, may_go_on = threading.Semaphore(0), {name: threading.Event() for name in ("a", "b")}
@@ -185,7 +183,7 @@ def test_a_mirror_can_not_begin_later(orders, targets, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "settings", "way_out"), [("jsonl", {}, True), ("delta", {"mode": "mirror"}, False)]
 )
-def test_what_retention_took_is_not_passed_over_in_silence(tmp_path, targets, kind, settings, way_out):
+def test_a_replay_of_a_range_that_retention_removed_is_refused(tmp_path, targets, kind, settings, way_out):
     log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 16)
     while len(log.directory.segments("0")) < 3:
         log.insert(*range(500))
@@ -198,7 +196,7 @@ def test_what_retention_took_is_not_passed_over_in_silence(tmp_path, targets, ki
     log.close()
 
 
-def test_the_way_out_names_the_source_among_several(tmp_path, targets):
+def test_the_hint_names_the_source_among_several(tmp_path, targets):
     config = EngineConfig.model_validate(
         {
             "name": "shop",
@@ -224,13 +222,15 @@ def test_without_a_log_there_is_nothing_to_replay(tmp_path, targets):
 
 
 @pytest.mark.parametrize("which", ["1", "other", "-1", ""])
-def test_a_sink_that_is_none_is_named_with_those_that_are(tmp_path, which):
+def test_an_unknown_sink_is_refused_with_the_names_of_the_sinks(tmp_path, which):
     with pytest.raises(TailraceError, match="0 or out") as caught:
         choose_sink(pipeline_on(tmp_path), which)
     assert caught.value.kind is Kind.CONFIG_INVALID
 
 
-def test_a_mask_that_names_no_column_of_the_log_lets_nothing_out(orders, targets, tmp_path):
+def test_a_mask_that_names_no_column_of_the_log_is_refused_before_anything_is_written(
+    orders, targets, tmp_path
+):
     orders.insert(1)
     pipeline = pipeline_on(tmp_path)
 

@@ -1,4 +1,4 @@
-"""An engine is known to run from its start to its end, also while nobody writes its log."""
+"""An engine is known to run from its start to its end, even while it does not write its log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.wait import wait_until
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [True, False])
-def test_one_that_can_not_reach_its_source_is_known_to_run(tmp_path: Path, begun: bool) -> None:
+def test_an_engine_that_cannot_reach_its_source_is_known_to_run(tmp_path: Path, begun: bool) -> None:
     if begun:
         log = LogOfOrders(tmp_path / "log")
         log.insert(1, 2)
@@ -57,7 +57,7 @@ def test_one_that_can_not_reach_its_source_is_known_to_run(tmp_path: Path, begun
         pass
 
 
-def test_a_file_in_the_place_of_the_log_is_said_to_be_the_logs(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_log_is_reported_as_a_problem_of_the_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("")
     content = {"name": "shop", "source": {"host": "127.0.0.1", "port": 1}, "log": {"path": "log"}}
     with pytest.raises(TailraceError, match="lock the change log") as refused:
@@ -65,7 +65,7 @@ def test_a_file_in_the_place_of_the_log_is_said_to_be_the_logs(tmp_path: Path) -
     assert refused.value.kind is Kind.LOG_WRITE_FAILED
 
 
-def test_a_directory_with_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "letter.txt").write_text("dear")
     content = {"name": "shop", "source": {"host": "127.0.0.1", "port": 1}, "log": {"path": "log"}}

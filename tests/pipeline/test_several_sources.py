@@ -1,4 +1,4 @@
-"""The engine over several sources: started, looked after and stopped together."""
+"""The engine over several sources: started, supervised and stopped together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pipeline(root):
 
 
 class HeldSink(FakeSink):
-    """Writes when it may, and tells when it would."""
+    """Writes once it is released, and tells that it waits."""
 
     def __init__(self, name, spans, order, key):
         super().__init__(name, spans, None)
@@ -58,7 +58,7 @@ class HeldSink(FakeSink):
 
 
 class Stage:
-    """Captures by source; what sinks got, and what becomes of them, by sink and source."""
+    """Captures by source; the ranges that sinks got, and their behaviour, by sink and source."""
 
     def __init__(self, root):
         self.config = pipeline(root)
@@ -66,7 +66,7 @@ class Stage:
         self.got = {}
         self.failures = {}
         self.held = {}
-        self.order = []  # of the batches of sinks that are held
+        self.order = []  # the batches of held sinks
 
     def capture(self, source, *_, **__):
         return self.captures[source.name]
@@ -102,7 +102,7 @@ def stage(tmp_path, monkeypatch):
     staged.close_logs()
 
 
-def test_all_run_side_by_side_and_stop_together(stage):
+def test_all_sources_run_in_parallel_and_stop_together(stage):
     engine = Run(stage.config)
     ends = {}
     for number, (name, capture) in enumerate(stage.captures.items(), 1):
@@ -129,14 +129,14 @@ def test_all_run_side_by_side_and_stop_together(stage):
     assert all(capture.stopping.is_set() for capture in stage.captures.values())
 
 
-def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
+def test_a_failed_source_is_reported_and_the_others_go_on(stage):
     engine = Run(stage.config)
     end = stage.captures["b"].log.insert(1)
     run = running(engine)
     stage.all_stream()
     stage.captures["b"].failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "start again")
     wait_until(lambda: engine.view().error is not None, 60, "the failure")
-    # The others go on, and what was captured of the one that failed still gets to its sinks.
+    # The others go on, and sinks still get what was captured of the failed one.
     ends = {name: stage.captures[name].log.insert(1) for name in ("a", "c")}
     wait_until(lambda: all(stage.got.get(("one", name)) == [ends[name]] for name in ends), 60, "the others")
     wait_until(lambda: stage.got.get(("two", "b")) == [end], 60, "what was captured")
@@ -147,7 +147,7 @@ def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
     assert (told["state"], told["error"]["context"]) == ("streaming", {"source": "b"})
     assert [task["state"] for task in told["tasks"]] == ["streaming", "needs_snapshot", "streaming"]
     assert [task["error"] and task["error"]["kind"] for task in told["tasks"]] == [None, "slot_missing", None]
-    # Its way out ends with the run's: so does the exit status.
+    # Its error is the run's: so is the exit status.
     stage.captures["c"].failure = TailraceError(Kind.SOURCE_CHANGED, "another server")
     wait_until(lambda: engine.view().sources[2].task.state == "failed", 60, "the second failure")
     engine.stop()
@@ -159,7 +159,7 @@ def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
     assert [task["state"] for task in left["tasks"]] == ["stopped", "needs_snapshot", "failed"]
 
 
-def test_one_that_fails_ends_the_run_where_the_file_says_so(stage):
+def test_a_failed_source_ends_the_run_if_so_configured(stage):
     options = EngineOptions(on_task_failure="stop")
     engine = Run(stage.config.model_copy(update={"engine": options}))
     run = running(engine)
@@ -170,7 +170,7 @@ def test_one_that_fails_ends_the_run_where_the_file_says_so(stage):
     assert all(capture.stopping.is_set() for capture in stage.captures.values())
 
 
-def test_a_run_whose_sources_have_all_failed_is_over(stage):
+def test_a_run_whose_sources_have_all_failed_ends(stage):
     engine = Run(stage.config)
     run = running(engine)
     stage.all_stream()
@@ -195,7 +195,7 @@ def test_until_caught_up_ends_with_the_error_of_the_one_that_failed(stage, monke
 
 
 @pytest.mark.slow
-def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypatch):
+def test_sinks_that_hang_for_every_source_share_one_deadline(stage, monkeypatch):
     monkeypatch.setattr(run_module, "DRAIN_DEADLINE_S", 0.2)
     monkeypatch.setattr(run_module, "GIVE_UP_DEADLINE_S", 0.2)
     held = [stage.hold(sink, name) for sink in ("one", "two") for name in ("a", "b")]
@@ -207,7 +207,7 @@ def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypat
     for each in held:
         wait_until(each.at_it.is_set, 60, "the batches that hang")
     engine.stop()
-    # One deadline for all of them, and capture stops in good order behind it.
+    # One deadline for all of them, and capture stops in order after it.
     assert run.join(10)
     assert all(capture.phase == "stopped" for capture in stage.captures.values())
     for each in held:
@@ -245,7 +245,7 @@ def test_a_sink_that_failed_for_one_source_goes_on_for_the_others(stage):
     assert run.error.context == {"source": "a", "sinks": "one"}
 
 
-def test_a_source_that_hangs_in_a_sink_does_not_keep_the_others_from_it(stage):
+def test_a_batch_of_one_source_that_hangs_in_a_sink_does_not_block_other_sources(stage):
     hanging = stage.hold("one", "a")
     engine = Run(stage.config)
     run = running(engine)
@@ -259,7 +259,7 @@ def test_a_source_that_hangs_in_a_sink_does_not_keep_the_others_from_it(stage):
     assert run.join(10)
 
 
-def test_a_busy_source_lets_a_quiet_one_have_its_turn(stage):
+def test_a_quiet_source_gets_its_turn_among_busy_ones(stage):
     held = {name: stage.hold("one", name) for name in NAMES}
     held["c"].may.set()
     engine = Run(stage.config)
@@ -269,7 +269,7 @@ def test_a_busy_source_lets_a_quiet_one_have_its_turn(stage):
         stage.captures[name].log.insert(1)
     for name in ("a", "b"):
         wait_until(held[name].at_it.is_set, 60, "both places to be taken")
-    # There is more for the busy ones already when something comes for the quiet one.
+    # The busy ones already have more when the quiet one gets a change.
     for name in ("a", "b"):
         stage.captures[name].log.insert(2)
     end = stage.captures["c"].log.insert(1)
@@ -299,7 +299,7 @@ def test_one_engine_at_a_time_holds_the_logs(stage):
     assert run.error is None
 
 
-def test_each_source_has_a_line_of_its_own_and_only_if_it_moved(stage, capsys):
+def test_each_source_has_its_own_progress_line_if_it_made_progress(stage, capsys):
     views = []
     engine = Run(stage.config, observe=views.append)
     stage.captures["a"].log.insert(1)
@@ -325,11 +325,11 @@ def test_each_source_has_a_line_of_its_own_and_only_if_it_moved(stage, capsys):
         ("one/_tailrace/identity.json", Kind.SINK_FOREIGN),
     ],
 )
-def test_directories_of_a_single_source_or_of_others_are_not_taken(tmp_path, made, kind):
+def test_directories_of_a_single_source_or_of_other_sources_are_refused(tmp_path, made, kind):
     config = pipeline(tmp_path)
     for part in config.pipelines:
         make_directory(part.log.path)
-        Channel(part.log.path).prepare()  # captures on executors leave these
+        Channel(part.log.path).prepare()  # captures on executors leave these files
     check_roots(config)
     (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / made).write_text("{}")
@@ -339,7 +339,7 @@ def test_directories_of_a_single_source_or_of_others_are_not_taken(tmp_path, mad
     assert not (tmp_path / "log" / "lock").exists()
 
 
-def test_status_before_the_first_run_names_every_source(tmp_path):
+def test_status_before_the_first_run_lists_every_source(tmp_path):
     told = document(pipeline(tmp_path))
     assert (told["state"], told["error"], len(told["sinks"])) == ("stopped", None, 6)
     assert [(task["name"], task["log_end"]) for task in told["tasks"]] == [(name, None) for name in NAMES]

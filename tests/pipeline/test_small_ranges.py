@@ -1,4 +1,4 @@
-"""Small ranges are written without Spark; large ones, and what only Spark can do, with it."""
+"""Small ranges are written without Spark; large ones, and those that only Spark can write, with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from tests.support.postgres import Database
 
 TIMEOUT_S = 240
-#: Java can't be found with it.
+#: With it Java can't be found.
 NO_JAVA = {**os.environ, "PATH": "/nowhere", "JAVA_HOME": "/nowhere"}
 
 
@@ -42,7 +42,7 @@ def notes(folder: Path) -> dict[int, str]:
 
 
 def changed(file: Path, pg: Database, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Bring a row into a mirror, and then a change of it whose MERGE only Spark does: its key is a date."""
+    """Bring a row into a mirror, then a change of it that only Spark can merge: its key is a date."""
     pg.execute("create table days (day date primary key, note text)")
     pg.execute("insert into days values ('2026-01-31', 'new')")
     first = run(file, environment, "--until-caught-up")
@@ -90,7 +90,7 @@ def test_a_pipeline_without_a_backlog_needs_no_java(pg: Database, tmp_path: Path
 
 
 @pytest.mark.ci
-def test_a_migration_of_many_columns_takes_no_job_of_spark_for_each_schema_version(
+def test_a_migration_of_many_columns_needs_no_spark_job_for_each_schema_version(
     pg: Database, tmp_path: Path
 ) -> None:
     file = pipeline_file(
@@ -118,7 +118,9 @@ def test_a_migration_of_many_columns_takes_no_job_of_spark_for_each_schema_versi
 
 
 @pytest.mark.slow
-def test_a_backlog_and_a_merge_that_is_sparks_start_it(pg: Database, tmp_path: Path) -> None:
+def test_spark_is_started_for_a_backlog_and_for_a_merge_that_only_it_can_do(
+    pg: Database, tmp_path: Path
+) -> None:
     file = pipeline_file(tmp_path, pg, "{type: delta, mode: mirror, path: ./mirror}")
     pg.execute("create table orders (id int primary key, note text)")
     pg.execute("insert into orders select n, repeat('x', 100) from generate_series(1, 120000) n")
@@ -127,7 +129,9 @@ def test_a_backlog_and_a_merge_that_is_sparks_start_it(pg: Database, tmp_path: P
     assert len(notes(tmp_path / "mirror")) == 120_000  # a range of several splits
 
 
-def test_without_java_what_needs_spark_says_so_and_the_rest_goes_on(pg: Database, tmp_path: Path) -> None:
+def test_without_java_a_sink_that_needs_spark_fails_and_the_others_go_on(
+    pg: Database, tmp_path: Path
+) -> None:
     file = pipeline_file(tmp_path, pg, "{type: delta, mode: mirror, path: ./mirror, retry_attempts_max: 0}")
     done = changed(file, pg, NO_JAVA)
     assert done.returncode != 0
@@ -135,7 +139,7 @@ def test_without_java_what_needs_spark_says_so_and_the_rest_goes_on(pg: Database
     assert texts_of_days(tmp_path / "mirror") == ["new"]
 
 
-def test_a_backlog_without_java_says_so(pg: Database, tmp_path: Path) -> None:
+def test_a_backlog_without_java_is_an_error(pg: Database, tmp_path: Path) -> None:
     file = pipeline_file(tmp_path, pg, "{type: parquet, path: ./files, retry_attempts_max: 0}")
     pg.execute("create table orders (id int primary key, note text)")
     pg.execute("insert into orders select n, repeat('x', 100) from generate_series(1, 120000) n")
@@ -144,7 +148,7 @@ def test_a_backlog_without_java_says_so(pg: Database, tmp_path: Path) -> None:
     assert "environment_unfit" in done.stderr
 
 
-def test_with_the_default_java_is_asked_for_at_the_start(pg: Database, tmp_path: Path) -> None:
+def test_by_default_java_is_required_at_the_start(pg: Database, tmp_path: Path) -> None:
     file = pipeline_file(tmp_path, pg, "{type: parquet, path: ./files}", start="eager")
     done = run(file, NO_JAVA, "--until-caught-up")
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""How far a snapshot is, as a running engine, a status without one and a person's display tell it."""
+"""A snapshot's progress in a running engine, in the status without one, and on the display."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERS = TableView("public.orders", 250_000, 1_000_000, 10, 2, 30.0)
 WAITING = TableView("public.waiting", 0, 70, 0, 0, None)
 
 
-def test_time_left_is_told_at_the_pace_of_this_run() -> None:
+def test_the_time_left_is_computed_from_the_pace_of_this_run() -> None:
     table = TableProgress(0, 0, done=False)
     table.plan(4, 1_000, chunks_done=1, rows=200)
     assert table.eta_s(0.0) is None
@@ -35,13 +35,13 @@ def test_time_left_is_told_at_the_pace_of_this_run() -> None:
     assert table.eta_s(table.began_s + 2.0) == 14.0
     table.add(700, chunks=2)
     assert table.eta_s(table.began_s + 2.0) is None, (
-        "as many rows came as were thought, and one chunk is left"
+        "the estimated number of rows came, but one chunk is left"
     )
     table.add(10, chunks=1)
     assert (table.done, table.eta_s(table.began_s + 3.0)) == (True, 0.0)
 
 
-def test_what_is_left_is_shown_table_by_table() -> None:
+def test_the_rest_is_shown_table_by_table() -> None:
     task = replace(
         CaptureView.at_rest("0", Tail(100, 200, 300)), state="snapshot", snapshot=(WAITING, ORDERS)
     )
@@ -57,12 +57,12 @@ def test_what_is_left_is_shown_table_by_table() -> None:
     ]
     shown = line(view.state, view.sources[0], Pace())
     assert "snapshot of public.orders: 25 %, chunk 2 of 10, ETA 30 s" in shown
-    assert shown.index("public.orders") < shown.index("public.waiting"), "those under way come first"
+    assert shown.index("public.orders") < shown.index("public.waiting"), "tables under way come first"
     forged = replace(task, snapshot=(replace(ORDERS, name="public.x\n12:00:00 \x1b[2J"),))
     assert line(view.state, SourceView("", 0, forged, ()), Pace()).isprintable()
 
 
-def test_without_an_engine_the_agenda_tells_what_is_left(tmp_path: Path) -> None:
+def test_without_an_engine_the_rest_is_read_from_the_agenda(tmp_path: Path) -> None:
     directory = LogDirectory.create_or_open(tmp_path, SourceFingerprint("postgresql", "1", "shop", "slot"))
     (tmp_path / "tasks" / "0").mkdir(parents=True)
     assert SnapshotControl(tmp_path).unfinished == {}

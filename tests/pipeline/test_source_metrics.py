@@ -1,4 +1,4 @@
-"""What sources and sinks show of themselves, as metrics."""
+"""The metrics of sources and sinks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shown(sink: SinkView) -> dict[str, float]:
     return numbers.gauges
 
 
-def test_a_sink_whose_position_is_not_known_is_not_shown_as_up_to_date() -> None:
+def test_a_sink_with_an_unknown_position_has_no_lag_metric() -> None:
     unknown = shown(SinkView("lake", "delta", SinkState.RETRYING))
     assert unknown == {"tailrace_sink_running": 0.0}
     behind = shown(SinkView("lake", "delta", SinkState.RUNNING, position=40, pending_since_us=1))

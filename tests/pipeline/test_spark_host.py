@@ -1,4 +1,4 @@
-"""The Spark session that an engine's sinks share: whose jobs are cancelled, and whose are not."""
+"""The Spark session that an engine's sinks share, and the cancelling of jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def host(spark: Any, tmp_path: Path) -> SparkHost:
 
 
 class Job(threading.Thread):
-    """A job of one task, which goes on until a file is there."""
+    """A job of one task, which runs until a file exists."""
 
     def __init__(self, host: SparkHost, tag: str, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -79,7 +79,7 @@ def test_jobs_are_cancelled_by_their_tags_and_others_go_on(host: SparkHost, tmp_
     assert session.range(3).count() == 3, "a session that ran before is left running"
 
 
-def test_jobs_of_a_sinks_own_threads_bear_its_tag(host: SparkHost) -> None:
+def test_jobs_of_a_sinks_own_threads_have_its_tag(host: SparkHost) -> None:
     def beside() -> set[str]:
         session = host.session(threading.Event(), "three")
         assert session is not None
@@ -87,12 +87,12 @@ def test_jobs_of_a_sinks_own_threads_bear_its_tag(host: SparkHost) -> None:
             found: set[str] = set(pool.submit(session.sparkContext.getJobTags).result(LATE_S))
         return found
 
-    # On a thread that ends with the test: tags are the thread's.
+    # In a thread that ends with the test: tags belong to the thread.
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(beside).result(LATE_S) == {"three"}
 
 
-def test_spark_that_did_not_start_is_started_again_by_who_asks_next(
+def test_after_a_failed_start_the_next_request_starts_spark_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts: list[str] = []

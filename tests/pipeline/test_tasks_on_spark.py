@@ -1,4 +1,4 @@
-"""Capture in a task of Spark on an executor: killed, doubled, stopped; the log has everything once."""
+"""Capture in a Spark task on an executor: killed, duplicated, stopped; the log has everything once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.wait import wait_until
 pytestmark = [
     pytest.mark.timeout(600),
 ]
-#: Workers that start on a loaded machine take a minute to load what they need.
+#: Workers that start on a loaded machine take up to a minute to load their modules.
 LATE_S = 240.0
 
 
@@ -45,7 +45,7 @@ def settings(pg: Database, folder: Path) -> dict[str, Any]:
 
 
 class Captured:
-    """An engine whose source is captured on an executor, and what it delivers."""
+    """An engine whose source is captured on an executor, and its delivered records."""
 
     def __init__(self, pg: Database, folder: Path) -> None:
         self.got: list[int] = []
@@ -73,7 +73,7 @@ class Captured:
         return int(self.report().process.split()[1])
 
 
-def test_a_task_that_is_killed_is_started_again_and_goes_on_by_the_log(
+def test_a_killed_task_is_restarted_and_continues_from_the_log(
     pg: Database, spark: Any, tmp_path: Path
 ) -> None:
     captured = Captured(pg, tmp_path)
@@ -99,7 +99,7 @@ def test_a_task_that_is_killed_is_started_again_and_goes_on_by_the_log(
 
 
 @pytest.mark.follows("spark_failed")
-def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
+def test_an_attempt_that_goes_on_after_another_replaced_it_appends_nothing(
     pg: Database, spark: Any, tmp_path: Path
 ) -> None:
     captured = Captured(pg, tmp_path)
@@ -109,7 +109,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
         zombie, report = captured.pid, captured.report()
         os.kill(zombie, signal.SIGSTOP)
         try:
-            # A file system without locks: nothing but the epoch is left.
+            # A file system without locks: only the epoch protects the log.
             (captured.log / "tasks" / "0" / "lock").unlink()
             pg.execute("select pg_terminate_backend(active_pid) from pg_replication_slots where active")
             pipeline = captured.engine._parts.connector._config.pipelines[0]  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(zombie, signal.SIGCONT)
-        # It ends; Spark counts it as failed, and the driver begins another round, for which ours makes room.
+        # It ends; Spark counts it as failed, and the driver starts another round, for which our attempt ends.
         captured.insert_and_see(4, 5)
         thread.join(LATE_S)
         captured.insert_and_see(6)
@@ -142,10 +142,10 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
 
 
 @pytest.mark.slow
-def test_a_command_over_two_databases_whose_driver_was_killed_goes_on_when_it_is_started_again(
+def test_a_command_over_two_databases_continues_after_its_driver_was_killed(
     pg: Database, tmp_path: Path
 ) -> None:
-    """Each source has a task and a log of its own."""
+    """Each source has its own task and log."""
     other = Database(pg.server, f"{pg.name}_other")
     pg.server.create_database(other.name)
     databases = {"one": pg, "two": other}
@@ -182,7 +182,7 @@ def test_a_command_over_two_databases_whose_driver_was_killed_goes_on_when_it_is
             told = subprocess.run(status, capture_output=True, check=True, timeout=LATE_S)
             return [task["state"] for task in json.loads(told.stdout)["tasks"]]
 
-        # The driver writes it down once a second.
+        # The driver records it once a second.
         wait_until(lambda: said() == ["streaming"] * 2, LATE_S, "the status")
         first.kill()
     for name, each in databases.items():

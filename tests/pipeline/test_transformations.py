@@ -1,4 +1,4 @@
-"""`tailrace run` with transformations: what each sink has is what PostgreSQL computes itself."""
+"""`tailrace run` with transformations: each sink has the values that PostgreSQL computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.pipeline.preflight.preflight import preflight
 from tests.support.postgres import Database
 
 TIMEOUT_S = 240
-#: Java can't be found with it: small ranges need none.
+#: With it Java can't be found: small ranges need none.
 NO_JAVA = {**os.environ, "PATH": "/nowhere", "JAVA_HOME": "/nowhere"}
 ALL_FOLDERS = (
     "{type: jsonl, path: ./lines}, {type: parquet, path: ./files}, "
@@ -64,7 +64,7 @@ def values(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def latest(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The last row of each key of a history, without those that were deleted, by key."""
+    """The last row of each key of a history, without deleted ones, by key."""
     last = {row["id"]: row for row in sorted(rows, key=lambda row: row["_log_offset"])}
     return [values(last[key]) for key in sorted(last) if last[key]["_op"] != "d"]
 
@@ -116,7 +116,7 @@ def test_every_sink_has_what_postgresql_computes(pg: Database, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_large_range_is_computed_by_spark_which_starts_while_the_database_of_expressions_is_open(
+def test_spark_computes_a_large_range_although_the_database_for_expressions_is_open_when_it_starts(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute("create table orders (id int primary key, qty int, price numeric(10, 2), note text)")
@@ -133,7 +133,7 @@ def test_a_large_range_is_computed_by_spark_which_starts_while_the_database_of_e
     assert (mirror.num_rows, pc.sum(mirror["total"]).as_py()) == (rows, total)
 
 
-def test_a_key_that_a_mirror_would_lose_is_found_before_anything_is_written(
+def test_a_transformation_that_would_lose_a_mirrors_key_is_refused_before_anything_is_written(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute("create table orders (id int primary key, note text)")
@@ -146,7 +146,7 @@ def test_a_key_that_a_mirror_would_lose_is_found_before_anything_is_written(
 
 
 @pytest.mark.parametrize("mode", ["append", "mirror"])
-def test_a_salt_that_is_not_there_is_found_by_check(mode: str, pg: Database, tmp_path: Path) -> None:
+def test_check_reports_a_missing_salt(mode: str, pg: Database, tmp_path: Path) -> None:
     step = "{type: mask, fields: [note], method: hash, salt: '${env:TAILRACE_NO_SUCH}'}"
     sink = f"{{type: delta, mode: {mode}, path: ./lake}}"
     file = pipeline_file(tmp_path, pg, sink, f"transformations: [{step}]\n")

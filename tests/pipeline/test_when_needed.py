@@ -29,7 +29,7 @@ def drop(pg: Database) -> None:
     pg.execute("select pg_drop_replication_slot(%s)", [SLOT])
 
 
-def make_anew(pg: Database) -> None:
+def recreate(pg: Database) -> None:
     drop(pg)
     pg.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
 
@@ -66,7 +66,7 @@ def snapshots(log: Path) -> list[tuple[Origin, SnapshotOutcome]]:
     return [(each.origin, each.outcome) for each in (*agenda.finished, *agenda.open)]
 
 
-@pytest.mark.parametrize("lose", [drop, make_anew, advance])
+@pytest.mark.parametrize("lose", [drop, recreate, advance])
 def test_after_a_loss_a_mirror_equals_the_source(
     place: SimpleNamespace, lose: Callable[[Database], None]
 ) -> None:
@@ -86,7 +86,7 @@ def test_after_a_loss_a_mirror_equals_the_source(
         )
     lose(pg)
     pg.execute("insert into later values (2, 3)")
-    # As by default it is refused, and nothing is changed.
+    # By default this is refused, and nothing is changed.
     error = run_to_end(pg.dsn, log, **SMALL)
     assert error is not None
     assert error.kind in {Kind.SLOT_MISSING, Kind.SLOT_AHEAD_OF_LOG}
@@ -144,7 +144,7 @@ def test_kills_and_another_loss_meanwhile_leave_a_mirror_that_equals_the_source(
     lake.require_equal(pg, "items", "pairs", "parts", "later")
 
 
-def test_lost_before_the_initial_snapshot_was_whole(place: SimpleNamespace) -> None:
+def test_a_slot_lost_before_the_initial_snapshot_was_complete(place: SimpleNamespace) -> None:
     pg, log = place.pg, place.log
     create(pg)
     assert life(pg, log, "snapshot.after_chunk=kill@3", script=SCRIPT) == -9
@@ -159,7 +159,7 @@ def test_lost_before_the_initial_snapshot_was_whole(place: SimpleNamespace) -> N
     lake.require_equal(pg, *("items", "pairs", "parts"))
 
 
-def test_a_table_that_can_t_be_read_again_stops_it_and_check_says_so_before(
+def test_a_table_that_cannot_be_read_again_stops_the_start_and_check_reports_it_before(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute("create table keyless(id int)")
@@ -184,7 +184,7 @@ def test_a_table_that_can_t_be_read_again_stops_it_and_check_says_so_before(
     assert "public.keyless" in error.message
     assert "does not exist" in error.message
     assert not pg.query("select 1 from pg_replication_slots where slot_name = %s", [SLOT])
-    # With the key that it asks for, it goes on.
+    # With the key that the error asks for, it goes on.
     [lost] = [each for each in preflight(file) if each.kind is Kind.SLOT_MISSING]
     assert lost.severity is Severity.WARNING
     assert "reads all tables again" in lost.repair
@@ -199,7 +199,7 @@ def test_a_table_that_can_t_be_read_again_stops_it_and_check_says_so_before(
     running.stop()
 
 
-def test_one_that_somebody_asked_for_is_not_forgotten(pg: Database, tmp_path: Path) -> None:
+def test_a_requested_snapshot_is_taken_as_well(pg: Database, tmp_path: Path) -> None:
     create(pg)
     log = tmp_path / "log"
     assert life(pg, log, "", script=SCRIPT) == 0
@@ -212,7 +212,7 @@ def test_one_that_somebody_asked_for_is_not_forgotten(pg: Database, tmp_path: Pa
 
 
 @pytest.mark.each_postgres("what the server says of slots")
-def test_a_slot_that_the_server_gave_up_is_made_anew(own_pg: Any, tmp_path: Path) -> None:
+def test_a_slot_that_the_server_invalidated_is_recreated(own_pg: Any, tmp_path: Path) -> None:
     own_pg.execute("create table items(id int primary key); create table others(id int)")
     own_pg.execute("insert into items select generate_series(1, 10)")
     log, options = tmp_path / "log", {"tables": ("public.items",), "snapshot": "when_needed"}

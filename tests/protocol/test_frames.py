@@ -1,4 +1,4 @@
-"""The scan: what it says of good frames, and that no frames make it do more than refuse."""
+"""The scan: its results for good frames, and that no frames make it do more than refuse them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_open_transaction_is_carried_to_the_next_chunk_with_its_ordinal() -> 
     assert second.boundary == second.size
 
 
-def test_a_truncate_counts_one_change_for_each_of_its_tables() -> None:
+def test_a_truncate_counts_as_one_change_for_each_of_its_tables() -> None:
     state = frames.new_state()
     summary = frames.summarise(array(begin(1000) + truncate(5, 6, 7) + insert(5)), state)
     assert summary.rows == 4
@@ -82,12 +82,12 @@ def test_a_truncate_counts_one_change_for_each_of_its_tables() -> None:
     assert summary.open_at_end.ordinal == 4
 
 
-def test_a_message_outside_a_transaction_is_a_unit_of_its_own() -> None:
+def test_a_message_outside_a_transaction_is_a_separate_unit() -> None:
     summary = frames.summarise(array(message(900, transactional=False)), frames.new_state())
     assert (summary.units, summary.rows, summary.position) == (1, 1, 900)
 
 
-def test_a_transaction_may_begin_its_commit_where_a_message_ended() -> None:
+def test_a_commit_record_may_start_where_a_message_ended() -> None:
     # A message's LSN is the end of its record: the next commit record may start right there.
     state = frames.new_state()
     frames.summarise(array(message(900, transactional=False)), state)
@@ -126,7 +126,7 @@ def test_units_are_listed_with_offset_rows_and_position() -> None:
     assert units[:, :3].tolist() == [[len(one), 1, 1048], [len(one) + len(two), 3, 2048]]
 
 
-def test_too_many_tables_are_said_to_be_unlisted() -> None:
+def test_more_tables_than_the_limit_are_not_listed() -> None:
     limit = frames.TABLES_LISTED_MAX
     listed = frames.summarise(array(begin(1) + b"".join(insert(n) for n in range(limit))), frames.new_state())
     unlisted = frames.summarise(
@@ -137,7 +137,7 @@ def test_too_many_tables_are_said_to_be_unlisted() -> None:
     assert unlisted.tables is None
 
 
-def test_schema_frames_come_with_the_key_that_a_later_one_replaces() -> None:
+def test_schema_frames_come_with_a_key_by_which_later_ones_replace_them() -> None:
     relation = xlog(b"R" + struct.pack("!I", 77) + b"public\0t\0d" + struct.pack("!h", 0))
     kind = xlog(b"Y" + struct.pack("!I", 78) + b"public\0mood\0")
     facts = frames.control_frame(frames.FACTS, 0, 0, {"relation": 77})
@@ -185,7 +185,7 @@ def test_schema_frames_may_be_many() -> None:
         (begin(1000) + xlog(b"T" + struct.pack("!Ib", 2**31, 0)), 0),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(data: bytes, position: int) -> None:
+def test_invalid_frames_are_refused_with_an_error(data: bytes, position: int) -> None:
     with pytest.raises(TailraceError) as caught:
         frames.summarise(array(data), frames.new_state(position))
     assert caught.value.kind is Kind.PROTOCOL_VIOLATION
@@ -196,7 +196,7 @@ def test_what_makes_no_sense_is_refused_by_name(data: bytes, position: int) -> N
 def test_messages_of_transactions_that_are_streamed_or_prepared_are_refused(
     letter: str, before: bytes
 ) -> None:
-    # We never ask for them: STREAM START, STOP, COMMIT and ABORT, and those of two-phase commits.
+    # We never request them: STREAM START, STOP, COMMIT and ABORT, and those of two-phase commits.
     with pytest.raises(TailraceError, match="a type that protocol 1 does not have") as caught:
         frames.summarise(array(before + xlog(letter.encode() + bytes(40))), frames.new_state())
     assert caught.value.kind is Kind.PROTOCOL_VIOLATION
@@ -237,7 +237,7 @@ def test_no_garbled_frame_does_more_than_be_refused(at: int, garbage: bytes) -> 
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=5))
-def test_the_scan_does_not_depend_on_how_the_frames_are_cut_into_chunks(cuts: list[int]) -> None:
+def test_the_scan_does_not_depend_on_how_frames_are_divided_into_chunks(cuts: list[int]) -> None:
     ends = sorted({at for at, _ in frames.each_frame(array(STREAM))})
     edges = sorted({0, len(STREAM)} | {max(end for end in ends if end <= cut) for cut in cuts})
     state = frames.new_state()
@@ -249,7 +249,7 @@ def test_the_scan_does_not_depend_on_how_the_frames_are_cut_into_chunks(cuts: li
 
 
 @given(st.integers(0, len(STREAM)))
-def test_what_lies_before_the_last_boundary_is_told_as_a_scan_of_it_alone_tells(cut: int) -> None:
+def test_the_part_before_the_last_boundary_has_the_result_of_a_scan_of_it_alone(cut: int) -> None:
     end = max(at for at in [*(at for at, _ in frames.each_frame(array(STREAM))), len(STREAM)] if at <= cut)
     whole = frames.summarise(array(STREAM[:end]), frames.new_state())
     if whole.boundary is None or whole.boundary == whole.size:

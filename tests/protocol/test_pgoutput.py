@@ -1,4 +1,4 @@
-"""Messages that describe tables: what is written is read again."""
+"""Messages that describe tables are read as they were written."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RELATIONS = st.builds(
 
 
 @given(RELATIONS)
-def test_a_relation_message_says_what_the_table_is(relation: Relation) -> None:
+def test_a_relation_message_is_read_as_written(relation: Relation) -> None:
     assert parse_relation(relation_message(relation)) == relation
 
 
 @given(OIDS, NAMES, NAMES)
-def test_a_type_message_says_what_the_type_is(oid: int, schema: str, name: str) -> None:
+def test_a_type_message_is_read_as_written(oid: int, schema: str, name: str) -> None:
     assert parse_type(type_message(oid, schema, name)) == (oid, schema, name)

@@ -1,4 +1,4 @@
-"""Which records of a log's batches end a transaction, where some of its tables are left out."""
+"""Which records of a log's batches end a transaction if some of its tables are excluded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batches(path: Path) -> list[DecodedBatch]:
 
 
 def batch_of(decoded: DecodedBatch, table: str) -> Batch:
-    """Return what one table has, as a `python` sink with `tables` delivers it."""
+    """Return the batch of one table, as a `python` sink with `tables` delivers it."""
     changes = [c for c in decoded.changes if c.relation and c.relation.table == table]
     (batch,) = batches_of({}, "log", DecodedBatch(changes, decoded.end, decoded.open_at_end), 10, None)
     return batch
@@ -49,7 +49,7 @@ def test_the_last_of_a_transactions_records_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "said"), [(None, None), (0, None), (3, [])])
-def test_a_batch_without_records_says_whether_a_transaction_is_open(
+def test_a_batch_without_records_tells_whether_a_transaction_is_open(
     changes: int | None, said: list[bool] | None
 ) -> None:
     unit = None if changes is None else OpenUnit(TRANSACTION_OPEN, 7, 1000, 0, changes)

@@ -1,4 +1,4 @@
-"""A reader that comes to rows of a table which capture has yet to learn."""
+"""A reader that reaches rows of a table whose facts are pending."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.ranges.changes import PendingWaits
 
 
-def test_it_waits_and_says_so_once_for_each_place_and_raises_what_is_something_else() -> None:
+def test_a_wait_is_logged_once_for_each_position_and_other_errors_are_raised() -> None:
     pending, stop = PendingWaits(), threading.Event()
-    stop.set()  # it does not wait then
+    stop.set()  # so that it does not wait
     error = TailraceError(Kind.SCHEMA_PENDING, "decode rows of public.items: the facts are pending", "wait")
     with structlog.testing.capture_logs() as logs:
         for at in (10, 10, 30, 30):

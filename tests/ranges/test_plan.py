@@ -1,4 +1,4 @@
-"""The plan of a range: a function of the range, complete, in order, within bounds."""
+"""The plan of a range: a function of the range, complete, ordered, within limits."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_splits_cover_the_range_once_and_in_order(sizes: list[int]) -> None:
 
 
 @given(SIZES, st.data())
-def test_a_plan_depends_on_nothing_but_its_range(sizes: list[int], data: st.DataObject) -> None:
-    # What lies before and after the range, and how much of it there is, changes nothing.
+def test_a_plan_depends_only_on_its_range(sizes: list[int], data: st.DataObject) -> None:
+    # What lies before and after the range, and how much, changes nothing.
     blocks = runs(sizes)
     first = data.draw(st.integers(0, len(blocks) - 1))
     last = data.draw(st.integers(first, len(blocks) - 1))
@@ -56,13 +56,13 @@ def test_a_plan_depends_on_nothing_but_its_range(sizes: list[int], data: st.Data
 
 
 @given(st.integers(1, 1 << 40))
-def test_the_number_of_splits_grows_with_the_range_alone(size: int) -> None:
+def test_the_number_of_splits_grows_only_with_the_range(size: int) -> None:
     count = split_count(size)
     assert count * SPLIT_BYTES_MAX >= size
     assert count >= SPLITS_MIN or size < SPLITS_MIN * 4 * MIB
 
 
-def test_a_large_range_is_cut_evenly() -> None:
+def test_a_large_range_is_divided_evenly() -> None:
     plan = input_splits("0", runs([MIB] * 1000), 1000, 1000 + 1000 * MIB)
     assert len(plan) == 16
     assert {(split.end - split.start) // MIB for split in plan} <= {62, 63, 64}
@@ -86,7 +86,7 @@ def test_a_range_with_a_hole_is_refused(missing: int) -> None:
     assert caught.value.kind is Kind.LOG_RANGE_INVALID
 
 
-def test_a_split_survives_pickling() -> None:
+def test_a_split_can_be_pickled() -> None:
     plan = input_splits("0", runs([MIB] * 20), 1000, 1000 + 20 * MIB)
     assert pickle.loads(pickle.dumps(plan)) == plan  # noqa: S301
     assert len(pickle.dumps(plan[0])) < 2000

@@ -1,4 +1,4 @@
-"""The buffer: in order, bounded, and nothing before it is durable."""
+"""The buffer: ordered, bounded, and durable blocks only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _written(log: LogDirectory, start: int, end: int) -> bytes:
 
 
 @pytest.mark.parametrize("seed", seeds(20, quick=1))
-def test_what_is_taken_is_durable_in_order_and_whole_until_it_overflows(seed: int, tmp_path: Path) -> None:
+def test_blocks_are_durable_ordered_and_complete_until_the_buffer_overflows(
+    seed: int, tmp_path: Path
+) -> None:
     choose, source, buffer = random.Random(seed), Source(), BlockBuffer(CAPACITY)
     log = new_log(tmp_path / "log")
     overflows, reached = 0, None
@@ -50,7 +52,7 @@ def test_what_is_taken_is_durable_in_order_and_whole_until_it_overflows(seed: in
                     if choose.random() < 0.3:
                         for block in buffer.take(1 << 20):
                             reached = block.header.end
-                        assert buffer.count == 0  # whatever is whole is given out
+                        assert buffer.count == 0  # all complete blocks are given out
                 case 4:
                     for block in buffer.take(choose.choice([1, 500, 5000])):
                         header = block.header
@@ -76,7 +78,7 @@ def test_what_is_taken_is_durable_in_order_and_whole_until_it_overflows(seed: in
     assert overflows
 
 
-def test_what_the_consumer_works_on_counts_until_it_comes_back(tmp_path: Path) -> None:
+def test_blocks_being_processed_count_until_they_are_returned(tmp_path: Path) -> None:
     buffer = BlockBuffer(CAPACITY)
     with LogWriter.open(new_log(tmp_path), "0", listener=Handover([buffer], lambda: None)) as writer:
         buffer.fill()
@@ -89,7 +91,7 @@ def test_what_the_consumer_works_on_counts_until_it_comes_back(tmp_path: Path) -
         assert buffer.size_bytes == 0
 
 
-def test_several_consumers_hold_the_same_memory(tmp_path: Path) -> None:
+def test_several_consumers_share_the_same_memory(tmp_path: Path) -> None:
     buffers = [BlockBuffer(CAPACITY), BlockBuffer(CAPACITY), BlockBuffer(CAPACITY)]
     with LogWriter.open(new_log(tmp_path), "0", listener=Handover(buffers, lambda: None)) as writer:
         buffers[0].fill()
@@ -101,7 +103,7 @@ def test_several_consumers_hold_the_same_memory(tmp_path: Path) -> None:
         assert buffers[2].take(1) == []
 
 
-def test_a_buffer_notices_that_capture_went_on_without_it(tmp_path: Path) -> None:
+def test_a_buffer_notices_that_it_missed_a_part_of_the_log(tmp_path: Path) -> None:
     buffer, source = BlockBuffer(CAPACITY), Source()
     log, handover = new_log(tmp_path), Handover([buffer], lambda: None)
     with LogWriter.open(log, "0", listener=handover) as writer:
@@ -116,7 +118,7 @@ def test_a_buffer_notices_that_capture_went_on_without_it(tmp_path: Path) -> Non
         assert buffer.lost
 
 
-def test_a_table_that_is_described_comes_with_what_is_in_force_before(tmp_path: Path) -> None:
+def test_a_block_comes_with_the_tables_description_in_force_before_it(tmp_path: Path) -> None:
     buffer, source = BlockBuffer(CAPACITY), Source()
     with LogWriter.open(new_log(tmp_path), "0", listener=Handover([buffer], lambda: None)) as writer:
         buffer.fill()
@@ -127,7 +129,7 @@ def test_a_table_that_is_described_comes_with_what_is_in_force_before(tmp_path: 
         assert (list(first.schema), len(second.schema)) == ([], 1)
 
 
-def test_a_frame_is_inserted_between_transactions_also_where_a_chunk_never_ends_at_one(
+def test_a_frame_is_inserted_between_transactions_even_if_no_chunk_ends_at_one(
     tmp_path: Path,
 ) -> None:
     log, source = new_log(tmp_path), Source()

@@ -1,4 +1,4 @@
-"""`tailrace realtime`, where nothing runs: what is said stands for the next start."""
+"""`tailrace realtime` without a running engine: the command applies at the next start."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _wanted(file: Path) -> dict[str, bool]:
     return {each["consumer"]: each["wanted"] for each in found}
 
 
-def test_a_command_stands_until_the_next_one_and_comes_before_the_file(file: Path) -> None:
+def test_a_command_applies_until_the_next_one_and_overrides_the_file(file: Path) -> None:
     assert _wanted(file) == {"engine:shop": True, "lake": True}
     assert "real time off for engine:shop, lake" in _run("off", file)
     assert _wanted(file) == {"engine:shop": False, "lake": False}
@@ -55,7 +55,7 @@ def test_a_command_stands_until_the_next_one_and_comes_before_the_file(file: Pat
     assert "lake: off (no engine runs), wanted on, at 0" in _run("status", file)
 
 
-def test_a_fall_back_is_shown_until_something_is_said(file: Path) -> None:
+def test_a_fall_back_is_shown_until_the_next_command(file: Path) -> None:
     directory = LogDirectory.open(file.parent / "log")
     control.keep(directory, "lake", control.KeptState(position=9, fell_back=True))
     waits = "lake: off (no engine runs; it fell back before, and waits for a command), wanted on, at 9"
@@ -64,5 +64,5 @@ def test_a_fall_back_is_shown_until_something_is_said(file: Path) -> None:
     assert "lake: off (no engine runs), wanted on, at 9" in _run("status", file)
 
 
-def test_a_consumer_that_is_not_there_is_refused_with_those_that_are(file: Path) -> None:
+def test_a_missing_consumer_is_refused_with_the_list_of_existing_ones(file: Path) -> None:
     assert "engine:shop, lake" in _run("on", file, "--consumer", "lakes", status=2)

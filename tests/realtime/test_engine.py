@@ -1,4 +1,4 @@
-"""An engine's handler, fed from memory and from the log in turn."""
+"""An engine's handler gets changes from memory and from the log in turn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _markers(log: Path) -> list[MarkerKind]:
 
 
 @pytest.mark.slow
-def test_it_is_switched_on_and_off_and_every_row_comes_once(tmp_path: Path, shard: Shard) -> None:
+def test_real_time_is_switched_on_and_off_and_every_row_comes_once(tmp_path: Path, shard: Shard) -> None:
     shard.commit(3)
     with Running(shard, tmp_path / "log", False, offset_commit={"policy": "always"}) as running:
         running.wait_for_rows()
@@ -74,7 +74,7 @@ def test_a_handler_that_stalls_is_fed_from_the_log_until_it_has_caught_up(
 
 
 @pytest.mark.ci
-def test_sinks_are_fed_from_memory_each_for_itself_and_each_row_comes_once(
+def test_each_sink_is_fed_from_memory_independently_and_gets_each_row_once(
     tmp_path: Path, shard: Shard
 ) -> None:
     lake = tmp_path / "lake"
@@ -107,7 +107,7 @@ def _rows(lake: Path) -> list[int]:
     return [json.loads(line)["after"]["id"] for file in files for line in file.read_text().splitlines()]
 
 
-def test_a_buffer_that_drops_what_finds_no_room_is_found(
+def test_the_check_finds_a_buffer_that_drops_blocks_when_full(
     tmp_path: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full: list[str] = []
@@ -130,7 +130,7 @@ def test_a_buffer_that_drops_what_finds_no_room_is_found(
 
 
 @pytest.mark.slow
-def test_a_start_that_does_not_wait_for_the_log_is_found(
+def test_the_check_finds_a_start_that_does_not_wait_for_the_log(
     tmp_path: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = RealtimePath._next_event
@@ -155,4 +155,4 @@ def test_a_start_that_does_not_wait_for_the_log_is_found(
 def _require_gap(running: Running) -> None:
     running.shard.commit(1)
     wait_until(lambda: running.shard.count in running.seen, 60, "the last row")
-    assert running.seen != list(range(1, running.shard.count + 1)), "nobody has noticed"
+    assert running.seen != list(range(1, running.shard.count + 1)), "the planted bug was not found"

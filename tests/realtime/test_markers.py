@@ -1,4 +1,4 @@
-"""Markers: their form in the log, and that those who know nothing of them read on."""
+"""Markers: their form in the log; readers that do not know them skip them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MARKERS = st.one_of(
 
 
 @given(st.lists(st.one_of(MARKERS, st.integers(0, 3))))
-def test_markers_are_found_among_transactions_each_with_its_end(content: list[Marker | int]) -> None:
+def test_markers_are_found_among_transactions_with_their_ends(content: list[Marker | int]) -> None:
     source, parts, wanted = Source(), [], []
     for each in content:
         parts.append(source.transaction(each) if isinstance(each, int) else each.frame(source.lsn, 0))
@@ -39,7 +39,7 @@ def test_markers_are_found_among_transactions_each_with_its_end(content: list[Ma
     assert markers_in(raw) == wanted
 
 
-def test_who_knows_nothing_of_markers_reads_the_changes_around_them(tmp_path: Path) -> None:
+def test_readers_without_knowledge_of_markers_read_the_changes_around_them(tmp_path: Path) -> None:
     log, source = new_log(tmp_path / "log"), Source()
     with LogWriter.open(log, "0") as writer:
         append(writer, relation_frame(), source.transaction(2))
@@ -58,7 +58,7 @@ def test_who_knows_nothing_of_markers_reads_the_changes_around_them(tmp_path: Pa
     assert [marker.kind for marker in found] == list(MarkerKind)
 
 
-def test_progress_that_says_nothing_or_something_else_is_no_marker() -> None:
+def test_progress_frames_with_no_or_other_content_are_no_markers() -> None:
     said = [
         frames.control_frame(frames.PROGRESS, 1, 0, content) for content in ({}, {"of": "a later version"})
     ]

@@ -33,7 +33,7 @@ def log(tmp_path: Path) -> LogDirectory:
 def _running(
     log: LogDirectory, handled: int = 0, **section: object
 ) -> Iterator[tuple[RealtimePath, Handover, LogWriter]]:
-    """Have a path that is fed by a writer, as after a start."""
+    """Yield a path that a writer feeds, as after a start."""
     config = RealtimeConfig.model_validate({"enabled": True, "buffer_bytes": BUFFER_BYTES} | section)
     path = RealtimePath("c", config, 1 << 20)
     handover = Handover([path.buffer], lambda: None)
@@ -51,7 +51,7 @@ def _switches(log: LogDirectory) -> list[MarkerKind]:
 
 
 def _turn(path: RealtimePath, writer: LogWriter) -> None:
-    """Have everything sent that is in the log, and then what the path itself has written there."""
+    """Send everything that is in the log, then what the path itself has written there."""
     path.turn(writer.offset)
     path.turn(writer.offset)
 
@@ -64,12 +64,12 @@ def _fall_back(path: RealtimePath, writer: LogWriter, source: Source) -> None:
     assert (path.view().mode, path.view().fall_backs) == (RealtimeMode.OFF, 1)
 
 
-def test_a_start_after_a_crash_that_is_killed_in_its_turn_is_no_fall_back(log: LogDirectory) -> None:
+def test_a_second_crash_during_the_start_after_a_crash_is_no_fall_back(log: LogDirectory) -> None:
     with _running(log) as (path, _, writer):
         append(writer, Source().transaction(1))
         _turn(path, writer)
         assert path.works
-    failpoints.arm("realtime.after_keep=error")  # it has kept that it is off, and not yet that it is on again
+    failpoints.arm("realtime.after_keep=error")  # recorded as off, not yet as on again
     with _running(log) as (path, _, writer), pytest.raises(failpoints.FailpointError):
         _turn(path, writer)
     failpoints.arm("")
@@ -80,7 +80,7 @@ def test_a_start_after_a_crash_that_is_killed_in_its_turn_is_no_fall_back(log: L
     assert _switches(log) == [_START, _STOP, _START]
 
 
-def test_after_a_fall_back_it_stays_off_through_restarts_until_a_command_also_where_nothing_runs(
+def test_after_a_fall_back_real_time_stays_off_over_restarts_until_a_command(
     log: LogDirectory,
 ) -> None:
     source = Source()
@@ -101,7 +101,7 @@ def test_after_a_fall_back_it_stays_off_through_restarts_until_a_command_also_wh
         assert not path.works, "the command was carried out already"
 
 
-def test_commands_in_quick_succession_end_at_the_last_one(log: LogDirectory) -> None:
+def test_of_commands_in_quick_succession_the_last_one_holds(log: LogDirectory) -> None:
     with _running(log, enabled=False) as (path, _, writer):
         append(writer, Source().transaction(1))
         for on in (True, False, True, False, True):
@@ -118,7 +118,7 @@ def test_commands_in_quick_succession_end_at_the_last_one(log: LogDirectory) -> 
 
 
 @pytest.mark.parametrize("falls_back", [False, True])
-def test_what_waits_for_a_long_transaction_is_written_by_the_next_writer(
+def test_a_marker_that_waits_for_a_long_transaction_is_written_by_the_next_writer(
     log: LogDirectory, *, falls_back: bool
 ) -> None:
     """Some captures open the log again at each connection."""
@@ -148,8 +148,8 @@ def test_what_waits_for_a_long_transaction_is_written_by_the_next_writer(
     assert _switches(log) == [_START, _STOP][: 1 + falls_back]
 
 
-def test_a_consumer_that_goes_back_is_given_everything_again_by_the_log(log: LogDirectory) -> None:
-    """Its owner has emptied its target, and it is opened again."""
+def test_a_consumer_that_goes_back_gets_everything_again_from_the_log(log: LogDirectory) -> None:
+    """As a sink does whose target was emptied and which is opened again."""
     source = Source()
     with _running(log) as (path, _, writer):
         append(writer, source.transaction(1))
@@ -164,7 +164,7 @@ def test_a_consumer_that_goes_back_is_given_everything_again_by_the_log(log: Log
         path.turn(0)
         assert path.view().mode is RealtimeMode.STARTING
         assert path.generation > before
-        assert path.keep(0) == 0, "nothing is let go of that it needs again"
+        assert path.keep(0) == 0, "the position must not be ahead of what the consumer needs again"
         assert path.reads_until == writer.tail.offset
         assert path.take_after(0, (), 1 << 20) == ()
         _turn(path, writer)

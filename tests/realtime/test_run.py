@@ -1,4 +1,4 @@
-"""`tailrace run` over PostgreSQL with real time on, and what its user sees and says meanwhile."""
+"""`tailrace run` over PostgreSQL with real time on: what its user sees and which commands apply."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.wait import wait_until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "realtime.md"
 TIMEOUT_S = 120.0
-#: In one transaction more than memory takes.
+#: Rows that make one transaction larger than the buffer.
 MANY = 5_000
 
 
 class Shop:
-    """A pipeline of two sinks, one of which is given nothing, and its process."""
+    """A pipeline with two sinks, one of which gets no table, and its process."""
 
     def __init__(self, folder: Path, dsn: str) -> None:
         self._folder, self._file = folder, folder / "shop.yaml"
@@ -86,7 +86,7 @@ class Shop:
             return text
 
     def rows(self) -> list[tuple[str, int]]:
-        """Return what is in the sink: operation and key, in order."""
+        """Return the rows in the sink: operation and key, in order."""
         files = sorted((self._folder / "lines").glob("public.orders/*.jsonl"))
         lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         return [(line["op"], line["after"]["id"]) for line in lines]
@@ -94,7 +94,7 @@ class Shop:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_is_shown_and_said_while_rows_come_from_memory_and_from_the_log(
+def test_status_metrics_and_commands_while_rows_come_from_memory_and_from_the_log(
     pg: Database, tmp_path: Path
 ) -> None:
     pg.execute("create table orders(id bigint primary key, what text)")
@@ -119,7 +119,7 @@ def test_what_is_shown_and_said_while_rows_come_from_memory_and_from_the_log(
             shop.wait_for(consumer, mode="on")
         for _ in range(5):
             commit()
-        # Nothing of it is for `none`, and it goes on.
+        # The sink `none` gets nothing of it, and goes on.
         wait_until(
             lambda: shop.realtime("none")["position"] >= shop.realtime("lines")["position"], TIMEOUT_S, "it"
         )
@@ -129,7 +129,7 @@ def test_what_is_shown_and_said_while_rows_come_from_memory_and_from_the_log(
         assert "real time on" in shop.tailrace("status")
         wait_until(lambda: "lines running, real time on" in shop.said.read_text(), TIMEOUT_S, "the display")
 
-        commit(MANY)  # falls back, and is written from the log
+        commit(MANY)  # too large for the buffer: falls back to the log
         shop.wait_for(mode="off", because="buffer full", fall_backs=1, log_mode="active")
         fallen = r'tailrace_realtime_fall_backs_total{.*consumer="lines".*} 1.0'
         wait_until(lambda: re.search(fallen, shop.metrics()), TIMEOUT_S, "the metric")
@@ -147,7 +147,7 @@ def test_what_is_shown_and_said_while_rows_come_from_memory_and_from_the_log(
 
         def is_whole() -> bool:
             found = Counter(shop.rows())
-            found.pop(("r", last + 1), None)  # that row may have been read, too
+            found.pop(("r", last + 1), None)  # that row may have been captured, too
             return found >= again
 
         wait_until(is_whole, TIMEOUT_S, "the snapshot beside the stream")
@@ -158,7 +158,7 @@ def test_what_is_shown_and_said_while_rows_come_from_memory_and_from_the_log(
 
 @pytest.mark.ci
 @pytest.mark.timeout(600)
-def test_what_is_said_while_nothing_runs_holds_for_the_next_start(pg: Database, tmp_path: Path) -> None:
+def test_a_command_while_nothing_runs_applies_at_the_next_start(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table orders(id bigint primary key, what text)")
     shop = Shop(tmp_path, pg.dsn)
     try:

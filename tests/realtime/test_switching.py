@@ -1,6 +1,6 @@
 """A consumer's two sides under all interleavings of a bounded size: no gap, no repeat, all in order.
 
-A change may come again only where the process was killed before it was handled.
+A change may be repeated only if the process was killed before the change was handled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.realtime.switching import (
 from tailrace.state_machine import IllegalTransition
 from tests.support.realtime.model import Budget, World, inner, outer
 
-#: Together they have every switch, and a crash in every place of it.
+#: Together they have every switch, and a crash at every step of it.
 BUDGETS = {
     "overflow and return": Budget(changes=3, overflows=1, on=2, off=0, crashes=0),
     "switched on and off": Budget(changes=2, overflows=0, on=2, off=1, crashes=0),
@@ -35,7 +35,7 @@ BUDGETS = {
 
 
 def _explore(budget: Budget) -> int:
-    """Visit every state that the world can come to; return how many there are."""
+    """Visit every state that the world can reach; return how many there are."""
     seen = {World(budget)}
     waiting = list(seen)
     while waiting:
@@ -43,11 +43,13 @@ def _explore(budget: Budget) -> int:
         world.check()
         by_itself = [found for found in inner(world) if found != world]
         if not by_itself:
-            assert world.next_change(world.handed) is None, "nobody goes on"
+            assert world.next_change(world.handed) is None, "changes are left, and nothing goes on"
             assert world.handled == world.handed
             process = world.process
             if process.log.state is LogMode.ACTIVE or world.handled >= process.side.position:
-                assert process.log.position == world.handled, "what is handled is not let go"
+                assert process.log.position == world.handled, (
+                    "the position does not follow the handled changes"
+                )
         for found in (*by_itself, *outer(world)):
             if found not in seen:
                 seen.add(found)
@@ -57,7 +59,7 @@ def _explore(budget: Budget) -> int:
 
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
 @pytest.mark.ci
-def test_each_change_is_sent_in_order_whatever_is_switched_overflows_or_is_killed(budget: Budget) -> None:
+def test_each_change_is_sent_in_order_despite_switches_overflows_and_kills(budget: Budget) -> None:
     assert _explore(budget) > 1_000
 
 
@@ -105,7 +107,7 @@ def test_a_bug_in_a_switch_is_found(monkeypatch: pytest.MonkeyPatch, key: Any, p
 
 
 @pytest.mark.parametrize(("key", "planted"), PLANTED_IN_LOG.values(), ids=PLANTED_IN_LOG)
-def test_a_bug_of_the_logs_side_is_found(monkeypatch: pytest.MonkeyPatch, key: Any, planted: Any) -> None:
+def test_a_bug_on_the_logs_side_is_found(monkeypatch: pytest.MonkeyPatch, key: Any, planted: Any) -> None:
     monkeypatch.setitem(switching.LOG_TRANSITIONS, key, planted)
     with pytest.raises((AssertionError, IllegalTransition)):
         _found_somewhere()
@@ -117,22 +119,20 @@ def _takes_over_at_what_is_handled(step: Callable[..., object]) -> Callable[...,
     )
 
 
-def _does_not_let_go(event: LogEvent) -> Callable[..., Callable[..., object]]:
+def _keeps_the_old_position(event: LogEvent) -> Callable[..., Callable[..., object]]:
     return lambda step: (
         lambda side, came, log_offset=-1: step(side, came, -1 if came is event else log_offset)
     )
 
 
-def _lets_go_of_what_is_sent(step: Callable[..., LogSide]) -> Callable[..., object]:
+def _moves_the_position_to_what_is_sent(step: Callable[..., LogSide]) -> Callable[..., object]:
     return lambda side, event, log_offset=-1: replace(
         step(side, event, log_offset), position=max(side.position, log_offset)
     )
 
 
 def _does_not_seek(step: Callable[..., LogSide]) -> Callable[..., object]:
-    return lambda side, event, log_offset=-1: replace(
-        step(side, event, log_offset), read_from=side.read_from
-    )
+    return lambda side, event, log_offset=-1: replace(step(side, event, log_offset), read_from=side.read_from)
 
 
 def _forgets_where_its_marker_is(step: Callable[..., object]) -> Callable[..., object]:
@@ -146,13 +146,13 @@ def _forgets_where_its_marker_is(step: Callable[..., object]) -> Callable[..., o
     [
         (LogSide, _takes_over_at_what_is_handled),
         (LogSide, _does_not_seek),
-        (LogSide, _does_not_let_go(LogEvent.HANDLED)),
-        (LogSide, _does_not_let_go(LogEvent.REALTIME)),
-        (LogSide, _lets_go_of_what_is_sent),
+        (LogSide, _keeps_the_old_position(LogEvent.HANDLED)),
+        (LogSide, _keeps_the_old_position(LogEvent.REALTIME)),
+        (LogSide, _moves_the_position_to_what_is_sent),
         (RealtimeSide, _forgets_where_its_marker_is),
     ],
 )
-def test_a_bug_in_what_positions_mean_is_found(
+def test_a_bug_in_the_use_of_positions_is_found(
     monkeypatch: pytest.MonkeyPatch, side: Any, planted: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(side, "step", planted(side.step))
@@ -160,7 +160,7 @@ def test_a_bug_in_what_positions_mean_is_found(
         _found_somewhere()
 
 
-def test_after_a_crash_the_stop_is_made_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_crash_the_stop_marker_is_written_first(monkeypatch: pytest.MonkeyPatch) -> None:
     side, commands = RealtimeSide.restored(True, 7)
     assert commands == (_C.MARK_STOP,)
     assert side.marker(_C.MARK_STOP, "c").log_offset == 7

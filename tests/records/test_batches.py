@@ -1,4 +1,4 @@
-"""Batches, groups and records over changes as the log holds them, and over values of others."""
+"""Batches, groups and records over changes of the log, and over values of other sources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FRAMES = transaction(
 
 
 def decoded() -> Batch:
-    """One transaction as a batch: the places are the changes' ordinals."""
+    """One transaction as a batch: positions are the changes' ordinals."""
     groups = []
     for changes in decode(FRAMES):
         topic = changes.relation.qualified_name if changes.relation else "messages"
@@ -55,7 +55,7 @@ def decoded() -> Batch:
     return Batch({"slot": "s"}, tuple(groups), polled, [{"at": n + 1} for n in range(polled)])
 
 
-def test_records_come_in_the_order_of_the_source_across_tables() -> None:
+def test_records_of_several_tables_have_the_order_of_the_source() -> None:
     batch = decoded()
     assert [(r.place, r.op, r.topic) for r in batch] == [
         (0, "c", "public.orders"),
@@ -77,7 +77,7 @@ def test_records_come_in_the_order_of_the_source_across_tables() -> None:
         batch[9]
 
 
-def test_a_record_has_the_rows_before_and_after_and_where_it_comes_from() -> None:
+def test_a_record_has_the_rows_before_and_after_and_its_source() -> None:
     created, _, kept, moved, note, deleted, _, truncated, _ = decoded()
     assert created.key == {"id": 1}
     assert created.before is None
@@ -95,7 +95,7 @@ def test_a_record_has_the_rows_before_and_after_and_where_it_comes_from() -> Non
     assert "first" not in repr(created)
 
 
-def test_nothing_is_decoded_by_choosing_slicing_and_routing() -> None:
+def test_selecting_slicing_and_routing_decode_nothing() -> None:
     batch = decoded()
     orders = batch.groups[0] if batch.groups[0].topic == "public.orders" else batch.groups[1]
     chosen = orders.take(np.array([1, 2])).with_topic("elsewhere").slice(1, 2)
@@ -108,7 +108,7 @@ def test_nothing_is_decoded_by_choosing_slicing_and_routing() -> None:
     assert chosen.columns.equals(orders.columns.slice(2, 1))
 
 
-def test_headers_stand_beside_the_wire_and_other_columns_take_its_place() -> None:
+def test_headers_are_kept_beside_undecoded_changes_and_other_columns_replace_them() -> None:
     orders = next(group for group in decoded().groups if group.topic == "public.orders")
     headers = pa.array([{"from": "test", "n": n if n % 2 else None} for n in range(len(orders))])
     with_headers = orders.with_headers(headers)
@@ -127,7 +127,7 @@ def test_headers_stand_beside_the_wire_and_other_columns_take_its_place() -> Non
         Group.of_columns("t", np.arange(1), taken.columns)
 
 
-def test_values_are_the_same_one_by_one_and_in_runs() -> None:
+def test_values_are_the_same_record_by_record_and_in_runs() -> None:
     count = 5000
     columns = pa.record_batch({"key": pa.array([{"id": n} for n in range(count)])})
     group = Group.of_columns("t", np.arange(count), columns)
@@ -142,7 +142,7 @@ def test_values_are_the_same_one_by_one_and_in_runs() -> None:
     assert [r.key["id"] for r in Batch({}, (group,), count, range(count))] == list(range(count))  # type: ignore[arg-type]
 
 
-def test_what_is_read_of_records_is_decoded_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_read_of_records_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = decoded()
     whole = {
         name: [getattr(record, name) for record in batch]
@@ -167,7 +167,7 @@ def test_what_is_read_of_records_is_decoded_and_nothing_else(monkeypatch: pytest
         read.clear()
 
 
-def test_values_that_were_let_go_of_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_dropped_from_the_cache_are_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailrace.records.group._RUNS_MAX", 2)
     count = 5000
     columns = pa.record_batch({"key": pa.array(range(count)), "op": pa.array(["c"] * count)})
@@ -177,7 +177,7 @@ def test_values_that_were_let_go_of_are_made_again(monkeypatch: pytest.MonkeyPat
         assert [(r.key, r.op) for r in batch] == [(n, "c") for n in range(count)]
 
 
-def test_what_is_polled_without_records_still_gets_on() -> None:
+def test_a_batch_without_records_still_has_an_offset() -> None:
     batch = Batch({}, (), 0, [], {"at": 5})
     assert (len(batch), list(batch), batch.end_offset, batch.places.tolist()) == (0, [], {"at": 5}, [])
     assert Batch({}, (), 0, []).end_offset is None
@@ -195,7 +195,7 @@ def made(**values: Any) -> SourceRecord:
     return SourceRecord(topic="t", offset={}, **values)
 
 
-def test_values_of_others_become_a_batch() -> None:
+def test_values_of_other_sources_become_a_batch() -> None:
     when = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
     batch = Batch.of_records(
         [
@@ -249,9 +249,7 @@ def test_values_of_others_become_a_batch() -> None:
         ([made(value=object())], "no Arrow type holds all values of `value`, which are of type object"),
     ],
 )
-def test_values_that_do_not_go_together_are_named_but_not_shown(
-    records: list[SourceRecord], words: str
-) -> None:
+def test_incompatible_values_are_reported_but_not_shown(records: list[SourceRecord], words: str) -> None:
     with pytest.raises(TailraceError) as raised:
         Batch.of_records(records)
     assert raised.value.kind is Kind.RECORD_INVALID
@@ -260,7 +258,7 @@ def test_values_that_do_not_go_together_are_named_but_not_shown(
     assert raised.value.context == {"topic": "t"}
 
 
-def test_equal_values_have_equal_fingerprints_wherever_they_stand() -> None:
+def test_equal_values_have_equal_fingerprints_at_any_offset() -> None:
     when = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
     columns: list[pa.Array] = [
         pa.array([1, 2, None, 2, 1]),
@@ -287,7 +285,7 @@ def test_equal_values_have_equal_fingerprints_wherever_they_stand() -> None:
     assert fingerprints(pa.nulls(0)).tolist() == []
 
 
-def test_a_group_goes_to_another_process_with_no_more_than_its_own_bytes() -> None:
+def test_a_pickled_group_has_only_its_own_bytes() -> None:
     [many] = decode(transaction(relation(), *(insert(str(n), "x" * 1000, "1.00") for n in range(100))))
     whole = Group.of_changes("public.orders", np.arange(100), many)
     columns = Group.of_columns("public.orders", np.arange(100), whole.columns)

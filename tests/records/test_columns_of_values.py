@@ -1,4 +1,4 @@
-"""Values of whole columns are those that pyarrow gives, one by one."""
+"""Values read from whole columns equal those that pyarrow returns one by one."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_column_gives_what_pyarrow_gives(name: str) -> None:
+def test_a_column_gives_the_same_values_as_pyarrow(name: str) -> None:
     column = COLUMNS[name]
     for part in (column, column.slice(1), column.slice(0, 1), column.slice(1, 2)):
         found, wanted = python_values(part), part.to_pylist()
         assert found == wanted
-        # The same digits, zones and types, too.
+        # Digits, time zones and types are the same, too.
         assert repr(found) == repr(wanted)

@@ -1,4 +1,4 @@
-"""Events: what converters made of a batch, in the source's order."""
+"""Events: a batch's converted records, in the source's order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def events(*converted: tuple[Group, Converted]) -> Events:
     return Events(Batch({}, groups, 9, [{"at": n} for n in range(9)]), tuple(made for _, made in converted))
 
 
-def test_an_event_for_each_record_in_the_source_order() -> None:
+def test_there_is_an_event_for_each_record_in_the_source_order() -> None:
     found = events(
         (group("a", 0, 3), Converted(pa.array(["k0", None]), pa.array(["0", "3"]))),
         (group("b", 1, 2), Converted(None, ["1", "2"])),
@@ -45,7 +45,7 @@ def test_structs_of_several_topics_have_the_fields_of_all() -> None:
     assert found.values.to_pylist() == [first, {"a": 5, "b": {"c": None, "d": 6}}, first]
 
 
-def test_values_that_no_type_holds_together_are_refused_without_showing_any() -> None:
+def test_values_without_a_common_type_are_refused_without_showing_any() -> None:
     for other in (pa.array([{"a": 5}]), [[{"a": 5}, "secret"]]):
         found = events(
             (group("a", 0), Converted(None, pa.array(["secret"]))), (group("b", 1), Converted(None, other))
@@ -72,7 +72,7 @@ def test_a_record_may_become_several_events_or_none() -> None:
     assert found.topics.to_pylist() == ["b", "a", "a", "a", "b", "a"]
 
 
-def test_a_topics_events_are_put_together_from_its_groups_in_the_source_order() -> None:
+def test_a_topics_events_are_merged_from_its_groups_in_the_source_order() -> None:
     marked = pa.array([{"n": 1, "mark": "x"}, {"n": 3, "mark": None}])
     found = events(
         (group("a", 0, 3), Converted(pa.array(["k0", "k3"]), pa.array(["0", None]), marked)),
@@ -92,7 +92,7 @@ def test_a_topics_events_are_put_together_from_its_groups_in_the_source_order() 
     assert part.values.to_pylist() == [b"2", None]
 
 
-def test_a_topics_headers_of_several_types_are_postgresqls_texts() -> None:
+def test_a_topics_headers_of_several_types_have_postgresqls_text() -> None:
     stamps = pa.StructArray.from_arrays([pa.array([2**63 - 1, 0], pa.timestamp("us", tz="UTC"))], ["h"])
     found = events(
         (group("a", 0, 2), Converted(None, pa.array(["0", "2"]), stamps)),

@@ -1,4 +1,4 @@
-"""The number of a change in its transaction and table, whatever becomes of the changes around it."""
+"""The number of a change in its transaction and table, whatever becomes of the other changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STEPS: dict[str, list[dict[str, Any]]] = {
 
 
 def in_halves(group: Group) -> list[Group]:
-    """As two threads share a group, or executors, where it comes pickled."""
+    """As two threads share a group, or as executors get it, pickled."""
     half = len(group) // 2
     parts = group.slice(0, half), group.slice(half, len(group))
     return [pickle.loads(pickle.dumps(part)) for part in parts]  # noqa: S301 - its own
@@ -47,7 +47,7 @@ def in_halves(group: Group) -> list[Group]:
 
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("cut", [in_halves, lambda group: [group]])
-def test_events_of_a_batch_have_it_however_the_changes_are_split(
+def test_events_of_a_batch_have_their_numbers_however_the_changes_are_split(
     steps: str, cut: Callable[[Group], list[Group]]
 ) -> None:
     decoded = DecodedBatch(decode(FRAMES), len(FRAMES), None)
@@ -67,7 +67,7 @@ def test_events_of_a_batch_have_it_however_the_changes_are_split(
     assert found == {name: number for name, number in NUMBERS.items() if name not in gone}
 
 
-def test_a_transaction_is_counted_on_and_a_snapshot_is_not_counted() -> None:
+def test_numbers_of_a_transaction_continue_and_snapshot_rows_have_none() -> None:
     [changes] = decode(transaction(relation(), *[insert(str(n), "x", "1") for n in range(6)]))
     orders = TableOrders()
     parts = [orders.of(changes.part(first, first + 2)) for first in (0, 2, 4)]

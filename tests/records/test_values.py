@@ -1,4 +1,4 @@
-"""A value that Python's type can't hold has a form of its own, and its neighbours stay readable."""
+"""A value that Python's type can't hold has a special form, and the other values stay readable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tailrace.records.record import Record
 from tailrace.records.values import python_values
 from tests.support.decode.wire import delete, insert, only, relation, transaction
 
-#: Types with values that no type of Python's, or the column's, holds: oid, modifier, PostgreSQL's text.
+#: Types with values that no Python type, or not the column's, can hold: oid, modifier, PostgreSQL's text.
 ODD = [
     (1082, -1, "infinity"), (1082, -1, "-infinity"), (1082, -1, "0001-12-31 BC"), (1082, -1, "10000-01-01"),
     (1082, -1, "5874897-12-31"), (1082, -1, "4714-11-24 BC"),
@@ -31,7 +31,7 @@ ODD = [
     (1182, -1, "{infinity}"), (1231, ((12 << 16) | 2) + 4, "{1.50,NaN}"), (5069, -1, "18446744073709551615"),
 ]  # fmt: skip
 
-#: Those that have Python's own form, or are texts throughout.
+#: Those that have Python's own form, or are texts in all rows.
 USUAL = [
     (1082, -1, "0001-01-01", dt.date(1, 1, 1)), (1082, -1, "9999-12-31", dt.date.max),
     (1114, -1, "9999-12-31 23:59:59.999999", dt.datetime.max),  # noqa: DTZ901
@@ -50,7 +50,7 @@ def group_of(kind: int, modifier: int, texts: list[str], key: tuple[str, ...] = 
 
 
 @pytest.mark.parametrize(("kind", "modifier", "text"), ODD)
-def test_an_odd_value_is_its_text_and_its_neighbours_are_readable(
+def test_an_unusual_value_is_its_text_and_other_values_are_readable(
     kind: int, modifier: int, text: str
 ) -> None:
     usual = {1082: "2024-01-01", 1114: "2024-01-01 00:00:00", 1184: "2024-01-01 00:00:00+00"}.get(kind)
@@ -64,7 +64,7 @@ def test_an_odd_value_is_its_text_and_its_neighbours_are_readable(
 
 
 @pytest.mark.parametrize(("kind", "modifier", "text", "value"), USUAL)
-def test_a_value_at_the_edge_is_pythons_own(kind: int, modifier: int, text: str, value: Any) -> None:
+def test_a_value_at_the_limit_is_pythons_own(kind: int, modifier: int, text: str, value: Any) -> None:
     assert Record(group_of(kind, modifier, [text]), 0, {}).after == {"id": 0, "v": value}
 
 
@@ -80,7 +80,7 @@ def test_keys_and_rows_before_have_the_same_form(kind: int, modifier: int, text:
 
 
 @pytest.mark.parametrize("converter", [ArrowConverter, PythonConverter])
-def test_events_of_records_with_odd_values_are_readable(converter: Any) -> None:
+def test_events_of_records_with_unusual_values_are_readable(converter: Any) -> None:
     group = group_of(1184, -1, ["infinity", "2024-01-01 00:00:00+00", "4713-01-01 00:00:00+00 BC"], ("v",))
     batch = Batch({}, (group,), len(group), [{}] * len(group))
     events = list(Events(batch, (converter().convert(group),)))
@@ -90,13 +90,13 @@ def test_events_of_records_with_odd_values_are_readable(converter: Any) -> None:
 
 
 @given(st.lists(st.none() | st.fixed_dictionaries({"d": st.none() | st.dates(), "n": st.lists(st.dates())})))
-def test_what_python_holds_is_what_arrow_gives(rows: list[Any]) -> None:
+def test_values_that_python_can_hold_equal_arrows(rows: list[Any]) -> None:
     array = pa.array(rows, pa.struct([("d", pa.date32()), ("n", pa.list_(pa.date32()))]))
     assert python_values(array) == array.to_pylist() == rows
     assert python_values(array.slice(1)) == rows[1:]
 
 
-def test_decimals_stay_decimals_beside_an_odd_one() -> None:
+def test_decimals_stay_decimals_beside_an_unusual_one() -> None:
     group = group_of(1700, ((12 << 16) | 2) + 4, ["1.50", "NaN"])
     assert [Record(group, row, {}).after for row in range(2)] == [
         {"id": 0, "v": Decimal("1.50")},

@@ -1,4 +1,4 @@
-"""What `contract.Sink` promises, of every sink that needs no MERGE for it."""
+"""The promises of `contract.Sink`, checked for each kind of sink that needs no MERGE."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ["parquet", "jsonl", "append"]
 ORDERS = relation(1, "public.orders", {"id": INT8, "note": TEXT})
 ITEMS = relation(2, "public.items", {"id": INT8, "note": TEXT})
 
-#: Points that the driver reaches, at which a sink may die; `sink.in_task` is an executor's.
+#: Failpoints in the driver at which a sink may crash; `sink.in_task` is in an executor.
 POINTS = [
     "sink.before_write",
     "sink.in_task",
@@ -50,7 +50,7 @@ def _disarmed():
 
 
 def fill(log: HandmadeLog, transactions: int = 4, first: int = 0) -> list[int]:
-    """Each transaction touches both tables; the boundaries are returned, from the log's start."""
+    """Commit transactions that touch both tables; return the boundaries, beginning with the log's start."""
     ends = [log.writer.tail.offset]
     for number in range(first, first + transactions):
         described = (ORDERS, ITEMS) if number == 0 else ()
@@ -77,7 +77,7 @@ def require_each_once(kind: str, path: Path, transactions: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_range_is_written_once_however_often_it_is_asked_for(kind, tmp_path, log):
+def test_a_range_that_is_requested_again_is_written_once(kind, tmp_path, log):
     ends = fill(log)
     sink = opened(kind, tmp_path / "lake", log)
     assert sink.position("0") is None
@@ -97,7 +97,7 @@ def test_a_range_is_written_once_however_often_it_is_asked_for(kind, tmp_path, l
 @pytest.mark.parametrize("wider", WIDTHS)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_a_crash_any_range_that_follows_completes_it(kind, point, wider, tmp_path, log):
+def test_after_a_crash_any_later_range_completes_the_interrupted_one(kind, point, wider, tmp_path, log):
     ends = fill(log, 5)
     sink = opened(kind, tmp_path / "lake", log)
     write(sink, log, 0, ends[1])
@@ -105,7 +105,7 @@ def test_after_a_crash_any_range_that_follows_completes_it(kind, point, wider, t
     with pytest.raises((failpoints.FailpointError, TailraceError)):
         write(sink, log, ends[1], ends[3])
     failpoints.arm("")
-    sink.close()  # lets the lock go, as death does
+    sink.close()  # releases the lock, as the end of the process does
 
     sink = opened(kind, tmp_path / "lake", log)
     assert sink.position("0") in (ends[1], ends[3])
@@ -131,9 +131,7 @@ def _crash_with_staging_gone(kind: str, point: str, lake: Path, log: HandmadeLog
 
 @pytest.mark.parametrize("point", ["sink.after_commit", "sink.after_publish", "sink.before_position"])
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_committed_range_whose_staging_folder_is_gone_is_written_again_where_it_was_not_published(
-    kind, point, tmp_path, log
-):
+def test_an_unpublished_commit_without_its_staging_folder_is_written_again(kind, point, tmp_path, log):
     lake = tmp_path / "lake"
     ends = _crash_with_staging_gone(kind, point, lake, log)
     sink = opened(kind, lake, log)
@@ -143,7 +141,7 @@ def test_a_committed_range_whose_staging_folder_is_gone_is_written_again_where_i
     assert not list((lake / "_tailrace").rglob("*.unpublished"))
 
 
-def test_a_committed_range_of_which_a_part_was_published_and_the_rest_is_gone_stops_the_sink(tmp_path, log):
+def test_a_partly_published_commit_without_its_staging_folder_stops_the_sink(tmp_path, log):
     lake = tmp_path / "lake"
     _crash_with_staging_gone("parquet", "sink.after_publish", lake, log)
     max(lake.glob("public.orders/*"), key=lambda path: path.name).unlink()
@@ -152,7 +150,7 @@ def test_a_committed_range_of_which_a_part_was_published_and_the_rest_is_gone_st
     assert raised.value.kind is Kind.SINK_DAMAGED
 
 
-def test_published_files_that_somebody_deletes_are_not_written_again(tmp_path, log):
+def test_published_files_that_a_user_deletes_are_not_written_again(tmp_path, log):
     lake = tmp_path / "lake"
     ends = fill(log, 4)
     sink = opened("parquet", lake, log)
@@ -165,7 +163,9 @@ def test_published_files_that_somebody_deletes_are_not_written_again(tmp_path, l
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_published_files_may_go_where_a_crash_has_left_their_staging_folder(kind, tmp_path, log, monkeypatch):
+def test_published_files_may_be_deleted_though_a_crash_left_the_staging_folder(
+    kind, tmp_path, log, monkeypatch
+):
     lake = tmp_path / "lake"
     ends = fill(log, 5)
     sink = opened(kind, lake, log)
@@ -188,7 +188,7 @@ def test_published_files_may_go_where_a_crash_has_left_their_staging_folder(kind
     assert [len(found) for found in both(kind, lake)] == [4, 8]
 
 
-def test_staged_files_of_a_commit_without_a_mark_by_an_older_version_are_published(tmp_path, log):
+def test_staged_files_of_a_commit_that_an_older_version_left_unmarked_are_published(tmp_path, log):
     lake = tmp_path / "lake"
     ends = fill(log, 2)
     sink = opened("parquet", lake, log)
@@ -204,14 +204,14 @@ def test_staged_files_of_a_commit_without_a_mark_by_an_older_version_are_publish
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failed_write_may_be_repeated_by_the_same_sink(kind, tmp_path, log):
+def test_the_same_sink_may_repeat_a_failed_write(kind, tmp_path, log):
     ends = fill(log)
     sink = opened(kind, tmp_path / "lake", log)
     for point in POINTS:
         failpoints.arm(f"{point}=eio")
         with contextlib.suppress(OSError, TailraceError):
             write(sink, log, 0, ends[2])
-            write(sink, log, ends[2], ends[4])  # where the first had been written before it failed
+            write(sink, log, ends[2], ends[4])  # only if the first range was written before the failure
     failpoints.arm("")
     write(sink, log, sink.position("0") or 0, ends[4])
     require_each_once(kind, tmp_path / "lake", 4)
@@ -219,7 +219,7 @@ def test_a_failed_write_may_be_repeated_by_the_same_sink(kind, tmp_path, log):
 
 @pytest.mark.follows("sink_write_failed")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_directory_that_is_not_there_and_can_not_be_made_is_made(kind, tmp_path, log):
+def test_a_directory_that_could_not_be_created_is_created_later(kind, tmp_path, log):
     ends = fill(log)
     (tmp_path / "disk").write_bytes(b"a file where the directory is to be")
     with pytest.raises(TailraceError) as raised:
@@ -235,7 +235,7 @@ def test_a_directory_that_is_not_there_and_can_not_be_made_is_made(kind, tmp_pat
 
 @pytest.mark.follows("sink_write_failed")
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_space_left_is_an_error_that_is_tried_again(kind, tmp_path, log):
+def test_a_write_on_a_full_disk_fails_and_may_be_repeated(kind, tmp_path, log):
     ends = fill(log)
     sink = opened(kind, tmp_path / "lake", log)
     failpoints.arm("sink.in_task=enospc")
@@ -272,7 +272,7 @@ def test_a_range_without_changes_moves_the_position_and_writes_no_file(kind, tmp
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_tables_that_are_asked_for_are_written(kind, tmp_path, log):
+def test_only_the_chosen_tables_are_written(kind, tmp_path, log):
     ends = fill(log)
     sink = opened(kind, tmp_path / "lake", log, tables=("public.ord*",))
     assert write(sink, log, 0, ends[4]).tables == 1
@@ -352,7 +352,7 @@ def test_a_target_of_another_log_pipeline_or_kind_is_refused(kind, tmp_path, log
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tables_that_somebody_else_made_are_not_added_to(kind, tmp_path, log):
+def test_tables_that_the_sink_did_not_create_are_refused(kind, tmp_path, log):
     (tmp_path / "lake" / "public.orders").mkdir(parents=True)
     (tmp_path / "lake" / "public.orders" / "part-0.parquet").write_bytes(b"theirs")
     with pytest.raises(TailraceError) as raised:
@@ -361,7 +361,7 @@ def test_tables_that_somebody_else_made_are_not_added_to(kind, tmp_path, log):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sink_that_is_ahead_of_the_log_is_noticed(kind, tmp_path, log):
+def test_a_sink_that_is_ahead_of_the_log_is_refused(kind, tmp_path, log):
     ends = fill(log)
     sink = opened(kind, tmp_path / "lake", log)
     write(sink, log, 0, ends[4])
@@ -383,7 +383,7 @@ def test_snapshot_rows_truncates_and_key_changes_are_rows_of_the_history(kind, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hundred_tables_take_one_job(kind, tmp_path, log):
+def test_a_hundred_tables_are_written_by_one_job(kind, tmp_path, log):
     relations = [relation(10 + n, f"many.t{n}", {"id": INT8, "note": TEXT}) for n in range(100)]
     end = log.commit(*relations, *(insert(10 + n, n, "x") for n in range(100)))
     sink = opened(kind, tmp_path / "lake", log)
@@ -392,7 +392,7 @@ def test_a_hundred_tables_take_one_job(kind, tmp_path, log):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_lies_beside_the_tables_is_hidden(kind, tmp_path, log):
+def test_the_sink_hides_its_own_files_from_readers_of_the_tables(kind, tmp_path, log):
     ends = fill(log)
     sink = opened(kind, tmp_path / "lake", log)
     write(sink, log, 0, ends[4])
@@ -404,7 +404,7 @@ def test_what_lies_beside_the_tables_is_hidden(kind, tmp_path, log):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_in_the_source_cannot_lead_out_of_the_target(kind, tmp_path, log):
+def test_names_in_the_source_cannot_lead_to_a_folder_outside_the_target(kind, tmp_path, log):
     end = log.commit(
         relation(7, "..." + "/../../x", {"id": INT8, "note": TEXT}),
         insert(7, 1, "x"),

@@ -1,4 +1,4 @@
-"""One Delta table as the driver changes it, read back by delta-rs."""
+"""A Delta table as the driver changes it, read back by delta-rs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_table_gets_no_feature_that_its_columns_do_not_need(tmp_path: Path) ->
     folder.committed()
     after = table(("id", pa.int64()), ("at", pa.timestamp("us")))
     folder.reshape([], after)
-    # what is said of columns, and which have statistics, is what the table has now
+    # column metadata and the columns with statistics are those of the table as it is now
     found = DeltaTable(str(tmp_path / "t"))
     assert found.protocol().reader_features == ["timestampNtz"]
     assert found.metadata().configuration[STATISTICS] == "id"
@@ -37,7 +37,7 @@ def test_a_table_gets_no_feature_that_its_columns_do_not_need(tmp_path: Path) ->
         {"tailrace.column": "1.0.25.-1"},
         {"tailrace.column": "1.1.25.-1"},
     ]
-    # and it can be followed again
+    # the table can be changed again
     folder.reshape([], table(("id", pa.int64()), ("c", pa.string())))
     assert DeltaTable(str(tmp_path / "t")).metadata().configuration[STATISTICS] == "id,c"
 
@@ -70,7 +70,7 @@ def test_properties_are_not_set_over_another_commit(tmp_path: Path) -> None:
     assert not [*(tmp_path / "t" / "_delta_log").glob(".*")]
 
 
-def test_commits_of_others_that_delta_keeps_no_longer_are_no_matter(tmp_path: Path, monkeypatch) -> None:
+def test_commits_of_others_that_delta_has_removed_are_not_synced(tmp_path: Path, monkeypatch) -> None:
     synced: list[str] = []
 
     def sync_file(path: Path) -> None:
@@ -86,11 +86,11 @@ def test_commits_of_others_that_delta_keeps_no_longer_are_no_matter(tmp_path: Pa
         DeltaTable(str(path)).alter.set_table_description(f"theirs {number}")
     folder.append([], 2)
     DeltaTable(str(path)).create_checkpoint()
-    for version in range(4):  # as Delta's retention does it
+    for version in range(4):  # as Delta's retention does
         (path / "_delta_log" / f"{version:020d}.json").unlink()
     synced.clear()
     folder.make_durable(1)
-    # The checkpoint, too, of which older versions are removed now.
+    # The checkpoint as well: older versions are removed now.
     assert synced == [f"{4:020d}.checkpoint.parquet", "_last_checkpoint", f"{4:020d}.json"]
     synced.clear()
     folder.append([], 3)

@@ -1,4 +1,4 @@
-"""Sinks of folders: at each operation on a file a process dies, or the disk is full; a loss of power."""
+"""Sinks that write folders: a crash or a full disk at each file operation, and a loss of power."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tests.support.spark.wire import INT4, INT8, TEXT, UNCHANGED, HandmadeLog, d
 
 KINDS = ("parquet", "jsonl", "append", "mirror")
 COLUMNS = {"id": INT8, "note": TEXT}
-#: Rows that the mirror ends with, by table.
+#: Rows that the mirror has at the end, by table.
 ACCOUNTS = [
     {"id": 1, "note": "one", "n": None, "more": None},
     {"id": 3, "note": "three", "n": 30, "more": 31},
     {"id": 9, "note": "two", "n": None, "more": None},
 ]
-#: The small files of a mirror.
+#: The state files of a mirror.
 KEPT = {"identity", "position-0", "columns-0", "tables-0", "settings", "read-0"}
 OTHERS = [{"id": 7, "note": "again"}]
 
 
 class Story(NamedTuple):
     log: HandmadeLog
-    first: int  # the sink begins with some of the tables
-    second: int  # and gets all of them
+    first: int  # the sink begins with some of the tables...
+    second: int  # ...and gets all of them from here
     end: int
 
 
@@ -69,7 +69,7 @@ def story(memory_path: Path) -> Iterator[Story]:
 
 
 def _live(kind: str, lake: Path, story: Story) -> None:
-    """Do all that a sink does in its folder; in the second range with a column and a table more."""
+    """Do everything that a sink does in its folder; the second range adds a column and a table."""
     log = story.log
     for tables, end in ((("public.accounts",), story.second), (None, story.end)):
         sink = make(kind, lake, tables)
@@ -96,7 +96,7 @@ def _require_whole(kind: str, lake: Path, whole: Path, operation: str) -> None:
     [*((kind, False) for kind in KINDS), ("mirror", True)],
     ids=[*KINDS, "mirror, in turn"],
 )
-def test_who_dies_at_any_file_of_a_sink_is_followed_by_one_that_goes_on(
+def test_after_a_crash_at_any_file_operation_the_next_sink_completes_the_range(
     kind: str, in_turn: bool, memory_path: Path, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_turn:  # the operations of tables that are committed at once come in another order each time
@@ -117,7 +117,7 @@ def test_who_dies_at_any_file_of_a_sink_is_followed_by_one_that_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_disk_that_is_full_at_any_file_of_a_sink_is_waited_for(
+def test_a_full_disk_at_any_file_operation_fails_the_write_and_the_next_sink_completes_it(
     kind: str, memory_path: Path, story: Story
 ) -> None:
     lake, whole = memory_path / "lake", memory_path / "whole"
@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_at_any_file_of_a_sink_is_waited_for(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_sink_has_written_outlives_a_loss_of_power(
+def test_what_a_sink_has_written_survives_a_loss_of_power(
     kind: str, memory_path: Path, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = memory_path / "lake"

@@ -1,4 +1,4 @@
-"""JSON Lines of tables of any width: many lines at a time, and no more than fit."""
+"""JSON Lines: lines are made in parts, as many at a time as fit into memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of tables are whatever the source has; names of folders are not."""
+"""Folders of tables, whatever names the source's tables have."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NAMES = st.text(st.characters(exclude_characters="\0"), max_size=80) | st.text("
         ("public", "grün", "public.gr~c3~bcn"),
     ],
 )
-def test_a_table_has_a_folder_of_its_own_name(schema, table, folder):
+def test_a_table_has_a_folder_of_the_same_name(schema, table, folder):
     assert layout.table_directory(schema, table) == folder
 
 
 @given(NAMES, NAMES)
-def test_no_name_leaves_the_sink_or_hides(schema, table):
+def test_no_folder_lies_outside_the_sink_or_is_hidden(schema, table):
     folder = layout.table_directory(schema, table)
     assert folder == os.path.basename(folder)
     assert folder not in (".", "..")

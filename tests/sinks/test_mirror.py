@@ -1,4 +1,4 @@
-"""Mirrors through Spark: one log with a table for each trap, two ranges, read back by Spark.
+"""Mirrors written by Spark: one log with a table for each hard case, in two ranges, read back by Spark.
 
 All tables share the jobs, so that the suite pays for few of them.
 """
@@ -50,7 +50,7 @@ XID8 = 5069
 
 
 class Story:
-    """A table, what happens to it before and after a first range is written, and its end."""
+    """A table, its changes before and after the first range, and the rows that it must end with."""
 
     def __init__(self, oid: int, name: str, columns: dict[str, Any] | None = None, **more: Any) -> None:
         self.oid = oid
@@ -111,7 +111,7 @@ def stories() -> list[Story]:
     odd.first = [insert(o, "NaN", "infinity", "a"), insert(o, "NaN", "2020-01-01 00:00:00", "b")]
     odd.first += [insert(o, "1.50", "-infinity", "c"), insert(o, "NaN", "500000-01-01 00:00:00", "d")]
     odd.then = [update(o, "NaN", "infinity", "a2"), delete(o, "NaN", "500000-01-01 00:00:00", None)]
-    odd.expected = []  # looked at apart: Python has no such times
+    odd.expected = []  # compared apart: Python has no such times
 
     long = story("keys that are too long for their column", {"id": XID8, "note": TEXT})
     o = long.oid
@@ -218,21 +218,21 @@ def rows_of(spark: Any, path: Path, name: str, *columns: str) -> list[tuple[Any,
 
 
 @pytest.mark.ci
-def test_mirrors_are_what_the_source_is(spark, log, tmp_path):
+def test_mirrors_have_the_rows_of_the_source(spark, log, tmp_path):
     told = stories()
     log.commit(*(part for story in told for part in (story.described, *story.first)))
     middle = log.writer.tail.offset
-    # One transaction a table, in blocks of their own: nets of splits are made one across them.
+    # Two transactions for each table, in different blocks: net changes of splits are merged across them.
     for story in told:
         half = len(story.then) // 2
         log.commit(*story.then[:half])
         log.commit(*story.then[half:])
     end = log.writer.tail.offset
 
-    lake = tmp_path / "lake [1] {a,b} *"  # Spark would take it for a pattern
+    lake = tmp_path / "lake [1] {a,b} *"  # Spark would take this for a pattern
     sink = opened("mirror", lake, log, keyless="full_row")
     for start, upto in ((0, middle), (middle, end)):
-        with contextlib.suppress(SparkNeededError):  # where merges are Spark's; the range is written again
+        with contextlib.suppress(SparkNeededError):  # Spark does the merges; this range is written again
             write_alone(sink, log, start, upto)
         write(sink, log, start, upto, spark)
     sink.close()
@@ -246,7 +246,7 @@ def test_mirrors_are_what_the_source_is(spark, log, tmp_path):
 
 
 @pytest.mark.parametrize("cuts", [(), (0, 1, 2, 3)], ids=["in one range", "in a range each"])
-def test_rows_of_which_one_of_two_keys_was_in_force_are_told_by_both(spark, tmp_path, cuts):
+def test_while_the_key_changes_rows_are_identified_by_the_old_and_the_new_key(spark, tmp_path, cuts):
     log = HandmadeLog(tmp_path / "log")
 
     def described(version: int, key: str, may_be_key: str = "") -> bytes:
@@ -260,7 +260,7 @@ def test_rows_of_which_one_of_two_keys_was_in_force_are_told_by_both(spark, tmp_
 
     ends = [
         log.commit(described(1, "id"), insert(1, 1, "a", None), insert(1, 2, "b", 20)),
-        # The key may be `n` from here on: there are rows of one `id`, and rows without `n`.
+        # From here on the key may be `n`: some rows have the same `id`, some have no `n`.
         log.commit(described(2, "id", "n"), insert(1, 3, "c", None), insert(1, 2, "d", 21)),
         log.commit(
             update_whole(1, (1, "a", None), (1, "a", 10)), update_whole(1, (2, "b", 20), (2, "e", 22))

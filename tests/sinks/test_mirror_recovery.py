@@ -1,4 +1,4 @@
-"""Mirrors that are interrupted, repeated and refused; small merges, so that no Spark is needed."""
+"""Mirrors that are interrupted, replayed or refused; the merges are small and need no Spark."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _disarmed():
 
 
 def live(log: HandmadeLog, seed: int, transactions: int) -> list[tuple[int, list[dict[str, Any]]]]:
-    """Random transactions; after each, its boundary and the table as the source then has it."""
+    """Commit random transactions; return each one's boundary with the rows that the source has then."""
     rng = random.Random(seed)
     rows: dict[int, dict[str, Any]] = {}
     story = []
@@ -114,7 +114,9 @@ def table(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("bucket_rows", [1, 2_000_000], ids=["in buckets", "at once"])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.slow
-def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, bucket_rows, tmp_path, log, monkeypatch):
+def test_a_mirror_has_the_rows_of_the_source_at_the_end_of_each_range(
+    seed, bucket_rows, tmp_path, log, monkeypatch
+):
     monkeypatch.setattr(mirror, "BUCKET_ROWS", bucket_rows)
     story = live(log, seed, 30)
     sink = opened("mirror", tmp_path / "lake", log)
@@ -128,7 +130,7 @@ def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, bucket_rows, tmp_
 
 
 @pytest.mark.parametrize("limit", ["BUCKET_ROWS", "BUCKET_BYTES"])
-def test_many_changes_and_large_ones_are_reduced_in_parts(limit, tmp_path, log, monkeypatch):
+def test_many_or_large_changes_are_reduced_in_parts(limit, tmp_path, log, monkeypatch):
     parts = []
 
     def composed(work):
@@ -173,7 +175,7 @@ def test_large_changes_are_reduced_in_parts_whatever_their_keys(key, tmp_path, l
     assert len(table(tmp_path / "lake")) == 208
 
 
-def test_a_merge_into_a_large_table_is_left_to_spark_and_nothing_counts_before(tmp_path, log, monkeypatch):
+def test_a_merge_into_a_large_table_is_left_to_spark_and_commits_nothing_before(tmp_path, log, monkeypatch):
     begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1), insert(1, 2, "two", 2))
     end = log.commit(update(1, 1, "changed", 1))
     sink = opened("mirror", tmp_path / "lake", log)
@@ -187,7 +189,7 @@ def test_a_merge_into_a_large_table_is_left_to_spark_and_nothing_counts_before(t
     assert [row["note"] for row in table(tmp_path / "lake")] == ["changed", "two"]
 
 
-def test_a_merge_of_few_changes_that_are_large_is_left_to_spark(tmp_path, log, monkeypatch):
+def test_a_merge_of_a_few_large_changes_is_left_to_spark(tmp_path, log, monkeypatch):
     begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
     small = log.commit(update(1, 1, "two", 2))
     end = log.commit(update(1, 1, "x" * 10_000, 3))
@@ -199,9 +201,7 @@ def test_a_merge_of_few_changes_that_are_large_is_left_to_spark(tmp_path, log, m
         write_alone(sink, log, small, end)
 
 
-def test_a_large_table_gets_another_shape_by_spark_and_a_small_one_in_this_process(
-    tmp_path, log, monkeypatch
-):
+def test_spark_rewrites_a_large_table_and_this_process_a_small_one(tmp_path, log, monkeypatch):
     begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1), insert(1, 2, "two", 2))
     without_note = relation(1, "public.accounts", {"id": INT8, "n": INT4})
     end = log.commit(update(1, 2, "changed", 3), without_note, update(1, 1, 5))
@@ -219,7 +219,7 @@ def test_a_large_table_gets_another_shape_by_spark_and_a_small_one_in_this_proce
 
 @pytest.mark.parametrize("wider", WIDTHS)
 @pytest.mark.parametrize("point", POINTS)
-def test_after_a_crash_a_mirror_goes_on_as_if_nothing_had_been(point, wider, tmp_path, log):
+def test_after_a_crash_a_mirror_continues_with_the_right_rows(point, wider, tmp_path, log):
     story = live(log, 11, 12)
     ends = [end for end, _ in story]
     sink = opened("mirror", tmp_path / "lake", log)
@@ -236,7 +236,7 @@ def test_after_a_crash_a_mirror_goes_on_as_if_nothing_had_been(point, wider, tmp
     assert table(tmp_path / "lake") == story[-1][1]
 
 
-def test_a_range_that_is_replayed_changes_nothing_and_commits_nothing(tmp_path, log):
+def test_a_replayed_range_changes_and_commits_nothing(tmp_path, log):
     story = live(log, 5, 10)
     sink = opened("mirror", tmp_path / "lake", log)
     write(sink, log, 0, story[4][0])
@@ -261,7 +261,7 @@ def test_tables_without_changes_are_not_read_in_a_range(tmp_path, log, monkeypat
     assert read == {"public.t1"}
 
 
-def test_a_lost_position_file_of_a_sink_that_began_with_the_log_is_no_loss(tmp_path, log):
+def test_a_sink_that_began_with_the_log_recovers_from_a_lost_position_file(tmp_path, log):
     story = live(log, 5, 10)
     sink = opened("mirror", tmp_path / "lake", log)
     write(sink, log, 0, story[6][0])
@@ -275,7 +275,7 @@ def test_a_lost_position_file_of_a_sink_that_began_with_the_log_is_no_loss(tmp_p
 
 @pytest.mark.parametrize("kept", [0, 60], ids=["nothing of it", "a part of it"])
 @pytest.mark.parametrize("kind", ["append", "mirror"])
-def test_a_commit_that_was_torn_by_a_loss_of_power_is_written_again(kind, kept, tmp_path, log):
+def test_a_commit_that_a_loss_of_power_cut_short_is_written_again(kind, kept, tmp_path, log):
     ends = [log.commit(*changes) for changes in ([ACCOUNTS, insert(1, 1, "a", 1)], [insert(1, 2, "b", 2)])]
     state, commits = (tmp_path / "lake" / name for name in ("_tailrace", "public.accounts/_delta_log"))
     sink = opened(kind, tmp_path / "lake", log)
@@ -283,7 +283,7 @@ def test_a_commit_that_was_torn_by_a_loss_of_power_is_written_again(kind, kept, 
     position = (state / "position-0.json").read_bytes()
     write(sink, log, ends[0], ends[1])
     sink.close()
-    # The sink's position is written when a commit is on disk, so this one was not.
+    # The sink records its position once a commit is on disk; so this commit was not on disk.
     (state / "position-0.json").write_bytes(position)
     last = max(commits.glob("*.json"))
     last.write_bytes(last.read_bytes()[:kept])
@@ -320,7 +320,7 @@ def test_rows_beyond_all_keys_are_appended_and_others_are_merged(tmp_path, log):
     assert found == {1: 1, 2: 2, 5: 5, 6: 6, 7: 7, 9: 90, 11: 11}
 
 
-def test_a_snapshot_becomes_the_table_and_changes_follow(tmp_path, log):
+def test_a_mirror_begins_with_a_snapshot_and_applies_the_changes_after_it(tmp_path, log):
     log.append(snapshot(900, (1, ACCOUNTS, ["1\tone\t1", "2\ttwo\t2", "3\t\\N\t3"])))
     middle = log.writer.sync().offset
     end = log.commit(update(1, 2, UNCHANGED, 20), delete(1, 1, None, None))
@@ -330,7 +330,7 @@ def test_a_snapshot_becomes_the_table_and_changes_follow(tmp_path, log):
     assert table(tmp_path / "lake") == [{"id": 2, "note": "two", "n": 20}, {"id": 3, "note": None, "n": 3}]
 
 
-def test_a_topic_that_has_rows_without_a_transaction_again_gives_each_key_one_row(tmp_path, log):
+def test_repeated_snapshot_rows_of_a_topic_give_each_key_one_row(tmp_path, log):
     log.append(snapshot(1, (1, ACCOUNTS, ["1\tone\t1", "2\ttwo\t2", "1\tchanged\t10"])))
     log.append(snapshot(1, (1, ACCOUNTS, ["2\tchanged\t20", "3\tthree\t3"])))
     end = log.writer.sync().offset
@@ -344,7 +344,7 @@ def test_a_topic_that_has_rows_without_a_transaction_again_gives_each_key_one_ro
         ]
 
 
-def test_a_value_that_was_never_sent_is_marked_as_unknown(tmp_path, log):
+def test_a_value_that_was_never_sent_is_null_and_marked_as_unknown(tmp_path, log):
     middle = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
     end = log.commit(update(1, 2, UNCHANGED, 2))
     sink = opened("mirror", tmp_path / "lake", log)
@@ -357,9 +357,11 @@ def test_a_value_that_was_never_sent_is_marked_as_unknown(tmp_path, log):
 
 
 @pytest.mark.parametrize("buffered", [1, 64 << 20], ids=["reduced on the way", "reduced at the end"])
-def test_a_row_that_moved_takes_nothing_from_who_came_to_its_key(buffered, tmp_path, log, monkeypatch):
+def test_a_row_with_a_changed_key_takes_no_value_from_the_next_row_with_its_old_key(
+    buffered, tmp_path, log, monkeypatch
+):
     monkeypatch.setattr(files, "BUFFERED_BYTES_MAX", buffered)
-    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each transaction's changes come apart
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each transaction's changes are decoded apart
     monkeypatch.setattr(range_changes, "DECODED_BYTES_MAX", 1)
     moved = rekey(1, (1, None, None), (2, UNCHANGED, 1))
     log.commit(ACCOUNTS, moved, insert(1, 1, "another row's", 2), update(1, 2, UNCHANGED, 3))
@@ -370,7 +372,7 @@ def test_a_row_that_moved_takes_nothing_from_who_came_to_its_key(buffered, tmp_p
     sink.write(None, log.path, LogRange("0", 0, end), [split])
     assert {row["id"]: row["note"] for row in table(tmp_path / "lake")} == {
         1: "another row's",
-        2: None,  # never sent: the log begins after the row came
+        2: None,  # never sent: the row is older than the log
         5: "later",
     }
 
@@ -389,7 +391,7 @@ def test_changes_that_cannot_be_reduced_are_not_reduced_again_and_again(tmp_path
     assert [row["n"] for row in sorted(table(tmp_path / "lake"), key=lambda row: row["id"])] == [*range(64)]
 
 
-def test_a_column_has_a_name_that_a_small_merge_might_take_for_itself(tmp_path, log):
+def test_a_column_may_have_a_name_that_a_small_merge_uses(tmp_path, log):
     columns = {"id": INT8, "big": TEXT, "_left_0": TEXT}
     middle = log.commit(relation(1, "public.t", columns), insert(1, 1, "long", "a"))
     end = log.commit(update(1, 1, UNCHANGED, "b"), insert(1, 2, "other", "c"))
@@ -400,7 +402,7 @@ def test_a_column_has_a_name_that_a_small_merge_might_take_for_itself(tmp_path, 
     assert found == [(1, "long", "b"), (2, "other", "c")]
 
 
-def test_a_table_without_a_key_is_refused_with_the_ways_out(tmp_path, log):
+def test_a_table_without_a_key_is_refused_and_the_hint_says_what_to_do(tmp_path, log):
     end = log.commit(relation(2, 'public.no"key', {"a": TEXT}, key=()), insert(2, "x"))
     sink = opened("mirror", tmp_path / "lake", log)
     with pytest.raises(TailraceError) as raised:
@@ -415,7 +417,7 @@ def test_a_table_without_a_key_is_refused_with_the_ways_out(tmp_path, log):
     assert without.position("0") == end
 
 
-def test_a_key_that_the_configuration_changes_stops_a_mirror(tmp_path, log):
+def test_a_key_changed_in_the_configuration_stops_a_mirror(tmp_path, log):
     def keyed(*columns):
         keys = {"public.visits": columns} if columns else {}
         sink = DeltaSink(
@@ -439,7 +441,7 @@ def test_a_key_that_the_configuration_changes_stops_a_mirror(tmp_path, log):
         assert "source.message_keys" in raised.value.hint
         assert sink.position("0") == middle
         sink.close()
-    write(keyed("at", "host"), log, middle, end)  # the order of columns is the table's
+    write(keyed("at", "host"), log, middle, end)  # the table's order of columns counts
     found = [tuple(row.values()) for row in mirror_rows(tmp_path / "lake" / "public.visits")]
     assert found == [("a", 1, 1), ("a", 2, 2), ("a", 3, 4), ("b", 1, 5)]
 
@@ -453,7 +455,7 @@ def test_a_key_that_the_configuration_changes_stops_a_mirror(tmp_path, log):
         (ValueModes(), ValueModes(decimal="double"), "price"),
     ],
 )
-def test_a_mode_that_is_changed_stops_a_mirror(before, after, found, tmp_path, log):
+def test_a_changed_value_mode_stops_a_mirror(before, after, found, tmp_path, log):
     def given(modes):
         sink = DeltaSink("lake", tmp_path / "lake", DeltaMirror(), SinkInput(modes=modes))
         sink.open(log.directory.identity, "shop")
@@ -472,12 +474,12 @@ def test_a_mode_that_is_changed_stops_a_mirror(before, after, found, tmp_path, l
     assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
     assert found in raised.value.message + str(raised.value.context)
     sink.close()
-    # What changes JSON alone is no matter to a mirror.
+    # A setting that concerns JSON alone does not matter to a mirror.
     write(given(replace(before, unavailable_placeholder="?", hstore="map")), log, middle, end)
     assert len(mirror_rows(tmp_path / "lake" / "public.odd")) == 2
 
 
-def test_a_key_that_the_database_changes_stops_no_mirror(tmp_path, log):
+def test_a_mirror_follows_a_key_that_the_database_changes(tmp_path, log):
     columns = {"id": INT8, "no": INT4}
     edges = [0, log.commit(relation(1, "public.t", columns), insert(1, 1, 10))]
     edges.append(log.commit(relation(1, "public.t", columns, key=("no",)), update(1, 2, 10)))
@@ -539,7 +541,7 @@ def test_a_table_that_takes_the_name_of_another_in_a_range_does_not_share_its_ne
     }
 
 
-def test_whole_rows_begin_with_what_came(tmp_path, log):
+def test_a_mirror_without_a_key_keeps_equal_rows_of_its_first_range(tmp_path, log):
     described = relation(2, "public.rows", {"a": TEXT}, key=(), identity="f")
     end = log.commit(described, insert(2, "x"), insert(2, "x"), insert(2, "y"))
     sink = opened("mirror", tmp_path / "lake", log, keyless="full_row")
@@ -548,7 +550,7 @@ def test_whole_rows_begin_with_what_came(tmp_path, log):
 
 
 @pytest.mark.parametrize("kind", ["append", "mirror"])
-def test_a_type_that_cannot_be_followed_stops_the_sink_before_anything_is_changed(kind, tmp_path, log):
+def test_a_type_change_that_cannot_be_followed_stops_the_sink_before_it_changes_anything(kind, tmp_path, log):
     middle = log.commit(relation(1, "public.t", {"id": INT8, "note": TEXT}), insert(1, 1, "a"))
     end = log.commit(relation(1, "public.t", {"id": INT8, "note": INT4}), insert(1, 2, "7"))
     sink = opened(kind, tmp_path / "lake", log)
@@ -564,7 +566,7 @@ def test_a_type_that_cannot_be_followed_stops_the_sink_before_anything_is_change
     assert sink.position("0") == middle
 
 
-def test_a_type_that_values_stay_under_is_noted_for_the_next_change(tmp_path, log):
+def test_a_type_change_that_keeps_the_values_is_recorded_for_the_next_change(tmp_path, log):
     versions = [relation(1, "public.t", {"id": INT8, "at": (TIMESTAMP, digits)}) for digits in (3, 6, 3)]
     sink = opened("mirror", tmp_path / "lake", log)
     start = 0
@@ -573,7 +575,7 @@ def test_a_type_that_values_stay_under_is_noted_for_the_next_change(tmp_path, lo
         write(sink, log, start, end)
         start = end
     end = log.commit(versions[2], insert(1, 2, "2020-01-01 00:00:00"))
-    with pytest.raises(TailraceError) as raised:  # PostgreSQL rounded what the mirror has
+    with pytest.raises(TailraceError) as raised:  # PostgreSQL has rounded the values, the mirror has not
         write(sink, log, start, end)
     assert raised.value.context["column"] == "at"
 
@@ -596,7 +598,7 @@ def test_an_added_column_is_added_to_the_history_once(tmp_path, log):
     ]
 
 
-def test_a_dropped_column_leaves_the_mirror_and_one_of_its_name_is_another(tmp_path, log):
+def test_a_dropped_column_leaves_the_mirror_and_a_later_one_of_that_name_is_a_new_column(tmp_path, log):
     middle = log.commit(relation(1, "public.t", COLUMNS), insert(1, 1, "a", 1), insert(1, 5, "b", 2))
     narrow = relation(1, "public.t", {"id": INT8, "n": INT4})
     end = log.commit(narrow, update(1, 1, 10), insert(1, 2, 20))
@@ -679,7 +681,7 @@ def test_rows_older_than_a_column_have_the_default_that_its_type_cannot_hold(uns
 
 
 @pytest.mark.parametrize("kind", ["append", "mirror"])
-def test_what_a_failed_write_committed_is_on_disk_before_the_position_says_so(
+def test_commits_of_a_failed_write_are_synced_before_the_position_is_recorded(
     kind, tmp_path, log, monkeypatch
 ):
     start = log.commit(*(relation(oid, f"public.t{oid}", COLUMNS) for oid in (1, 2)),
@@ -710,7 +712,9 @@ def test_what_a_failed_write_committed_is_on_disk_before_the_position_says_so(
 
 
 @pytest.mark.parametrize("kind", ["append", "mirror"])
-def test_what_a_loss_of_power_cut_off_is_removed_by_hand_and_written_again(kind, tmp_path, log, monkeypatch):
+def test_a_commit_cut_short_by_a_loss_of_power_is_written_again_once_it_is_removed(
+    kind, tmp_path, log, monkeypatch
+):
     start = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
     end = log.commit(insert(1, 2, "two", 2))
     sink = opened(kind, tmp_path / "lake", log)
@@ -747,7 +751,7 @@ def test_what_a_loss_of_power_cut_off_is_removed_by_hand_and_written_again(kind,
     ],
     ids=["another type", "a dropped column", "a type that values stay under"],
 )
-def test_after_columns_were_changed_and_rows_were_not_a_shorter_range_reaches_the_rows(
+def test_after_a_crash_between_columns_and_rows_a_shorter_range_is_extended_to_the_columns(
     before, after, first, tmp_path, log, monkeypatch
 ):
     def failing(_work):
@@ -768,7 +772,7 @@ def test_after_columns_were_changed_and_rows_were_not_a_shorter_range_reaches_th
     sink = opened("mirror", tmp_path / "lake", log)
     assert sink.reach("0") > middle
     write_alone(sink, log, begun, middle)
-    assert sink.position("0") == reached  # no further than it must
+    assert sink.position("0") == reached  # no further than necessary
     once = opened("mirror", tmp_path / "once", log)
     write_alone(once, log, 0, reached)
     assert mirror_rows(tmp_path / "lake" / "public.t") == mirror_rows(tmp_path / "once" / "public.t")
@@ -796,7 +800,7 @@ write(sink, Log(Path(log)), int(start), int(end))
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ["parquet", "append", "mirror"])
 @pytest.mark.parametrize("point", ["sink.before_commit", "sink.after_commit", "sink.before_position"])
-def test_a_process_that_is_killed_leaves_a_target_that_the_next_completes(kind, point, tmp_path, log):
+def test_after_a_process_was_killed_the_next_one_completes_the_target(kind, point, tmp_path, log):
     story = live(log, 3, 8)
     ends = [end for end, _ in story]
     command = [

@@ -1,4 +1,4 @@
-"""A mirror's masks, keys and forms of values stay as they were, also those that an earlier version noted."""
+"""A mirror refuses changed masks, keys and forms of values, also if an earlier version recorded them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def settings(lake: Path) -> dict[str, Any]:
 
 
 def as_an_earlier_version(lake: Path) -> None:
-    """Lay out what the target remembers as it was: a file for each part."""
+    """Lay out the recorded settings as earlier versions did: a file for each part."""
     content = settings(lake)
     for part, name in FORMER.items():
         kept = {oid: parts[part] for oid, parts in content.items() if part in parts}
@@ -59,7 +59,7 @@ def sink(lake: Path, rules: dict[str, Any] | None = None, modes: ValueModes | No
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["now", "earlier"])
 @pytest.mark.parametrize("part", CHANGED)
-def test_settings_that_the_rows_were_not_made_under_stop_a_mirror(
+def test_other_settings_than_those_of_the_existing_rows_stop_a_mirror(
     part: str, earlier: bool, tmp_path: Path
 ) -> None:
     lake = tmp_path / "lake"
@@ -84,7 +84,7 @@ def test_settings_that_the_rows_were_not_made_under_stop_a_mirror(
         other.close()
         assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
         assert restored in raised.value.hint
-        # With them restored it goes on, and notes tables that come.
+        # With the old settings restored the mirror goes on, and records new tables.
         again = log.commit(relation(2, "public.u", {"id": INT8}, key=(), identity="f"), insert(2, 1))
         made.open(log.directory.identity, "shop")
         write(made, log, at, again)

@@ -1,4 +1,4 @@
-"""Net changes against a model: a dictionary to which the source's own statements were applied."""
+"""Net changes compared with a model: a dictionary to which the same statements were applied."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def table(events: list[Row]) -> pa.Table:
 
 
 def applied(before: Table, changes: pa.Table) -> Table:
-    """What a MERGE of net events makes of a table."""
+    """Apply net events to a table as a MERGE does."""
     after = {key: dict(row) for key, row in before.items()}
     for change in changes.to_pylist():
         after.pop(change["k"], None)
@@ -127,7 +127,7 @@ def cut(events: list[Row], cuts: list[int]) -> list[list[Row]]:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 40), st.lists(st.integers(0, 60), max_size=5))
-def test_the_net_of_any_history_makes_of_the_old_table_the_new_one(seed, statements, cuts):
+def test_net_changes_of_any_history_turn_the_old_table_into_the_new_one(seed, statements, cuts):
     before, source = random_history(seed, statements)
     splits = [net(table(part), KEY) for part in cut(source.events, cuts)]
     for split in splits:
@@ -160,7 +160,7 @@ def test_net_changes_applied_split_by_split_give_the_same_table(seed, statements
     assert before == source.rows
 
 
-def test_two_rows_that_swap_their_keys_keep_what_was_not_sent():
+def test_two_rows_that_swap_their_keys_keep_the_values_that_were_not_sent():
     before = {1: {"a": "x", "b": "one"}, 2: {"a": "y", "b": "two"}}
     source = Source(before)
     source.update(1, 9, {"a": "x"})
@@ -170,7 +170,7 @@ def test_two_rows_that_swap_their_keys_keep_what_was_not_sent():
     assert applied(before, whole) == {1: {"a": "y", "b": "two"}, 2: {"a": "x", "b": "one"}}
 
 
-def test_a_row_that_goes_away_and_comes_back_takes_nothing_from_who_was_there_between():
+def test_a_row_that_gets_its_old_key_back_takes_no_value_from_the_row_that_had_it_meanwhile():
     before = {1: {"a": "x", "b": "one"}}
     source = Source(before)
     source.update(1, 2, {"a": "x"})
@@ -180,7 +180,7 @@ def test_a_row_that_goes_away_and_comes_back_takes_nothing_from_who_was_there_be
     assert applied(before, net(table(source.events), KEY)) == {1: {"a": "z", "b": "one"}}
 
 
-def test_a_special_text_goes_with_the_value_that_was_filled_in():
+def test_a_special_text_is_kept_with_the_value_that_an_older_change_fills_in():
     first = event(10, 1, {"a": "x", "b": None}, _special=[("b", "NaN")])
     second = event(20, 1, {"a": "y"})
     (row,) = net(table([first, second]), KEY).to_pylist()
@@ -198,14 +198,14 @@ def test_a_special_text_goes_with_the_value_that_was_filled_in():
         ([b"\x00", b"", None], pa.binary(), 3),
     ],
 )
-def test_keys_are_equal_where_postgresql_says_so(values, kind, groups):
+def test_keys_are_equal_if_postgresql_says_so(values, kind, groups):
     own = pa.schema([("k", kind), ("a", pa.string()), ("b", pa.string())])
     schema = pa.schema([*own, *list(SCHEMA)[3:-1], ("_origin", origin_type(own, KEY))])
     events = [event(10 * at, value, {"a": str(at), "b": ""}) for at, value in enumerate(values)]
     assert len(net(pa.Table.from_pylist(events, schema), KEY)) == groups
 
 
-def test_keys_that_their_type_cannot_hold_are_told_apart_by_their_text():
+def test_keys_that_the_column_type_cannot_hold_are_distinguished_by_their_text():
     events = [
         event(10, None, {"a": "1", "b": ""}, _special=[("k", "NaN")]),
         event(20, None, {"a": "2", "b": ""}, _special=[("k", "Infinity")]),
@@ -227,11 +227,11 @@ def test_no_events_give_no_events():
     assert len(net(table([]), KEY)) == 0
 
 
-def test_changes_may_have_more_text_than_one_array_of_arrow_can_hold() -> None:
+def test_changes_may_have_more_text_than_one_arrow_array_holds() -> None:
     long = pa.array(["x" * (16 << 20)])
     events = [event(10 * number, 1, {"a": "", "b": ""}) for number in range(1, 135)]
     table = pa.Table.from_pylist(events, SCHEMA)
-    texts = pa.chunked_array([long] * len(table))  # the same bytes, so that they are there once
+    texts = pa.chunked_array([long] * len(table))  # the same bytes each time, so memory holds them once
     assert texts.nbytes > 2**31
     last = net(table.set_column(1, SCHEMA.field("a"), texts), KEY)
     assert pc.binary_length(last["a"]).to_pylist() == [16 << 20]

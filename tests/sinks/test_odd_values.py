@@ -1,4 +1,4 @@
-"""Values at the edge of their types, through every sink, read back by whoever may read them."""
+"""Values at the limits of their types, written by each sink and read back by several readers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def notes(rows: list[dict[str, Any]]) -> dict[int, str]:
     return {row["id"]: row["note"] for row in rows}
 
 
-def test_files_hold_them(tmp_path, log):
+def test_files_hold_odd_values(tmp_path, log):
     _, end = fill(log)
     for kind in ("parquet", "jsonl"):
         write(opened(kind, tmp_path / kind, log), log, 0, end)
@@ -80,7 +80,7 @@ def test_files_hold_them(tmp_path, log):
     assert notes(lines) == NOTES
 
 
-def test_a_column_called_as_parquet_calls_another_has_another_name_before_and_after(tmp_path, log):
+def test_a_column_with_the_escaped_name_of_another_is_renamed_in_every_file(tmp_path, log):
     first = log.commit(relation(1, "public.odd", {"id": INT8, "_op~own": TEXT}), insert(1, 1, "a"))
     both = relation(1, "public.odd", {"id": INT8, "_op~own": TEXT, "_op": TEXT})
     end = log.commit(both, insert(1, 2, "b", "c"))
@@ -100,7 +100,9 @@ def test_a_column_called_as_parquet_calls_another_has_another_name_before_and_af
     ids=["append", "mirror by delta-rs", "mirror by Spark"],
 )
 @pytest.mark.ci
-def test_delta_tables_hold_them_for_spark_and_for_others(kind, by_spark, spark, tmp_path, log, monkeypatch):
+def test_delta_tables_hold_odd_values_for_spark_and_other_readers(
+    kind, by_spark, spark, tmp_path, log, monkeypatch
+):
     if by_spark:
         monkeypatch.setattr(small_merge, "TARGET_BYTES_MAX", -1)
     middle, end = fill(log)
@@ -128,7 +130,7 @@ def test_delta_tables_hold_them_for_spark_and_for_others(kind, by_spark, spark, 
 
 
 RECORDED = vector("types")
-#: Columns of every built-in type, with the texts that a real server sent.
+#: Columns of every built-in type, with the texts that a real server sent for them.
 EVERY = {
     changes.relation.table: (
         (changes.relation.columns[1].type_oid, changes.relation.columns[1].type_modifier),
@@ -188,7 +190,7 @@ def test_a_cast_to_text_gives_the_servers_text(kind, by_spark, request, tmp_path
 @pytest.mark.parametrize(
     "mode", [DeltaAppend("follow"), DeltaMirror("refuse", "follow")], ids=["append", "mirror"]
 )
-def test_a_column_that_becomes_text_has_the_servers_text_of_old_values(mode, tmp_path, log):
+def test_a_column_that_becomes_text_has_the_servers_text_for_old_values(mode, tmp_path, log):
     before = log.commit(*every_type())
     typed = relation(1, "public.every", {"id": INT8, **dict.fromkeys(EVERY, TEXT)})
     end = log.commit(typed, insert(1, COUNT, *("new" for _ in EVERY)))
@@ -200,7 +202,7 @@ def test_a_column_that_becomes_text_has_the_servers_text_of_old_values(mode, tmp
     rows.sort(key=lambda row: row["id"])
     for name in EVERY:
         texts = cast_texts(name)
-        if name == "t_box_array":  # what separates its items is not known of an old column
+        if name == "t_box_array":  # an old column does not tell what separates its items
             texts[0] = '{"(2,2),(1,1)","(4,4),(3,3)"}'
         if name == "t_char" and mode.kind == "mirror":  # as ALTER TABLE casts it
             texts = [text and text.rstrip() for text in texts]

@@ -1,4 +1,4 @@
-"""A history tells which key an update had before it changed it: a table can be rebuilt from it."""
+"""A history has the old key of each update that changes a key, so a table can be rebuilt from it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def rebuilt(changes: list[dict[str, Any]]) -> dict[tuple[int, str], str]:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "append"])
-def test_a_table_is_rebuilt_from_its_history_though_keys_changed(
+def test_a_table_with_changed_keys_can_be_rebuilt_from_its_history(
     kind: str, tmp_path: Path, log: HandmadeLog
 ) -> None:
     first = log.commit(
@@ -87,11 +87,11 @@ def test_a_table_is_rebuilt_from_its_history_though_keys_changed(
     write(sink, log, first, end)
     changes = history(kind, tmp_path / "lake" / "public.orders")
     assert rebuilt(changes) == {(5, "c"): "three", (2, "b"): "four"}
-    assert len(changes) == 7  # a change is a row
+    assert len(changes) == 7  # one row for each change
 
 
 @pytest.mark.parametrize("kind", ["parquet", "append"])
-def test_a_history_of_an_older_version_goes_on(
+def test_a_history_that_an_older_version_began_is_continued(
     kind: str, tmp_path: Path, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = log.commit(ORDERS, insert(1, 1, "a", "one"))
@@ -100,7 +100,7 @@ def test_a_history_of_an_older_version_goes_on(
     with monkeypatch.context() as before:
         before.setattr(
             ParquetWriter, "write", lambda writer, changes: writer.write_batch(changes.rows())
-        )  # as it was
+        )  # as older versions did
         write(sink, log, 0, first)
     write(sink, log, first, end)
     changes = history(kind, tmp_path / "lake" / "public.orders")

@@ -1,4 +1,4 @@
-"""The sink `python`: a function of one's own gets each change at least once, in order."""
+"""The sink `python`: the user's function gets each change at least once, in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def called():
-    """The module with the functions, empty."""
+    """An empty module for the user's functions."""
     import sys
 
     if str(HERE) not in sys.path:
@@ -76,7 +76,9 @@ def fed(config: PythonConfig, log: LogOfOrders, upto: int) -> SinkWorker:
     return feed
 
 
-def test_batches_come_in_order_and_the_next_life_goes_on(log, called, monkeypatch) -> None:
+def test_batches_are_ordered_and_a_new_sink_continues_at_the_recorded_position(
+    log, called, monkeypatch
+) -> None:
     monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)
     log.insert(1, 2, 3)
     end = log.insert(4, 5)
@@ -94,7 +96,7 @@ def test_batches_come_in_order_and_the_next_life_goes_on(log, called, monkeypatc
     assert [number for batch in called.seen for _, number, _ in batch] == [6]
 
 
-def test_a_record_that_fails_is_given_again_alone_and_those_before_it_are_not(log, called) -> None:
+def test_only_the_failed_record_is_delivered_again(log, called) -> None:
     end = log.insert(1, 2, 3, 4)
     called.faults[3] = ValueError("for once")
     feed = fed(config_of("record", batch=False), log, end)
@@ -102,7 +104,7 @@ def test_a_record_that_fails_is_given_again_alone_and_those_before_it_are_not(lo
     assert feed.view.state is SinkState.STOPPED
 
 
-def test_one_that_goes_on_failing_stops_and_keeps_its_place(log, called) -> None:
+def test_a_function_that_always_fails_stops_the_sink_at_its_position(log, called) -> None:
     end = log.insert(1, 2, 3)
 
     class Always(dict):
@@ -121,7 +123,7 @@ def test_one_that_goes_on_failing_stops_and_keeps_its_place(log, called) -> None
     assert called.seen == [1, 2, 3]
 
 
-def test_its_place_within_a_transaction_never_goes_back(log, called, monkeypatch) -> None:
+def test_the_position_within_a_transaction_never_goes_back(log, called, monkeypatch) -> None:
     monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)  # each block is decoded alone
     monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)
     end = log.insert_in_blocks((1, 2), (3, 4), (5, 6))
@@ -147,7 +149,9 @@ def test_its_place_within_a_transaction_never_goes_back(log, called, monkeypatch
     assert called.seen == [1, 2, 3, 4, 5]
 
 
-def test_its_place_is_kept_while_the_records_of_a_batch_are_delivered(log, called, monkeypatch) -> None:
+def test_the_position_is_recorded_while_the_records_of_a_batch_are_delivered(
+    log, called, monkeypatch
+) -> None:
     monkeypatch.setattr(python, "KEEP_INTERVAL_S", 0)
     monkeypatch.setattr(ordered_executor, "SETTLE_S", 0)
     end, kept = log.insert(1, 2, 3), []
@@ -163,7 +167,7 @@ def test_its_place_is_kept_while_the_records_of_a_batch_are_delivered(log, calle
     assert kept == [False, True, True]
 
 
-def test_it_cannot_end_the_pipeline(log, called) -> None:
+def test_a_function_cannot_stop_the_pipeline(log, called) -> None:
     end = log.insert(1)
     called.faults["batch"] = StopEngine()
     with pytest.raises(TailraceError) as raised:
@@ -171,7 +175,7 @@ def test_it_cannot_end_the_pipeline(log, called) -> None:
     assert raised.value.kind is Kind.TASK_FAILED
 
 
-def test_a_converter_stands_before_it_and_tables_are_chosen(log, called, monkeypatch) -> None:
+def test_a_function_gets_converted_records_of_the_chosen_tables(log, called, monkeypatch) -> None:
     end = log.insert(1)
     from tailrace import extensions
     from tailrace.converters.debezium import JsonConverter
@@ -205,13 +209,13 @@ def test_an_async_function_runs_on_one_loop_range_after_range(log, called) -> No
     sink.close()
 
 
-def test_one_that_marks_by_itself_is_refused_as_nobody_would_wait_for_its_marks(log, called) -> None:
+def test_a_function_that_marks_records_itself_is_refused(log, called) -> None:
     with pytest.raises(TailraceError, match="it is `manual`") as raised:
         fed(config_of("by_itself"), log, log.insert(1))
     assert raised.value.kind is Kind.CONFIG_INVALID
 
 
-def test_two_processes_never_call_it_for_one_sink(log, called) -> None:
+def test_two_processes_cannot_run_one_sink(log, called) -> None:
     log.insert(1)
     path = log.directory.path
     first, second = (build(config_of("batch"), PostgresSource(), path) for _ in range(2))
@@ -228,7 +232,7 @@ def test_two_processes_never_call_it_for_one_sink(log, called) -> None:
 @pytest.mark.parametrize(
     "handler", ["handlers_of_tests:missing", "handlers_of_tests:nothing", "no_such:thing"]
 )
-def test_a_function_that_is_not_there_is_said(log, called, handler) -> None:
+def test_a_missing_function_is_refused_with_its_name(log, called, handler) -> None:
     config = config_of("batch").model_copy(update={"handler": handler})
     with pytest.raises(TailraceError) as raised:
         build(config, PostgresSource(), log.directory.path).open(log.directory.identity, "shop")
@@ -236,7 +240,7 @@ def test_a_function_that_is_not_there_is_said(log, called, handler) -> None:
     assert handler in raised.value.message
 
 
-def test_a_file_names_a_function_by_module_and_name(tmp_path) -> None:
+def test_a_pipeline_file_names_a_function_by_module_and_name(tmp_path) -> None:
     sink = {"type": "python", "handler": "shop.changes:take"}
     document = {"name": "shop", "source": {"host": "h"}, "log": {"path": "l"}, "sinks": [sink]}
     config = EngineConfig.model_validate(document, context={"base": tmp_path})

@@ -1,4 +1,4 @@
-"""What a source's schema changes do to each sink: a real server, captured, and written in ranges."""
+"""Schema changes of a real server's tables, captured and written by each sink in ranges."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.support.sinks.rig import offsets
 
 ALTERED = {**FOLLOWED, **{name: statements for name, (statements, _) in REFUSED.items()}}
 TABLES = {name: f"t{number:02}" for number, name in enumerate(ALTERED)}
-#: Names that a target writes otherwise.
+#: Columns that a target renames, with their names there.
 HELD = {
     "two words, {and}; (more)=~": "two~20words~2c~20~7band~7d~3b~20~28more~29~3d~7e",
     "A": "A~~559aead0",
@@ -83,7 +83,7 @@ def _what_the_server_sends(request: pytest.FixtureRequest) -> None:
 
 @dataclass
 class Story:
-    """Every case's table, altered, with what the source had at the cuts."""
+    """The table of each case, altered, and the source's rows at each cut."""
 
     log: Path
     path: Path
@@ -120,7 +120,7 @@ def public(*names: str) -> tuple[str, ...]:
 def history(kind: str, folder: Path) -> list[dict[str, Any]]:
     if kind == "append":
         delta = DeltaTable(str(folder))
-        for uri in delta.file_uris():  # delta-rs reads past a column that stands there twice
+        for uri in delta.file_uris():  # delta-rs does not notice a column that occurs twice
             names = pq.read_schema(unquote(uri.removeprefix("file://"))).names
             assert len(set(names)) == len(names)
         tables = [delta.to_pyarrow_table()]
@@ -138,7 +138,7 @@ def history(kind: str, folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def followed(story: Story, spark: Any) -> dict[str, dict[str, Rows]]:
-    """Mirrors of what can be followed, read back: at each cut, and after one range over everything."""
+    """Write mirrors of the changes that can be followed; read them at each cut, and after a single range."""
     nearby, found = Nearby(spark), {}
     for kind, ends in (
         ("altered", [story.altered, story.done]),
@@ -157,7 +157,9 @@ def followed(story: Story, spark: Any) -> dict[str, dict[str, Rows]]:
 @pytest.mark.parametrize("place", ["altered", "done", "in one range"])
 @pytest.mark.parametrize("name", FOLLOWED)
 @pytest.mark.slow
-def test_a_mirror_follows(name: str, place: str, story: Story, followed: dict[str, dict[str, Rows]]) -> None:
+def test_a_mirror_follows_a_schema_change(
+    name: str, place: str, story: Story, followed: dict[str, dict[str, Rows]]
+) -> None:
     cut, table = story.altered if place == "altered" else story.done, TABLES[name]
     columns, rows = followed[place][name]
     assert columns == [HELD.get(column, column) for column in cut.columns[table]]
@@ -183,11 +185,9 @@ def histories(story: Story) -> Path:
     + [("parquet", name) for name in ALTERED],
 )
 @pytest.mark.each_postgres("what the catalogue says of altered tables")
-def test_the_rows_of_a_history_are_what_the_source_had(
-    kind: str, name: str, story: Story, histories: Path
-) -> None:
+def test_a_history_has_the_rows_of_the_source(kind: str, name: str, story: Story, histories: Path) -> None:
     table = TABLES[name]
-    # Files hold any name but those of their own columns.
+    # Files keep any column name except those of their own columns.
     held = HELD if kind == "append" else {"_op": HELD["_op"]}
     columns = [held.get(column, column) for column in story.altered.columns[table]]
     last = {
@@ -232,7 +232,7 @@ def test_histories_have_the_same_changes(kind: str, story: Story, histories: Pat
 
 
 def stopped(sink: Sink, story: Story, column: str) -> None:
-    """Check that the sink stops with the column's name, and has changed nothing."""
+    """Check that the sink stops, names the column and has changed nothing."""
     before = sink_state(sink, story)
     with pytest.raises(TailraceError) as raised:
         write(sink, story.log, story.done.offset)
@@ -252,7 +252,7 @@ def sink_state(sink: Sink, story: Story) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_mirror_stops_at_what_it_cannot_follow_or_follows_as_far_as_it_can(
+def test_a_mirror_stops_at_a_type_change_it_cannot_follow_unless_told_to_follow(
     name: str, story: Story, spark: Any
 ) -> None:
     lake, table, column = story.path / "refused" / TABLES[name], TABLES[name], REFUSED[name][1]
@@ -265,12 +265,12 @@ def test_a_mirror_stops_at_what_it_cannot_follow_or_follows_as_far_as_it_can(
     at = columns.index(column)
     for row, expected in zip(rows, story.done.rows[table], strict=True):
         assert row[:at] + row[at + 1 :] == expected[:at] + expected[at + 1 :]
-        if row[0] % 2 == 0:  # sent since
+        if row[0] % 2 == 0:  # rows sent after the change
             assert row == expected
 
 
 @pytest.mark.parametrize("name", NO_COMMON_TYPE)
-def test_a_history_stops_at_a_type_that_holds_not_both_or_takes_text(
+def test_a_history_stops_at_a_type_change_without_a_common_type_or_becomes_text(
     name: str, story: Story, spark: Any
 ) -> None:
     lake, table, column = story.path / "mixed" / TABLES[name], TABLES[name], NO_COMMON_TYPE[name]
@@ -298,9 +298,9 @@ def test_a_history_stops_at_a_type_that_holds_not_both_or_takes_text(
 
 @dataclass
 class Tables:
-    """Tables that were renamed, dropped and created again, some while nobody captured; and read again then.
+    """Tables that were renamed, or dropped and created again, some while no capture ran, then read again.
 
-    `changed` is the log's end before those that have another name than at first are read again.
+    `changed` is the log's end before the tables whose names changed are read again.
     """
 
     log: Path
@@ -320,7 +320,7 @@ def tables(
     scene = Scene(pg, tmp_path_factory.mktemp("renamed"))
     scene.run("create type mood as enum ('good', 'bad')", "create schema other")
     names = {f"n{number}": name for number, name in enumerate(TABLE_CHANGES)}
-    # The same once more, while the pipeline is down.
+    # The same changes again, while the pipeline is stopped.
     names |= {f"w{number}": name for number, name in enumerate(TABLE_CHANGES)}
     there = []
     for prefix in names:
@@ -347,7 +347,7 @@ def tables(
 
 
 def require_tables(lake: Path, tables: Tables, prefix: str = "") -> None:
-    """Check that the mirrors are the tables that there are, each what it is in the source."""
+    """Check that there is a mirror of each table, with its columns and rows in the source."""
     wrong = {}
     for table in tables.there:
         schema, _, name = table.rpartition(".")
@@ -359,7 +359,7 @@ def require_tables(lake: Path, tables: Tables, prefix: str = "") -> None:
     assert wrong == {}
 
 
-def test_mirrors_go_on_where_renamed_tables_are_read_again(tables: Tables, spark: Any) -> None:
+def test_mirrors_follow_renamed_tables_that_are_read_again(tables: Tables, spark: Any) -> None:
     lake = tables.path / "followed"
     sink = make("mirror", lake)
     for upto in (tables.begun.offset, tables.changed, tables.done.offset):
@@ -367,7 +367,7 @@ def test_mirrors_go_on_where_renamed_tables_are_read_again(tables: Tables, spark
     require_tables(lake, tables)
 
 
-def test_so_they_do_range_by_range(tables: Tables, spark: Any) -> None:
+def test_mirrors_follow_renamed_tables_in_ranges_of_one_transaction(tables: Tables, spark: Any) -> None:
     lake = tables.path / "swapped"
     sink = make("mirror", lake, ("public.n1_*",))
     write(sink, tables.log, tables.begun.offset)
@@ -380,7 +380,7 @@ def test_so_they_do_range_by_range(tables: Tables, spark: Any) -> None:
         assert mirrored(lake, f"public.{table}") == (tables.done.columns[table], tables.done.rows[table])
 
 
-def test_histories_go_on_under_the_new_name(tables: Tables) -> None:
+def test_histories_continue_under_the_new_name(tables: Tables) -> None:
     sink = make("append", tables.path / "histories", ("public.n0*",))
     write(sink, tables.log, tables.begun.offset)
     write(sink, tables.log, tables.changed)
@@ -395,8 +395,8 @@ def test_histories_go_on_under_the_new_name(tables: Tables) -> None:
 @pytest.mark.parametrize(
     ("point", "count", "prefix"),
     [
-        # Those that were altered under the capture, or those that were while it was down: a sink meets
-        # each kind at both commits.
+        # "n" are the tables altered during capture, "w" those altered while it was stopped: both kinds
+        # are interrupted at both commits.
         ("sink.before_commit", 1, "n"),
         ("sink.before_commit", 4, "w"),
         ("sink.after_commit", 1, "w"),
@@ -405,7 +405,7 @@ def test_histories_go_on_under_the_new_name(tables: Tables) -> None:
         ("sink.before_position", 1, "w"),
     ],
 )
-def test_a_mirror_that_fails_among_renamed_tables_goes_on_with_the_rest(
+def test_a_mirror_that_fails_between_renamed_tables_is_completed(
     point: str, count: int, prefix: str, tables: Tables, spark: Any
 ) -> None:
     lake, wanted = tables.path / f"failed {point} {count}", (f"public.{prefix}*", f"other.{prefix}*")
@@ -419,7 +419,7 @@ def test_a_mirror_that_fails_among_renamed_tables_goes_on_with_the_rest(
     require_tables(lake, tables, prefix)
 
 
-#: Cases whose table is rewritten, gets columns, or has two keys in the range.
+#: Cases whose table is rewritten, gets columns, or has two keys within the range.
 STRUCK = (
     "added with defaults", "names swapped", "int to bigint", "less scale", "another key", "wider key",
     "truncated", "many at once", "in one transaction",
@@ -456,7 +456,7 @@ def masking(table: str, *columns: str) -> ColumnPolicy:
     return ColumnPolicy.model_validate({"masks": [{"columns": names, "method": "fixed", "value": "hidden"}]})
 
 
-def test_a_mask_follows_its_column_and_hides_what_old_rows_have(story: Story) -> None:
+def test_a_mask_follows_a_renamed_column_and_hides_the_values_of_old_rows(story: Story) -> None:
     table = TABLES["renamed"]
     lake, rules = story.path / "masked", masking(table, "b", "bee")
     for cut in (story.begun, story.done):
@@ -475,13 +475,13 @@ def test_a_mask_follows_its_column_and_hides_what_old_rows_have(story: Story) ->
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "append", "mirror"])
 @pytest.mark.parametrize("named", ["b", "bee"], ids=["before", "after"])
-def test_a_rule_follows_a_column_from_name_to_name_also_for_older_rows(
+def test_a_rule_follows_a_column_through_renames_also_for_older_rows(
     named: str, kind: str, story: Story, tmp_path: Path
 ) -> None:
     table = TABLES["renamed"]
     left_out = ColumnPolicy.model_validate({"columns_exclude": [f"public.{table}.{named}"]})
     for rules in (masking(table, named), left_out):
-        # One sink goes on across the rename, and one begins after it.
+        # One sink continues across the rename, another begins after it.
         for cuts in ((story.begun, story.done), (story.done,)):
             lake = tmp_path / f"{len(cuts)} {len(rules.masks)}"
             for cut in cuts:
@@ -491,7 +491,7 @@ def test_a_rule_follows_a_column_from_name_to_name_also_for_older_rows(
 
 
 def column_values(kind: str, folder: Path, names: set[str]) -> set[Any]:
-    """Return all values that are not null of some columns in a target, old rows among them."""
+    """Return all non-null values of some columns in a target, including those of old rows."""
     if kind in ("append", "mirror"):
         rows = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
     elif kind == "parquet":
@@ -530,7 +530,7 @@ def keys(
             "begin; update deferred set id = 3 where note = 'row 1'; update deferred set id = 2 "
             "where note = 'row 2'; delete from deferred where id = 5; "
             "insert into deferred values (5, 'new'); update deferred set id = id - 1; commit",
-            # Keys go round in one transaction, and the long values, which are not sent, go with them.
+            # Keys rotate in one transaction; the long values are not sent and must move with them.
             "begin; update long set id = -1 where id = 1; update long set id = 1 where id = 2; "
             "update long set id = 2, n = 20 where id = -1; commit",
             "begin; update long set id = -id; update long set id = 10 + id, n = n + 1; commit",
@@ -543,7 +543,7 @@ def keys(
 
 
 @pytest.mark.parametrize("step", [False, True], ids=["in one range", "after a first range"])
-def test_rows_that_share_a_key_for_a_while_or_swap_theirs_are_all_there(
+def test_rows_that_share_or_swap_keys_within_a_transaction_are_all_kept(
     step: bool, keys: tuple[Scene, Cut, Cut], spark: Any
 ) -> None:
     scene, begun, done = keys
@@ -556,7 +556,7 @@ def test_rows_that_share_a_key_for_a_while_or_swap_theirs_are_all_there(
         assert mirrored(lake, f"public.{table}") == (done.columns[table], done.rows[table])
 
 
-def test_a_deferrable_key_is_no_key_to_mirror_by(keys: tuple[Scene, Cut, Cut]) -> None:
+def test_a_mirror_refuses_a_deferrable_key(keys: tuple[Scene, Cut, Cut]) -> None:
     scene, _, done = keys
     with pytest.raises(TailraceError) as raised:
         write(make("mirror", scene.path / "refused", ("public.deferred",)), scene.path / "log", done.offset)

@@ -1,4 +1,4 @@
-"""Mirrors of tables whose schema changed several times before the capture read the first of it."""
+"""Mirrors of tables whose schema changed several times before the capture could read any of it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def scene(pg: Database, tmp_path: Path) -> Iterator[Scene]:
     found.stop()
 
 
-def behind(scene: Scene, *changes: str) -> tuple[Cut, Cut]:
-    """Have the table be changed, each time with a row after it, while nobody captures."""
+def changed_while_stopped(scene: Scene, *changes: str) -> tuple[Cut, Cut]:
+    """Change the table while no capture runs, inserting a row after each change."""
     scene.run("create table t(id int primary key, a text)", "insert into t values (1, 'one'), (2, 'two')")
     scene.start()
     begun = scene.cut([])
@@ -36,8 +36,10 @@ def behind(scene: Scene, *changes: str) -> tuple[Cut, Cut]:
     return begun, scene.cut(["t"])
 
 
-def test_a_column_of_a_name_that_another_one_had_keeps_to_its_own_values(scene: Scene, spark: Any) -> None:
-    begun, done = behind(scene, "alter table t rename a to old; alter table t add a text default 'new'")
+def test_a_column_that_takes_over_another_ones_name_keeps_its_own_values(scene: Scene, spark: Any) -> None:
+    begun, done = changed_while_stopped(
+        scene, "alter table t rename a to old; alter table t add a text default 'new'"
+    )
     sink = make("mirror", scene.path / "lake", TABLES)
     write(sink, scene.path / "log", begun.offset)
     write(sink, scene.path / "log", done.offset, Nearby(spark))
@@ -59,10 +61,10 @@ def test_a_column_of_a_name_that_another_one_had_keeps_to_its_own_values(scene: 
         ("a", ["alter table t drop a, add a text; insert into t values (3, 'a')"]),
     ],
 )
-def test_a_mirror_stops_where_nobody_can_tell_which_column_came(
+def test_a_mirror_stops_if_it_cannot_tell_which_column_was_sent(
     scene: Scene, column: str, changes: list[str]
 ) -> None:
-    begun, done = behind(scene, *changes)
+    begun, done = changed_while_stopped(scene, *changes)
     sink = make("mirror", scene.path / "lake", TABLES)
     write(sink, scene.path / "log", begun.offset)
     with pytest.raises(TailraceError) as raised:

@@ -1,4 +1,4 @@
-"""Columns in another shape: values, and files, alone."""
+"""Conversion of values and files to another column type, without a sink."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tailrace.sinks.delta.shapes import ShapeStep, Unfit, cast_exactly, reshaped
         (pa.array([True, None]), ["true", None]),
     ],
 )
-def test_what_becomes_text_is_not_lost(values: Any, texts: list[str | None]) -> None:
+def test_values_converted_to_text_lose_nothing(values: Any, texts: list[str | None]) -> None:
     assert cast_exactly(values, pa.string(), "c", lenient=True).to_pylist() == texts
     assert cast_exactly(pa.chunked_array([values]), pa.string(), "c", lenient=True).to_pylist() == texts
 
 
-def test_what_does_not_fit_stops_unless_it_may_be_null() -> None:
+def test_a_value_that_does_not_fit_is_refused_unless_it_may_be_null() -> None:
     values = pa.array(["1", "one", None])
     with pytest.raises(Unfit):
         cast_exactly(values, pa.int32(), "c")
     assert cast_exactly(values, pa.int32(), "c", lenient=True).to_pylist() == [1, None, None]
 
 
-def test_the_infinities_of_a_date_are_those_of_a_timestamp() -> None:
+def test_infinite_dates_become_infinite_timestamps() -> None:
     days = pa.array([2**31 - 1, 0, None, -(2**31), 1], pa.int32()).cast(pa.date32())
     for lenient in (False, True):
         moments = cast_exactly(pa.chunked_array([days]), pa.timestamp("us"), "c", lenient=lenient)

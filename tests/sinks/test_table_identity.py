@@ -1,4 +1,4 @@
-"""Which folder of a mirror a relation's rows go into, and whose rows must come again."""
+"""Which folder of a mirror gets a relation's rows, and which relations must be read again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def facts(oid: int, table: str, version: int, replaced: int = 0, name: str | Non
         ),
     ],
 )
-def test_each_relation_has_the_folder_of_its_name_and_none_another(files, holders, folders, displaced):
+def test_each_relation_gets_the_folder_of_its_current_name(files, holders, folders, displaced):
     found = place(files, holders, 3)
     assert {held[0].relation.oid: directory for directory, held in found.tables} == {
         oid: f"public.{name}" for oid, name in folders.items()
@@ -77,11 +77,11 @@ def test_each_relation_has_the_folder_of_its_name_and_none_another(files, holder
     }
 
 
-def test_a_relation_is_called_what_it_was_last_described_as_until_another_has_that_name():
+def test_a_relation_keeps_its_last_name_until_another_relation_has_it():
     own = facts(A, "a", 1)
     assert name_now(own, [own]) == ("public", "a")
     assert name_now(own, [own, facts(B, "a", 2, A, "x")]) == ("public", "x")
     assert name_now(own, [own, facts(B, "a", 2, A)]) is None
-    # It took the name back from another one.
+    # It took the name back from the other relation.
     again = facts(A, "a", 3, B, "b")
     assert name_now(again, [facts(B, "a", 2, A, "x"), again]) == ("public", "a")

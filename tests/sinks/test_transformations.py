@@ -1,4 +1,4 @@
-"""What transformations make of the tables of a sink: rows, keys, JSON and schemas are those after them."""
+"""Transformations of a sink's tables: rows, keys, JSON and schemas are the transformed ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _disarmed():
 
 
 def readable(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows with the days and microseconds since 1970 for points in time: Python has no infinite ones."""
+    """Rows with days or microseconds since 1970 for dates and timestamps: Python has no infinite ones."""
     for at, field in enumerate(table.schema):
         if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):
             to = pa.int32() if pa.types.is_date(field.type) else pa.int64()
@@ -85,13 +85,13 @@ def readable(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def mirrored(folder: Path) -> list[dict[str, Any]]:
-    """A mirror's rows without the guard, by their first column."""
+    """A mirror's rows without the column `_position`, sorted by their first column."""
     table = DeltaTable(str(folder)).to_pyarrow_table().drop_columns(["_position"])
     return readable(table.sort_by(table.column_names[0]))
 
 
 def rows(kind: str, folder: Path) -> list[dict[str, Any]]:
-    """What a history has, in log order; of JSON Lines the row after, and `_op`."""
+    """Rows of a history in log order; of JSON Lines the row after the change, with `_op`."""
     if kind == "append":
         return readable(DeltaTable(str(folder)).to_pyarrow_table().sort_by("_log_offset"))
     if kind == "parquet":
@@ -106,7 +106,7 @@ def own(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill(log: HandmadeLog, transactions: int = 4) -> list[int]:
-    """Write so many transactions; return where the log was before, and after each."""
+    """Commit `transactions` transactions; return the log's offset before them and after each."""
     one = (1, 3, "2.50", "secret", "2024-01-31 10:00:00.5")
     two = (2, None, "1.00", None, "infinity")
     written = [
@@ -119,7 +119,7 @@ def fill(log: HandmadeLog, transactions: int = 4) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_rows_of_a_history_are_those_after_the_transformations(kind, tmp_path, log):
+def test_a_history_has_the_transformed_rows(kind, tmp_path, log):
     ends = fill(log)
     sink = opened(kind, tmp_path / "lake", log, steps=STEPS)
     write(sink, log, ends[0], ends[-1])
@@ -139,7 +139,7 @@ def test_rows_of_a_history_are_those_after_the_transformations(kind, tmp_path, l
     assert (last["total"], last["made"], last["note"]) == (0.1, None, "?")
 
 
-def test_json_lines_are_those_after_the_transformations(tmp_path, log):
+def test_json_lines_have_the_transformed_rows(tmp_path, log):
     ends = fill(log)
     sink = opened("jsonl", tmp_path / "lake", log, steps=STEPS)
     write(sink, log, ends[0], ends[-1])
@@ -152,7 +152,7 @@ def test_json_lines_are_those_after_the_transformations(tmp_path, log):
 
 
 @pytest.mark.parametrize("kind", HISTORIES)
-def test_an_expression_that_asks_what_was_sent_has_a_value(kind, tmp_path, log):
+def test_an_expression_may_ask_whether_a_value_was_sent(kind, tmp_path, log):
     ends = fill(log)
     told = {
         "told": "was_sent(after.note)",
@@ -167,7 +167,9 @@ def test_an_expression_that_asks_what_was_sent_has_a_value(kind, tmp_path, log):
 
 
 @pytest.mark.parametrize("kind", HISTORIES)
-def test_a_history_has_only_the_changes_that_pass_and_in_the_folder_they_are_sent_to(kind, tmp_path, log):
+def test_a_history_has_only_the_changes_that_pass_the_filter_in_the_folders_they_are_routed_to(
+    kind, tmp_path, log
+):
     ends = fill(log)
     steps = [
         {"type": "filter", "where": "after.qty >= 4 or op = 't'"},
@@ -213,7 +215,7 @@ def test_executors_and_this_process_write_the_same(kind, tmp_path, log):
     "point", ["sink.in_task", "sink.after_write", "sink.before_commit", "sink.after_commit"]
 )
 @pytest.mark.parametrize("kind", HISTORIES)
-def test_after_a_crash_each_change_that_passes_is_there_once(kind, point, tmp_path, log):
+def test_after_a_crash_each_change_that_passes_the_filter_is_written_once(kind, point, tmp_path, log):
     ends = fill(log)
     steps = [*STEPS, {"type": "route", "regex": "public\\.orders", "replacement": "a.b"}]
     steps.append({"type": "filter", "where": "op <> 'd'"})
@@ -233,7 +235,7 @@ def test_after_a_crash_each_change_that_passes_is_there_once(kind, point, tmp_pa
 # ---------------------------------------------------------------------- mirrors
 
 
-def test_a_mirror_has_the_rows_after_the_transformations(spark, tmp_path, log):
+def test_a_mirror_has_the_transformed_rows(spark, tmp_path, log):
     ends = fill(log)
     sink = opened("mirror", tmp_path / "lake", log, steps=STEPS)
     for start, end in itertools.pairwise(ends[:4]):
@@ -247,7 +249,7 @@ def test_a_mirror_has_the_rows_after_the_transformations(spark, tmp_path, log):
     assert (found["order_id"], found["total"]) == (9, 0.1)
 
 
-def test_a_mirror_of_a_snapshot_goes_on_with_changes(tmp_path, log):
+def test_a_mirror_of_a_snapshot_applies_later_changes(tmp_path, log):
     first = log.writer.tail.offset
     log.append(snapshot(900, (1, ORDERS, ["1\t2\t1.50\ta\t\\N", "2\t2\t2.00\t\\N\t\\N"])))
     ends = [log.writer.sync().offset, log.commit(ORDERS, update(1, 2, 3, "2.00", "b", None))]
@@ -285,7 +287,7 @@ def test_keys_of_a_mirror_may_be_hashed_and_cast_to_text(spark, tmp_path, log, m
     ],
     ids=lambda step: step["type"],
 )
-def test_a_key_of_a_mirror_that_would_be_lost_is_refused(step, tmp_path, log):
+def test_a_transformation_that_does_not_keep_a_mirrors_key_is_refused(step, tmp_path, log):
     ends = fill(log)
     sink = opened("mirror", tmp_path / "lake", log, steps=[step])
     with pytest.raises(TailraceError) as raised:
@@ -297,7 +299,7 @@ def test_a_key_of_a_mirror_that_would_be_lost_is_refused(step, tmp_path, log):
     assert write(opened("append", tmp_path / "history", log, steps=[step]), log, ends[0], ends[1]).rows == 2
 
 
-def test_a_value_that_was_not_sent_stays_what_it_was_if_nothing_else_is_read(spark, tmp_path, log):
+def test_a_value_computed_only_from_an_unchanged_column_stays_as_it_was(spark, tmp_path, log):
     ends = fill(log, 2)
     steps = [{"type": "add_fields", "computed": {"loud": "upper(after.note)"}}]
     sink = opened("mirror", tmp_path / "lake", log, steps=steps)
@@ -307,7 +309,9 @@ def test_a_value_that_was_not_sent_stays_what_it_was_if_nothing_else_is_read(spa
     assert (found["qty"], found["note"], found["loud"]) == (4, "secret", "SECRET")
 
 
-def test_a_value_that_needs_one_that_was_not_sent_stops_a_mirror_and_is_marked_in_a_history(tmp_path, log):
+def test_a_value_computed_also_from_an_unchanged_column_stops_a_mirror_and_is_marked_in_a_history(
+    tmp_path, log
+):
     ends = fill(log)
     steps = [{"type": "add_fields", "computed": {"both": "after.note || after.qty"}}]
     sink = opened("mirror", tmp_path / "lake", log, steps=steps)
@@ -324,7 +328,7 @@ def test_a_value_that_needs_one_that_was_not_sent_stops_a_mirror_and_is_marked_i
 
 
 @pytest.mark.parametrize("kind", HISTORIES)
-def test_computed_bytes_and_arrays_are_texts_of_postgresql(kind, tmp_path, log):
+def test_computed_bytes_and_arrays_have_postgresqls_text(kind, tmp_path, log):
     columns = {"id": INT8, "raw": (OIDS["bytea"], -1), "parts": (OIDS["_int4"], -1)}
     table = relation(2, "public.files", columns)
     start = log.writer.tail.offset
@@ -336,7 +340,7 @@ def test_computed_bytes_and_arrays_are_texts_of_postgresql(kind, tmp_path, log):
     assert (found["bytes"], found["numbers"]) == ("\\x01ff", "{1,NULL,2}")
 
 
-def test_other_transformations_than_a_mirror_was_made_under_stop_it(spark, tmp_path, log, monkeypatch):
+def test_changed_transformations_stop_a_mirror(spark, tmp_path, log, monkeypatch):
     ends = fill(log)
     monkeypatch.setenv("TAILRACE_TEST_SALT", "salt")
     hashed = {"type": "mask", "fields": ["note"], "method": "hash", "salt": "${env:TAILRACE_TEST_SALT}"}
@@ -365,7 +369,7 @@ def test_other_transformations_than_a_mirror_was_made_under_stop_it(spark, tmp_p
     again(hashed, end=ends[3])
 
 
-def test_a_mirror_that_had_none_is_not_transformed_half_way(tmp_path, log):
+def test_transformations_added_to_an_existing_mirror_stop_it(tmp_path, log):
     ends = fill(log)
     sink = opened("mirror", tmp_path / "lake", log)
     write(sink, log, ends[0], ends[1])
@@ -376,7 +380,7 @@ def test_a_mirror_that_had_none_is_not_transformed_half_way(tmp_path, log):
     assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
 
 
-def test_columns_that_are_added_go_through_and_columns_that_are_read_may_not_change(tmp_path, log):
+def test_new_columns_pass_and_columns_that_transformations_read_may_not_change(tmp_path, log):
     ends = fill(log, 1)
     wider = relation(1, "public.orders", {**COLUMNS, "extra": TEXT})
     other = relation(1, "public.orders", {**COLUMNS, "extra": TEXT, "qty": INT8})
@@ -400,7 +404,7 @@ def test_columns_that_are_added_go_through_and_columns_that_are_read_may_not_cha
     ]  # fmt: skip
 
 
-def test_whole_rows_are_told_apart_as_they_are_after_the_transformations(spark, tmp_path, log):
+def test_rows_without_a_key_are_identified_by_their_transformed_values(spark, tmp_path, log):
     described = relation(1, "public.lines", {"id": INT8, "note": TEXT}, key=(), identity="f")
     ends = [log.writer.tail.offset]
     ends.append(log.commit(described, insert(1, 1, "a"), insert(1, 1, "b"), insert(1, 2, "b")))
@@ -415,7 +419,7 @@ def test_whole_rows_are_told_apart_as_they_are_after_the_transformations(spark, 
 # ---------------------------------------------------------------------- values
 
 
-def test_computed_values_of_every_kind_are_what_they_were(tmp_path, log):
+def test_computed_values_of_every_type_keep_their_values(tmp_path, log):
     columns = {
         "id": INT8,
         "f": FLOAT8,

@@ -1,4 +1,4 @@
-"""What becomes of values that a mirror has when the type of their column changes."""
+"""Conversion of a mirror's existing values when their column's type changes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def own(
     ],
     ids=str,
 )  # fmt: skip
-def test_values_become_what_postgresql_makes_of_them_or_it_is_not_known(
+def test_values_are_converted_as_postgresql_does_or_the_conversion_is_unknown(
     old: ValueType, new: ValueType, kind: pa.DataType, expected: Coercion | None
 ) -> None:
     assert coercion(old, new, kind) == expected
@@ -93,11 +93,11 @@ def test_values_become_what_postgresql_makes_of_them_or_it_is_not_known(
 
 
 @pytest.mark.parametrize("noted", ["", "{", "[]", '{"oid": 1}', '{"oid": 1, "modifier": 2, "parts": [1]}'])
-def test_a_type_that_cannot_be_read_is_not_known(noted: str) -> None:
+def test_a_recorded_type_that_cannot_be_read_is_unknown(noted: str) -> None:
     assert type_from_json(noted) is None
 
 
-def test_what_changed_within_a_type_is_not_said_to_be_another_type() -> None:
+def test_a_changed_definition_of_a_type_is_not_reported_as_another_type() -> None:
     def refusal(held: ValueType, now: ValueType) -> str:
         have = [ExistingColumn("m", TEXT, 1, 2, held.oid, held.modifier, held)]
         column = Column("m", now.oid, now.modifier, False, number=2, value_type=now)

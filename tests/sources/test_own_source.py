@@ -1,4 +1,4 @@
-"""A type of source that a package of somebody else brings, with several shards, into every target."""
+"""A type of source of a user's package, with several shards, into every target."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def handle(records):
 
 
 class World:
-    """The shards, what their tables hold now, and how many changes of each kind there were."""
+    """The shards, the present rows of their tables, and the number of changes of each kind."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -95,7 +95,7 @@ class World:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package that announces the type of source."""
+    """An installed package that registers the type of source."""
     info = tmp_path / "package" / "text_shards-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: text-shards\nVersion: 1.0\n")
@@ -136,7 +136,7 @@ def _mirrored(at: Path) -> dict[int, list[str]]:
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.ci
-def test_each_change_is_once_in_every_target_after_kills_anywhere(
+def test_every_target_has_each_change_once_after_kills_anywhere(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     world = World(tmp_path / "shards", random.randrange(1 << 32))
@@ -182,7 +182,7 @@ def test_each_change_is_once_in_every_target_after_kills_anywhere(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("package")
-def test_the_log_says_how_far_each_shard_is(tmp_path: Path) -> None:
+def test_the_log_has_the_position_of_each_shard(tmp_path: Path) -> None:
     world = World(tmp_path / "shards", 7)
     world.work(9)
     file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n")
@@ -196,7 +196,7 @@ def test_the_log_says_how_far_each_shard_is(tmp_path: Path) -> None:
     }
 
 
-def test_it_keeps_the_contract_of_sources(tmp_path: Path) -> None:
+def test_the_contract_of_sources_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path / "shards", 10)
 
     def commit() -> int:
@@ -223,7 +223,7 @@ def test_a_source_that_breaks_its_contract_is_found(tmp_path: Path) -> None:
     world = World(tmp_path / "shards", 11)
 
     class Forgetful(TextShards):
-        """Says that it is where it was, and so takes everything again after a restart."""
+        """Reports its position, but takes everything again after a restart."""
 
         def capture(self, section: Any, log, options, **more):
             made = super().capture(section, log, options, **more)
@@ -261,7 +261,7 @@ def test_a_handler_gets_the_records_of_an_engine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("package")
-def test_what_is_wrong_with_its_section_is_said_at_its_place(tmp_path: Path) -> None:
+def test_problems_of_its_section_are_reported_at_their_place(tmp_path: Path) -> None:
     World(tmp_path / "shards", 9)
     file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n", shards=[], colour="red")
     said = _tailrace("check", file, status=2)
@@ -271,7 +271,7 @@ def test_what_is_wrong_with_its_section_is_said_at_its_place(tmp_path: Path) -> 
     assert "the shard 'nowhere' is not there" in _tailrace("check", file, status=None)
 
 
-def test_what_the_page_says_of_writing_a_log_is_done_as_it_stands(tmp_path: Path) -> None:
+def test_the_pages_code_for_writing_a_log_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "own-sources.md").read_text()
     ((code, *_),) = re.findall(r"```python\n((.|\n)*?)```", page)
     given: dict[str, Any] = {"log": tmp_path / "log", "listener": None, "position": 5, "commit_time_us": 1}

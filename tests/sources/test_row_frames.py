@@ -1,4 +1,4 @@
-"""Frames of a source that has rows as text: what can't be read from a log is not written to it."""
+"""Frames of a source that has rows as text: rows that could not be read from a log are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYLESS = TableShape(2, "public", "notes", COLUMNS, ())
     ids=["insert", "update", "old row", "delete", "delete without a key", "snapshot"],
 )
 @pytest.mark.parametrize("row", [["1"], ["1", "a", "b"]], ids=["too few", "too many"])
-def test_a_row_of_another_width_than_its_table_is_refused(
+def test_a_row_with_another_number_of_columns_than_its_table_is_refused(
     write: Callable[[RowFrames, Row], None], row: Row
 ) -> None:
     frames = RowFrames()

@@ -1,4 +1,4 @@
-"""The Spark source lets out of a log what its pipeline lets out."""
+"""The Spark source applies its pipeline's masks and excluded columns to a log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_readers_of_a_log_get_what_sinks_get(
     assert len(rows(raw="true")) == 2
 
 
-def test_settings_of_a_later_version_are_not_guessed_at(tmp_path: Path) -> None:
+def test_rules_of_a_later_version_are_refused(tmp_path: Path) -> None:
     log = LogOfOrders(tmp_path / "log")
     log.close()
     log.directory.state_write("tasks/0/disclosure.state", {"masks": [], "shuffled": True})

@@ -1,4 +1,4 @@
-"""Folders that all executors must see: what looking at them leaves behind."""
+"""Folders that all executors must see: the check of them leaves no files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOURS_AGO_S = 2 * 3600
 
 
 class Cluster(InProcess):
-    """A cluster of one executor, which is this process."""
+    """A cluster with one executor, which is this process."""
 
     master = "spark://nowhere:7077"
     defaultParallelism = 1  # noqa: N815 - Spark's name
@@ -33,7 +33,7 @@ def test_files_that_a_killed_process_left_are_removed_at_the_next_start(tmp_path
     for name in (".tailrace-probe-0123456789abcdef", ".tailrace-probe-0123456789abcdef-01234567"):
         left(tmp_path, name, HOURS_AGO_S)
     theirs = [
-        left(tmp_path, ".tailrace-probe-fedcba9876543210", 10),  # another pipeline starts just now
+        left(tmp_path, ".tailrace-probe-fedcba9876543210", 10),  # another pipeline is just starting
         left(tmp_path, ".tailrace-probe-notes", HOURS_AGO_S),
         left(tmp_path, "part-0.parquet", HOURS_AGO_S),
     ]

@@ -1,4 +1,4 @@
-"""Jobs of one life of a task, without Spark: whoever submits never waits for what nobody begins any more."""
+"""Jobs of one run of a task, without Spark: a submitted call never waits for a job that nobody starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.spark.processing.jobs import Jobs, wire
 
 
 class Threads:
-    """In place of the engine's pool: keeps what it is to call, until it is closed."""
+    """In place of the engine's pool: records the functions that it is to call, until it is closed."""
 
     def __init__(self) -> None:
         self.kept: list[Callable[[], None]] = []
@@ -36,10 +36,10 @@ def jobs_of(threads: Threads) -> Jobs[Any, Any]:
 
 def assert_over(futures: list[Future[Any]]) -> None:
     assert all(future.cancelled() for future in futures)
-    assert not wait(futures, 0).not_done, "who waits for several would wait for ever"
+    assert not wait(futures, 0).not_done, "a wait for several futures would never end"
 
 
-def test_what_is_submitted_after_the_end_is_cancelled() -> None:
+def test_a_call_submitted_after_the_end_is_cancelled() -> None:
     threads = Threads()
     jobs = jobs_of(threads)
     first = jobs.submit(1)
@@ -50,10 +50,10 @@ def test_what_is_submitted_after_the_end_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_waits_when_the_threads_have_ended_is_cancelled(
+def test_calls_that_wait_when_the_threads_have_ended_are_cancelled(
     begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_module, "JOB_BYTES_MAX", 1)  # a load a job
+    monkeypatch.setattr(jobs_module, "JOB_BYTES_MAX", 1)  # one call for each job
     threads = Threads()
     jobs = jobs_of(threads)
     monkeypatch.setattr(jobs, "_job", lambda loads: [wire.dumps((True, "done")) for _ in loads])
@@ -73,13 +73,13 @@ def _there() -> None:
 
 
 class OfExecutors:
-    """What can be unpickled on executors alone."""
+    """An object that can be unpickled only on executors."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _there, ()
 
 
-def test_what_can_not_be_unpickled_here_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_cannot_be_unpickled_here_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = Threads()
     jobs = jobs_of(threads)
     made: list[Any] = [OfExecutors(), "done"]
@@ -93,4 +93,4 @@ def test_what_can_not_be_unpickled_here_fails_alone(monkeypatch: pytest.MonkeyPa
     made.append("again")
     third = jobs.submit(3)
     threads.kept.pop()()
-    assert third.result(0) == "again", "the next job is begun"
+    assert third.result(0) == "again", "the next job must start"

@@ -1,4 +1,4 @@
-"""Options of the data source, places in a log, errors on their way out of Spark, and Java."""
+"""Options of the data source, positions, errors from Spark, and Java."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_options_are_found_in_any_case() -> None:
     assert (options.path, options.rows_max, options.starting) == ("/log", 10, "latest")
 
 
-def test_handling_modes_are_debeziums_in_any_case() -> None:
+def test_handling_modes_have_debeziums_names_in_any_case() -> None:
     options = ReadOptions.parse(
         {"path": "/log", "table": "a.b", "decimal_handling_mode": "PRECISE", "moneyfractiondigits": "3"}
     )
@@ -42,7 +42,7 @@ def test_options_of_the_other_kind_of_reader_are_refused() -> None:
 @pytest.mark.parametrize(
     "text", ["-1/0", "+1/0", "1_0/0", "0x1/0", "1/ 0", "1/0\n", "1/", "123456789/0", "1/2/3"]
 )
-def test_what_is_not_two_hexadecimal_numbers_is_no_lsn(text: str) -> None:
+def test_an_lsn_has_two_hexadecimal_numbers(text: str) -> None:
     with pytest.raises(ValueError, match="not an LSN"):
         parse_lsn(text)
     assert parse_lsn("16/b374D848") == 0x16_B374_D848
@@ -73,7 +73,7 @@ def test_a_path_may_be_a_file_url_or_relative() -> None:
         ({"path": "/log", "unavailableValuePlaceholder": "x"}, "is not an option", "the options are"),
     ],
 )
-def test_a_wrong_option_is_named_with_a_way_out(given: dict[str, str], message: str, hint: str) -> None:
+def test_a_wrong_option_is_refused_with_a_hint(given: dict[str, str], message: str, hint: str) -> None:
     with pytest.raises(TailraceError) as caught:
         ReadOptions.parse(given)
     assert caught.value.kind is Kind.CONFIG_INVALID
@@ -94,7 +94,7 @@ def test_an_executors_error_keeps_kind_message_context_and_hint() -> None:
     assert found.context == {"file": "a.seg", "byte": "7"}
 
 
-def test_any_other_failure_of_spark_is_told_in_one_line() -> None:
+def test_any_other_failure_of_spark_is_reported_in_one_line() -> None:
     found = translated(RuntimeError("\n  Job aborted due to stage failure\nmore\n" + "x" * 10_000))
     assert found.kind is Kind.SPARK_FAILED
     assert found.message == "run a Spark job: RuntimeError: Job aborted due to stage failure"
@@ -120,7 +120,9 @@ def fake_java(home: Path, version: str) -> None:
     java.chmod(0o755)
 
 
-def test_a_java_that_is_too_old_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_is_too_old_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_java(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(TailraceError, match="is version 11, Spark needs 17") as caught:
@@ -129,7 +131,7 @@ def test_a_java_that_is_too_old_is_one_clear_line(tmp_path: Path, monkeypatch: p
     assert "\n" not in caught.value.message + caught.value.hint
 
 
-def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_is_used_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path, "21.0.1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert require_java() == 21
@@ -137,7 +139,7 @@ def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.follows("environment_unfit")
 @pytest.mark.parametrize("home", ["", "/nowhere/at/all"])
-def test_no_java_at_all_is_one_clear_line_that_says_how_to_have_one(
+def test_a_missing_java_is_reported_in_one_line_with_a_hint(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -157,7 +159,7 @@ def test_no_java_at_all_is_one_clear_line_that_says_how_to_have_one(
     assert require_java() == int(found[1])
 
 
-def test_deltas_jars_come_from_the_named_directory_without_what_spark_ships(
+def test_deltas_jars_are_taken_from_the_configured_directory_without_those_of_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for jar in ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar", "scala-library-2.13.1.jar"):
@@ -167,7 +169,7 @@ def test_deltas_jars_come_from_the_named_directory_without_what_spark_ships(
     assert [Path(jar).name for jar in jars] == ["delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar"]
 
 
-def test_without_jars_spark_fetches_the_delta_that_fits(
+def test_without_jars_spark_fetches_the_matching_version_of_delta(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAILRACE_JARS", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Random lives of engines whose records are processed on executors: nothing is lost, nothing left behind."""
+"""Random runs of engines whose records are processed on executors: nothing is lost and no resource leaks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENDS: list[BaseException | None] = [ValueError("no"), RetriableError(), StopEngi
 def writing(path: Path, at: int, what: BaseException | None) -> Callable[[Any], None]:
     """Return a handler that writes numbers of lines to a file, wherever it runs, and fails once, at `at`.
 
-    A line at which the engine is to end counts.
+    A line at which it stops the engine is written as well.
     """
 
     def handle(event: Any) -> None:
@@ -51,7 +51,7 @@ def writing(path: Path, at: int, what: BaseException | None) -> Callable[[Any], 
 
 
 class World:
-    """Lines, of which there are more and more, and what was written of them in all lives."""
+    """Lines, whose number grows, and what was written of them in all runs."""
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self.folder, self.rng, self.store = folder, rng, Store()
@@ -62,7 +62,7 @@ class World:
         return {int(line) for path in self.folder.glob("*.lines") for line in path.read_text().split()}
 
     def live(self) -> None:
-        """Live a life that ends in one way or another."""
+        """Run an engine that ends in one way or another."""
         rng, before = self.rng, self.lines
         self.lines += rng.randint(1, 40)
         close_s = rng.choice([None, None, 0.0, 0.2, 1.0])
@@ -75,7 +75,7 @@ class World:
         )
 
     def end(self) -> None:
-        """Have what is left processed in peace; then all is done, and all is committed."""
+        """Process the rest without faults; then everything is done and committed."""
         assert self._live(writing(self._file(), 0, None), "ordered", None) is None
         assert self.done == set(range(1, self.lines + 1))
         assert self.store.line() == self.lines
@@ -117,13 +117,13 @@ class World:
         if close_s is not None:
             timer.join(LATE_S)
         assert engine.state is State.STOPPED
-        assert set(range(1, self.store.line() + 1)) <= self.done, "committed, and not processed"
+        assert set(range(1, self.store.line() + 1)) <= self.done, "committed, but not processed"
         return engine.error
 
 
 def lives(spark: Any, folder: Path, count: int, seed: int) -> None:
     world = World(folder, random.Random(seed))
-    world.live()  # Spark's own side has its threads and files after this
+    world.live()  # Spark's own threads and files exist after this
     world.end()
     leaks = Leaks()
     for _ in range(count):
@@ -136,14 +136,14 @@ def lives(spark: Any, folder: Path, count: int, seed: int) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("seed", SEEDS)
-def test_lives_on_spark_leave_no_job_no_thread_and_no_file(spark: Any, tmp_path: Path, seed: int) -> None:
+def test_random_runs_on_spark_leak_no_job_thread_or_file(spark: Any, tmp_path: Path, seed: int) -> None:
     lives(spark, tmp_path, 6, seed)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_hundred_lives_on_spark_leave_no_job_no_thread_and_no_file(
+def test_a_hundred_random_runs_on_spark_leak_no_job_thread_or_file(
     spark: Any, tmp_path: Path, seed: int
 ) -> None:
     lives(spark, tmp_path, 100, seed)

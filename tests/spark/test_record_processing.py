@@ -1,4 +1,4 @@
-"""Record processing on executors: the same as in process, whatever fails there."""
+"""Record processing on executors: the same result as in this process, whatever fails there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FLOWS: list[tuple[str, Order, bool]] = [
     ("record", "unordered", True),
     ("record", "key", True),
 ]
-#: Workers that start on a loaded machine take a minute to load what they need.
+#: Workers that start on a loaded machine take up to a minute to load their modules.
 LATE_S = 240.0
 
 pytestmark = pytest.mark.timeout(600)
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture
 def on_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Processors of a runner on Spark; whose workers do not know the modules of these tests."""
+    """Processors of a runner on Spark, whose workers do not have the modules of these tests."""
     cloudpickle.register_pickle_by_value(flowing)
     runner = SparkRunner("test", None)
     yield runner.processor_for
@@ -64,7 +64,7 @@ def on_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 
 def writing(path: Path, also: Callable[[int], None] = lambda _: None) -> Callable[[Any], None]:
-    """A handler that writes numbers of changes to a file, wherever it runs, after `also`."""
+    """A handler that writes numbers of changes to a file, wherever it runs, after calling `also`."""
 
     def one(given: Any) -> None:
         record = given.record if hasattr(given, "record") else given
@@ -82,7 +82,7 @@ def written(path: Path) -> list[int]:
 
 
 def once(folder: Path, number: int) -> bool:
-    """Tell whether this is the first call for `number`, in any process."""
+    """Return whether this is the first call for `number`, in any process."""
     try:
         os.close(os.open(folder / f"once-{number}", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -90,7 +90,7 @@ def once(folder: Path, number: int) -> bool:
     return True
 
 
-def test_every_flow_gives_the_same_as_in_process(
+def test_every_dispatcher_gives_the_same_as_in_this_process(
     on_spark: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = random.randrange(1 << 30)
@@ -128,7 +128,7 @@ def _each(one: Callable[[Any], None], batch: Any) -> None:
         one(given)
 
 
-def test_what_may_pass_is_tried_again_also_a_worker_that_was_killed(
+def test_retriable_errors_and_killed_workers_are_retried(
     on_spark: Callable[..., Any], tmp_path: Path
 ) -> None:
     def sometimes(number: int) -> None:
@@ -147,12 +147,12 @@ def test_what_may_pass_is_tried_again_also_a_worker_that_was_killed(
     assert set(got) == set(numbers(stream(5)))
     assert (tmp_path / "once-77").exists()
     assert run.store.last == len(numbers(stream(5)))
-    # What a killed job had handed over came again; nothing else did.
+    # Records of a killed job came again; no others did.
     again = [n for n in set(got) if got.count(n) > 1]
     assert len(again) < len(set(got))
 
 
-def test_nothing_passes_over_a_record_that_fails_for_good(
+def test_no_offset_after_a_record_that_always_fails_is_committed(
     on_spark: Callable[..., Any], tmp_path: Path
 ) -> None:
     def failing(number: int) -> None:
@@ -167,14 +167,14 @@ def test_nothing_passes_over_a_record_that_fails_for_good(
     assert run.store.last <= 60
     got = set(written(path))
     assert 60 not in got
-    assert set(range(run.store.last)) <= got, "what is committed was handed over"
+    assert set(range(run.store.last)) <= got, "everything committed was delivered"
     notes = "\n".join(caught.value.__notes__)
     assert "raised on an executor" in notes
     assert "failing" in notes
     assert "while record" in notes
 
 
-def test_what_a_handler_only_promises_does_not_count_as_processed(on_spark: Callable[..., Any]) -> None:
+def test_a_handler_that_returns_unfinished_work_is_refused(on_spark: Callable[..., Any]) -> None:
     with running(
         on_record(cast(Any, lambda one: (each for each in [one]))), "unordered", new_processor=on_spark
     ) as run:
@@ -227,7 +227,7 @@ def test_jobs_end_with_the_task(
     assert run.store.last == 0
 
 
-def test_an_engine_on_spark_delivers_here_in_order_what_executors_have_made(spark: Any) -> None:
+def test_an_engine_on_spark_delivers_in_order_in_this_process(spark: Any) -> None:
     got: list[Event] = []
     tailrace.Engine(
         connector=LinesSource(100, tasks=2, partitions=2, batch=20),
@@ -248,7 +248,7 @@ def test_an_engine_on_spark_delivers_here_in_order_what_executors_have_made(spar
     assert spark.range(3).count() == 3, "a session that ran before is left running"
 
 
-def test_a_handler_that_can_not_travel_is_refused_before_anything_starts() -> None:
+def test_a_handler_that_cannot_be_pickled_is_refused_before_anything_starts() -> None:
     import threading
 
     lock = threading.Lock()

@@ -32,13 +32,13 @@ def own(*versions: bytes) -> dict[str, pa.DataType]:
     return {field.name: field.type for field in list(schema)[: -len(METADATA)]}
 
 
-def test_a_column_of_any_version_is_there_in_order_of_appearance() -> None:
+def test_the_schema_has_the_columns_of_all_versions_in_order_of_appearance() -> None:
     first = relation(1, "public.t", {"id": INT8, "gone": TEXT})
     second = relation(1, "public.t", {"id": INT8, "new": BOOL})
     assert own(first, second) == {"id": pa.int64(), "gone": pa.string(), "new": pa.bool_()}
 
 
-def test_a_table_that_was_made_again_is_the_same_table() -> None:
+def test_a_recreated_table_is_the_same_table() -> None:
     assert list(own(relation(1, "public.t", {"id": INT8}), relation(2, "public.t", {"a": INT8}))) == [
         "id",
         "a",
@@ -56,7 +56,7 @@ def test_a_table_that_was_made_again_is_the_same_table() -> None:
         (pa.decimal128(38, 0), pa.decimal128(38, 38), pa.string()),
         (pa.int32(), pa.decimal128(12, 2), pa.decimal128(12, 2)),
         (pa.int64(), pa.decimal128(12, 2), pa.decimal128(21, 2)),
-        (pa.int64(), pa.float64(), pa.string()),  # 2**53 + 1 has no float
+        (pa.int64(), pa.float64(), pa.string()),  # 2**53 + 1 has no exact float
         (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.string()),
         (pa.date32(), pa.timestamp("us"), pa.string()),
         (pa.list_(pa.int16()), pa.list_(pa.int64()), pa.list_(pa.int64())),
@@ -64,15 +64,13 @@ def test_a_table_that_was_made_again_is_the_same_table() -> None:
         (pa.bool_(), pa.int32(), pa.string()),
     ],
 )
-def test_types_widen_only_where_nothing_is_lost(
-    one: pa.DataType, other: pa.DataType, wide: pa.DataType
-) -> None:
+def test_types_are_widened_only_without_loss(one: pa.DataType, other: pa.DataType, wide: pa.DataType) -> None:
     assert widened(one, other) == wide
     assert widened(other, one) == wide
     assert widened(wide, one) == wide
 
 
-def test_spark_sees_the_types_that_the_database_meant() -> None:
+def test_spark_has_the_types_of_the_database() -> None:
     columns = {"id": INT4, "n": numeric(12, 2), "at": TIMESTAMPTZ, "local": TIMESTAMP, "d": DATE, "f": FLOAT8}
     schema = to_spark(table_schema(relations([relation(1, "public.t", columns)]), "public.t"))  # type: ignore[arg-type]
     ddl = "id int, n decimal(12,2), at timestamp, local timestamp_ntz, d date, f double, " + METADATA_DDL
@@ -81,7 +79,7 @@ def test_spark_sees_the_types_that_the_database_meant() -> None:
     assert to_spark(to_arrow(schema)) == schema
 
 
-def test_an_unknown_table_is_told_with_its_neighbours() -> None:
+def test_an_unknown_table_is_refused_with_the_known_ones() -> None:
     known = relations([relation(1, "public.orders", {"id": INT8}), relation(2, "public.zoo", {"id": INT8})])
     with pytest.raises(TailraceError) as caught:
         table_schema(known, "public.order")

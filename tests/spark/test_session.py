@@ -1,4 +1,4 @@
-"""Java processes that die while Spark starts, and after it: who asks next is given another session."""
+"""Java processes that die while Spark starts or later: the next request gets another session."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ except TailraceError as error:
 
 
 @pytest.mark.slow
-def test_a_java_process_that_died_is_replaced_whenever_it_died(tmp_path: Path) -> None:
+def test_a_java_process_is_replaced_whenever_it_died(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIVES, str(tmp_path / "log"), str(tmp_path / "said")],
         capture_output=True, text=True, check=False, timeout=240,

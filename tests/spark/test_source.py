@@ -73,7 +73,7 @@ def fill(log: HandmadeLog, transactions: int, rows: int = 3, first: int = 0) -> 
 
 
 class Stream:
-    """A query that stops at what the log holds; what each micro-batch got is kept."""
+    """A query that stops at the log's present end; `batches` has the rows of each micro-batch."""
 
     def __init__(self, spark: Any, log: HandmadeLog, checkpoint: Path, **options: Any) -> None:
         self.batches: list[list[Any]] = []
@@ -99,18 +99,18 @@ class Stream:
 
 
 def as_planned(log: HandmadeLog, **options: str) -> StreamReader:
-    """Return a stream's reader as Spark's driver makes one at each start of a query."""
+    """Return a stream's reader as Spark's driver creates one at each start of a query."""
     return StreamReader(ReadOptions.parse({"path": str(log.path), "task": "0", **options}), StructType())
 
 
-def test_the_source_is_found_without_registration_and_stands_it(spark: Any, log: HandmadeLog) -> None:
+def test_the_source_works_with_and_without_registration(spark: Any, log: HandmadeLog) -> None:
     fill(log, 1)
     assert read(spark, log).count() == 4
     register(spark)
     assert read(spark, log).count() == 4
 
 
-def test_envelopes_hold_every_change_in_order(spark: Any, log: HandmadeLog) -> None:
+def test_envelopes_have_every_change_in_order(spark: Any, log: HandmadeLog) -> None:
     log.commit(ORDERS, insert(1, "1", "2.50", None), update(1, "1", "3", UNCHANGED))
     log.append(message(1160, "audit", b"hello"))
     log.commit(ITEMS, delete(1, "1", None, None), truncate(1, 2))
@@ -133,7 +133,7 @@ def test_envelopes_can_be_queried_by_column(spark: Any, log: HandmadeLog) -> Non
     )
 
 
-def test_rows_of_a_table_have_its_types_and_what_every_change_carries(spark: Any, log: HandmadeLog) -> None:
+def test_rows_of_a_table_have_its_types_and_the_metadata_of_changes(spark: Any, log: HandmadeLog) -> None:
     log.commit(ORDERS, insert(1, "1", "2.50", "a"), update(1, "1", "3", UNCHANGED))
     log.commit(ITEMS, insert(2, "9"), delete(1, "1", None, None))
     rows = read(spark, log, table="public.orders").orderBy("_log_offset").collect()
@@ -179,8 +179,8 @@ def test_a_frame_that_is_evaluated_twice_reads_the_same_range(spark: Any, log: H
     assert read(spark, log).count() == 12
 
 
-def test_a_frame_that_starts_at_a_time_still_to_come_stays_empty(spark: Any, log: HandmadeLog) -> None:
-    """Later commits may be of that time; the range was fixed before them, start and end."""
+def test_a_frame_that_starts_in_the_future_stays_empty(spark: Any, log: HandmadeLog) -> None:
+    """Later commits may reach that time; the range was fixed before them, start and end."""
     fill(log, 1)
     frames = [
         read(spark, log, startingOffset=place) for place in ("2026-01-01T00:00:02Z", "latest", "LATEST ")
@@ -209,8 +209,8 @@ def test_a_range_may_be_given_by_offset_position_or_time(spark: Any, log: Handma
             ids(startingOffset=behind, endingOffset=first)
 
 
-def test_a_position_that_the_log_has_not_reached_is_refused_until_it_has(log: HandmadeLog) -> None:
-    """What comes up to it would be read by a stream, and missing in a batch."""
+def test_a_position_after_the_logs_end_is_refused_until_it_is_reached(log: HandmadeLog) -> None:
+    """A stream would return the changes before it, and a batch would lack them."""
     fill(log, 1)
     query = as_planned(log, startingOffset="0/4E2")  # 1250: the end of the second transaction
     with pytest.raises(TailraceError, match="it has reached 0/47E") as caught:
@@ -223,7 +223,7 @@ def test_a_position_that_the_log_has_not_reached_is_refused_until_it_has(log: Ha
     assert query.initialOffset()["offset"] == second
 
 
-def test_a_stream_goes_on_from_its_checkpoint_and_without_it_from_the_start(
+def test_a_stream_continues_from_its_checkpoint_and_without_one_from_the_start(
     spark: Any, log: HandmadeLog, tmp_path: Path
 ) -> None:
     fill(log, 2)
@@ -238,7 +238,7 @@ def test_a_stream_goes_on_from_its_checkpoint_and_without_it_from_the_start(
 
 @pytest.mark.parametrize("starting", ["latest", "earliest"])
 def test_a_first_batch_that_was_planned_is_the_same_after_a_restart(log: HandmadeLog, starting: str) -> None:
-    """Until its first batch is done, Spark asks at each start of a query where it begins."""
+    """Until its first batch is done, Spark asks for the initial offset at each start of a query."""
     fill(log, 1)
     before = as_planned(log, startingOffset=starting)
     fill(log, 1, first=1)
@@ -279,7 +279,7 @@ def test_a_first_batch_whose_start_retention_has_removed_is_refused(spark: Any, 
 def test_a_checkpoint_of_a_query_of_another_table_is_refused(
     spark: Any, log: HandmadeLog, tmp_path: Path
 ) -> None:
-    """What this one had before the checkpoint would never come."""
+    """Its changes before the checkpoint would be missing."""
     fill(log, 2)
     Stream(spark, log, tmp_path / "checkpoint", table="public.orders").run()
     middle = log.writer.durable.offset
@@ -292,7 +292,7 @@ def test_a_checkpoint_of_a_query_of_another_table_is_refused(
     assert len(Stream(spark, log, tmp_path / "another", **items).run().rows) == 1
 
 
-def test_a_checkpoint_of_a_version_that_did_not_keep_the_table_is_gone_on_from(log: HandmadeLog) -> None:
+def test_a_checkpoint_of_an_older_version_without_the_table_is_accepted(log: HandmadeLog) -> None:
     fill(log, 1)
     query = as_planned(log, table="public.orders")
     kept = query.initialOffset()
@@ -310,7 +310,7 @@ def test_a_checkpoint_of_a_version_that_did_not_keep_the_table_is_gone_on_from(l
         ({}, [28]),
     ],
 )
-def test_limits_hold_and_batches_end_on_transactions(
+def test_batches_keep_the_limits_and_end_with_transactions(
     spark: Any, log: HandmadeLog, tmp_path: Path, options: dict[str, int], sizes: list[int]
 ) -> None:
     fill(log, 7)
@@ -321,7 +321,7 @@ def test_limits_hold_and_batches_end_on_transactions(
 
 
 @pytest.mark.follows("schema_changed")
-def test_a_new_column_stops_a_stream_and_a_restart_has_it(
+def test_a_new_column_stops_a_stream_and_is_there_after_a_restart(
     spark: Any, log: HandmadeLog, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
@@ -369,7 +369,7 @@ def test_a_checkpoint_of_another_log_is_refused(spark: Any, log: HandmadeLog, tm
         ({"maxRowsPerTrigger": "5"}, Kind.CONFIG_INVALID, "an option of streams"),
     ],
 )
-def test_what_cannot_be_read_is_told_by_kind_with_a_hint(
+def test_a_log_that_cannot_be_read_is_an_error_with_kind_and_hint(
     spark: Any, log: HandmadeLog, options: dict[str, str], kind: Kind, words: str
 ) -> None:
     fill(log, 1)
@@ -382,7 +382,7 @@ def test_what_cannot_be_read_is_told_by_kind_with_a_hint(
 
 @pytest.mark.follows("table_unknown")
 @pytest.mark.parametrize("wrong", ["public.order", "nothing.at_all"])
-def test_a_table_that_is_not_in_the_log_is_one_of_those_that_are_named(
+def test_a_missing_table_is_refused_with_the_names_of_those_in_the_log(
     spark: Any, log: HandmadeLog, wrong: str
 ) -> None:
     fill(log, 1)
@@ -393,7 +393,7 @@ def test_a_table_that_is_not_in_the_log_is_one_of_those_that_are_named(
 
 
 @pytest.mark.follows("decode_failed")
-def test_a_table_with_a_reserved_name_is_read_in_another_form_or_left_out(
+def test_a_table_with_a_reserved_column_name_is_read_in_another_form_or_excluded(
     spark: Any, log: HandmadeLog
 ) -> None:
     log.commit(ORDERS, relation(9, "public.odd", {"id": INT4, "_op": TEXT}))
@@ -409,7 +409,7 @@ def test_a_table_with_a_reserved_name_is_read_in_another_form_or_left_out(
 
 @pytest.mark.follows("log_range_invalid")
 @pytest.mark.parametrize("wrong", ["beyond", "inside"])
-def test_an_offset_that_is_no_place_of_the_log_is_replaced_by_one_that_was_given_out(
+def test_an_offset_that_is_no_boundary_is_corrected_by_the_hint(
     spark: Any, log: HandmadeLog, wrong: str
 ) -> None:
     fill(log, 1)
@@ -422,12 +422,12 @@ def test_an_offset_that_is_no_place_of_the_log_is_replaced_by_one_that_was_given
     assert read(spark, log, startingOffset=str(place)).count() == 4
 
 
-def test_a_folder_without_a_log_is_told(spark: Any, tmp_path: Path) -> None:
+def test_a_folder_without_a_log_is_refused(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="log_missing"):
         spark.read.format("tailrace").load(str(tmp_path)).count()
 
 
-def test_damage_is_told_by_an_executor_with_file_and_hint(spark: Any, log: HandmadeLog) -> None:
+def test_damage_found_by_an_executor_is_reported_with_file_and_hint(spark: Any, log: HandmadeLog) -> None:
     fill(log, 3)
     (segment,) = log.path.glob("tasks/0/*.seg")
     frame = read(spark, log)
@@ -443,7 +443,9 @@ def test_damage_is_told_by_an_executor_with_file_and_hint(spark: Any, log: Handm
     assert error.hint
 
 
-def test_a_named_reader_holds_what_it_has_not_read(spark: Any, log: HandmadeLog, tmp_path: Path) -> None:
+def test_retention_keeps_what_a_named_reader_has_not_read(
+    spark: Any, log: HandmadeLog, tmp_path: Path
+) -> None:
     fill(log, 2)
     middle = log.writer.durable.offset
     Stream(spark, log, tmp_path / "checkpoint", readerName="dashboards").run()
@@ -453,8 +455,8 @@ def test_a_named_reader_holds_what_it_has_not_read(spark: Any, log: HandmadeLog,
     assert (reader.name, reader.offsets["0"] >= middle) == ("dashboards", True)
 
 
-def test_a_named_reader_that_begins_again_holds_what_it_needs_now(log: HandmadeLog) -> None:
-    """A query with a new checkpoint, under the name that the one before had."""
+def test_retention_keeps_what_a_restarted_named_reader_needs(log: HandmadeLog) -> None:
+    """A query with a new checkpoint, with the reader's name of the one before."""
     fill(log, 2)
     Readers.open(log.path).register("dashboards", {"0": log.writer.durable.offset})
     query = as_planned(log, readerName="dashboards")
@@ -475,7 +477,7 @@ print(spark.read.parquet(sys.argv[2]).count())
 
 
 @pytest.mark.slow
-def test_a_job_that_is_not_ours_reads_the_log(log: HandmadeLog, tmp_path: Path) -> None:
+def test_a_users_spark_job_reads_the_log(log: HandmadeLog, tmp_path: Path) -> None:
     fill(log, 5)
     script = tmp_path / "job.py"
     script.write_text(JOB)
@@ -489,13 +491,13 @@ def test_a_job_that_is_not_ours_reads_the_log(log: HandmadeLog, tmp_path: Path) 
     assert done.stdout.split()[-1] == "15"
 
 
-def test_translated_passes_its_own_kind_through() -> None:
+def test_translated_returns_tailrace_errors_unchanged() -> None:
     error = TailraceError(Kind.LOG_FULL, "x")
     assert translated(error) is error
 
 
 @pytest.mark.follows("spark_failed")
-def test_what_a_job_failed_of_is_in_the_words_of_its_cause(spark: Any) -> None:
+def test_the_cause_of_a_failed_job_has_the_original_message(spark: Any) -> None:
     def look(name: str, _: Any) -> Iterator[bool]:
         yield {"here": True}[name]
 
@@ -510,8 +512,8 @@ def test_what_a_job_failed_of_is_in_the_words_of_its_cause(spark: Any) -> None:
     assert set(on_every_core(spark, partial(look, "here"))) == {True}
 
 
-def test_values_that_are_text_have_the_form_of_the_handling_modes(spark: Any, log: HandmadeLog) -> None:
-    """Also where the column was of another type before, whose values are PostgreSQL's text."""
+def test_values_as_text_have_the_form_of_the_handling_modes(spark: Any, log: HandmadeLog) -> None:
+    """Also in a column that had another type before; its older values are PostgreSQL's text."""
     columns: dict[str, Any] = {"id": INT8, "price": MONEY, "every": INTERVAL, "data": BYTEA}
     log.commit(relation(1, "public.t", {**columns, "data": BOOL}), insert(1, "1", "$1,234.56", "1 day", "t"))
     log.commit(relation(1, "public.t", columns), insert(1, "2", "$2.00", "02:00:00", "\\xfb"))
@@ -539,7 +541,7 @@ def items_of(log: HandmadeLog) -> Iterator[Any]:
     return reader.read(partition)
 
 
-def test_rows_of_an_altered_table_are_waited_for_until_the_catalogue_shows_it(
+def test_reading_an_altered_table_waits_until_the_catalogue_shows_the_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes_module, "PENDING_S", 0.1)
@@ -553,7 +555,7 @@ def test_rows_of_an_altered_table_are_waited_for_until_the_catalogue_shows_it(
     assert [number for batch in batches for number in batch] == [0, 1, 7]
 
 
-def test_a_table_that_stays_unknown_is_an_error_in_the_end(
+def test_the_wait_for_an_altered_table_has_a_timeout(
     log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.commit(items_pending(7), ITEMS, insert(2, "7"))
@@ -563,7 +565,7 @@ def test_a_table_that_stays_unknown_is_an_error_in_the_end(
     assert caught.value.kind is Kind.SCHEMA_PENDING
 
 
-def test_a_schema_that_spark_was_given_is_to_be_left_out(spark: Any, log: HandmadeLog) -> None:
+def test_a_schema_set_in_the_query_is_refused(spark: Any, log: HandmadeLog) -> None:
     fill(log, 1)
     given = spark.read.format("tailrace").schema("id bigint, _op string").option("table", "public.orders")
     with pytest.raises(Exception, match="schema_changed") as caught:

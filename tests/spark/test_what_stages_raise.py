@@ -1,4 +1,4 @@
-"""What transformations, predicates and converters raise means what it means from a handler."""
+"""Errors raised by transformations, predicates and converters mean the same as those of a handler."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLACES += [pytest.param(("spark", order), marks=pytest.mark.ci) for order in ("b
 
 @dataclass
 class Raising:
-    """Raises when it meets line `AT`: the first time, or always."""
+    """Raises when it reaches line `AT`: the first time, or always."""
 
     folder: Path
     error: BaseException
@@ -94,7 +94,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 
 def run(role: str, raising: Raising, place: tuple[str, str], store: Store) -> list[int]:
-    """Run an engine; return the numbers of the lines that the handler got, in its order."""
+    """Run an engine; return the numbers of the lines that the handler got, in order."""
     runs_on, order = place
     path = raising.folder / "got"
 
@@ -130,7 +130,7 @@ def run(role: str, raising: Raising, place: tuple[str, str], store: Store) -> li
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_retriable_has_the_records_again_and_none_twice(
+def test_a_retriable_error_repeats_the_records_and_none_comes_twice(
     role: str, place: tuple[str, str], tmp_path: Path
 ) -> None:
     store = Store()
@@ -140,21 +140,21 @@ def test_retriable_has_the_records_again_and_none_twice(
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_stop_engine_ends_with_success_and_nothing_of_that_batch_counts(
+def test_stop_engine_ends_with_success_and_nothing_of_that_batch_is_committed(
     role: str, place: tuple[str, str], tmp_path: Path
 ) -> None:
     store = Store()
     raising = Raising(tmp_path, StopEngine(), 1)
     got = run(role, raising, place, store)
     assert AT not in got
-    # What was processed is committed, and never beyond the batch: all comes once in two lives.
+    # Processed records are committed, but none of that batch: all records come once in the two runs.
     assert store.line() < AT
     assert sorted(set(run(role, raising, place, store))) == list(range(1, LINES + 1))
     assert store.line() == LINES
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_anything_else_fails_the_task(role: str, place: tuple[str, str], tmp_path: Path) -> None:
+def test_any_other_error_fails_the_task(role: str, place: tuple[str, str], tmp_path: Path) -> None:
     store = Store()
     with pytest.raises(TailraceError) as raised:
         run(role, Raising(tmp_path, ValueError("a row"), 1), place, store)
@@ -163,5 +163,5 @@ def test_anything_else_fails_the_task(role: str, place: tuple[str, str], tmp_pat
     assert store.line() < AT
 
 
-def test_the_raising_converter_is_one() -> None:
+def test_the_raising_converter_fulfils_the_converter_protocol() -> None:
     assert isinstance(Raising(Path(), ValueError(), 0), Converter)

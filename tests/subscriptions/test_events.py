@@ -1,4 +1,4 @@
-"""Changes as subscribers get them: forms, order, and cuts at any place."""
+"""Changes as subscribers get them: forms, order, and division into parts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def texts(events: EventLines) -> list[str]:
     return events.lines.to_pylist()
 
 
-def test_a_stream_names_the_place_behind_each_event():
+def test_each_event_of_a_stream_has_the_position_after_it():
     assert (
         lines(3, 9).since(4).as_stream("@ab") == b'id: 10@ab\ndata: {"at": 9, "text": "\\u00e9\\u00e9"}\n\n'
     )
     assert lines().as_stream("@ab") == b""
 
 
-def test_a_message_is_the_change_and_the_place_behind_it():
+def test_a_message_has_the_change_and_the_position_after_it():
     (message,) = lines(9).as_messages("@ab")
     assert json.loads(message) == {"from": "10@ab", "change": {"at": 9, "text": "éé"}}
 
@@ -46,7 +46,7 @@ def test_a_message_is_the_change_and_the_place_behind_it():
 @given(
     st.sets(st.integers(0, 1000), max_size=40), st.integers(0, 1000), st.integers(1, 400), st.integers(0, 3)
 )
-def test_cut_at_any_place_into_parts_they_are_the_same(places, since, bytes_max, tables):
+def test_events_divided_at_any_position_are_the_same(places, since, bytes_max, tables):
     events = lines(*sorted(places))
     left = events.since(since)
     assert list(left.offsets) == [place for place in sorted(places) if place >= since]
@@ -64,7 +64,7 @@ def test_cut_at_any_place_into_parts_they_are_the_same(places, since, bytes_max,
     assert texts(together) == texts(events)
 
 
-def test_an_expression_that_takes_long_holds_up_nobody_else(monkeypatch):
+def test_an_expression_that_takes_long_blocks_no_other_subscriber(monkeypatch):
     begun, ends = threading.Event(), threading.Event()
 
     def truths(changes, where):
@@ -90,7 +90,7 @@ def test_an_expression_that_takes_long_holds_up_nobody_else(monkeypatch):
     assert [len(range_.events(wanted)) for wanted in (slow, quick)] == [2, 1]
 
 
-def test_filters_that_are_written_otherwise_and_mean_the_same_are_one():
+def test_equivalent_filters_are_equal():
     assert parsed(["b.*", "a.b", "a.b"], "") == parsed(["a.b", "b.*"], "")
     assert parsed(["a.b", "a.c"], "").exact_tables == ("a.b", "a.c")
     assert parsed(["a.b", "a.*"], "").exact_tables is None
@@ -100,6 +100,6 @@ def test_filters_that_are_written_otherwise_and_mean_the_same_are_one():
 @pytest.mark.parametrize(
     ("tables", "where"), [(["orders"], ""), ([""], ""), ([], "after.id >"), ([], "qty > 3")]
 )
-def test_a_filter_that_is_none_is_refused(tables, where):
+def test_an_invalid_filter_is_refused(tables, where):
     with pytest.raises(TailraceError, match="subscribe"):
         parsed(tables, where)

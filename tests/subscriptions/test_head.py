@@ -1,4 +1,4 @@
-"""Who is where at a log's head: random interleavings of all that can happen, and bugs that they find."""
+"""The positions of clients at a log's head: random interleavings of all events, and planted bugs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Client:
 
 
 class World:
-    """A log whose change at offset n is of a kind, a feed, and clients that want one kind each."""
+    """A log whose change at offset n has a kind, a feed, and clients that each want one kind."""
 
     def __init__(self, seed: int, head_type=LogHead) -> None:
         self.random = random.Random(seed)
@@ -69,7 +69,7 @@ class World:
     def leave(self) -> None:
         if len(self.clients) > 5:
             client = self.clients.pop(self.random.randrange(len(self.clients)))
-            # One that comes back goes on where it was.
+            # A client that comes back continues where it was.
             self.check(client, self.head.place(client.subscription))
             self.head.leave(client.subscription)
 
@@ -101,7 +101,7 @@ class World:
         assert client.got == [at for at in range(client.begin, end) if self.log[at] == wanted]
 
     def finish(self) -> None:
-        """Let everything that is under way come to its end: then each has all, and waits."""
+        """Complete everything that is under way: then each client has everything, and waits."""
         for _ in range(2000):
             if self.fed == len(self.log) and all(client.waits for client in self.clients):
                 break
@@ -112,7 +112,7 @@ class World:
         for _ in range(2000):
             self.take()
         for client in self.clients:
-            assert client.waits, "it waits for nothing"
+            assert client.waits, "it has everything, but does not wait"
             assert self.head.place(client.subscription) == len(self.log)
             self.check(client, len(self.log))
 
@@ -131,42 +131,43 @@ def play_all(seeds: range, head_type) -> None:
 
 @examples(300)
 @given(st.integers(0, 2**32))
-def test_each_gets_what_it_wants_once_and_in_order_whatever_comes_between(seed):
+def test_each_client_gets_its_changes_once_and_in_order_in_any_interleaving(seed):
     play(seed)
 
 
-class NobodyIsWoken(LogHead):
+class NoClientIsWoken(LogHead):
     def looked(self, audience, range_, *, found):
         super().looked(audience, range_, found=found)
         return []
 
 
-class WaitersStandAtTheEnd(LogHead):
+class WaitersAreTakenToBeAtTheEnd(LogHead):
     def place(self, subscription):
         return self.ring.end if subscription in subscription.audience.waiting else subscription.at
 
 
-class SlowGroupsAreLeft(LogHead):
+class SlowGroupsAreNotMoved(LogHead):
     def append(self, range_):
         self.ring.append(range_)
         return []
 
 
-class TheRingIsTakenForWhole(LogHead):
+class TheRingIsTakenForComplete(LogHead):
     def step(self, subscription):
         subscription.at = max(subscription.at, self.ring.start)
         return super().step(subscription)
 
 
 @pytest.mark.parametrize(
-    "planted", [NobodyIsWoken, WaitersStandAtTheEnd, SlowGroupsAreLeft, TheRingIsTakenForWhole]
+    "planted",
+    [NoClientIsWoken, WaitersAreTakenToBeAtTheEnd, SlowGroupsAreNotMoved, TheRingIsTakenForComplete],
 )
 def test_a_planted_bug_is_found(planted):
     with pytest.raises(AssertionError):
         play_all(range(500), planted)
 
 
-def test_a_ring_keeps_the_last_spans_in_its_bounds_but_one_at_least():
+def test_a_ring_keeps_the_last_ranges_within_its_bounds_but_at_least_one():
     ring: Ring[Part] = Ring(100, ranges_max=3, bytes_max=50)
     assert (ring.start, ring.end, len(ring)) == (100, 100, 0)
     for start, end in itertools.pairwise((100, 110, 120, 130, 140)):

@@ -1,4 +1,4 @@
-"""Subscriptions to what PostgreSQL commits: the whole way, with processes that are killed."""
+"""Subscriptions to changes of a real PostgreSQL, end to end, with processes that are killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shop(pg: Database, tmp_path) -> ServedPipeline:
 
 @pytest.mark.ci
 @pytest.mark.timeout(600)
-def test_whatever_is_killed_who_comes_back_misses_nothing_and_gets_nothing_twice(shop, pg):
+def test_a_client_that_reconnects_after_kills_misses_and_repeats_nothing(shop, pg):
     random_ = random.Random(seed := secrets.randbits(32))
     pg.execute("create table rows(id int primary key, what text)")
     shop.write(in_run=False)
@@ -46,7 +46,7 @@ def test_whatever_is_killed_who_comes_back_misses_nothing_and_gets_nothing_twice
         writing = threading.Thread(target=_write, args=(pg, numbers, random_.randint(0, 2**32)), daemon=True)
         writing.start()
         wait_until(lambda: all(client.numbers for client in clients), 120, "rows for each")
-        # At least once what the clients are connected to.
+        # At least once the process that the clients are connected to.
         for victim in ("serve", *random_.choices(("serve", "serve", "run"), k=4)):
             before = len(clients[0].numbers)
             wait_until(lambda: len(clients[0].numbers) > before or not writing.is_alive(), 120, "more rows")  # noqa: B023
@@ -79,7 +79,7 @@ def _write(pg: Database, numbers: Iterator[int], seed: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_serves_what_it_captures_as_it_may_be_seen_and_ends_in_good_order(shop, pg):
+def test_a_run_serves_its_masked_changes_and_ends_in_order(shop, pg):
     shop.source = {"masks": [{"columns": ["public.*.mail"], "method": "fixed", "value": "hidden"}]}
     shop.write(in_run=True)
     process = shop.start("run")

@@ -1,4 +1,4 @@
-"""The commands of docs/subscriptions.md, to the letter."""
+"""Runs the commands of docs/subscriptions.md exactly as they are written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shell(script: str, folder: Path, environment: dict[str, str]) -> Iterator[su
 
 
 def events(process: subprocess.Popen[str], count: int) -> tuple[list[int], str]:
-    """Return the rows of the next so many events, and the last `id`."""
+    """Return the rows of the next `count` events, and the last `id`."""
     assert process.stdout is not None
     rows: list[int] = []
     last_id = ""
@@ -53,7 +53,7 @@ def events(process: subprocess.Popen[str], count: int) -> tuple[list[int], str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_commands_of_the_page_do_what_it_says(pg: Database, tmp_path: Path) -> None:
+def test_the_commands_of_the_page_have_the_documented_results(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table orders(id int primary key, qty int)")
     pg.execute("insert into orders values (1, 5), (2, 1)")
     shop = ServedPipeline(tmp_path, pg.dsn)
@@ -68,7 +68,7 @@ def test_the_commands_of_the_page_do_what_it_says(pg: Database, tmp_path: Path) 
             wait_until(lambda: token.exists() and token.read_text().strip(), 30, "the token")
             environment = clean | {"TAILRACE_TOKEN": token.read_text().strip()}
             once = HEAD.strip().replace("-N", "-s -o /dev/null --max-time 1")
-            retry = f"until {once} || [ $? = 28 ]; do sleep 0.1; done"  # 28: it was connected for that second
+            retry = f"until {once} || [ $? = 28 ]; do sleep 0.1; done"  # 28: the time limit
             subprocess.run(["bash", "-c", retry], env=environment, check=True, timeout=120)
             with shell(FILTERED, tmp_path, environment) as curl:
                 rows, last_id = events(curl, 1)

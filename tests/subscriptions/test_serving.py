@@ -1,4 +1,4 @@
-"""Subscriptions over HTTP to a log that is written by hand: what comes, where it goes on, what is refused."""
+"""Subscriptions over HTTP to a log written by hand: events, positions, and what is refused."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def port(orders) -> Iterator[int]:
         yield port
 
 
-# ------------------------------------------------------------------ what comes
+# ------------------------------------------------------------------ events and positions
 
 
-def test_an_event_is_what_tail_prints_and_names_the_place_behind_it(orders, port):
+def test_an_event_has_the_form_of_tail_and_the_position_after_it(orders, port):
     with subscribed(port, from_=0) as stream:
         events = list(islice(stream, 3))
     assert [event.document["after"]["id"] for event in events] == [1, 2, 3]
@@ -78,13 +78,13 @@ def test_an_event_is_what_tail_prints_and_names_the_place_behind_it(orders, port
         assert mark == orders.directory.identity.log_id[:8]
 
 
-def test_without_a_place_it_begins_with_what_is_committed_next(orders, port):
+def test_without_a_position_a_subscription_begins_with_the_next_commit(orders, port):
     with subscribed(port) as stream:
         orders.insert(4)
         assert ids(stream, 1) == [4]
 
 
-def test_one_who_comes_back_goes_on_behind_its_last_event_inside_of_a_transaction(orders, port):
+def test_a_client_that_reconnects_continues_after_its_last_event_within_a_transaction(orders, port):
     with subscribed(port, from_=0) as stream:
         assert ids(stream, 2) == [1, 2]
     last = stream.id
@@ -95,7 +95,7 @@ def test_one_who_comes_back_goes_on_behind_its_last_event_inside_of_a_transactio
         assert ids(by_parameter, 2) == [3, 4]
 
 
-def test_the_place_is_known_before_the_first_event(orders, port):
+def test_the_position_is_known_before_the_first_event(orders, port):
     with subscribed(port) as stream:
         lines = stream.lines
         first = [next(lines) for _ in range(2)]
@@ -104,7 +104,7 @@ def test_the_place_is_known_before_the_first_event(orders, port):
         assert ids(again, 1) == [4]
 
 
-def test_a_websocket_gets_each_change_with_the_place_behind_it(orders, port):
+def test_a_websocket_gets_each_change_with_the_position_after_it(orders, port):
     with socket_to(port, from_=0) as connection:
         first = json.loads(connection.recv(timeout=60))
         assert first == {"from": f"0@{orders.directory.identity.log_id[:8]}"}
@@ -115,7 +115,7 @@ def test_a_websocket_gets_each_change_with_the_place_behind_it(orders, port):
         assert [message["change"]["after"]["id"] for message in changes(connection, 2)] == [3, 4]
 
 
-def test_only_what_is_wanted_comes_at_the_head_and_behind_it(orders, port):
+def test_only_matching_changes_come_from_the_log_and_at_its_head(orders, port):
     def some(query) -> list[int]:
         with subscribed(port, from_=0, **query) as stream:
             return ids(stream, 2)
@@ -132,7 +132,7 @@ def test_only_what_is_wanted_comes_at_the_head_and_behind_it(orders, port):
         assert [each.result(60) for each in found] == [[2, 5]] * 3
 
 
-def test_a_heartbeat_moves_the_place_on_where_nothing_is_wanted(orders, monkeypatch):
+def test_a_heartbeat_moves_the_position_if_no_change_matches(orders, monkeypatch):
     monkeypatch.setattr(hub.Hub.__init__, "__kwdefaults__", {"heartbeat_s": 0.05})
     with served(orders) as port:
         with subscribed(port, where="after.id = 5") as stream:
@@ -148,7 +148,7 @@ def test_a_heartbeat_moves_the_place_on_where_nothing_is_wanted(orders, monkeypa
 
 
 @pytest.mark.slow
-def test_a_log_that_rolls_is_followed_each_change_once_in_order(orders, port):
+def test_each_change_of_a_log_that_rolls_comes_once_in_order(orders, port):
     with subscribed(port) as stream, socket_to(port, where="after.id > 10") as connection:
         for number in range(10, 1500):
             orders.insert(number)
@@ -158,7 +158,7 @@ def test_a_log_that_rolls_is_followed_each_change_once_in_order(orders, port):
 
 
 @pytest.mark.slow
-def test_who_is_far_behind_reads_the_log_in_parts_and_then_goes_on_at_the_head(orders, port, monkeypatch):
+def test_a_client_far_behind_gets_the_log_in_parts_and_then_the_head(orders, port, monkeypatch):
     monkeypatch.setattr(served_log, "PART_BYTES_MAX", 2000)
     numbers = list(range(10, 3000))
     orders.insert(*numbers[:1500])
@@ -171,7 +171,7 @@ def test_who_is_far_behind_reads_the_log_in_parts_and_then_goes_on_at_the_head(o
         assert ids(few, 6) == [500, 1000, 1500, 2000, 2500, 5000]
 
 
-def test_a_change_larger_than_any_part_is_given_whole(orders, port, monkeypatch):
+def test_a_change_larger_than_a_part_is_sent_whole(orders, port, monkeypatch):
     monkeypatch.setattr(served_log, "PART_BYTES_MAX", 1)
     monkeypatch.setattr(hub, "SENT_BYTES_MAX", 1)
     with subscribed(port, from_=0) as stream:
@@ -179,13 +179,13 @@ def test_a_change_larger_than_any_part_is_given_whole(orders, port, monkeypatch)
         assert ids(stream, 4) == [1, 2, 3, 4]
 
 
-# ------------------------------------------------------------------ slow ones, many, and ends
+# ------------------------------------------------------------------ slow clients, many clients, ends
 
 
 @pytest.mark.slow
-def test_one_who_does_not_read_holds_up_nobody_and_gets_all_later(orders, monkeypatch):
+def test_a_client_that_does_not_read_blocks_no_other_and_gets_everything_later(orders, monkeypatch):
     monkeypatch.setattr(hub, "RING_BYTES_MAX", 100_000)
-    # Some seventeen megabytes of JSON: more than the ring and the buffers on the way hold.
+    # About 17 MB of JSON: more than the ring and the buffers on the way hold.
     with served(orders) as port, socket.create_connection(("127.0.0.1", port)) as slow:
         ask(slow)
         with subscribed(port) as fast:
@@ -206,7 +206,7 @@ def test_one_who_does_not_read_holds_up_nobody_and_gets_all_later(orders, monkey
 
 
 @pytest.mark.slow
-def test_one_who_takes_nothing_for_too_long_is_let_go(orders, monkeypatch):
+def test_a_client_that_does_not_read_for_too_long_is_disconnected(orders, monkeypatch):
     monkeypatch.setattr(app.ChangesEndpoint.__init__, "__kwdefaults__", {"send_deadline_s": 0.2})
     with served(orders, subscribers_max=1) as port, socket.create_connection(("127.0.0.1", port)) as slow:
         ask(slow)
@@ -217,7 +217,7 @@ def test_one_who_takes_nothing_for_too_long_is_let_go(orders, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux ends such connections")
-def test_the_connection_of_one_who_takes_nothing_ends_though_much_waits_in_it(orders, monkeypatch):
+def test_the_connection_of_a_client_that_does_not_read_ends_although_its_buffer_is_full(orders, monkeypatch):
     monkeypatch.setattr(app.ChangesEndpoint.__init__, "__kwdefaults__", {"send_deadline_s": 0.2})
     monkeypatch.setattr(app, "SEND_DEADLINE_S", 0.2)
     for at in range(10, 30_010, 1000):
@@ -231,7 +231,7 @@ def test_the_connection_of_one_who_takes_nothing_ends_though_much_waits_in_it(or
 
 
 def _connections(port: int) -> int:
-    """Return how many connections the server has: established ones of its port, by Linux."""
+    """Return the server's number of connections: established ones on its port, according to Linux."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(fields[1].endswith(f":{port:04X}") and fields[3] == "01" for fields in lines)
 
@@ -251,7 +251,7 @@ def _is_served(port: int) -> bool:
 
 @pytest.mark.follows("subscribers_exceeded")
 @pytest.mark.slow
-def test_more_than_there_may_be_are_refused_until_one_ends(orders):
+def test_more_subscribers_than_allowed_are_refused_until_one_ends(orders):
     with served(orders, subscribers_max=2) as port:
         with subscribed(port), socket_to(port):
             status, error = refused(port)
@@ -271,7 +271,7 @@ def test_more_than_there_may_be_are_refused_until_one_ends(orders):
         assert ids(third, 1) == [4]
 
 
-def test_the_end_of_the_server_ends_every_stream_in_good_order(orders):
+def test_the_end_of_the_server_ends_every_stream_in_order(orders):
     with ExitStack() as clients:
         with served(orders) as port:
             stream = clients.enter_context(subscribed(port, from_=0))
@@ -284,7 +284,7 @@ def test_the_end_of_the_server_ends_every_stream_in_good_order(orders):
         assert connection.close_code == 1001
 
 
-def test_when_nobody_subscribes_nothing_is_read(orders, port):
+def test_without_subscribers_the_log_is_not_read(orders, port):
     def threads() -> list[str]:
         return [each.name for each in threading.enumerate() if each.name == "subscriptions"]
 
@@ -295,7 +295,7 @@ def test_when_nobody_subscribes_nothing_is_read(orders, port):
     wait_until(lambda: not threads(), 30, "the end of the thread")
 
 
-def test_a_filter_that_nobody_has_any_more_is_forgotten_while_others_stay(orders, port):
+def test_a_filter_is_forgotten_once_its_last_subscriber_is_gone(orders, port):
     where = "after.id = 5 and 'nobody' = 'nobody'"
     with subscribed(port) as stays:
         orders.insert(4)
@@ -315,11 +315,11 @@ def _filters(where: str) -> list[ChangeFilter]:
     return [one for one in gc.get_objects() if type(one) is ChangeFilter and one.where == where]
 
 
-# ------------------------------------------------------------------ what is refused, and the way out
+# ------------------------------------------------------------------ what is refused, and the hints
 
 
 @pytest.mark.follows("subscription_unauthorized")
-def test_without_the_token_nothing_is_said_and_each_way_to_send_it_is_heard(orders, port):
+def test_requests_without_the_token_are_refused_and_each_way_to_send_it_works(orders, port):
     for headers in (
         {},
         {"Authorization": "Bearer wrong"},
@@ -388,13 +388,13 @@ def test_the_token_is_in_no_log_line(orders, capfd):
         ({"table": "public.order"}, 404, "table_unknown", "public.orders"),
     ],
 )
-def test_what_is_wrong_is_said_with_a_status_and_a_kind(port, query, status, kind, said):
+def test_a_wrong_request_is_refused_with_a_status_and_a_kind(port, query, status, kind, said):
     found, error = refused(port, **query)
     assert (found, error["kind"]) == (status, kind)
     assert said in error["message"] + error["hint"]
 
 
-def test_other_paths_and_methods_are_not_there(port):
+def test_other_paths_and_methods_are_refused(port):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     for method, path, status in (("GET", "/", 404), ("POST", "/changes", 405), ("HEAD", "/changes", 405)):
         connection.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -412,7 +412,7 @@ def retained(orders: LogOfOrders) -> LogOfOrders:
 
 
 @pytest.mark.slow
-def test_a_position_that_retention_has_removed_is_gone_and_the_oldest_one_is_named(orders, port):
+def test_a_position_removed_by_retention_is_refused_with_the_oldest_one(orders, port):
     with subscribed(port, from_=0) as stream:
         assert ids(stream, 1) == [1]
     retained(orders)
@@ -423,7 +423,7 @@ def test_a_position_that_retention_has_removed_is_gone_and_the_oldest_one_is_nam
             assert next(iter(again)).document["after"]["id"] > 3
 
 
-def test_one_that_retention_overtakes_is_told_the_oldest_position_too(orders):
+def test_a_client_that_retention_overtakes_gets_the_oldest_position_too(orders):
     [place] = places_in(orders.directory.path)
     log = ServedLog(place)
     at = log.begin("0")
@@ -437,7 +437,7 @@ def test_one_that_retention_overtakes_is_told_the_oldest_position_too(orders):
     log.close()
 
 
-def test_masks_hold_from_the_moment_that_capture_keeps_them(orders, port):
+def test_masks_apply_from_the_moment_that_capture_records_them(orders, port):
     rules = ColumnPolicy(masks=(ColumnMask(columns=("public.*.what",), method="fixed", value="hidden"),))
     with subscribed(port, from_=0) as stream, subscribed(port, where="after.what = 'hidden'") as few:
         assert next(iter(stream)).document["after"]["what"] == "thing"
@@ -447,10 +447,10 @@ def test_masks_hold_from_the_moment_that_capture_keeps_them(orders, port):
         assert next(iter(stream)).document["after"] == {"id": 4, "what": "hidden"}
         with subscribed(port, from_=0) as behind:
             assert {event.document["after"]["what"] for event in islice(behind, 4)} == {"hidden"}
-        assert ids(few, 1) == [4]  # expressions see what clients see
+        assert ids(few, 1) == [4]  # expressions see the masked values
 
 
-def test_an_expression_that_does_not_fit_a_table_that_comes_later_ends_with_its_error(orders, port):
+def test_an_expression_that_does_not_fit_a_later_table_ends_the_subscription_with_an_error(orders, port):
     with (
         subscribed(port, where="after.qty > 3") as stream,
         socket_to(port, where="after.qty > 3") as connection,
@@ -468,7 +468,7 @@ def test_an_expression_that_does_not_fit_a_table_that_comes_later_ends_with_its_
         assert connection.close_code == 1011
 
 
-def test_a_file_that_can_not_be_read_ends_it_with_an_error_that_is_logged(orders, port, monkeypatch):
+def test_an_unreadable_file_ends_the_subscription_with_a_logged_error(orders, port, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -489,7 +489,7 @@ def test_a_file_that_can_not_be_read_ends_it_with_an_error_that_is_logged(orders
     assert (status, error) == (500, failure.document["error"])
 
 
-def test_of_several_sources_one_is_named(tmp_path):
+def test_a_subscription_names_one_of_several_sources(tmp_path):
     logs = [LogOfOrders(tmp_path / "root" / name) for name in ("east", "west")]
     with ExitStack() as stack:
         for number, log in enumerate(logs):
@@ -510,7 +510,7 @@ def test_of_several_sources_one_is_named(tmp_path):
     ],
     ids=["postgres", "vitess"],
 )
-def test_a_table_that_the_file_captures_may_be_named_before_its_first_change(tmp_path, source):
+def test_a_captured_table_may_be_named_before_its_first_change(tmp_path, source):
     log = LogOfOrders(tmp_path / "log")
     log.insert(1)
     pipeline = {"name": "shop", "source": source, "log": {"path": str(tmp_path / "log")}, "sinks": []}
@@ -522,7 +522,7 @@ def test_a_table_that_the_file_captures_may_be_named_before_its_first_change(tmp
     log.close()
 
 
-def test_a_log_that_is_not_there_yet_can_be_served_and_is_read_once_it_is(tmp_path):
+def test_a_log_that_does_not_exist_yet_is_read_once_it_does(tmp_path):
     with serving(places_in(tmp_path / "log"), SubscriptionsConfig(port=0)) as port:
         status, error = refused(port)
         assert (status, error["kind"]) == (503, "log_missing")
@@ -533,7 +533,7 @@ def test_a_log_that_is_not_there_yet_can_be_served_and_is_read_once_it_is(tmp_pa
         log.close()
 
 
-def test_a_new_log_in_the_place_of_one_that_was_removed_is_served(tmp_path):
+def test_a_new_log_in_place_of_a_removed_one_is_served(tmp_path):
     old = LogOfOrders(tmp_path / "log")
     old.insert(1, 2, 3)
     with serving(places_in(tmp_path / "log"), SubscriptionsConfig(port=0)) as port:
@@ -552,14 +552,14 @@ def test_a_new_log_in_the_place_of_one_that_was_removed_is_served(tmp_path):
 
 
 @pytest.mark.follows("environment_unfit")
-def test_without_its_packages_the_error_says_how_to_have_them(tmp_path, monkeypatch):
+def test_missing_packages_are_reported_with_a_hint(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "uvicorn", None)
         with pytest.raises(TailraceError) as raised, serving((), SubscriptionsConfig(port=0)):
             pass
     assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
     extra = re.fullmatch(r"pip install 'tailrace\[(\w+)\]'", raised.value.hint)[1]
-    # What that would install is what was missing.
+    # What the hint would install is what was missing.
     required = importlib.metadata.requires("tailrace")
     assert any(re.match(rf"uvicorn\b.*; extra == '{extra}'", each) for each in required)
     with serving((), SubscriptionsConfig(port=0)) as port:
@@ -567,7 +567,7 @@ def test_without_its_packages_the_error_says_how_to_have_them(tmp_path, monkeypa
 
 
 @pytest.mark.follows("environment_unfit")
-def test_a_port_that_is_taken_is_said_before_anything_is_served(orders, port):
+def test_a_port_in_use_is_reported_before_anything_is_served(orders, port):
     with pytest.raises(TailraceError) as raised, serving((), SubscriptionsConfig(port=port)):
         pass
     assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
@@ -578,7 +578,7 @@ def test_a_port_that_is_taken_is_said_before_anything_is_served(orders, port):
 
 
 @pytest.mark.parametrize("value", [None, "", "schlüssel", "secret ", "a\tb"])
-def test_without_a_token_that_a_header_can_carry_nothing_is_served(orders, monkeypatch, value):
+def test_a_token_that_no_header_can_carry_is_refused(orders, monkeypatch, value):
     monkeypatch.delenv("TAILRACE_TOKEN")
     if value is not None:
         monkeypatch.setenv("TAILRACE_TOKEN", value)

@@ -1,1 +1,1 @@
-"""What tests share: servers, proxies, logs, builders of wire messages, references, the fault harness."""
+"""What tests share: servers, proxies, logs, builders of wire messages, reference models, fault injection."""

@@ -1,4 +1,4 @@
-"""A real browser without a screen: Debian's Chromium, which `make browser` installs."""
+"""A headless browser: Debian's Chromium, which `make browser` installs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 
-#: It asks for nothing but what the test asks it for.
+#: No requests except those of the test.
 _FLAGS = (
     "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--no-proxy-server",
@@ -21,7 +21,7 @@ _FLAGS = (
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Chrome]:
-    """Start a browser with a new profile; skip the test, under CI fail it, where there is none."""
+    """Start a browser with a new profile. If it is not installed, skip the test; under CI fail it."""
     if not (CHROMIUM.exists() and DRIVER.exists()):
         if os.environ.get("CI"):
             pytest.fail("Chromium is not installed, and CI tests with it: make browser", pytrace=False)

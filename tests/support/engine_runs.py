@@ -1,7 +1,7 @@
-"""Random lives of engines over one source and one store, and the rules that all of them keep.
+"""Random runs of engines over one source and one store, and the rules that hold for all of them.
 
-A `World` outlives its engines: lines are appended, engines live and die, and whatever happened, a line
-is committed only when it and all before it were processed, and what was not comes again, in order.
+A `World` outlives its engines: lines are appended, engines start and stop, and whatever happens, a line
+is committed only after it and all before it were processed, and unprocessed lines come again, in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace.testing import Fault, LinesSource, TestingEngine
 from tests.support.engines import Store
 from tests.support.wait import wait_until
 
-#: One of the run's own, the same in all of its workers; `TAILRACE_SEEDS=7,8` runs these instead.
+#: A seed for this test run, the same in all workers; `TAILRACE_SEEDS=7,8` sets others.
 SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed] or [
     random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(1_000_000)
 ]
@@ -45,7 +45,7 @@ ERRORS = [
 
 @dataclass
 class Script:
-    """What happens in one life."""
+    """What happens in one run."""
 
     batch: int
     transaction: int
@@ -53,17 +53,17 @@ class Script:
     handler: str
     options: dict
     faults: list
-    #: By the how-manieth call of the handler: an error, seconds, or `stop`, `close`.
+    #: By the number of the handler's call: an error, seconds to wait, or `stop`, `close`.
     handling: dict
-    #: Which writes of the store fail, or take how long.
+    #: By the number of the store's write: an error, or seconds to wait.
     writing: dict
-    #: Who closes, when: seconds after the start, a callback's name, or nobody.
+    #: What closes the engine: seconds after the start, a callback's name, or nothing.
     close: object
     closers: int = 1
 
 
 def script_of(rng: random.Random) -> Script:
-    """Return a script; whatever it says is allowed to happen."""
+    """Return a script of events, each of which is allowed to happen."""
     faults = [
         Fault(
             rng.choice(["start", "poll", "poll", "poll", "commit", "stop"]),
@@ -83,7 +83,7 @@ def script_of(rng: random.Random) -> Script:
     return Script(
         batch=rng.choice([1, 3, 10, 40]),
         transaction=rng.choice([1, 4]),
-        # Somebody must end it.
+        # Something must end the run.
         ends=True if not isinstance(close, float) else rng.random() < 0.5,
         handler=handler,
         options={
@@ -129,7 +129,7 @@ class World:
         self.lines[_names()[partition]] += count
 
     def live(self, script: Script) -> TestingEngine:
-        """Live one life, and hold it against the rules."""
+        """Run one engine, and check the rules."""
         self.lives += 1
         life = _Life(self, script)
         life.run()
@@ -137,7 +137,7 @@ class World:
         return life.engine
 
     def end(self) -> None:
-        """Have what is left processed in peace: then all is done, and all is committed."""
+        """Process the rest without faults: then everything is done and committed."""
         engine = self.live(PEACE)
         assert engine.error is None
         for name, count in self.lines.items():
@@ -153,7 +153,7 @@ class _Life:
         self.calls = 0
         self.writes = 0
         self.told: list = []
-        # Order is promised to handlers of batches, and of records where it was asked for.
+        # Handlers of batches get them in order, and handlers of records if that was configured.
         processing = script.options.get("record_processing", {})
         self.ordered = script.handler == "on_batch" or processing.get("order", "ordered") == "ordered"
         source = self.source = LinesSource(
@@ -186,7 +186,7 @@ class _Life:
         try:
             engine.run()
         except TailraceError as error:
-            # Closed before it was started, or failed: then it says why.
+            # If it was closed before the start, or failed, the error says so.
             if error is not engine.error and error.kind is not Kind.ENGINE_MISUSED:
                 raise
         for closer in closers:
@@ -269,7 +269,7 @@ class _Life:
 
 
 class _Watched:
-    """The world's store, as one engine sees it: closed with it, as far as writes are concerned."""
+    """The store of the world for one engine: once that is closed, writes fail."""
 
     def __init__(self, life: _Life) -> None:
         self._life = life
@@ -295,15 +295,16 @@ class _Watched:
 
 
 class Leaks:
-    """What a process holds: threads and file descriptors."""
+    """Threads and file descriptors of this process that outlive a run."""
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
         self._files = _files()
 
     def check(self) -> None:
-        """Fail if there is more than there was, and remains so: what is in nobody's hands any more, as a
-        client of an earlier test, may have had a descriptor open just then."""
+        """Fail if there are more than before, and remain so: an unused client of an earlier test may have had
+        a descriptor open for a moment.
+        """
         try:
             wait_until(lambda: not self._left(), FAR_S, "threads to end")
         except AssertionError as error:
@@ -326,13 +327,13 @@ class Leaks:
         return set(threading.enumerate()) - self._threads
 
     def _opened(self) -> dict[str, str]:
-        # None, if there are no more than there were: a number may be of something else meanwhile.
+        # {} if there are no more than before: a number may have been reused for something else.
         before, now = _counted(self._files), _counted(_files())
         return dict(now.items() - before.items()) if len(now) > len(before) else {}
 
 
 def _files() -> dict[str, str]:
-    # What each open descriptor is of; not the one that lists them.
+    # What each open descriptor refers to, without the one used for listing.
     open_now = {}
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -341,8 +342,8 @@ def _files() -> dict[str, str]:
 
 
 def _counted(files: dict[str, str]) -> dict[str, str]:
-    # A client of Kafka that an earlier test has left in the process opens connections, and pipes to wake its
-    # threads, whenever it likes: where there is one, those are not counted.
+    # A Kafka client that an earlier test left opens connections, and pipes that wake its threads, at any
+    # time: if there is one, those are not counted.
     uncounted = ("pipe:", "socket:", "anon_inode:") if _has_kafka_client() else ()
     return {number: path for number, path in files.items() if not path.startswith(uncounted)}
 

@@ -1,4 +1,4 @@
-"""Engines over lines: what the tests of the engine have in common."""
+"""Engines over lines, as the tests of the engine share them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections import defaultdict
 from tailrace.engine.contracts import Callbacks
 from tailrace.testing import TestingEngine
 
-#: Waits of back-offs that tests do not wait for.
+#: Back-offs too short for tests to wait for.
 QUICK = {"errors_retry_delay_initial_ms": 1, "errors_retry_delay_max_ms": 5}
 
 
 class Seen:
-    """A handler that keeps the numbers of the lines that it got, by partition."""
+    """A handler that records the numbers of the lines that it got, by partition."""
 
     def __init__(self, fault=lambda _: None):
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Seen:
 
 
 class Heard:
-    """Callbacks that keep what they heard, in order."""
+    """Callbacks that record their calls, in order."""
 
     def __init__(self, fault=lambda _: None):
         self.events = []
@@ -66,7 +66,7 @@ class Heard:
 
 
 class Store:
-    """Offsets in memory, which outlive engines; `fault` is called before each write."""
+    """An offset store in memory that outlives engines; `fault` is called before each write."""
 
     def __init__(self, fault=lambda: None):
         self.kept = {}
@@ -91,12 +91,12 @@ class Store:
         self.calls.append("stop")
 
     def line(self, partition="0-0"):
-        """The line up to which everything is committed."""
+        """The number of the line up to which everything is committed."""
         return self.kept.get(json.dumps({"partition": partition}), {}).get("line", 0)
 
 
 def engine_of(source, handler=None, **arguments):
-    """Return an engine over `source`; options are quick and commits frequent unless told otherwise."""
+    """Return an engine over `source` with short waits and frequent commits, unless options say otherwise."""
     options = {**QUICK, "offset_commit": {"policy": "always"}, **arguments.pop("options", {})}
     if handler is not None:
         arguments.setdefault("on_record", handler)

@@ -1,5 +1,5 @@
-"""How many examples hypothesis tries: as many as the tests say in `make torture`, two fifths of them in the
-suite, a tenth with `--fast`. `TAILRACE_EXAMPLES` is the number that is tried in place of a hundred.
+"""How many examples hypothesis tries: as many as the tests say in `make torture`, two fifths in the suite,
+a tenth with `--fast`. `TAILRACE_EXAMPLES` is the number to try in place of a hundred.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FAST = min(10, USUAL)
 
 
 def examples(count: int) -> settings:
-    """Return settings with so many examples, or as large a part of them as is tried everywhere."""
+    """Return settings with `count` examples, reduced in the same proportion as everywhere."""
     return settings(max_examples=max(5, count * settings.default.max_examples // WHOLE))
 
 

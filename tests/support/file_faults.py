@@ -1,8 +1,8 @@
-"""Faults at file operations: at the n-th one below a directory a process dies, or the disk is full.
+"""Faults at file operations: at the n-th one below a directory the process dies, or the disk is full.
 
-Operations are those that Python tells of (`sys.addaudithook`): files opened to be written, names made, moved,
-linked and removed. A death is played in this process: that operation and all after it raise, so that what is
-below the directory stays as a process that was killed leaves it.
+Operations are Python's audit events (`sys.addaudithook`) of files opened for writing and of names created,
+moved, linked and removed. A death is simulated in this process: the operation and all later ones raise, so
+the directory stays as a killed process leaves it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-#: Where an operation of `sys.audit` has the path that it makes or takes away.
+#: Which argument of an audit event is the path that is created or removed.
 _PATH_AT = {"open": 0, "os.rename": 1, "os.link": 1, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0}
-#: What needs no room, as a file that is there does not.
+#: Operations that need no disk space.
 _FREES = frozenset({"os.remove", "os.rmdir"})
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -27,7 +27,7 @@ _faults: list[Callable[[str, str], None]] = []
 
 
 class DiedError(BaseException):
-    """The process is dead: nothing may catch it."""
+    """The process is dead: no code may handle this."""
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -48,7 +48,7 @@ def _at_each(root: Path, fault: Callable[[str, str], None]) -> Iterator[None]:
             fault(event, path)
 
     if not getattr(sys, "_tailrace_file_faults", False):
-        sys.addaudithook(_hook)  # which can't be taken back
+        sys.addaudithook(_hook)  # can't be removed again
         sys._tailrace_file_faults = True  # type: ignore[attr-defined]
     _faults.append(below)
     try:
@@ -58,8 +58,8 @@ def _at_each(root: Path, fault: Callable[[str, str], None]) -> Iterator[None]:
 
 
 def deaths(root: Path, act: Callable[[], object]) -> Iterator[str]:
-    """Have `act` die at its first operation below `root`, then at its second, … until it lives; yield each
-    operation, once it is dead.
+    """Run `act` with a death at its first operation below `root`, then at its second, … until it completes;
+    yield each operation after the death at it.
     """
     for count in range(1, 10_000):
         seen: list[str] = []
@@ -77,12 +77,12 @@ def deaths(root: Path, act: Callable[[], object]) -> Iterator[str]:
             else:
                 return
         yield seen[count - 1]
-    raise AssertionError("it dies for ever")
+    raise AssertionError("more deaths than operations are possible")
 
 
 def full_disks(root: Path, act: Callable[[], object]) -> Iterator[tuple[str, BaseException | None]]:
-    """Have the disk be full at the first operation below `root` that needs room, then at the second, …; yield
-    each operation, with what `act` raised.
+    """Run `act` with a full disk at its first operation below `root` that needs space, then at the second, …;
+    yield each operation, with what `act` raised.
     """
     for count in range(1, 10_000):
         seen: list[str] = []
@@ -104,13 +104,13 @@ def full_disks(root: Path, act: Callable[[], object]) -> Iterator[tuple[str, Bas
                 raise raised
             return
         yield seen[count - 1], raised
-    raise AssertionError("it finds no room for ever")
+    raise AssertionError("more full disks than operations are possible")
 
 
 @contextmanager
 def not_durable(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Give the names that were made, moved or removed below `root` and would not outlive a loss of power:
-    whose directory was not made durable since. Emptied as they become durable.
+    """Yield the set of names that were created, moved or removed below `root` and would not survive a loss of
+    power: those whose directory was not synced since.
     """
     lost: set[str] = set()
     fsync = os.fsync

@@ -1,8 +1,8 @@
-"""Programs of Python that tests run in processes of their own, forked from one that has imported everything.
+"""Python programs that tests run in other processes, forked from one that has imported everything.
 
-To import what a pipeline needs takes a second of CPU time; a run of the suite starts hundreds of programs.
-They are the real ones, in real processes, that are killed and waited for like others. What tests how a
-program starts, what it imports or how much memory it takes starts it by `-c` or by its file: these are not
+Importing what a pipeline needs takes a second of CPU time, and a run of the suite starts hundreds of
+programs. They are the real programs in real processes, which are killed and waited for as usual. Tests of how
+a program starts, what it imports or how much memory it uses start it by `-c` or by its file: those are not
 forked.
 """
 
@@ -31,20 +31,21 @@ import pytest
 from tests.support.spark_workers import sitecustomize
 
 PROCESSES = multiprocessing.get_context("forkserver")
-#: Where others are forked from, libraries have no threads then, whose locks a fork may copy.
+#: For the process that others are forked from: libraries start no threads there, whose locks a fork could
+#: copy.
 _NO_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "_RJEM_MALLOC_CONF": "background_thread:false",  # delta-rs
 }
 _PACKAGES = ("tailrace", "tailrace_bench", "tests")
-#: What Python reads when it starts.
+#: Variables that Python reads when it starts.
 _READ_AT_START = ("PYTHON", "NUMBA", "LD_", "GRPC", "MALLOC", "ARROW")
 
-#: Where that process looks for modules; tests may change it for themselves, and for what they start.
+#: Where that process looks for modules; tests may change it for themselves and their subprocesses.
 _PATHS = [path for path in sys.path if path]
 
-#: What is used of it below is not public.
+#: The parts that are used below are not public.
 _USUAL: Any = subprocess.Popen
 _parameters = inspect.signature(_USUAL._execute_child)
 
@@ -63,7 +64,7 @@ class _Descriptors:
 
 
 class ForkedPopen(_USUAL):  # type: ignore[misc]
-    """As `subprocess.Popen`; `python -m ...` is forked, anything else is started in the usual way."""
+    """As `subprocess.Popen`; `python -m ...` is forked, anything else is started as usual."""
 
     returncode: Any
     _forked: Any = None
@@ -117,7 +118,7 @@ def _may_be_forked(named: Mapping[str, Any], environment: Mapping[str, str]) -> 
     if named["preexec_fn"] or named["shell"] or named["pass_fds"] or named["process_group"] != -1:
         return False
     if not set(environment.get("PYTHONPATH", "").split(os.pathsep)) <= {*_PATHS, ""}:
-        return False  # something else may stand there under a name that is imported already
+        return False  # another module may be imported already under that name
     return all(
         environment.get(name, "") == os.environ.get(name, "")
         for name in {*environment, *os.environ} - {"PYTHONPATH"}
@@ -149,7 +150,7 @@ def _run(
     sys.path[0] = directory
     paths = list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
     sys.path += [path for path in paths if path not in sys.path]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*sitecustomize.PATHS, *paths])  # of a Spark that it starts
+    os.environ["PYTHONPATH"] = os.pathsep.join([*sitecustomize.PATHS, *paths])  # of Spark
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), _writer(1), _writer(2)  # noqa: SIM115
     _read_environment_again()
     module, *arguments = words
@@ -162,7 +163,7 @@ def _run(
 
 
 def _writer(number: int) -> io.TextIOWrapper:
-    """Return what Python makes of standard output, or of standard error, which it writes line by line."""
+    """Return standard output or standard error as Python opens it, with lines written at once."""
     errors = "backslashreplace" if number == 2 else "strict"
     writer: Any = open(number, "w", encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
     writer.reconfigure(line_buffering=number == 2 or writer.isatty())
@@ -170,7 +171,7 @@ def _writer(number: int) -> io.TextIOWrapper:
 
 
 def _read_environment_again() -> None:
-    # What modules have read when they were imported.
+    # What modules read from the environment when they were imported.
     from tailrace import failpoints
 
     failpoints._log_path = os.environ.get("TAILRACE_FAILPOINTS_LOG", "")
@@ -178,22 +179,22 @@ def _read_environment_again() -> None:
 
 
 def pytest_configure() -> None:
-    """Have tests, and what they use, fork Python."""
+    """Make Python programs of tests fork."""
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
     os.environ[sitecustomize.ADDRESS] = _listen()
 
 
 def pytest_unconfigure() -> None:
-    """Kill what failed tests have left: it would be waited for."""
+    """Kill what failed tests have left: this process would wait for it."""
     for process in multiprocessing.active_children():
         process.kill()
 
 
 def _listen() -> str:
-    """Fork what `sitecustomize` asks for, on a thread; return the name of the socket where it asks."""
+    """Fork on request of `sitecustomize`, in a thread; return the name of the socket for the requests."""
     name = f"tailrace-tests-{os.getpid()}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(f"\0{name}")  # of no file: there is nothing to remove
+    listener.bind(f"\0{name}")  # no file, so nothing to remove
     listener.listen()
     threading.Thread(target=_serve, args=(listener,), name="forks", daemon=True).start()
     return name
@@ -220,7 +221,7 @@ def _serve(listener: socket.socket) -> None:
 def _ensure_server() -> None:
     PROCESSES.set_forkserver_preload(["tests.support.preloaded", __name__])
     with pytest.MonkeyPatch.context() as patched:
-        # The server imports what is preloaded before it learns of this process's sys.path.
+        # The server imports the preloaded modules before it gets this process's sys.path.
         patched.setenv("PYTHONPATH", os.pathsep.join(_PATHS))
         for name, value in _NO_THREADS.items():
             patched.setenv(name, value)
@@ -229,6 +230,6 @@ def _ensure_server() -> None:
 
 @pytest.fixture(scope="session")
 def processes() -> Any:
-    """Return the class of processes that are forked from one which has imported our modules."""
+    """Return the class of processes that are forked from one that has imported our modules."""
     _ensure_server()
     return PROCESSES.Process

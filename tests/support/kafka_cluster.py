@@ -1,4 +1,4 @@
-"""A real Kafka broker for the session, started when it is first asked for; a fresh name per test."""
+"""A real Kafka broker for the session, started on first use; a new topic name for each test."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from tailrace_servers.kafka import SASL, SASL_TLS, EmbeddedKafka, find_jars
 from tests.support.wait import wait_until
 
-#: The shared broker is idle most of the time: what it does by itself then costs as much as all tests ask of
-#: it. It is not killed, hence need not be missed soon.
+#: The shared broker is idle most of the time, when its own background work costs as much as all tests. It is
+#: never killed, so its failure need not be noticed soon.
 _QUIET = {
     "broker.heartbeat.interval.ms": "2000",
     "broker.session.timeout.ms": "9000",
@@ -42,7 +42,7 @@ _MECHANISM = "SCRAM-SHA-256"
 
 @dataclass(frozen=True)
 class Authority:
-    """Who signs the broker's certificate: PEM files."""
+    """The authority that signed the broker's certificate, as PEM files."""
 
     certificate: Path
     stranger: Path  # of another authority
@@ -51,7 +51,7 @@ class Authority:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority of the session's own, made with openssl."""
+    """An authority made with openssl for the session."""
     at = tmp_path_factory.mktemp("authority")
 
     def openssl(*arguments: str | Path) -> None:
@@ -71,7 +71,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="session")
 def kafka(authority: Authority) -> Iterator[EmbeddedKafka]:
-    """One broker that tests share; it is not to be killed. It has guarded doors, too."""
+    """A broker that tests share, with secured listeners as well; tests must not kill it."""
     with EmbeddedKafka(find_jars(), settings=_QUIET, keystore=authority.keystore, proxied=True) as cluster:
         yield cluster
 
@@ -83,7 +83,7 @@ def topic_name() -> str:
 
 
 class Principal:
-    """A user of the broker who may do nothing yet."""
+    """A user of the broker, without any permission at first."""
 
     def __init__(self, kafka: EmbeddedKafka, name: str, password: str) -> None:
         self.name, self.password = name, password
@@ -95,7 +95,7 @@ class Principal:
         wait_until(self._is_let_in, 60, f"the user {name} to be known")
 
     def options(self, door: str = SASL, password: str | None = None) -> dict[str, Any]:
-        """Return the options of a client that comes in by a door; the password itself unless one is given."""
+        """Return the options of a client for a secured listener; by default with the right password."""
         return {
             "security.protocol": "SASL_SSL" if door == SASL_TLS else "SASL_PLAINTEXT",
             "sasl.mechanism": _MECHANISM,
@@ -111,7 +111,7 @@ class Principal:
         wait_until(lambda: (resource, name, operation) in self.rights, 60, "the ACL")
 
     def revoke(self, resource: str, name: str, operation: str) -> None:
-        """Take back what `allow` has allowed."""
+        """Take back a permission."""
         binding = self._binding(AclBindingFilter, resource, name, operation)
         (gone,) = self._admin.delete_acls([binding]).values()
         gone.result(60)
@@ -119,7 +119,7 @@ class Principal:
 
     @property
     def rights(self) -> set[tuple[str, str, str]]:
-        """What is allowed now: (resource, name, operation)."""
+        """The present permissions: (resource, name, operation)."""
         anything: Any = None
         wanted = AclBindingFilter(
             ResourceType.ANY, anything, ResourcePatternType.ANY, f"User:{self.name}", anything,
@@ -148,5 +148,5 @@ class Principal:
 
 @pytest.fixture
 def principal(kafka: EmbeddedKafka) -> Principal:
-    """A user of its own for each test."""
+    """A new user for each test."""
     return Principal(kafka, f"cdc-{next(_names)}", "c4n4ry-S3cret")

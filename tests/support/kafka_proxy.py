@@ -1,7 +1,7 @@
-"""A proxy before the brokers of a cluster, which knows requests from answers.
+"""A proxy before the brokers of a cluster that knows which messages are requests and which are answers.
 
-It stands at the outside of each broker's door (`EmbeddedKafka(proxied=True)`). A fault that was planned
-strikes one request: its answer is given in the broker's place, replaced, held back or lost.
+It stands at the advertised address of each broker's listener (`EmbeddedKafka(proxied=True)`). A planned fault
+applies to one request: its answer is made up, replaced, held back or lost.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka import wire
 
-#: `refuse`: answered with `error`, and the broker never hears of it. `belie`: the broker does it, and the
-#: answer is `error` none the less. `hold`: done, and not answered before `release`. `lose`: done, and the
-#: connection is cut instead of an answer. `swallow`: the connection is cut, nothing is done.
+#: `refuse`: answered with `error`; the broker does not get the request. `belie`: the broker executes it,
+#: but the answer is `error`. `hold`: executed, answered only after `release`. `lose`: executed, and the
+#: connection is cut instead of an answer. `swallow`: the connection is cut, and nothing is executed.
 How = Literal["refuse", "belie", "hold", "lose", "swallow"]
 
 #: No answer is held longer.
@@ -31,9 +31,9 @@ _JOIN_S = 10.0
 
 @dataclass
 class Fault:
-    """What befalls the first request of its name that comes from now on; of a producer, not of a group.
+    """What happens to the next request of this name from a producer; requests of groups do not count.
 
-    :param commits_only: of `EndTxn`, whether it must ask for a commit.
+    :param commits_only: for `EndTxn`, whether only commits count.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Fault:
     released: threading.Event = field(default_factory=threading.Event)
 
     def fits(self, asked: wire.Request) -> bool:
-        """Tell whether this is the request that it waits for."""
+        """Tell whether the fault applies to this request."""
         wanted = wire.NAMES[self.name]
         if asked.key != wanted or asked.is_of_a_group:
             return False
         return wanted != wire.END_TXN or not self.commits_only or asked.commits
 
     def release(self) -> None:
-        """Let a held answer go."""
+        """Let a held answer pass."""
         self.released.set()
 
 
@@ -69,17 +69,17 @@ class KafkaProxy:
 
     @property
     def bootstrap(self) -> str:
-        """`bootstrap.servers` of whoever is to come through here."""
+        """`bootstrap.servers` for clients that are to go through this proxy."""
         return ",".join(f"127.0.0.1:{door.outside}" for door in self._doors)
 
     def plan(self, fault: Fault) -> Fault:
-        """Have `fault` strike once; several wait in the order in which they were planned."""
+        """Plan `fault`, to strike once; several wait in the order in which they were planned."""
         with self._lock:
             self._planned.append(fault)
         return fault
 
     def forget(self) -> None:
-        """Take back what has not struck yet, and let everything go that is held."""
+        """Cancel the planned faults, and let all held answers pass."""
         with self._lock:
             planned, self._planned = self._planned, []
         for fault in planned:
@@ -108,7 +108,7 @@ class KafkaProxy:
             thread.join(_JOIN_S)
 
     def take(self, asked: wire.Request) -> Fault | None:
-        """Return the fault that strikes this request, which is then no longer planned."""
+        """Return the fault that applies to this request and remove it from the plan."""
         with self._lock:
             for fault in self._planned:
                 if fault.fits(asked):
@@ -117,7 +117,7 @@ class KafkaProxy:
         return None
 
     def ended(self, connection: _Connection) -> None:
-        """Forget a connection that is over."""
+        """Forget a closed connection."""
         with self._lock:
             self._connections.discard(connection)
 
@@ -158,7 +158,7 @@ class _Connection:
             thread.start()
 
     def join(self) -> None:
-        """Wait for both threads, once it is cut or its ends are."""
+        """Wait for both threads, after the connection is cut or its ends have closed."""
         for thread in self._threads:
             thread.join(_JOIN_S)
 
@@ -194,7 +194,7 @@ class _Connection:
                 fault.struck.set()
                 return
             if fault.how == "refuse":
-                # Ahead of answers under way: librdkafka knows them by their number, not by their order.
+                # May overtake earlier answers: librdkafka matches them by number, not by order.
                 with self._sending:
                     _write(self._client, wire.answer(asked, fault.error))
                 fault.struck.set()
@@ -240,6 +240,6 @@ def _exactly(end: socket.socket, size: int) -> bytes:
 
 @pytest.fixture
 def kafka_proxy(kafka: EmbeddedKafka) -> Iterator[KafkaProxy]:
-    """A proxy before the session's broker; who comes through it is sent through it."""
+    """A proxy before the session's broker; its clients are sent through it by the brokers' addresses, too."""
     with KafkaProxy(kafka) as proxy:
         yield proxy

@@ -1,4 +1,4 @@
-"""Small change logs made by hand, for tests that need one and no server."""
+"""Small change logs made by hand, for tests that need no server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def directory_at(path: Path) -> LogDirectory:
 
 
 class LogOfOrders:
-    """A log of one table `public.orders (id int primary key, what text)`, written by turns."""
+    """A log of one table `public.orders (id int primary key, what text)`, written by transactions."""
 
     def __init__(self, path: Path, *, segment_bytes: int = 1 << 26) -> None:
         self.directory = directory_at(path)
@@ -33,7 +33,7 @@ class LogOfOrders:
         self.number = 0
 
     def insert(self, *ids: int) -> int:
-        """Append one transaction with a row each; return the log's new durable end."""
+        """Append one transaction with a row for each id; return the log's new durable end."""
         self.number += 1
         lsn, time_us = self.number * 1000, EPOCH_US + self.number * 1_000_000
         messages = [begin(lsn, time_us, 700 + self.number), relation()]
@@ -42,7 +42,7 @@ class LogOfOrders:
         return self._append(b"".join(frames.xlog_frame(lsn, lsn, 0, message) for message in messages))
 
     def insert_in_blocks(self, *parts: Sequence[int]) -> int:
-        """Append one transaction, the rows of each part in a block; return the log's new durable end."""
+        """Append one transaction, a block for each part; return the log's new durable end."""
         self.number += 1
         lsn, time_us = self.number * 1000, EPOCH_US + self.number * 1_000_000
         blocks = [[begin(lsn, time_us, 700 + self.number), relation()]]
@@ -62,14 +62,14 @@ class LogOfOrders:
         self.writer.close()
 
     def roll(self) -> int:
-        """Append frames without rows until another segment is begun; return where it begins."""
+        """Append frames without rows until the next segment begins; return where it begins."""
         known = self.directory.segments("0")[-1]
         while self.directory.segments("0")[-1] == known:
             self.progress()
         return self.directory.segments("0")[-1]
 
     def give_to(self, listener: LogListener) -> None:
-        """Have what is appended from now on said to `listener`."""
+        """Give `listener` what is appended from now on."""
         self.writer.close()
         self.writer = LogWriter.open(self.directory, "0", options=self._options, listener=listener)
 

@@ -1,10 +1,10 @@
-"""Real PostgreSQL servers: one per version and test session, a fresh database per test.
+"""Real PostgreSQL servers: one per version and test session, a new database for each test.
 
-`pg` is a database, `own_pg` is a server of the test's own, to be killed and restarted, `make_server`
-makes such servers with settings. Servers start when they are first asked for. All are of the newest
-version, unless the test is marked `each_postgres`: what a version of the server can change is shown on
-each that `--postgres` names. `one_postgres` takes a test out of what its file is marked with. A version
-that is not on this machine fails its tests under CI and is named elsewhere.
+`pg` is a database, `own_pg` is a server for one test, which may kill and restart it, `make_server` makes such
+servers with settings. Servers start on first use. All have the newest version, unless the test is marked
+`each_postgres`: behaviour that depends on the server's version is tested on each version that `--postgres`
+names. `one_postgres` exempts a test from the mark of its file. A version that this machine does not have
+fails its tests under CI; elsewhere they are skipped with its name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tailrace_servers.install import find_install, has_install
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.wait import wait_until
 
-#: The newest first: tests that share a server of a module are those of one place in this list.
+#: Newest first: tests that share a server of a module have the same position in this list.
 ALL_VERSIONS = (18, 16, 15)
 NEWEST_VERSION = ALL_VERSIONS[0]
 
-#: Small, and quick to notice a client that is gone.
+#: Small, and quick to notice that a client is gone.
 SETTINGS = {"shared_buffers": "32MB", "max_wal_size": "512MB", "wal_sender_timeout": "20s"}
 
 _names = itertools.count(1)
@@ -36,7 +36,7 @@ _names = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database of the test's own on a server that others use too."""
+    """A database for one test, on a server that other tests use too."""
 
     server: EmbeddedPostgres
     name: str
@@ -59,7 +59,7 @@ class Database:
         return self.server.query(statement, parameters, dbname=self.name)
 
     def drop(self) -> None:
-        """Drop the database with its slots; whoever is connected to it is thrown out."""
+        """Drop the database with its slots; its clients are disconnected."""
         server = self.server
         server.execute(
             "select pg_terminate_backend(active_pid) from pg_replication_slots "
@@ -81,7 +81,7 @@ class Database:
 
 
 class Servers:
-    """The session's servers, started when they are first asked for."""
+    """The session's servers, which start on first use."""
 
     def __init__(self) -> None:
         self._running: dict[int, EmbeddedPostgres] = {}
@@ -94,14 +94,14 @@ class Servers:
         return self._running[version].start()  # again, if a test left it stopped
 
     def copy_fresh(self, server: EmbeddedPostgres) -> None:
-        """Give a server its data directory: initdb's, which takes a second, is copied.
+        """Give a server its data directory: initdb takes a second, so its result is copied.
 
-        All that get one have the same system identifier.
+        All servers made this way have the same system identifier.
         """
         if (version := server.version) not in self._fresh:
             self._fresh[version] = throw_away(version).start()
             self._fresh[version].stop()
-        # As `shutil.copytree`, which leaves the owner behind.
+        # As `shutil.copytree`, which does not copy the owner.
         subprocess.run(["cp", "-a", self._fresh[version].data, server.data], check=True)
 
     def close(self) -> None:
@@ -110,14 +110,14 @@ class Servers:
 
 
 def throw_away(version: int, **settings: str) -> EmbeddedPostgres:
-    """Return a server that is not yet started, whose data nobody needs afterwards."""
+    """Return a server that is not yet started and whose data may be lost."""
     return EmbeddedPostgres(
         find_install(version), settings={**SETTINGS, **settings}, durable=False, in_memory=True
     )
 
 
 def require_version(version: int) -> None:
-    """Skip the test, under CI fail it, if this version is not on this machine."""
+    """Skip the test if this machine lacks the version; under CI fail it."""
     if has_install(version):
         return
     if os.environ.get("CI"):
@@ -126,7 +126,7 @@ def require_version(version: int) -> None:
 
 
 def require_since(since: int, what: str, version: int) -> None:
-    """Skip the test on a server whose `version` is older than the one that brought `what`."""
+    """Skip the test on a server that is older than `since`, the version that added `what`."""
     if version < since:
         pytest.skip(f"PostgreSQL {version} has no {what}: they came with {since}")
 
@@ -194,13 +194,13 @@ def fresh_database(server: EmbeddedPostgres) -> Iterator[Database]:
     database = Database(server, f"test_{next(_names)}")
     server.create_database(database.name)
     yield database
-    server.start()  # the test may have stopped it
+    server.start()  # the test may have stopped the server
     database.drop()
 
 
 @pytest.fixture(scope="module")
 def postgres_version(request: pytest.FixtureRequest) -> int:
-    """The version of the test's servers, which is on this machine."""
+    """The version of the test's servers; this machine has it."""
     version: int = request.param
     require_version(version)
     return version
@@ -208,15 +208,15 @@ def postgres_version(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def pg(servers: Servers, postgres_version: int) -> Iterator[Database]:
-    """A fresh database on a server that others use too."""
+    """A new database on a server that other tests use too."""
     yield from fresh_database(servers.get(postgres_version))
 
 
 @pytest.fixture
 def make_server(servers: Servers, postgres_version: int) -> Iterator[Callable[..., EmbeddedPostgres]]:
-    """Makes running servers that no other test knows of: `make_server(setting="value")`.
+    """Makes running servers for one test: `make_server(setting="value")`.
 
-    Those of one test have system identifiers of their own.
+    The servers of one test have different system identifiers.
     """
     made: list[EmbeddedPostgres] = []
     with ExitStack() as stack:
@@ -233,5 +233,5 @@ def make_server(servers: Servers, postgres_version: int) -> Iterator[Callable[..
 
 @pytest.fixture
 def own_pg(make_server: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
-    """A running server that no other test knows of."""
+    """A running server for one test."""
     return make_server()

@@ -1,4 +1,4 @@
-"""All that commands, captures and sinks import: once, in the process that others are forked from."""
+"""Everything that commands, captures and sinks import, for the process that others are forked from."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ for _name in (
 ):
     importlib.import_module(_name)
 warm.load_kernels()
-# It stays: a collection in a forked process need not look at it, and copy its pages for that.
+# Exempt from garbage collection: a collection in a forked process would copy the pages.
 gc.collect()
 gc.freeze()

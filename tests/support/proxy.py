@@ -1,8 +1,8 @@
-"""A TCP proxy on loopback that breaks connections on command, and listens in.
+"""A TCP proxy on loopback that breaks connections on command and records messages.
 
-It stands between a client and PostgreSQL: cuts after so many bytes, cuts now, falls silent,
-refuses connections, comes back. What clients send is split into messages, so that a test can
-assert on the standby status updates, which are what the server may act on.
+It stands between a client and PostgreSQL: cuts after so many bytes, cuts now, passes nothing on,
+refuses connections, starts again. It splits what clients send into messages, so that a test can
+check the standby status updates, on which the server may act.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class StandbyStatus:
 
 @dataclass(slots=True)
 class _Splitter:
-    """Splits what a client sends into messages (type, payload); the start-up packet is left out.
+    """Splits what a client sends into messages (type, payload), without the start-up packet.
 
-    A connection that turns to TLS can't be listened to: nothing is split from then on.
+    A connection that changes to TLS can't be read: nothing is split from then on.
     """
 
     buffer: bytearray = field(default_factory=bytearray)
@@ -73,7 +73,7 @@ class _Splitter:
 
 @dataclass(slots=True, eq=False)
 class _Pipe:
-    """One direction of one connection. Reads only when what it read before has gone out."""
+    """One direction of one connection. Reads only after everything read before was passed on."""
 
     source: socket.socket
     target: socket.socket
@@ -83,7 +83,7 @@ class _Pipe:
 
 
 class Proxy:
-    """One listening port before one upstream port, both on 127.0.0.1.
+    """Forwards a listening port to an upstream port, both on 127.0.0.1.
 
     One thread moves all bytes; every command takes effect before the call returns.
     """
@@ -113,16 +113,17 @@ class Proxy:
         self._do(self._listen)
 
     def stop(self) -> None:
-        """Refuse new connections and cut those that there are."""
+        """Refuse new connections and cut the existing ones."""
         self._do(self._refuse)
 
     def cut_now(self) -> None:
-        """Reset every connection; new ones are let in."""
+        """Reset every connection; new ones are accepted."""
         self._do(self._cut)
 
     def cut_after(self, byte_count: int, direction: Direction = "to_client") -> None:
-        """Reset every connection once `byte_count` more bytes went in that direction, counted
-        over all connections: exactly so many arrive. Happens once."""
+        """Reset every connection once `byte_count` more bytes went in that direction, counted over all
+        connections: exactly so many arrive. Happens once.
+        """
         self._do(lambda: self._budget.update({direction: byte_count}))
 
     def pause(self) -> None:
@@ -130,7 +131,7 @@ class Proxy:
         self._do(lambda: setattr(self, "_paused", True))
 
     def resume(self) -> None:
-        """Pass on again, from where it stopped."""
+        """Pass bytes on again, from where it stopped."""
         self._do(lambda: setattr(self, "_paused", False))
 
     def close(self) -> None:
@@ -281,7 +282,7 @@ class Proxy:
         end.close()
 
     def _watch(self) -> None:
-        """Register each socket for what its pipes wait for, and for nothing else."""
+        """Register each socket for the events that its pipes wait for, and no others."""
         wanted: dict[socket.socket, int] = {}
         for pipe in self._pipes:
             wanted.setdefault(pipe.source, 0)

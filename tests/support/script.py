@@ -1,4 +1,4 @@
-"""`python -m tests.support.script TEXT ...`, as `python -c TEXT ...`: a program that a test has as a text."""
+"""`python -m tests.support.script TEXT ...` runs TEXT as `python -c TEXT ...` does, but may be forked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests are run, and in what order: `--fast`, `--shuffle SEED`."""
+"""Chooses and orders tests: `--fast`, `--shuffle SEED`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-#: A test that takes one of these has to do with a server or with Spark.
+#: Tests with one of these fixtures use a server or Spark.
 _OF_SERVERS = frozenset({"servers", "postgres_version", "authority", "kafka", "secured", "spark", "tls_pg"})
 
 
@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Workers, which begin later, have the seed from the environment: their order must be the same.
+    # xdist's workers start later and get the seed from the environment: their order must be the same.
     if config.option.shuffle == 0:
         chosen = os.environ.setdefault("TAILRACE_SHUFFLE", str(random.randrange(1, 1 << 32)))
         config.option.shuffle = int(chosen)

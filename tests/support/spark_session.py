@@ -13,13 +13,13 @@ from tests.support.spark_workers import sitecustomize
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session on two local cores, with the source `tailrace` and Delta at hand."""
+    """A session on two local cores, with the source `tailrace` and Delta."""
     from tailrace.config import SparkConfig
     from tailrace.spark.session import session
 
     conf = {
-        # Tables of a few rows: to generate and compile code for each query takes a fifth of Java's CPU. The
-        # pipelines that tests start in processes of their own do as users' do.
+        # Tables have a few rows: compiling code for each query would take a fifth of Java's CPU time. The
+        # pipelines that tests start in other processes have Spark's usual settings.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.shuffle.partitions": "1",

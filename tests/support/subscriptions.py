@@ -1,4 +1,4 @@
-"""Clients of subscriptions: what arrives, as they see it."""
+"""Clients of subscriptions, and the events that they receive."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from websockets.typing import Origin
 from tailrace_servers.ports import free_port
 from tests.support.wait import wait_until
 
-#: Every token here is this one.
+#: The token of all clients here.
 TOKEN = "a token of tests"
 
 
 @dataclass(slots=True)
 class ServerSentEvent:
-    """One event as the specification has it; `id`: the last one, also of earlier events."""
+    """One event as the specification defines it; `id` is the last one received, also with earlier events."""
 
     id: str
     kind: str = "message"
@@ -43,7 +43,7 @@ class ServerSentEvent:
 
 @dataclass(slots=True)
 class EventStream:
-    """Reads Server-Sent Events from a response that has begun, as a browser does."""
+    """Reads Server-Sent Events from a response, as a browser does."""
 
     response: httpx2.Response
     id: str = ""
@@ -55,7 +55,7 @@ class EventStream:
         self.lines = self.response.iter_lines()
 
     def __iter__(self) -> Iterator[ServerSentEvent]:
-        """Yield events with data, for ever, or until the server ends."""
+        """Yield events with data until the server ends."""
         kind, data = "message", []
         for line in self.lines:
             name, _, value = line.partition(":")
@@ -93,7 +93,9 @@ def subscribed(port: int, *, last_event_id: str | None = None, **query: Any) -> 
 
 
 def refused(port: int, *, headers: dict[str, str] | None = None, **query: Any) -> tuple[int, dict[str, Any]]:
-    """Ask for what is refused; return the status and the error. Without `headers`, the token is sent."""
+    """Send a request that is to be refused; return the status and the error. Without `headers` it has the
+    token.
+    """
     sent = {"Authorization": f"Bearer {TOKEN}"} if headers is None else headers
     named = {name.rstrip("_"): value for name, value in query.items()}
     url = f"http://127.0.0.1:{port}/changes"
@@ -106,7 +108,7 @@ def refused(port: int, *, headers: dict[str, str] | None = None, **query: Any) -
 
 
 def ids(stream: EventStream, count: int) -> list[int]:
-    """Return the column `id` of the next so many events."""
+    """Return the column `id` of the next `count` events."""
     return [event.document["after"]["id"] for event in islice(stream, count)]
 
 
@@ -123,7 +125,7 @@ def socket_to(port: int, *, origin: str | None = None, **query: Any) -> Iterator
 
 
 def changes(connection: ClientConnection, count: int) -> list[dict[str, Any]]:
-    """Return the next so many messages that hold a change."""
+    """Return the next `count` messages that hold a change."""
     found: list[dict[str, Any]] = []
     while len(found) < count:
         message = json.loads(connection.recv(timeout=60))
@@ -134,7 +136,7 @@ def changes(connection: ClientConnection, count: int) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class ServedPipeline:
-    """A pipeline's file whose changes are served on a port that stays, and the processes of it."""
+    """A pipeline's file with subscriptions on a fixed port, and its processes."""
 
     folder: Path
     dsn: str
@@ -157,7 +159,7 @@ class ServedPipeline:
         self.file.write_text(json.dumps(found), "utf-8")
 
     def start(self, command: str, *options: str) -> subprocess.Popen[str]:
-        """Start `tailrace run` or `tailrace serve`; what it says goes to a file beside the pipeline's."""
+        """Start `tailrace run` or `tailrace serve`; its output goes to a file beside the pipeline's."""
         words = [sys.executable, "-m", "tailrace", command, str(self.file), *options]
         if command == "serve":
             words += ["--port", str(self.port)]
@@ -166,7 +168,7 @@ class ServedPipeline:
             return subprocess.Popen(words, stdout=said, stderr=said, text=True, env=environment)
 
     def wait_until_served(self, process: subprocess.Popen[str]) -> None:
-        """Wait until a subscription to what has been captured can begin."""
+        """Wait until a subscription to the captured changes can begin."""
 
         def is_served() -> bool:
             assert process.poll() is None, (self.folder / "shop.yaml", "its process has ended")
@@ -181,7 +183,7 @@ class ServedPipeline:
 
 
 class Returning(threading.Thread):
-    """A client that comes back whenever its connection is lost, with the last place that it was told.
+    """A client that reconnects whenever its connection is lost, with the last position that it received.
 
     :param last: the number after which it ends.
     """
@@ -199,7 +201,7 @@ class Returning(threading.Thread):
         while self.numbers[-1:] != [self._last]:
             try:
                 (self._take_messages if self._by_socket else self._take_events)()
-            # Also a server that is killed while it is connected to.
+            # The server may also be killed during the connection attempt.
             except (httpx2.TransportError, ConnectionClosed, InvalidMessage, OSError):
                 time.sleep(0.05)  # as `retry` asks of a browser
             except (AssertionError, InvalidStatus) as error:

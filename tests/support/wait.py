@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline: what tests do instead of sleeping."""
+"""Waits until something becomes true, with a deadline: tests do this instead of sleeping."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ POLL_S, POLL_S_MAX = 0.02, 0.5
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = 60.0, what: str = "") -> T:
-    """Return the first true value of `condition`, asked every 20 ms.
+    """Return the first true value of `condition`, called every 20 ms.
 
-    One that takes longer, such as a command, is asked again after a pause as long as it took, up to 0.5 s.
+    A slow condition, such as a command, is called again after a pause as long as it took, up to 0.5 s.
 
-    :param what: what is waited for, for the message; default: the condition's name.
-    :raises AssertionError: if it has not come true in time; with the last value seen.
+    :param what: description for the error; default: the condition's name.
+    :raises AssertionError: if it does not become true in time; with the last value.
     """
     asked_s = time.monotonic()
     deadline = asked_s + timeout_s

@@ -1,4 +1,4 @@
-"""The checks that third parties run: they pass for what is right, and find what is not."""
+"""The conformance checks for third parties: they pass for correct extensions and find broken ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailrace.testing import LinesSource, conformance
 
 
 class OneByOne:
-    """The least processor that keeps the contract."""
+    """The smallest processor that fulfils the contract."""
 
     def __init__(self, handler):
         self._handler = handler
@@ -48,7 +48,7 @@ def broken(kind: type, **methods: Callable) -> type:
 # ------------------------------------------------------------------ stores
 
 
-def test_our_stores_keep_the_contract(tmp_path):
+def test_our_stores_fulfil_the_contract(tmp_path):
     shared = MemoryOffsetStore()
     conformance.check_offset_store(lambda: shared)
     conformance.check_offset_store(lambda: FileOffsetStore(tmp_path / "offsets", "shop"))
@@ -66,7 +66,7 @@ def test_our_stores_keep_the_contract(tmp_path):
         ({"stop": lambda self: self.__init__()}, "next attempt"),
     ],
 )
-def test_a_store_that_breaks_the_contract_is_found_out(methods, rule):
+def test_a_store_that_breaks_the_contract_is_found(methods, rule):
     store = broken(MemoryOffsetStore, **methods)()
     with pytest.raises(AssertionError, match=rule):
         conformance.check_offset_store(lambda: store)
@@ -75,7 +75,7 @@ def test_a_store_that_breaks_the_contract_is_found_out(methods, rule):
 # ------------------------------------------------------------------ connectors and tasks
 
 
-def test_the_source_of_lines_keeps_the_contract():
+def test_the_source_of_lines_fulfils_the_contract():
     conformance.check_connector(lambda: LinesSource(20), {}, tasks_max=4)
     for partitions in (1, 3):
         source = LinesSource(30, partitions=partitions, batch=7)
@@ -84,7 +84,7 @@ def test_the_source_of_lines_keeps_the_contract():
 
 
 class Forgetful(LinesSource):
-    """Begins anew, whatever the offsets say."""
+    """Begins from the start, whatever the offsets say."""
 
     def create_task(self):
         task = super().create_task()
@@ -98,7 +98,7 @@ class Forgetful(LinesSource):
         return task
 
 
-def test_a_task_that_begins_anew_is_found_out():
+def test_a_task_that_ignores_its_offsets_is_found():
     source = Forgetful(30)
     with pytest.raises(AssertionError, match="continues after it"):
         conformance.check_task(source.create_task, source.task_settings(1)[0], records=30)
@@ -118,7 +118,7 @@ def test_a_task_that_begins_anew_is_found_out():
         ),
     ],
 )
-def test_a_connector_that_breaks_the_contract_is_found_out(methods, rule):
+def test_a_connector_that_breaks_the_contract_is_found(methods, rule):
     with pytest.raises(AssertionError, match=rule):
         conformance.check_connector(lambda: broken(LinesSource, **methods)(20), {}, tasks_max=4)
 
@@ -149,13 +149,13 @@ def each(handler):
     return handle
 
 
-def test_our_processors_keep_the_contract():
+def test_our_processors_fulfil_the_contract():
     conformance.check_processor(lambda handler: flow(on_record(handler)))
     conformance.check_processor(lambda handler: flow(on_batch(each(handler))))
     conformance.check_processor(OneByOne)
 
 
-def test_a_processor_that_breaks_the_contract_is_found_out():
+def test_a_processor_that_breaks_the_contract_is_found():
     with pytest.raises(AssertionError, match="handed over once"):
         conformance.check_processor(lambda _: NullProcessor())
 

@@ -1,4 +1,4 @@
-"""The programs on the page of the engine do what it says."""
+"""The programs on the page of the engine work as described."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "engine.md"
 
 
 def program(word: str) -> dict:
-    """Run the block of the page that has this word in it, and return its names."""
+    """Run the block of the page with this word in it, and return its names."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if word in block]
     names: dict = {}
@@ -29,7 +29,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_connector_of_files_reads_files_and_keeps_the_contract(folder):
+def test_the_connector_of_files_reads_files_and_fulfils_the_contract(folder):
     connector = program("class FilesConnector")["FilesConnector"]
     settings, got = {"folder": str(folder)}, []
     engine_of(connector, lambda r: got.append(r.after["line"]), settings=settings, tasks_max=2).run()

@@ -1,4 +1,4 @@
-"""The checks of stages that third parties run: they pass for what is right, and find what is not."""
+"""The checks of stages for third parties: they pass for correct stages and find broken ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.converters.customers import groups_of
 
 
 class Keeping:
-    """A transformation of groups that keeps all."""
+    """A transformation of groups that keeps everything."""
 
     def apply(self, group: Group) -> list[Group]:
         return [group]
@@ -39,7 +39,7 @@ class Shouting:
 
 
 class Nowhere:
-    """What can't be pickled."""
+    """An object that can't be pickled."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -59,7 +59,7 @@ class Raising(Keeping):
 
 
 class Counting(Keeping):
-    """Keeps something from call to call."""
+    """Keeps state from call to call."""
 
     calls = 0
 
@@ -69,14 +69,14 @@ class Counting(Keeping):
 
 
 class Sized(Keeping):
-    """Its outcome depends on how many records there are."""
+    """Its result depends on the number of records."""
 
     def apply(self, group: Group) -> list[Group]:
         return [group.with_topic(str(len(group)))]
 
 
 @pytest.mark.parametrize("make", [Keeping, Shouting, Drop])
-def test_transformations_that_keep_the_contract_pass(make: Any) -> None:
+def test_transformations_that_fulfil_the_contract_pass(make: Any) -> None:
     stages.check_transformation(make)
 
 
@@ -145,7 +145,7 @@ class OtherKeys(JsonConverter):
 
 @pytest.mark.parametrize("case", ["create", "key_change_full", "delete"])
 @pytest.mark.parametrize("make", [JsonConverter, CloudEventsConverter, ArrowConverter, PythonConverter])
-def test_our_converters_keep_the_contract(make: Any, case: str) -> None:
+def test_our_converters_fulfil_the_contract(make: Any, case: str) -> None:
     stages.check_converter(make, groups_of(case))
 
 
@@ -162,6 +162,6 @@ def test_a_converter_that_breaks_a_rule_is_found(make: Any, rule: str) -> None:
         stages.check_converter(make)
 
 
-def test_keys_that_are_not_those_of_the_events_are_found() -> None:
+def test_keys_that_differ_from_those_of_the_events_are_found() -> None:
     with pytest.raises(AssertionError, match="keys are those of convert"):
         stages.check_converter(OtherKeys, groups_of("create"))

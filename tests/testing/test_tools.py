@@ -1,4 +1,4 @@
-"""The clock to move, the source of lines, and public names."""
+"""The clock for tests, the source of lines, and public names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_clock_stands_still_until_it_is_moved():
     assert not clock.wait_for_waiters(timeout_s=0.01)
 
 
-def test_back_off_goes_by_the_clock():
+def test_back_off_uses_the_clock():
     clock, seen = MovableClock(), Seen()
     source = LinesSource(faults=[Fault("poll", at, error=RetriableError()) for at in (1, 2)])
     options = {"errors_retry_delay_initial_ms": 3_600_000, "errors_retry_delay_max_ms": 3_600_000}
@@ -53,7 +53,7 @@ def test_back_off_goes_by_the_clock():
     assert seen.count == 10
 
 
-def test_transactions_and_partitions_come_as_they_were_asked_for():
+def test_the_source_of_lines_has_the_given_transactions_and_partitions():
     ends, seen = [], Seen()
 
     def handle(batch):
@@ -65,13 +65,13 @@ def test_transactions_and_partitions_come_as_they_were_asked_for():
     assert sum(ends) == 4
 
 
-def test_importing_the_package_costs_nothing():
+def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, tailrace; print(*[m for m in sys.modules if m.startswith(('tailrace.', 'pyarrow'))])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "\n"
 
 
-def test_public_names_are_there():
+def test_public_names_exist():
     for name in tailrace.__all__:
         assert getattr(tailrace, name) is not None
         assert name in dir(tailrace)
@@ -79,7 +79,7 @@ def test_public_names_are_there():
         _ = tailrace.Nothing
 
 
-def test_failpoints_make_an_engine_fail_where_a_test_wants_it():
+def test_an_engine_fails_at_an_armed_failpoint():
     try:
         failpoints.arm("engine.after_poll=error@2")
         seen, store = Seen(), Store()
@@ -117,7 +117,7 @@ far = tailrace_no_such_package.inner:Lines
 
 @pytest.fixture
 def third_party(tmp_path, monkeypatch):
-    """A package of somebody else that announces connectors."""
+    """A third party's package that registers connectors."""
     (tmp_path / "tailrace_thirdparty.py").write_text(PACKAGE)
     info = tmp_path / "tailrace_thirdparty-1.0.dist-info"
     info.mkdir()
@@ -126,11 +126,11 @@ def third_party(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     for name in [each for each in sys.modules if each.startswith(("tailrace_third", "tailrace_no_such"))]:
-        del sys.modules[name]  # or the next test would find them
+        del sys.modules[name]  # otherwise the next test would find them
 
 
 @pytest.mark.usefixtures("third_party")
-def test_a_connector_of_somebody_else_is_found_by_its_name():
+def test_a_third_partys_connector_is_found_by_its_name():
     seen = Seen()
     engine_of("lines", seen.record).run()
     assert seen.lines == {"0-0": [1, 2, 3, 4, 5]}
@@ -148,7 +148,7 @@ def test_a_connector_of_somebody_else_is_found_by_its_name():
         ("far", Kind.ENVIRONMENT_UNFIT, "there is no module 'tailrace_no_such_package'"),
     ],
 )
-def test_what_is_wrong_with_somebody_elses_connector_is_told(name, kind, words):
+def test_problems_of_a_third_partys_connector_are_reported(name, kind, words):
     with pytest.raises(TailraceError) as caught:
         engine_of(name, Seen().record)
     assert caught.value.kind is kind
@@ -157,7 +157,7 @@ def test_what_is_wrong_with_somebody_elses_connector_is_told(name, kind, words):
 
 @pytest.mark.usefixtures("third_party")
 @pytest.mark.follows("environment_unfit")
-def test_a_package_that_a_connector_lacks_is_installed(tmp_path):
+def test_the_hint_for_a_missing_package_of_a_connector_installs_it(tmp_path):
     with pytest.raises(TailraceError) as caught:
         engine_of("far", Seen().record)
     found = re.search(r"install the package that has '(\w+)'", caught.value.hint)

@@ -1,4 +1,4 @@
-"""Torture in small: every failpoint and every other fault once, on all sinks at once.
+"""A small torture run: every failpoint and every other fault once, on all sinks at once.
 
 `make torture` does the same a hundred times for each sink.
 """
@@ -28,9 +28,9 @@ from tests.support.torture.harness import (
 
 pytestmark = pytest.mark.timeout(900)
 
-#: Points that are passed without Spark, in an order in which one log passes them. A snapshot that
-#: was cut short after its first chunk goes on beside the stream; one that was not is handed over,
-#: which is another log's matter: in the second test, and in tests/capture.
+#: Failpoints that are passed without Spark, in an order in which a run passes them. After a snapshot was
+#: interrupted after its first chunk, the rest is read beside the stream; the hand-over after an
+#: uninterrupted one needs another log: the second test and tests/capture have it.
 CAPTURE_POINTS = (
     "snapshot.after_slot",
     "snapshot.after_plan",
@@ -45,7 +45,7 @@ CAPTURE_POINTS = (
 )
 HANDOVER_POINTS = ("snapshot.before_handover", "snapshot.after_handover")
 SINK_POINTS = tuple(sorted(name for name in POINTS if name.startswith("sink.")))
-#: Retention finds something to remove when the sinks have read a part of the log in earlier lives.
+#: Retention finds segments to remove once the sinks have read a part of the log in earlier processes.
 RETENTION_POINTS = tuple(sorted(name for name in POINTS if "retention" in name))
 
 
@@ -62,13 +62,13 @@ def round_(own_pg: EmbeddedPostgres, tmp_path: Path, proxy: Callable[[int], Prox
 
 
 @pytest.mark.torture
-def test_a_kill_at_each_failpoint_loses_doubles_and_tears_nothing(round_: Round) -> None:
+def test_a_kill_at_each_failpoint_loses_repeats_and_splits_no_transaction(round_: Round) -> None:
     round_.settings["source"] = {"snapshot_chunk_rows": 30}
     round_.write_file(sinks=[])
     missed = [name for name in CAPTURE_POINTS if not round_.undergo(kill_at(name))]
     round_.settings["log"] = {"retention": {"size_bytes": 1 << 20}}
     round_.write_file()
-    # Which sink comes to a point first is up to chance; later visits belong to others.
+    # Which sink reaches a failpoint first is chance; later visits are by other sinks.
     faults = [kill_at(name, 1 + turn % 3) for turn, name in enumerate(SINK_POINTS)]
     faults += [kill_at(name, until_caught_up=False) for name in RETENTION_POINTS]
     missed += [fault.name for fault in faults if not round_.undergo(fault)]
@@ -78,7 +78,7 @@ def test_a_kill_at_each_failpoint_loses_doubles_and_tears_nothing(round_: Round)
 
 
 @pytest.mark.ci
-def test_kills_at_random_a_killed_source_cut_connections_and_a_full_disk_are_survived(round_: Round) -> None:
+def test_random_kills_a_killed_source_cut_connections_and_a_full_disk_lose_nothing(round_: Round) -> None:
     round_.write_file(sinks=[])
     assert kill_at("snapshot.before_handover").strike(round_)
     round_.write_file()

@@ -1,4 +1,4 @@
-"""The Kafka sink under torture, in small; and that the harness finds what is planted.
+"""A small torture run of the Kafka sink; and the harness finds planted bugs.
 
 `python -m tests.support.torture.kafka` does the same two hundred times, on three brokers.
 """
@@ -42,7 +42,7 @@ def make_round(pg: Database, tmp_path: Path, request: pytest.FixtureRequest) -> 
     return make
 
 
-def test_kills_at_each_failpoint_and_brokers_that_go_leave_each_change_once(
+def test_kills_at_each_failpoint_and_of_brokers_leave_each_change_once(
     cluster: EmbeddedKafka, make_round: Callable[..., Round]
 ) -> None:
     round_ = make_round(cluster.bootstrap, replication=brokers.NODES)
@@ -64,7 +64,7 @@ def test_kills_at_each_failpoint_and_brokers_that_go_leave_each_change_once(
     assert round_.hits().keys() >= POINTS
 
 
-def test_an_offset_outside_of_the_transaction_is_caught(
+def test_an_offset_written_outside_the_transaction_is_caught(
     kafka: EmbeddedKafka, make_round: Callable[..., Round]
 ) -> None:
     round_ = make_round(kafka.bootstrap, "kafka_offset_outside")
@@ -74,7 +74,7 @@ def test_an_offset_outside_of_the_transaction_is_caught(
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_reading_offsets_that_are_not_committed_is_caught(
+def test_reading_uncommitted_offsets_is_caught(
     kafka: EmbeddedKafka, make_round: Callable[..., Round], isolation: str
 ) -> None:
     round_ = make_round(kafka.bootstrap, "kafka_offset_flushed", isolation=isolation)
@@ -83,7 +83,7 @@ def test_reading_offsets_that_are_not_committed_is_caught(
     assert bool(round_.judge()) is (isolation == "read_uncommitted")
 
 
-def test_a_failed_commit_that_is_passed_over_is_caught(
+def test_ignoring_a_failed_commit_is_caught(
     kafka_proxy: KafkaProxy, make_round: Callable[..., Round]
 ) -> None:
     round_ = make_round(kafka_proxy.bootstrap, "kafka_commit_ignored")

@@ -1,6 +1,6 @@
-"""Real time under torture: overflows and returns, with a kill at a step that is drawn at random each time.
+"""Real time under torture: the buffer overflows and recovers, with a kill at a random failpoint each time.
 
-`TAILRACE_REALTIME_FALLS` says how many overflows there are to be, in place of the five hundred.
+`TAILRACE_REALTIME_FALLS` sets the number of overflows, 500 by default.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def _torture(story: Story) -> None:
     story.check()
 
 
-def test_random_overflows_returns_and_kills_are_nothing_to_a_handler(tmp_path: Path) -> None:
+def test_a_handler_gets_every_change_despite_random_overflows_and_kills(tmp_path: Path) -> None:
     _torture(Story(tmp_path))
 
 
-def test_random_overflows_returns_and_kills_are_nothing_to_kafka(
+def test_kafka_gets_every_change_despite_random_overflows_and_kills(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     _torture(Story(tmp_path, (kafka.bootstrap, topic_name)))

@@ -1,4 +1,4 @@
-"""The validator itself: a good sink passes, and each way to spoil it is caught."""
+"""The validator accepts a good history and finds each way to spoil one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _doubled_row(changes: list[Change]) -> list[Change]:
 
 
 def _transaction_captured_twice(changes: list[Change]) -> list[Change]:
-    # The same commit at two places of the log: another log offset, hence no simple repeat.
+    # The same commit at two places of the log: as the log offset differs, this is no simple repeat.
     again = [replace(c, log_offset=c.log_offset + 10**7) for c in changes if c.commit_lsn == 0x500]
     return _by_table(changes + again)
 
@@ -162,8 +162,8 @@ def test_a_spoiled_history_is_caught(
 
 
 def test_a_wrong_value_is_caught_unless_it_is_overwritten(good: list[Change], source: State) -> None:
-    # The later update of that row sends the price again, so the end is right: what a history
-    # alone can't show is the value in between. A wrong final value is always seen.
+    # A later update of the row sends the price again, so the last value is right: the history alone can't
+    # show the wrong value between. A wrong last value is always found.
     assert history_problems(_wrong_value(good), source) == []
     source["item"][(-50,)]["price"] = Decimal(3)
     assert history_problems(good, source) == ["item: row (-50,) differs in ['price']"]
@@ -263,7 +263,7 @@ def test_a_mirror_with_a_wrong_lost_or_extra_row_is_caught(plain_source: State, 
     ]
 
 
-def test_a_mirror_that_showed_half_a_transaction_in_an_older_version_is_caught(
+def test_a_mirror_with_half_a_transaction_in_an_older_version_is_caught(
     plain_source: State, tmp_path: Path
 ) -> None:
     whole = list(plain_source["account"].values())
@@ -280,7 +280,7 @@ def test_a_mirror_that_showed_half_a_transaction_in_an_older_version_is_caught(
     assert "counter (1,) goes back to 0 in version 1 of the mirror" in found
 
 
-def test_a_mirror_may_lack_accounts_until_a_snapshot_is_whole_and_not_afterwards(
+def test_a_mirror_may_lack_accounts_only_until_a_snapshot_is_complete(
     plain_source: State, tmp_path: Path
 ) -> None:
     whole = list(plain_source["account"].values())

@@ -1,4 +1,4 @@
-"""Reshards of a real keyspace at random, under a writer, with everything killed at any moment."""
+"""Random reshards of a real keyspace while a writer runs and processes are killed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.torture.vitess import SHARDS_MAX, campaign, planned, shards_between
 
-#: Of the torture.
+#: For `make torture`.
 CAMPAIGNS = 30
 
 
-def test_plans_are_of_shards_that_have_the_same_keys() -> None:
+def test_planned_reshards_keep_the_keyspace_covered() -> None:
     for seed in range(200):
         serving = set(shards_between(["80"]))
         for step in planned(random.Random(seed), 5):
@@ -40,6 +40,6 @@ def test_random_campaigns_lose_no_change(tmp_path: Path, kafka: EmbeddedKafka, s
 
 @pytest.mark.torture
 @pytest.mark.vitess
-def test_positions_that_belong_to_tasks_are_caught(tmp_path: Path) -> None:
+def test_positions_recorded_by_task_instead_of_by_shard_are_caught(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="jsonl"):
         campaign(tmp_path, seed=1, steps=1, launcher="vitess_state_by_task")

@@ -1,4 +1,4 @@
-"""Chains from what a file says: every mistake at its place, and what other packages offer."""
+"""Chains of transformations built from a file: errors with their places, and those of other packages."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_file_makes_a_chain(tmp_path: Path) -> None:
+def test_a_chain_is_built_from_a_file(tmp_path: Path) -> None:
     options = config.load_engine(written(tmp_path, GOOD)).engine
     chain = build(options.transformations, options.predicates)
     found = {int(p): group.topic for group in chain.apply(orders()) for p in group.index}
     assert found == {0: "shop.orders", 1: "shop.orders", 2: "public.orders", 3: "public.orders"}
 
 
-def test_every_mistake_is_told_at_its_place(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
     text = """\
 name: shop
 source: {type: postgresql, dsn: postgresql://cdc@db/shop}
@@ -155,7 +155,7 @@ class Shouts:
         pass
 
 
-def test_objects_mappings_and_models_stand_side_by_side() -> None:
+def test_objects_mappings_and_models_may_be_combined() -> None:
     halves = Halves()
     chain = build(
         [halves, {"type": "filter", "where": "op = 'c'"}, FilterConfig(where="after.id = 1"), Shouts()]
@@ -188,14 +188,14 @@ def test_a_package_offers_transformations_by_name(monkeypatch: pytest.MonkeyPatc
         ([{"type": "filter", "where": 1}], r"transformations\[0\]\.where: must be text"),
     ],
 )
-def test_what_is_no_chain_is_refused(given: list[Any], words: str) -> None:
+def test_an_invalid_chain_is_refused(given: list[Any], words: str) -> None:
     with pytest.raises(TailraceError, match=words) as caught:
         build(given)
     assert caught.value.kind is Kind.CONFIG_INVALID
 
 
 @pytest.mark.parametrize("broken", [Twice(), Raises()])
-def test_a_foreign_transformation_that_breaks_its_word_is_named(broken: Halves) -> None:
+def test_a_foreign_transformation_that_breaks_the_contract_is_reported(broken: Halves) -> None:
     with pytest.raises(TailraceError) as caught:
         build([Halves(), broken]).apply(orders())
     assert caught.value.kind is Kind.TASK_FAILED
@@ -204,7 +204,7 @@ def test_a_foreign_transformation_that_breaks_its_word_is_named(broken: Halves) 
 
 
 @pytest.mark.follows("task_failed")
-def test_records_that_a_named_one_can_not_take_are_kept_from_it_by_a_predicate(
+def test_a_predicate_keeps_records_from_a_transformation_that_cannot_handle_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tailrace.config.transformations.steps.names", lambda _: ("raises",))
@@ -217,14 +217,14 @@ def test_records_that_a_named_one_can_not_take_are_kept_from_it_by_a_predicate(
     assert places(chain.apply(orders())) == [0, 1, 2, 3, 4]
 
 
-def test_all_are_closed_although_one_fails() -> None:
+def test_all_transformations_are_closed_although_one_fails() -> None:
     after = Halves()
     with pytest.raises(OSError, match="closing"):
         build([Raises(), after]).close()
     assert after.closed
 
 
-def test_check_builds_the_chain_and_says_whom_it_does_not_concern(tmp_path: Path) -> None:
+def test_check_builds_the_chain_and_warns_that_it_does_not_apply_to_sinks(tmp_path: Path) -> None:
     options = config.load_engine(written(tmp_path, GOOD))
     assert list(preflight._transformations(options)) == []
     sinks = "sinks: [{type: jsonl, path: ./out}]\n"

@@ -1,4 +1,4 @@
-"""Whatever is put after whatever: places and order stay, nothing is invented, and chains pickle."""
+"""Random chains keep positions and order, add nothing, and can be pickled."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ CHANGE = st.one_of(
 
 @examples(150)
 @given(st.lists(STEP, max_size=5), st.lists(CHANGE, min_size=1, max_size=6))
-def test_random_chains_keep_places_and_order(steps: list[dict[str, Any]], changes: list[bytes]) -> None:
+def test_random_chains_keep_positions_and_order(steps: list[dict[str, Any]], changes: list[bytes]) -> None:
     chain = build(steps, PREDICATES)  # type: ignore[arg-type]
     group = orders(*changes)
     found = chain.apply(group)
@@ -95,7 +95,7 @@ def test_random_chains_keep_places_and_order(steps: list[dict[str, Any]], change
 
 @examples(80)
 @given(st.lists(STEP, max_size=4), st.lists(CHANGE, min_size=2, max_size=6), st.data())
-def test_a_record_becomes_the_same_whatever_stands_beside_it(
+def test_a_records_result_does_not_depend_on_the_other_records(
     steps: list[dict[str, Any]], changes: list[bytes], data: st.DataObject
 ) -> None:
     chain = build(steps, PREDICATES)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_a_record_becomes_the_same_whatever_stands_beside_it(
 
 
 def _bare(found: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    # Fields that a group has only where one of its records needs them say nothing where they are null.
+    # Fields that a group has only because one of its records needs them are empty in the others.
     return {
         place: {name: v for name, v in row.items() if v not in (None, [], {})} for place, row in found.items()
     }

@@ -1,4 +1,4 @@
-"""Chains and converters go to other processes, as groups do: what is done there is what is done here."""
+"""Chains, converters and groups are sent to other processes, with the same results there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.decode.wire import insert
 from tests.support.transforms.groups import orders, rows
 from tests.support.transforms.page_examples import EXAMPLES
 
-#: Kinds that no example on the page shows with settings of its own.
+#: Transformations whose settings no example on the page shows.
 OTHERS: list[dict[str, Any]] = [
     {"type": "rename", "fields": {"note": "remark"}},
     {"type": "drop_fields", "fields": ["note"]},
@@ -61,7 +61,7 @@ def outcome(chain: Any, group: Group) -> Any:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_chain_does_the_same_in_another_process(
+def test_a_chain_gives_the_same_in_another_process(
     engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAILRACE_TEST_SALT", "salt")
@@ -70,7 +70,7 @@ def test_a_chain_does_the_same_in_another_process(
     assert outcome(there, group) == outcome(chain, orders())
 
 
-def test_there_is_one_of_every_kind() -> None:
+def test_every_kind_of_transformation_is_tested() -> None:
     steps = [step for engine in ENGINES for step in engine["transformations"]]
     assert {step["type"] for step in steps} == set(TRANSFORMATIONS)
     chosen = [one for engine in ENGINES for one in engine.get("predicates", {}).values()]
@@ -87,14 +87,14 @@ def test_there_is_one_of_every_kind() -> None:
         PythonConverter(),
     ],
 )
-def test_a_converter_does_the_same_in_another_process(converter: Converter) -> None:
+def test_a_converter_gives_the_same_in_another_process(converter: Converter) -> None:
     there, group = pickle.loads(pickle.dumps((converter, orders())))  # noqa: S301 - made here
     assert_same(converter.convert(orders()), there.convert(group))
 
 
 @pytest.mark.parametrize("kind", [AvroConverter, JsonSchemaConverter])
-def test_a_converter_with_a_registry_asks_for_the_same_schemas_there(kind: Any) -> None:
-    """What it knows stays here: the copy asks the registry anew, which gives the same ids."""
+def test_a_converter_with_a_registry_gets_the_same_schemas_in_another_process(kind: Any) -> None:
+    """Its cache stays here: the copy asks the registry again, which gives the same ids."""
     with FakeRegistry() as registry:
         converter, numbers = kind(registry_url=registry.url), orders(insert("1", "first", "5.00"))
         before, group = pickle.loads(pickle.dumps((converter, numbers)))  # noqa: S301 - made here

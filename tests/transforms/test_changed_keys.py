@@ -1,6 +1,6 @@
-"""Updates that change the key, before transformations after which the row before says nothing of it.
+"""Updates that change the key are split before transformations that would lose the relation of the two rows.
 
-Who reads a compacted topic has to have the table: of each key the last row, and none that was deleted.
+A reader of a compacted topic must get the table: of each key the last row, and no deleted ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.transforms.groups import COMMIT_US, orders
 
 KEY, BOTH = {"apply_to": "key"}, {"apply_to": "both"}
 
-#: Steps, and what a key is called and holds after them.
+#: Steps, and the name and value of a key after them.
 STEPS: dict[str, tuple[list[dict[str, Any]], Any]] = {
     "nothing": ([], lambda key: {"id": key}),
     "flatten": ([{"type": "flatten"}], lambda key: {"id": key}),
@@ -70,7 +70,7 @@ STEPS: dict[str, tuple[list[dict[str, Any]], Any]] = {
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Group, dict[int, str | None]]:
-    """Changes of a table that has rows of a few keys, and the rows that are left."""
+    """Changes of a table with rows of a few keys, and the rows that are left."""
     is_full = draw(st.booleans())
     table: dict[int, tuple[str, str | None]] = {}
     changes = []
@@ -109,7 +109,7 @@ def group_of(*changes: bytes, is_full: bool = False) -> Group:
 
 
 def compacted(group: Group, steps: list[dict[str, Any]], converter: Any) -> dict[str, Any]:
-    """Return the note of what is left of each key, JSON, in the topic."""
+    """Return the note that is left of each key (JSON) in the compacted topic."""
     left: dict[str, Any] = {}
     for event in converted(build(steps, splits_updates=True).apply(group), len(group), converter):
         key, value = (None if text is None else json.loads(text) for text in (event.key, event.value))
@@ -168,7 +168,7 @@ def test_the_two_records_have_the_others_key_as_a_header() -> None:
 
 
 def moved(route: str) -> ReadyBatch:
-    """An update that changed the key, with one before and one after it, as they go to a handler."""
+    """An update that changed the key, with a change before and after it, as they go to a handler."""
     group = group_of(
         insert("1", "a", None), insert("7", "b", None), update("2", "b", "1.00", key=("1", None, None)),
         delete("7", None, None),
@@ -179,7 +179,9 @@ def moved(route: str) -> ReadyBatch:
 
 
 @pytest.mark.parametrize("route", ["'all'", "case when value is null then 'deletes' else 'rows' end"])
-def test_an_update_counts_as_processed_after_the_second_and_waits_for_both_keys(route: str) -> None:
+def test_a_split_update_counts_as_processed_after_its_second_record_and_waits_for_both_keys(
+    route: str,
+) -> None:
     ready = moved(route)
     assert len(ready.batch) == 4
     assert [(place, [event.key for event in events]) for place, events in ready.by_record()] == [
@@ -196,7 +198,7 @@ def test_an_update_counts_as_processed_after_the_second_and_waits_for_both_keys(
     assert other.tolist() == [keys[0], keys[1], keys[0], keys[3]]
 
 
-def test_other_transformations_and_those_of_other_columns_get_the_update() -> None:
+def test_transformations_that_do_not_affect_the_key_get_the_whole_update() -> None:
     group = group_of(insert("1", "a", None), update("2", "b", "1.00", key=("1", None, None)))
     steps: list[dict[str, Any]] = [
         {"type": "filter", "where": "op in ('c', 'u')"},
@@ -205,19 +207,19 @@ def test_other_transformations_and_those_of_other_columns_get_the_update() -> No
         {"type": "add_fields", "static": {"of": "shop"}},
         {"type": "value_to_key", "fields": ["id"]},
     ]
-    unknown = Group.of_columns("lines", group.index, group.columns)  # of a source that knows no tables
+    unknown = Group.of_columns("lines", group.index, group.columns)  # of a source without relations
     for changes in (group, unknown):
         [made] = build(steps[: len(steps) - (changes is unknown)], splits_updates=True).apply(changes)
         assert made.column("op").to_pylist() == ["c", "u"]
     [made] = build([{"type": "flatten"}], splits_updates=True).apply(unknown)
-    assert made.column("op").to_pylist() == ["c", "u"], "what `partial` rows hold is not known"
+    assert made.column("op").to_pylist() == ["c", "u"], "`partial` rows may lack values"
     whole = group_of(update("2", "b", "1.00", old=("1", "a", None)), is_full=True)
     unknown = Group.of_columns("lines", whole.index, whole.columns)
     [made] = build([{"type": "flatten"}], splits_updates=True).apply(unknown)
     assert (made.column("op").to_pylist(), made.column("value").to_pylist()[0]) == (["d", "c"], None)
 
 
-def test_headers_of_both_kinds_of_changed_keys_are_there_together() -> None:
+def test_headers_for_both_kinds_of_changed_keys_are_combined() -> None:
     group = group_of(
         update("2", "b", "1.00", old=("1", "a", None)), update("5", "d", None, old=("5", "c", None)),
         is_full=True,

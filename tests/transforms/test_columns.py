@@ -1,4 +1,4 @@
-"""Columns renamed, left out, masked, added and cast: alike on the wire, in Arrow and one by one."""
+"""Columns renamed, dropped, masked, added and cast: the same on frames, in Arrow and record by record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def decoded(group: Group) -> Group:
-    """Return the same records without the wire behind them."""
+    """Return the same records without their frames."""
     return Group.of_columns(group.topic, group.index, group.columns, group.relation)
 
 
@@ -85,7 +85,7 @@ def _salt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given_", ALIKE, ids=str)
-def test_wire_and_arrow_are_edited_alike(given_: Row) -> None:
+def test_frames_and_arrow_are_edited_alike(given_: Row) -> None:
     @given(CHANGES)
     def alike(changes: list[bytes]) -> None:
         group = orders(*changes)
@@ -99,7 +99,7 @@ def test_wire_and_arrow_are_edited_alike(given_: Row) -> None:
     alike()
 
 
-def test_the_wire_is_written_with_what_was_edited() -> None:
+def test_edited_frames_are_converted_with_the_edits() -> None:
     chain = (
         {"type": "rename", "fields": {"note": "remark"}},
         {"type": "mask", "fields": ["remark"], "value": "***"},
@@ -122,7 +122,7 @@ def test_the_wire_is_written_with_what_was_edited() -> None:
     assert json_of(again.wire)[0]["after"] == {"number": 3, "remark": "***"}  # type: ignore[arg-type]
 
 
-def test_what_does_not_concern_a_table_leaves_it_undecoded() -> None:
+def test_a_table_that_no_transformation_concerns_is_not_decoded() -> None:
     group = orders()
     none = ["nothing", "*_email"]
     edits = (
@@ -135,7 +135,7 @@ def test_what_does_not_concern_a_table_leaves_it_undecoded() -> None:
     assert only(applied(group, *edits)) is group
 
 
-def test_rows_and_keys_may_be_edited_apart() -> None:
+def test_rows_and_keys_may_be_edited_separately() -> None:
     found = envelope(applied(orders(), {"type": "rename", "fields": {"id": "k"}, "apply_to": "key"}))
     assert found[4]["key"] == {"k": 1}
     assert found[0]["after"] == {"id": 1, "note": "first", "price": Decimal("5.00")}
@@ -218,20 +218,20 @@ def test_fields_are_added_to_rows() -> None:
     }
     assert found[4]["after"] is None
     assert found[4]["before"]["total"] is None
-    # What is put in the place of a value that was not sent is no longer one.
+    # A value that replaces an unchanged one is no longer marked as unchanged.
     assert found[2]["unchanged"] == []
     keyless = applied(orders(insert("1", "a", "2"), key=()), {**added, "apply_to": "key"})
     assert rows(keyless)[0]["key"]["region"] == "it's"
 
 
-def test_where_records_come_from_is_null_if_their_connector_does_not_say_it() -> None:
+def test_metadata_that_the_connector_does_not_give_is_null() -> None:
     batch = Batch.of_records([SourceRecord(topic="t", offset={}, op="c", after={"id": 1})])
     names = ("connector", "name", "db", "version")
     added = {"type": "add_fields", "metadata": {name: name for name in names}}
     assert rows(applied(batch.groups[0], added))[0]["after"] == {"id": 1, **dict.fromkeys(names)}
 
 
-def test_a_cast_keeps_what_is_noted_and_tells_no_value() -> None:
+def test_a_cast_keeps_the_special_texts_and_its_error_shows_no_value() -> None:
     found = envelope(
         applied(orders(), {"type": "cast", "fields": {"id": "text", "price": "double precision"}})
     )
@@ -243,7 +243,7 @@ def test_a_cast_keeps_what_is_noted_and_tells_no_value() -> None:
     assert caught.value.kind is Kind.TRANSFORM_FAILED
 
 
-def test_a_row_may_lose_all_of_its_columns() -> None:
+def test_all_columns_of_frames_may_be_dropped() -> None:
     for which in ({"fields": ["*"]}, {"keep": ["nothing"]}):
         found = JsonConverter().convert(only(applied(orders(), {"type": "drop_fields", **which})))
         assert [json.loads(text)["after"] for text in found.values.to_pylist()[:4]] == [{}] * 4
@@ -254,7 +254,7 @@ def test_a_row_may_lose_all_of_its_columns() -> None:
     ("fields", "key"),
     [({"content"}, '{"prefix":"audit"}'), ({"prefix"}, None), ({"prefix", "content"}, None)],
 )
-def test_a_logical_message_may_lose_what_it_has(fields: set[str], key: str | None) -> None:
+def test_the_fields_of_a_logical_message_may_be_dropped(fields: set[str], key: str | None) -> None:
     dropped = only(applied(messages(b"x"), {"type": "drop_fields", "fields": sorted(fields)}))
     events = JsonConverter().convert(dropped)
     [value] = map(json.loads, events.values.to_pylist())
@@ -281,7 +281,7 @@ TIMES = [
 
 
 @pytest.mark.parametrize(("kind", "value", "to", "expected"), TIMES)
-def test_points_in_time_change_their_form(kind: str, value: Any, to: str, expected: Any) -> None:
+def test_timestamps_are_converted_between_forms(kind: str, value: Any, to: str, expected: Any) -> None:
     group = plain([{"t": value}, {"t": None}], key=pa.array([{"t": value}, None]))
     found = rows(applied(group, {"type": "timestamps", "fields": ["t"], "to": to}))
     assert [found[0]["value"], found[1]["value"]] == [{"t": expected}, {"t": None}]
@@ -290,12 +290,12 @@ def test_points_in_time_change_their_form(kind: str, value: Any, to: str, expect
 
 @pytest.mark.parametrize("to", ["timestamp", "date", "time", "string"])
 @pytest.mark.parametrize(("unit", "value"), [("s", 2**63 // 1000), ("ms", 1_700_000_000 * 10**9)])
-def test_a_point_in_time_that_is_out_of_range_is_no_other_one(unit: str, value: int, to: str) -> None:
+def test_a_timestamp_out_of_range_is_refused(unit: str, value: int, to: str) -> None:
     with pytest.raises(TailraceError, match="out of range"):
         applied(plain([{"t": value}]), {"type": "timestamps", "fields": ["t"], "unit": unit, "to": to})
 
 
-def test_before_1970_a_part_of_a_microsecond_is_of_the_one_before() -> None:
+def test_parts_of_a_microsecond_before_1970_are_rounded_down() -> None:
     def found(to: str) -> Any:
         step = {"type": "timestamps", "fields": ["t"], "unit": "ns", "to": to}
         return rows(applied(plain([{"t": -1}]), step))[0]["value"]["t"]
@@ -305,7 +305,7 @@ def test_before_1970_a_part_of_a_microsecond_is_of_the_one_before() -> None:
     assert found("string") == "1969-12-31T23:59:59.999999Z"
 
 
-def test_an_infinity_in_a_text_has_no_number() -> None:
+def test_an_infinite_timestamp_has_no_number() -> None:
     texts = plain([{"t": "infinity"}])
     found = only(applied(texts, {"type": "timestamps", "fields": ["t"], "to": "date"}))
     assert found.column("value").field("t").cast(pa.int32()).to_pylist() == [2**31 - 1]
@@ -314,7 +314,7 @@ def test_an_infinity_in_a_text_has_no_number() -> None:
             applied(texts, {"type": "timestamps", "fields": ["t"], "to": to})
 
 
-def test_a_year_of_six_digits_is_written_as_it_is() -> None:
+def test_a_year_of_six_digits_is_written_completely() -> None:
     converted = {"type": "timestamps", "fields": ["t"], "to": "string"}
     texts = {
         "294246-12-31 23:59:59.999999": "+294246-12-31T23:59:59.999999Z",
@@ -353,9 +353,7 @@ def test_times_are_read_and_written_by_a_format() -> None:
         ("%Y %U %w", "2024 10 1", "2024-03-11 00:00"),
     ],
 )
-def test_a_day_that_a_month_or_year_does_not_have_is_refused(
-    read_format: str, text: str, read: str | None
-) -> None:
+def test_an_invalid_day_of_a_month_or_year_is_refused(read_format: str, text: str, read: str | None) -> None:
     step = {"type": "timestamps", "fields": ["t"], "read_format": read_format, "to": "string"}
     group = plain([{"t": text}, {"t": None}])
     if read is None:
@@ -384,13 +382,13 @@ def test_a_day_that_a_month_or_year_does_not_have_is_refused(
         ({"type": "rename", "fields": {}}, "at least 1"),
     ],
 )
-def test_options_that_can_not_be_are_refused(given_: Row, words: str) -> None:
+def test_invalid_options_are_refused(given_: Row, words: str) -> None:
     with pytest.raises(TailraceError, match=words) as caught:
         applied(orders(), given_)
     assert caught.value.kind is Kind.CONFIG_INVALID
 
 
-def test_a_row_may_lose_all_its_columns() -> None:
+def test_all_columns_of_a_row_may_be_dropped() -> None:
     found = envelope(applied(decoded(orders()), {"type": "drop_fields", "fields": ["*"]}))
     assert [row["after"] for row in found.values()] == [{}, {}, {}, {}, None]
     on_wire = envelope(applied(orders(), {"type": "drop_fields", "fields": ["*"]}))

@@ -1,4 +1,4 @@
-"""Which records go on, and where to; what need not be decoded is not, and stays as the wire has it."""
+"""Which records pass, and to which topic; frames are decoded only if necessary, and stay as they are."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def is_undecoded(group: Group) -> bool:
         ("after.id::text || coalesce(after.note, '-') = '1-'", [2]),
     ],
 )
-def test_a_filter_keeps_what_its_expression_is_true_for(where: str, kept: list[int]) -> None:
+def test_a_filter_keeps_records_for_which_its_expression_is_true(where: str, kept: list[int]) -> None:
     found = applied(orders(), {"type": "filter", "where": where})
     assert places(found) == kept
     assert all(part.wire is not None for part in found)
     assert rows(found) == {place: row for place, row in rows([orders()]).items() if place in kept}
 
 
-def test_nulls_are_dropped_or_kept_as_the_filter_says() -> None:
+def test_null_results_are_dropped_or_kept_as_configured() -> None:
     where = "after.price > 6"
     assert places(applied(orders(), {"type": "filter", "where": where})) == [2, 3]
     kept = applied(orders(), {"type": "filter", "where": where, "nulls": "keep"})
@@ -53,7 +53,7 @@ def test_nulls_are_dropped_or_kept_as_the_filter_says() -> None:
 @pytest.mark.parametrize(
     "where", ["op = 'u'", "source.table = 'orders' and op <> 'd'", "topic like 'public.%'", "source.lsn > 0"]
 )
-def test_what_the_envelope_says_is_asked_without_decoding(where: str) -> None:
+def test_conditions_on_the_envelope_need_no_decoding(where: str) -> None:
     group = orders()
     found = only(applied(group, {"type": "filter", "where": where}))
     assert is_undecoded(group)
@@ -66,7 +66,7 @@ def test_source_is_the_same_decoded_or_not() -> None:
     assert group.wire.source().equals(group.columns.column("source"))
 
 
-def test_a_column_that_is_not_there_stops_with_its_place_or_is_null() -> None:
+def test_a_missing_column_is_an_error_with_its_place_or_null() -> None:
     where = "op = 'c' and\n after.pricee > 5"
     with pytest.raises(TailraceError) as caught:
         applied(orders(), {"type": "filter", "where": where})
@@ -82,14 +82,14 @@ def test_a_column_that_is_not_there_stops_with_its_place_or_is_null() -> None:
     assert places(applied(messages(b"x"), {"type": "filter", "where": "after.prefix = 'audit'"})) == [0]
 
 
-def test_no_message_of_an_expression_holds_a_value() -> None:
+def test_no_error_of_an_expression_shows_a_value() -> None:
     with pytest.raises(TailraceError) as caught:
         applied(orders(), {"type": "filter", "where": "cast(after.note as integer) > 1"})
     assert "first" not in str(caught.value)
     assert "can't be converted" in caught.value.message
 
 
-def test_topics_are_renamed_by_what_a_pattern_fits_and_nothing_is_decoded() -> None:
+def test_topics_are_renamed_by_a_pattern_without_decoding() -> None:
     group = orders()
     route = {"type": "route", "regex": r"(?<schema>\w+)\.(\w+)", "replacement": "shop.${schema}-$2"}
     found = only(applied(group, route))
@@ -97,7 +97,7 @@ def test_topics_are_renamed_by_what_a_pattern_fits_and_nothing_is_decoded() -> N
     assert only(applied(group, {**route, "regex": "public(.)(x?)", "replacement": "$1"})) is group
 
 
-def test_each_record_goes_where_an_expression_says() -> None:
+def test_an_expression_chooses_the_topic_of_each_record() -> None:
     case = "case when after.price > 8 then 'dear' when op = 'd' then 'gone' end"
     found = applied(orders(), {"type": "route", "topic": case})
     assert topics(found) == {0: "public.orders", 1: "public.orders", 2: "public.orders", 3: "dear", 4: "gone"}
@@ -105,7 +105,7 @@ def test_each_record_goes_where_an_expression_says() -> None:
     assert rows(found) == rows([orders()])
 
 
-def test_a_topic_is_a_text_and_not_empty() -> None:
+def test_a_topic_that_is_no_text_or_empty_is_refused() -> None:
     for topic, words in (("1 + 1", "a topic is text"), ("''", "is empty")):
         with pytest.raises(TailraceError, match=words) as caught:
             applied(orders(), {"type": "route", "topic": topic})
@@ -121,7 +121,7 @@ def test_the_former_topic_may_become_part_of_the_key() -> None:
     assert keyless.topic == "all"
 
 
-def test_predicates_choose_and_negate() -> None:
+def test_predicates_choose_records_and_may_be_negated() -> None:
     deletes = {"type": "operation", "operations": ["delete"]}
     drop = {"type": "drop", "predicate": "deletes"}
     group = orders()
@@ -165,7 +165,7 @@ def test_predicates_read_plain_records_too() -> None:
     assert left(type="expression", where="headers.none is null") == []
 
 
-def test_a_chain_pickles_and_does_the_same() -> None:
+def test_a_pickled_chain_gives_the_same() -> None:
     chain = build(
         [
             {"type": "filter", "where": "after.price > 1", "predicate": "changes"},
@@ -178,14 +178,14 @@ def test_a_chain_pickles_and_does_the_same() -> None:
     assert topics(chain.apply(orders())) == {0: "t1", 2: "t1", 3: "t3", 4: "public.orders"}
 
 
-def test_an_empty_group_gives_nothing() -> None:
+def test_an_empty_group_gives_no_groups() -> None:
     group = orders().take(np.array([], np.int64))
     assert applied(group, {"type": "filter", "where": "after.price > 1"}) == []
 
 
 @pytest.mark.parametrize("column", ["key", "before", "after"])
 @pytest.mark.parametrize("name", ["id", "note", "price"])
-def test_one_column_alone_is_what_it_is_among_all(column: str, name: str) -> None:
+def test_a_column_read_alone_equals_the_one_read_with_all(column: str, name: str) -> None:
     group, whole = orders(), orders().columns.column(column)
     alone = group.member(column, name)
     assert "columns" not in vars(group)

@@ -1,4 +1,4 @@
-"""Rows instead of changes, as Debezium's new record state gives them."""
+"""Rows instead of changes, as Debezium's new record state extraction returns them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_metadata_become_fields_and_headers_under_debeziums_names() -> None:
 
 
 @pytest.mark.parametrize("mask", [{}, {"method": "truncate", "length": 2}, {"method": "null"}])
-def test_what_stands_for_a_value_that_was_not_sent_is_not_masked(mask: dict[str, Any]) -> None:
+def test_the_placeholder_of_an_unchanged_value_is_not_masked(mask: dict[str, Any]) -> None:
     found = applied(orders(), {"type": "flatten"}, {"type": "mask", "fields": ["note"], **mask})
     assert values(found)[2]["note"] == PLACEHOLDER
     assert values(found)[0]["note"] != "first"
@@ -131,7 +131,7 @@ def test_what_stands_for_a_value_that_was_not_sent_is_not_masked(mask: dict[str,
     assert values(found)[0]["note"] != PLACEHOLDER
 
 
-def test_a_value_that_was_not_sent_may_be_null() -> None:
+def test_an_unchanged_value_may_become_null() -> None:
     found = values(applied(orders(), {"type": "flatten", "unavailable": "null"}))
     assert found[2]["note"] is None
     columns = [("id", 23, -1), ("n", 1700, ((12 << 16) | 2) + 4), ("b", 17, -1)]
@@ -139,7 +139,7 @@ def test_a_value_that_was_not_sent_may_be_null() -> None:
     assert values(applied(group, {"type": "flatten"})) == [{"id": 1, "n": None, "b": PLACEHOLDER.encode()}]
 
 
-def test_what_stands_for_numbers_and_bits_that_were_not_sent_fits_their_schema() -> None:
+def test_placeholders_of_unchanged_numbers_and_bits_fit_their_schema() -> None:
     columns = [("id", 23, -1), ("n", 1700, -1), ("v", 1562, -1), ("t", 25, -1)]
     group = orders(update("1", UNCHANGED, UNCHANGED, UNCHANGED), columns=columns)
     flat = only(applied(group, {"type": "flatten"}))
@@ -148,7 +148,7 @@ def test_what_stands_for_numbers_and_bits_that_were_not_sent_fits_their_schema()
     require_fit(found["schema"], found["payload"])
 
 
-def test_truncates_have_no_row_and_messages_stay() -> None:
+def test_truncates_are_dropped_and_messages_stay() -> None:
     group = orders(insert("1", "x", "1.00"), truncate(16385))
     assert places(applied(group, {"type": "flatten"})) == [0]
     with pytest.raises(TailraceError, match="was truncated") as caught:
@@ -160,7 +160,7 @@ def test_truncates_have_no_row_and_messages_stay() -> None:
     assert only(applied(flat, {"type": "flatten"})) is flat
 
 
-def test_flat_records_go_through_everything_else() -> None:
+def test_all_other_transformations_accept_flat_records() -> None:
     found = applied(
         orders(),
         {"type": "flatten", "deletes": "rewrite", "add_fields": ["op"]},
@@ -178,7 +178,7 @@ def test_flat_records_go_through_everything_else() -> None:
     assert {group.topic for group in found} == {"flat.c", "flat.u"}
 
 
-def test_the_json_converter_writes_what_a_flat_column_does_not_hold() -> None:
+def test_the_json_converter_writes_special_and_unchanged_values_of_flat_columns() -> None:
     for step in ({"type": "flatten"}, {"type": "flatten", "deletes": "rewrite"}):
         flat = JsonConverter().convert(
             only(applied(orders(), step, {"type": "rename", "fields": {"price": "cost"}}))

@@ -18,7 +18,7 @@ from tests.support.decode.wire import UNCHANGED, delete, insert, truncate, updat
 from tests.support.transforms.groups import applied, messages, only, orders, plain, rows
 
 
-def test_headers_are_what_expressions_say_and_the_wire_stays() -> None:
+def test_expressions_set_headers_and_frames_stay_as_they_are() -> None:
     group = orders()
     headers = {"type": "set_headers", "headers": {"table": "source.table", "by": "'me'", "kind": "op"}}
     found = only(applied(group, headers))
@@ -35,7 +35,7 @@ def test_headers_are_what_expressions_say_and_the_wire_stays() -> None:
     )
 
 
-def test_columns_move_into_headers_and_headers_into_columns() -> None:
+def test_columns_are_moved_into_headers_and_back() -> None:
     move = {"type": "set_headers", "headers": {"remark": "after.note"}, "operation": "move"}
     found = only(applied(orders(), move))
     assert set(rows([found])[0]["after"]) == {"id", "price"}
@@ -56,7 +56,7 @@ def test_columns_move_into_headers_and_headers_into_columns() -> None:
         applied(orders(), {**move, "headers": {"x": "upper(after.note)"}})
 
 
-def test_a_key_is_made_of_columns_also_of_deletes() -> None:
+def test_a_key_is_made_of_columns_also_for_deletes() -> None:
     full = orders(
         insert("1", "a", "1.00"),
         update("1", "b", "1.00", old=("1", "a", "1.00")),
@@ -81,7 +81,7 @@ def test_a_key_is_made_of_columns_also_of_deletes() -> None:
     assert only(applied(audit, {"type": "value_to_key", "fields": ["id"]})) is audit
 
 
-def test_no_key_is_made_of_a_value_that_was_not_sent() -> None:
+def test_a_key_of_an_unchanged_value_is_refused() -> None:
     to_key = {"type": "value_to_key", "fields": ["id", "note"]}
     group = orders(insert("1", "a", "1.00"), update("1", UNCHANGED, "2.00"))
     for steps in ([to_key], [{"type": "flatten"}, to_key]):
@@ -123,14 +123,14 @@ def test_keys_and_values_of_one_field() -> None:
 
 
 class Numbered:
-    """Gives each record a key that is a number, as `extract_field` does."""
+    """Gives each record a number as its key, as `extract_field` does."""
 
     def apply_record(self, record: Record) -> Record:
         return record.replace(key=record.key["id"] if record.key else None)
 
 
 @pytest.mark.parametrize("step", [{"type": "extract_field", "field": "id"}, Numbered()])
-def test_a_change_goes_out_with_a_key_that_is_one_value(step: Any) -> None:
+def test_a_change_may_have_a_single_value_as_its_key(step: Any) -> None:
     changes = insert("1", "a", "1.00"), update("2", "b", "1.00"), delete("3", None, None), truncate(16385)
     group = only(applied(orders(*changes), step))
     keys = ["1", "2", "3", "3", None]
@@ -160,14 +160,16 @@ def test_a_change_goes_out_with_a_key_that_is_one_value(step: Any) -> None:
         ({"type": "cast", "fields": {"id": "text"}}, [3]),
     ],
 )
-def test_no_key_is_deleted_that_no_record_has(step: dict[str, Any], keys: list[int]) -> None:
+def test_the_old_key_of_an_update_is_deleted_only_if_records_have_it(
+    step: dict[str, Any], keys: list[int]
+) -> None:
     moved = orders(update("3", "moved", "9.00", key=("2", None, None)), insert("1", "a", "1.00"))
     found = JsonConverter().convert(only(applied(moved, {**step, "apply_to": "row"}))).keys
     assert found is not None
     assert [json.loads(key)["id"] for key in found.to_pylist()] == [*keys, 1]
 
 
-#: Steps that leave rows or keys alone, and the key that is then there.
+#: Steps that leave rows or keys alone, and the key after them.
 APART = (
     ({"type": "rename", "fields": {"id": "k"}, "apply_to": "key"}, {"k": "NaN"}),
     ({"type": "rename", "fields": {"id": "k"}, "apply_to": "row"}, {"id": "NaN"}),
@@ -181,7 +183,7 @@ APART = (
 
 @pytest.mark.parametrize(("step", "key"), APART)
 @pytest.mark.parametrize("flat", [False, True])
-def test_a_key_has_its_value_though_its_column_does_not_hold_it(
+def test_a_key_has_its_special_value_although_its_column_cannot_hold_it(
     step: dict[str, Any], key: dict[str, Any], flat: bool
 ) -> None:
     numeric = ((12 << 16) | 2) + 4

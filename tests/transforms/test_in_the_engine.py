@@ -1,4 +1,4 @@
-"""Transformations as an engine runs them: from its options, before a converter, and dropped records count."""
+"""Transformations in an engine: from its options, before a converter; dropped records count as processed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expected(number: int) -> dict[str, Any]:
     return {"partition": "0-0", "number": number * 2, "line": "Generated", "__op": "c"}
 
 
-def test_records_come_as_the_options_and_the_program_want_them() -> None:
+def test_transformations_of_the_options_and_of_the_program_apply() -> None:
     source, got = LinesSource(10), []
 
     def handle(record: Record) -> None:
@@ -49,11 +49,11 @@ def test_records_come_as_the_options_and_the_program_want_them() -> None:
     Engine(connector=source, on_record=handle, options=OPTIONS, transformations=[Doubled()]).run()
     topics = {1: "early", 3: "early", 5: "early", 7: "late", 9: "late"}
     assert got == [(topic, expected(number), {"n": number}) for number, topic in topics.items()]
-    # Line 10 was dropped, and is done.
+    # Line 10 was dropped, and counts as processed.
     assert source.committed["0-0"][-1] == 10
 
 
-def test_events_are_made_of_what_transformations_left() -> None:
+def test_events_are_converted_from_the_transformed_records() -> None:
     got: list[tuple[str, Any]] = []
 
     def handle(events: Events) -> None:

@@ -1,4 +1,4 @@
-"""Transformations of single records give what the vectorised ones give, and keep what they leave alone."""
+"""Transformations of single records give the same as the vectorised ones, and keep the rest unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Change = Callable[[Record], Record | None]
 
 
 class Each:
-    """Does to each record what a function says."""
+    """Applies a function to each record."""
 
     def __init__(self, change: Change) -> None:
         self._change = change
@@ -50,7 +50,7 @@ CHANGES = st.lists(
 
 
 @given(CHANGES)
-def test_filter_and_route_are_the_same_one_by_one(changes: list[bytes]) -> None:
+def test_filter_and_route_give_the_same_record_by_record(changes: list[bytes]) -> None:
     def route(record: Record) -> Record | None:
         if record.op == "d":
             return None
@@ -70,7 +70,7 @@ def test_filter_and_route_are_the_same_one_by_one(changes: list[bytes]) -> None:
 
 
 @given(CHANGES)
-def test_edits_are_the_same_one_by_one(changes: list[bytes]) -> None:
+def test_edits_give_the_same_record_by_record(changes: list[bytes]) -> None:
     def edit(record: Record) -> Record | None:
         if record.after is None:
             return record.replace(value=None, headers={"op": record.op})
@@ -96,14 +96,14 @@ def test_edits_are_the_same_one_by_one(changes: list[bytes]) -> None:
 
 
 def _sorted(found: dict[int, dict[str, object]]) -> dict[int, dict[str, object]]:
-    # Fields by name: their order is what each makes it.
+    # Fields by name: their order differs.
     return {
         place: {n: sorted(v.items()) if isinstance(v, dict) else v for n, v in row.items()}
         for place, row in found.items()
     }
 
 
-def test_rows_and_headers_are_replaced_and_their_types_kept() -> None:
+def test_replaced_rows_and_headers_keep_their_types() -> None:
     def edit(record: Record) -> Record | None:
         if record.after is None:
             return record
@@ -122,7 +122,7 @@ def test_rows_and_headers_are_replaced_and_their_types_kept() -> None:
     assert changed.column("after").type.field("id").type == orders().column("after").type.field("id").type
 
 
-def test_no_value_is_cut_to_fit_the_type_that_its_column_had() -> None:
+def test_no_value_is_truncated_to_the_former_type_of_its_column() -> None:
     columns = [("id", 23, -1), ("made", 1082, -1), ("at", 1184, -1), ("numbers", 1007, -1)]
     group = orders(insert("1", "2024-02-29", None, "{1,2}"), columns=columns)
     new = {"id": 1.5, "made": datetime(2024, 2, 29, 10, tzinfo=UTC), "at": 7, "numbers": [1, Decimal("2.5")]}
@@ -138,18 +138,18 @@ def test_no_value_is_cut_to_fit_the_type_that_its_column_had() -> None:
         applied(odd, Each(lambda r: r.replace(after={**(r.after or {}), "id": 3} if not r.place else new)))
 
 
-def test_what_is_noted_of_a_value_goes_with_the_value() -> None:
+def test_the_special_text_of_a_replaced_value_is_removed() -> None:
     found = applied(orders(), Each(lambda r: r.replace(after={**(r.after or {}), "price": Decimal(1)})))
     assert rows(found)[1]["special"] is None
 
 
-def test_headers_alone_leave_the_change_on_the_wire() -> None:
+def test_replacing_only_headers_does_not_decode_the_change() -> None:
     [found] = applied(orders(), Each(lambda record: record.replace(headers={"op": record.op})))
     assert found.wire is not None
     assert [row["headers"] for row in rows([found]).values()] == [{"op": op} for op in "ccuud"]
 
 
-def test_a_change_that_is_given_a_value_is_none_any_more() -> None:
+def test_a_change_with_a_new_value_is_no_longer_a_change() -> None:
     found = applied(orders(), Each(lambda record: record.replace(value={"id": record.place}, key=None)))
     [group] = found
     assert not group.is_change
@@ -182,7 +182,7 @@ def test_plain_values_may_change_their_type() -> None:
         lambda record: record.replace(headers=None),
     ],
 )
-def test_what_is_no_record_is_refused_and_no_value_is_shown(change: Change) -> None:
+def test_invalid_results_are_refused_without_showing_a_value(change: Change) -> None:
     with pytest.raises(TailraceError) as caught:
         applied(orders(), Each(change))
     assert caught.value.kind is Kind.TRANSFORM_FAILED
@@ -210,7 +210,7 @@ def documents(groups: list[Group]) -> list[dict[str, Any]]:
     return [json.loads(text) for texts in found for text in texts]
 
 
-def test_a_value_that_python_can_not_hold_comes_back_as_it_was() -> None:
+def test_a_value_that_python_cannot_hold_stays_unchanged() -> None:
     edited = applied(stamped(), Each(lambda r: r.replace(after={**(r.after or {}), "extra": r.place})))
     before, after = documents([stamped()]), documents(edited)
     assert [{**each["after"], "extra": n} for n, each in enumerate(before)] == [
@@ -222,7 +222,7 @@ def test_a_value_that_python_can_not_hold_comes_back_as_it_was() -> None:
         assert now.column("after").field(name).equals(was.column("after").field(name))
 
 
-def test_such_a_value_may_stand_elsewhere() -> None:
+def test_a_value_that_python_cannot_hold_may_be_moved() -> None:
     def moved(record: Record) -> Record:
         after = record.after or {}
         return record.replace(after={"id": after["id"], "created": after["made"], "price": after["price"]})
@@ -236,14 +236,14 @@ def test_such_a_value_may_stand_elsewhere() -> None:
     assert documents(values)[1]["made"] == "infinity"
 
 
-def test_such_a_value_may_be_changed_in_a_record_that_is_no_change_any_more() -> None:
+def test_a_value_that_python_cannot_hold_may_be_replaced_in_a_flat_record() -> None:
     new = date(2024, 3, 1)
     found = applied(stamped(), {"type": "flatten"}, Each(lambda r: r.replace(value={**r.value, "made": new})))
     assert [each["made"] for each in documents(found)] == [19_783] * 3
     assert Record(found[0], 1, {}).value["price"] == "NaN"
 
 
-def test_such_a_value_may_be_in_the_key_alone_of_a_record_that_is_no_change_any_more() -> None:
+def test_a_value_that_python_cannot_hold_may_be_only_in_the_key_of_a_flat_record() -> None:
     group = orders(insert("1", *USUAL), insert("2", *ODD), columns=STAMPED, key=("id", "made", "price"))
     [flat] = applied(group, {"type": "flatten"}, {"type": "drop_fields", "fields": ["made", "price"]})
     [found] = applied(flat, Each(lambda record: record.replace(key=dict(record.key))))
@@ -258,13 +258,13 @@ def arrays() -> Group:
     return orders(insert("1", "{a,b}", "{1}"), insert("2", "{{a},{b}}", "{{1},{2}}"), columns=ARRAYS)
 
 
-def test_an_array_of_more_dimensions_comes_back_as_it_was_beside_others() -> None:
+def test_an_array_of_more_dimensions_stays_unchanged_beside_others() -> None:
     edited = applied(arrays(), Each(lambda r: r.replace(after={**(r.after or {})})))
     assert [each["after"] for each in documents(edited)] == [each["after"] for each in documents([arrays()])]
     assert documents(edited)[1]["after"] == {"id": 2, "texts": [["a"], ["b"]], "numbers": [[1], [2]]}
 
 
-def test_an_array_of_more_dimensions_is_a_text_elsewhere() -> None:
+def test_an_array_of_more_dimensions_becomes_text_when_moved() -> None:
     def moved(record: Record) -> Record:
         after = record.after or {}
         return record.replace(after={"t": after["texts"], "n": after["numbers"]})
@@ -275,7 +275,7 @@ def test_an_array_of_more_dimensions_is_a_text_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("to", ["string", "unix_ms", "time"])
-def test_an_infinity_that_has_no_such_form_is_its_text(to: str) -> None:
+def test_an_infinity_is_text_in_a_type_that_lacks_it(to: str) -> None:
     columns = [("id", 23, -1), ("at", 1184, -1)]
     group = orders(insert("1", USUAL[1]), insert("2", "infinity"), columns=columns)
     [found] = applied(group, {"type": "timestamps", "fields": ["at"], "to": to})
@@ -285,7 +285,7 @@ def test_an_infinity_that_has_no_such_form_is_its_text(to: str) -> None:
 
 
 @pytest.mark.parametrize("to", ["date", "timestamp"])
-def test_an_infinity_stays_one_in_another_type_of_time(to: str) -> None:
+def test_an_infinity_stays_one_in_another_timestamp_type(to: str) -> None:
     columns = [("id", 23, -1), ("at", 1082, -1)]
     group = orders(insert("1", USUAL[0]), insert("2", "-infinity"), columns=columns)
     [found] = applied(group, {"type": "timestamps", "fields": ["at"], "to": to})

@@ -53,7 +53,7 @@ def test_inserted_rows_become_events() -> None:
     assert not any(group.is_change for group in found)
 
 
-def test_more_columns_go_into_headers_the_envelope_and_the_partition() -> None:
+def test_more_columns_are_put_into_headers_the_envelope_and_the_partition() -> None:
     additional = [
         "type:header:eventType",
         "type:envelope",
@@ -71,7 +71,7 @@ def test_more_columns_go_into_headers_the_envelope_and_the_partition() -> None:
     assert found[3]["value"] is None
 
 
-def test_payloads_go_out_as_json() -> None:
+def test_payloads_are_written_as_json() -> None:
     columns = [*COLUMNS[:4], ("payload", TEXT, -1)]
     texts = ['{"a": [1, 2]}', 'no "json"\n\\', "", None]
     changes = [insert(IDS[0], "x", "1", "t", text) for text in texts]
@@ -85,7 +85,7 @@ def test_payloads_go_out_as_json() -> None:
     assert found.column("value").is_null().to_pylist() == [False, False, True, True]
 
 
-def test_topics_are_made_as_the_options_say() -> None:
+def test_the_options_determine_the_topics() -> None:
     route = {
         "type": "outbox",
         "route_by": "type",
@@ -125,7 +125,7 @@ def test_other_tables_and_other_columns() -> None:
         applied(events(), {"type": "outbox", "additional": ["type:body"]})
 
 
-def test_the_json_converter_writes_a_payload_that_is_json_as_it_is() -> None:
+def test_the_json_converter_writes_a_json_payload_unchanged() -> None:
     expand = {"type": "outbox", "expand_json_payload": True}
     cases: list[tuple[dict[str, Any], Any]] = [({}, {"n": 1}), ({"schemas_enable": True}, '{"n": 1}')]
     for options, payload in cases:

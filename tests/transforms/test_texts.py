@@ -1,4 +1,4 @@
-"""A cast to text gives PostgreSQL's own text, for every type and value, odd ones too."""
+"""A cast to text gives PostgreSQL's text, for every type and value, unusual ones too."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STREAM = {
 }
 JSON = JsonConverter(schemas_enable=False)
 CAST = {"type": "cast", "fields": {"v": "text"}}
-#: What has the row decoded before the cast: a column that is added.
+#: A step before the cast that makes the row decoded: it adds a column.
 ADDED = {"type": "add_fields", "static": {"one": 1}}
 
 
 def expected(table: str) -> list[str | None]:
     recorded = TYPES["tables"][table]
     texts = [dict(zip(recorded["columns"], row, strict=True))["v"] for row in recorded["rows"]]
-    # Of a boolean the text of a cast is another one than that of the value.
+    # A cast of a boolean gives another text than the value's.
     return [{"t": "true", "f": "false"}.get(text, text) for text in texts] if table == "t_bool" else texts
 
 
@@ -37,7 +37,7 @@ def cast(changes: TableChanges, steps: list[dict[str, Any]]) -> list[Any]:
     found = list(build(steps).apply(group))
     records = [Record(each, row, {}) for each in found for row in range(len(each))]
     texts = [record.after["v"] for record in records]
-    # The same for who takes columns, and as JSON.
+    # The same as columns, and as JSON.
     assert [row["v"] for each in found for row in each.column("after").to_pylist()] == texts
     values = [value for each in found for value in JSON.convert(each).values.to_pylist()]
     assert [json.loads(value)["after"]["v"] for value in values] == texts
@@ -46,16 +46,16 @@ def cast(changes: TableChanges, steps: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.mark.parametrize("table", STREAM)
 @pytest.mark.parametrize("steps", [[CAST], [{**CAST, "apply_to": "row"}]], ids=["both", "row"])
-def test_of_what_the_source_sent(table: str, steps: list[dict[str, Any]]) -> None:
+def test_casts_of_values_that_the_source_sent(table: str, steps: list[dict[str, Any]]) -> None:
     assert cast(STREAM[table], steps) == expected(table)
 
 
 @pytest.mark.parametrize("table", STREAM)
-def test_of_what_is_decoded_already(table: str) -> None:
+def test_casts_of_decoded_values(table: str) -> None:
     assert cast(STREAM[table], [ADDED, CAST]) == expected(table)
 
 
 @pytest.mark.parametrize("table", STREAM)
-def test_in_expressions(table: str) -> None:
+def test_casts_in_expressions(table: str) -> None:
     steps = [{"type": "add_fields", "computed": {"v": "after.v::text"}}]
     assert cast(STREAM[table], steps) == expected(table)

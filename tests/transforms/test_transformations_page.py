@@ -1,4 +1,4 @@
-"""What docs/transformations.md shows is what there is."""
+"""Checks the examples and lists of docs/transformations.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_example_makes_a_chain(text: str) -> None:
     assert len(build(engine["transformations"], engine.get("predicates"))) == len(engine["transformations"])
 
 
-def test_everything_is_on_the_page() -> None:
+def test_every_transformation_is_on_the_page() -> None:
     for name in [*TRANSFORMATIONS, *PREDICATES]:
         assert f"`{name}`" in PAGE, name
     for function in FUNCTIONS:
@@ -34,7 +34,7 @@ def test_everything_is_on_the_page() -> None:
         assert f"`{name}`" in PAGE, name
 
 
-def test_the_transformation_in_python_does_what_it_says() -> None:
+def test_the_pages_transformation_in_python_works() -> None:
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     found: dict[str, Any] = {}
     exec(compile(code, "transformations.md", "exec", dont_inherit=True), found)  # noqa: S102 - it is the page's own

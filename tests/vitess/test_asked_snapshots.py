@@ -1,4 +1,4 @@
-"""Snapshots that are asked for, between a capture and a vtgate of our own: real gRPC, a real log."""
+"""Requested snapshots, between a capture and a fake vtgate: real gRPC, a real log."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_a_table_is_read_again_in_all_shards_while_its_changes_go_on(tmp_path: P
     ops = Counter(change.op for change in found.changes())
     assert ops["r"] == 10
     for counters in found.counters().values():
-        # A row that is read is as its newest change left it; no change is lost, none goes back.
+        # A row is read as its newest change left it; no change is lost or undone.
         assert counters == sorted(counters)
         assert set(counters) == {0, 1, 2}
 
 
 @pytest.mark.slow
-def test_the_keys_of_a_lost_shard_alone_are_copied_anew(tmp_path: Path) -> None:
+def test_only_the_keys_of_a_lost_shard_are_copied_again(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("-80", "80-")
@@ -82,7 +82,7 @@ def test_the_keys_of_a_lost_shard_alone_are_copied_anew(tmp_path: Path) -> None:
             vtgate.write("-80", (1, 1))
             wait_until(lambda: found.counters().get(2, [])[-1:] == [2], 30)
             wait_until(lambda: found.counters()[1] == [0, 1], 30)
-            # Rows of the other keys were not read again: nobody knows which are gone.
+            # Rows of the other keys were not read again: it is unknown which rows are gone.
             assert _read_from(found) == 0
             assert not found.capture.progress().warnings
     assert found.counters() == {1: [0, 1], 2: [0, 1, 2]}
@@ -92,7 +92,7 @@ def test_the_keys_of_a_lost_shard_alone_are_copied_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("snapshot", ["initial", "never"])
 @pytest.mark.slow
-def test_what_is_caught_up_counts_also_where_its_shard_is_gone_at_the_next_start(
+def test_a_shard_that_is_gone_at_the_next_start_needs_a_snapshot_even_if_it_was_caught_up(
     tmp_path: Path, snapshot: str
 ) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
@@ -107,7 +107,7 @@ def test_what_is_caught_up_counts_also_where_its_shard_is_gone_at_the_next_start
 
 
 @pytest.mark.slow
-def test_where_all_keys_were_lost_a_mirror_learns_which_rows_are_gone(tmp_path: Path) -> None:
+def test_after_all_keys_were_copied_again_a_mirror_learns_which_rows_are_gone(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("0")
@@ -127,7 +127,7 @@ def test_where_all_keys_were_lost_a_mirror_learns_which_rows_are_gone(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_request_that_was_left_while_nothing_ran_is_taken_and_kept_over_a_restart(tmp_path: Path) -> None:
+def test_a_request_made_while_nothing_runs_is_taken_and_kept_over_a_restart(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("0")
@@ -139,7 +139,7 @@ def test_a_request_that_was_left_while_nothing_ran_is_taken_and_kept_over_a_rest
         assert VitessSnapshots(tmp_path / "log").known()[-1]["state"] == "waiting"
         with capturing(tmp_path, vtgate.address) as found:
             _wait_for_end(tmp_path)
-        # How many were read is not counted, and none is said.
+        # The number of rows is not counted, so none is shown.
         assert f"    {WHOLE}" in tailrace("snapshot", file, "--list").splitlines()
         assert VitessSnapshots(tmp_path / "log").known()[-1]["tables"][0]["rows"] is None
         with capturing(tmp_path, vtgate.address) as found:
@@ -148,7 +148,7 @@ def test_a_request_that_was_left_while_nothing_ran_is_taken_and_kept_over_a_rest
 
 
 @pytest.mark.slow
-def test_what_can_not_be_read_fails_alone(tmp_path: Path) -> None:
+def test_a_request_for_an_unreadable_table_fails_alone(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")
         snapshots = VitessSnapshots(tmp_path / "log")
@@ -172,7 +172,7 @@ def _key(*values: str, kinds: tuple[int, ...] = (265,)) -> str:
     return key_text("t", pb.QueryResult(fields=[pb.Field(type=kind) for kind in kinds], rows=[row]))
 
 
-def test_a_shard_of_several_goes_on_behind_the_key_that_all_of_them_had() -> None:
+def test_the_copy_of_a_merged_shard_continues_after_the_key_that_all_parents_had() -> None:
     assert common_key([_key("9"), _key("10"), _key("11")]) == _key("9")
     assert common_key([_key("2", "9", kinds=(265, 265)), _key("2", "10", kinds=(265, 265))]) == _key(
         "2", "9", kinds=(265, 265)
@@ -180,7 +180,7 @@ def test_a_shard_of_several_goes_on_behind_the_key_that_all_of_them_had() -> Non
     assert common_key([None, None]) is None
 
 
-def test_where_the_order_of_keys_is_not_known_all_rows_come_again_and_no_change_is_left_out() -> None:
+def test_if_the_order_of_keys_is_unknown_all_rows_are_copied_again() -> None:
     assert common_key([_key("b", kinds=(6165,)), _key("a", kinds=(6165,))]) == _key("", kinds=(6165,))
     assert common_key([_key("9"), None]) == _key(str(-(1 << 63)))
     assert common_key([_key("9", kinds=(778,)), None]) == _key("-1", kinds=(778,))
@@ -190,7 +190,7 @@ def test_a_type_without_a_least_value_has_no_key_before_all_rows() -> None:
     assert before_all([pb.Field(type=2073)]) is None
 
 
-def test_columns_behind_the_first_one_have_values_that_mysql_compares_with_theirs() -> None:
+def test_later_key_columns_have_values_of_types_that_mysql_can_compare() -> None:
     kinds = (265, 2062, 2063, 2064, 2061, 18, 6165)
     found = before_all([pb.Field(type=kind) for kind in kinds])
     assert found is not None

@@ -1,4 +1,4 @@
-"""`tailrace bench vitess`: it measures, and its servers end with it, whenever it is told to end."""
+"""`tailrace bench vitess` measures, and its servers end with it, however it is ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.vitess
 
 
-def test_it_prints_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_prints_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "TURNS", 1)
     monkeypatch.setattr(bench, "_thousand", lambda: {"start_s": 1})
     result = CliRunner().invoke(app, ["bench", "vitess", "--rows", "3000", "--json"])
@@ -30,15 +30,15 @@ def test_it_prints_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     assert document["ratio"] > 0
     assert document["details"]["single_row_ratio"] > 0
     assert document["details"]["two_tasks_to_one"] > 0
-    # The peer is there only where it was fetched.
+    # The peer is measured only where it was fetched.
     assert document["details"].get("peer_ratio", 1) > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("program", ["mysqlctl", "mysqld", "vtgate"])
-def test_its_servers_end_with_it(program: str, number: signal.Signals) -> None:
+def test_the_benchmarks_servers_end_with_it(program: str, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tailrace", "bench", "vitess", "--rows", "200000"]
-    # As what a shell sends to the background: with SIGINT ignored.
+    # As a shell starts it in the background: with SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -59,7 +59,7 @@ def test_its_servers_end_with_it(program: str, number: signal.Signals) -> None:
 
 
 def _directory(pid: int) -> str:
-    """Return where the cluster of a process is; empty: its first server does not run yet."""
+    """Return the directory of a process's cluster; empty: its first server does not run yet."""
     for child in psutil.Process(pid).children():
         words = child.cmdline()
         if "--data-dir" in words:
@@ -68,7 +68,7 @@ def _directory(pid: int) -> str:
 
 
 def _servers(directory: str) -> Iterator[str]:
-    """Yield the names of what runs in a directory, whoever's child it is."""
+    """Yield the names of the processes in a directory, whichever process started them."""
     for process in psutil.process_iter():
         try:
             if process.status() != psutil.STATUS_ZOMBIE and any(

@@ -1,4 +1,4 @@
-"""A connection to a real vtgate: queries, hosts tried in turn, what is wrong and how it is said."""
+"""A connection to a real vtgate: queries, hosts tried in turn, and errors."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_the_next_host_is_used_when_one_does_not_answer(vitess: EmbeddedVitess) 
     vtgate.close()
 
 
-def test_hosts_that_do_not_answer_are_named(vitess: EmbeddedVitess) -> None:
+def test_hosts_that_do_not_answer_are_reported(vitess: EmbeddedVitess) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     with pytest.raises(TailraceError, match=nobody) as refused:
         Vtgate.connect(_source(vitess, hosts=[nobody], connect_timeout=1))
     assert refused.value.kind is Kind.SOURCE_UNREACHABLE
 
 
-def test_an_unknown_keyspace_is_said(vitess: EmbeddedVitess) -> None:
+def test_an_unknown_keyspace_is_reported(vitess: EmbeddedVitess) -> None:
     vtgate = Vtgate.connect(_source(vitess, keyspace="nowhere"))
     with pytest.raises(TailraceError) as refused:
         vtgate.query("show tables", "list the tables")

@@ -1,4 +1,4 @@
-"""Vitess as a type of source, held against the contract of sources."""
+"""Vitess as a type of source, checked against the contract of sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace_servers.vitess import EmbeddedVitess
 pytestmark = [pytest.mark.vitess, pytest.mark.ci]
 
 
-def test_it_keeps_the_contract_of_sources(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:
+def test_the_contract_of_sources_is_kept(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:
     numbers = itertools.count(1)
 
     def commit() -> int:

@@ -1,4 +1,4 @@
-"""The initial snapshot by VStream's copy: rows that were there before, then changes, over restarts."""
+"""The initial snapshot by VStream's copy: existing rows, then changes, over restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.wait import wait_until
 pytestmark = [pytest.mark.vitess, pytest.mark.ci]
 
 
-def test_rows_that_were_there_come_once_and_then_changes(
+def test_existing_rows_come_once_and_changes_follow(
     tmp_path: Path, vitess: EmbeddedVitess, orders: str
 ) -> None:
     rows = ", ".join(f"({key}, 'before {key}')" for key in range(500))
@@ -49,7 +49,7 @@ def test_rows_that_were_there_come_once_and_then_changes(
 
 
 @pytest.mark.parametrize("snapshot", ["never", "initial"])
-def test_a_table_that_is_new_is_captured_without_a_restart(
+def test_a_new_table_is_captured_without_a_restart(
     tmp_path: Path, vitess: EmbeddedVitess, snapshot: str
 ) -> None:
     table = f"new_{snapshot}"
@@ -70,7 +70,7 @@ def test_a_keyspace_without_a_table_is_streamed(
         assert not found.capture.progress().warnings
 
 
-def test_a_copy_by_one_stream_leaves_views_out(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:
+def test_a_copy_by_one_stream_excludes_views(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:
     view = f"create view {orders}_seen as select * from {orders}"
     vitess.ctl("ApplySchema", "--sql", view, vitess.keyspace)
     vitess.execute(f"insert into {orders} (id) values (1), (2), (3)")
@@ -88,7 +88,7 @@ def _fill(vitess: EmbeddedVitess, table: str, keys: int, begin: int = 0) -> None
 
 
 class _Writer:
-    """Changes tables until it is told to stop: counters go up, rows go, and others come."""
+    """Changes tables until it is stopped: raises counters, deletes and inserts rows."""
 
     def __init__(self, vitess: EmbeddedVitess, tables: Sequence[str], keys: int) -> None:
         self._vitess, self._tables, self._keys = vitess, tables, keys
@@ -116,7 +116,7 @@ class _Writer:
             self.rounds += 1
 
 
-def test_tables_and_ranges_of_one_are_copied_at_the_same_time_while_they_change_and_mirrors_are_right(
+def test_mirrors_are_right_after_parallel_copies_of_changing_tables(
     tmp_path: Path, vitess: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = 8_000
@@ -165,7 +165,7 @@ def test_tables_and_ranges_of_one_are_copied_at_the_same_time_while_they_change_
         assert ops[at:].count("d") <= 1, (where, changes)
 
 
-def test_a_copy_of_several_tables_that_is_killed_anywhere_is_gone_on_with(
+def test_a_copy_of_several_tables_is_continued_after_a_kill_anywhere(
     tmp_path: Path, vitess: EmbeddedVitess
 ) -> None:
     keys = 4_000

@@ -1,4 +1,4 @@
-"""Columns that the settings leave out: their values do not go into the log."""
+"""Columns that the settings exclude: their values do not go into the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STRANGE: ms.ColumnGiven = ("strange", ms.VARCHAR, "hologram", 0, ms.UTF8MB4)
 
 
 class Log:
-    """What transcoders wrote of a shard, one after the other, each with its settings."""
+    """The frames that transcoders wrote for a shard, one after the other, each with its settings."""
 
     def __init__(self) -> None:
         self.in_force: dict[str, bytes] = {}
@@ -82,7 +82,7 @@ def test_values_of_an_excluded_column_are_not_in_the_log(settings: dict[str, Any
     assert log.facts().left_out == ("secret",)
 
 
-def test_a_column_that_is_added_later_is_left_out_at_its_first_row_and_others_are_taken() -> None:
+def test_an_excluded_column_added_later_is_left_out_from_its_first_row_on() -> None:
     log = Log()
     exclude: dict[str, Any] = {"columns_exclude": ["*.*.secret"]}
     log.rows(log.take(_written(ms.ID, values=[b"1"]), **exclude))
@@ -105,7 +105,7 @@ def test_a_column_of_any_type_may_be_left_out() -> None:
     assert log.rows(made) == [("c", {"id": "1"})]
 
 
-def test_documents_that_are_sent_as_changes_are_numbered_with_those_that_are_left_out() -> None:
+def test_partial_documents_are_matched_although_excluded_ones_precede_them() -> None:
     log = Log()
     columns = [ms.ID, PAPER, OTHER_PAPER]
     other = b"JSON_REPLACE(%s, _utf8mb4'$.b', CAST(2 as JSON))"
@@ -126,7 +126,7 @@ def test_documents_that_are_sent_as_changes_are_numbered_with_those_that_are_lef
     assert b"_utf8mb4" not in log.data
 
 
-def test_one_that_is_excluded_later_goes_and_one_that_is_let_in_is_not_known_in_older_rows() -> None:
+def test_a_column_excluded_later_disappears_and_one_included_later_is_unknown_in_older_rows() -> None:
     log = Log()
     columns = ms.ID, SECRET
     log.rows(log.take(_written(*columns, values=[b"1", b"open"])))
@@ -138,12 +138,12 @@ def test_one_that_is_excluded_later_goes_and_one_that_is_let_in_is_not_known_in_
     made = log.take(_written(*columns, values=[b"3", b"open"], gtid="MySQL56/a:1-7"))
     assert log.rows(made) == [("c", {"id": "3", "secret": "open"})]
     facts = log.facts()
-    # A mirror stops here: its rows have values that nobody sent.
+    # A mirror stops here: nobody sent the column's values of its rows.
     assert [(column.name, column.unknown) for column in facts.columns] == [("id", False), ("secret", True)]
     assert facts.left_out == ()
 
 
-def test_while_another_shard_has_not_spoken_the_values_are_hidden_all_the_same() -> None:
+def test_values_are_hidden_before_all_shards_have_described_the_table() -> None:
     log = Log()
     log.rows(log.take(_written(ms.ID, SECRET, values=[b"1", b"open"])))
     source = VitessSource.model_validate(
@@ -162,7 +162,7 @@ def test_while_another_shard_has_not_spoken_the_values_are_hidden_all_the_same()
 
 
 @pytest.mark.slow
-def test_a_capture_keeps_them_out_of_its_log_while_it_copies_and_streams(tmp_path: Path) -> None:
+def test_a_capture_keeps_excluded_values_out_of_its_log_in_copies_and_streams(tmp_path: Path) -> None:
     with (
         FakeVtgate("0") as vtgate,
         capturing(
@@ -173,6 +173,6 @@ def test_a_capture_keeps_them_out_of_its_log_while_it_copies_and_streams(tmp_pat
         found.wait_for_shards("0")
         vtgate.write("0", (2, 77_778))
         found.wait_for_rows(2)
-    # At its end, what it has appended is durable.
+    # At its end, everything appended is durable.
     assert [(change.op, change.row) for change in found.changes()] == [("r", {"id": "1"}), ("c", {"id": "2"})]
     assert b"7777" not in found.frames().tobytes()

@@ -1,4 +1,4 @@
-"""A real cluster that is silent but for heartbeats: the shard is named, and goes on by itself."""
+"""A real cluster that sends only heartbeats: the shard is reported, and goes on by itself."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _told(found: Capturing) -> Sequence[SourceWarning]:
     return found.capture.progress().warnings
 
 
-def test_shards_without_a_tablet_of_the_type_are_named(tmp_path: Path, vitess: EmbeddedVitess) -> None:
+def test_shards_without_a_tablet_of_the_type_are_reported(tmp_path: Path, vitess: EmbeddedVitess) -> None:
     with capturing(tmp_path, vitess.address, tablet_type="rdonly", connect_timeout=2) as found:
         wait_until(lambda: len(_told(found)) == 2, 30, "both shards are named")
         assert [each.key for each in _told(found)] == ["shard_delayed -80", "shard_delayed 80-"]
         assert "no healthy tablet" in _told(found)[0].message, _told(found)[0].message
 
 
-def test_a_stream_that_its_tablet_throttles_is_named_and_comes_when_it_is_let_go(tmp_path: Path) -> None:
+def test_a_stream_throttled_by_its_tablet_is_reported_and_continues_afterwards(tmp_path: Path) -> None:
     def throttle(*arguments: str) -> None:
         cluster.ctl("UpdateThrottlerConfig", "--enable", *arguments, cluster.keyspace)
 
@@ -48,7 +48,7 @@ def test_a_stream_that_its_tablet_throttles_is_named_and_comes_when_it_is_let_go
             throttle("--throttle-app", "vstreamer", "--throttle-app-ratio", "1")
 
             def is_told() -> bool:
-                # The tablet takes it up after a while.
+                # The tablet applies it after a while.
                 cluster.execute(f"update {TABLE} set counter = counter + 1 where id = 1")
                 return any("throttled" in each.message for each in _told(found))
 

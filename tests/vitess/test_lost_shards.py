@@ -1,4 +1,4 @@
-"""Shards that can't be gone on with: found, named with the command that helps, and right after it."""
+"""Shards that can't be continued are detected, reported with the command that helps, and right after it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _end_of_catching_up(found: Capturing) -> TailraceError:
-    """Ask whether all is there until the capture ends by itself, with an error."""
+    """Call `caught_up` until the capture ends by itself, with an error."""
     now = time.time_ns() // 1000
     wait_until(lambda: found.capture.caught_up(now) or found.failure is not None, 30)
     assert isinstance(found.failure, TailraceError)
@@ -35,12 +35,12 @@ def _end_of_catching_up(found: Capturing) -> TailraceError:
 
 
 def _repair(found: Capturing, words: str) -> str:
-    """Return the way out of the warning with these words. A slow start may have others, of other shards."""
+    """Return the repair of the warning with these words. A slow start may have warnings of other shards."""
     return next(each.repair for each in found.capture.progress().warnings if words in each.message)
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_shard_that_was_restored_is_lost_and_its_keys_are_copied_anew(tmp_path: Path) -> None:
+def test_a_restored_shard_is_lost_and_its_keys_are_copied_again(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("-80", "80-")
@@ -60,7 +60,7 @@ def test_a_shard_that_was_restored_is_lost_and_its_keys_are_copied_anew(tmp_path
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_shard_that_was_made_again_and_ceased_to_serve_holds_up_no_reshard(tmp_path: Path) -> None:
+def test_a_recreated_shard_that_no_longer_serves_does_not_block_a_reshard(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("-80", "80-")
@@ -69,7 +69,7 @@ def test_a_shard_that_was_made_again_and_ceased_to_serve_holds_up_no_reshard(tmp
         vtgate.change("-80", server="0000beef-0000-11eb-b894-04ed332e05c2")
         vtgate.reshard(["-80", "80-"], ["0"])
         with capturing(tmp_path, vtgate.address) as found:
-            # vtgate refuses to ask it, and sends heartbeats alone: its position is beyond what it has.
+            # vtgate refuses to query it and sends only heartbeats: our position is beyond the shard's.
             found.wait_for_mode("needs_snapshot", "-80")
             assert found.shards()["80-"] == "at_journal"
             VitessSnapshots(tmp_path / "log").request([], "")
@@ -80,7 +80,7 @@ def test_a_shard_that_was_made_again_and_ceased_to_serve_holds_up_no_reshard(tmp
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_replica_that_lags_is_no_loss_as_long_as_the_primary_has_everything(
+def test_a_lagging_replica_is_no_loss_as_long_as_the_primary_has_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address, tablet_type="replica") as found:
@@ -90,7 +90,7 @@ def test_a_replica_that_lags_is_no_loss_as_long_as_the_primary_has_everything(
         vtgate.change("0", lag=1, is_silent=True)
         wait_until(lambda: vtgate.asked.count("shop:0@primary") > 4, 30, "the primary is asked")
         found.wait_for_shards("0")
-        monkeypatch.setattr(silent_shards, "PROBE_S", 60.0)  # the stream has to be opened first
+        monkeypatch.setattr(silent_shards, "PROBE_S", 60.0)  # the stream must be opened first
         vtgate.change("0", lag=0, is_silent=False)
         vtgate.write("0", (1, 1))
         found.wait_for_rows(2)
@@ -98,7 +98,7 @@ def test_a_replica_that_lags_is_no_loss_as_long_as_the_primary_has_everything(
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_shard_that_was_restored_is_not_caught_up_with_though_nothing_of_it_is_missing(
+def test_a_restored_shard_is_never_caught_up_although_nothing_is_missing(
     tmp_path: Path,
 ) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
@@ -112,13 +112,13 @@ def test_a_shard_that_was_restored_is_not_caught_up_with_though_nothing_of_it_is
     assert (error.kind, error.context["key_ranges"]) == (Kind.SHARDS_LOST, "80-")
 
 
-def test_catching_up_waits_for_what_still_comes_before_it_gives_up_what_is_lost(tmp_path: Path) -> None:
+def test_catching_up_waits_for_pending_changes_before_it_fails_for_lost_ones(tmp_path: Path) -> None:
     with FakeVtgate("-40", "40-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("-40", "40-80", "80-")
             vtgate.write("40-80", (2, 0))
             found.wait_for_rows(1)
-        # One of two participants has changes and its journal still, the other one was purged before its own.
+        # One of two participants still has changes and its journal, the other one's was purged.
         vtgate.write("40-80", (2, 1))
         vtgate.write("-40", (1, 0))
         vtgate.change("-40", purged=2)
@@ -135,7 +135,7 @@ def test_catching_up_waits_for_what_still_comes_before_it_gives_up_what_is_lost(
 
 
 @pytest.mark.follows("shards_lost")
-def test_a_run_until_caught_up_ends_with_the_command_that_leads_on(tmp_path: Path) -> None:
+def test_a_run_until_caught_up_ends_with_the_command_that_helps(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         file = pipeline_file(tmp_path, vtgate, TABLE, sinks=["jsonl"], snapshot="initial")
         vtgate.write("-80", (1, 0))
@@ -149,7 +149,7 @@ def test_a_run_until_caught_up_ends_with_the_command_that_leads_on(tmp_path: Pat
         said = tailrace("run", file, "--until-caught-up", status=1)
         assert "shards_lost" in said
         assert "tailrace snapshot FILE --lost" in said
-        # What is not lost is in the sinks.
+        # The sinks have everything that is not lost.
         counters = [(line["op"], line["after"]["counter"]) for line in _lines(tmp_path, 1)]
         assert counters == [("r", 0), ("c", 1)]
         status = json.loads(tailrace("status", file, "--json", status=None))
@@ -167,9 +167,7 @@ def _lines(at: Path, key: int) -> list[dict[str, dict[str, int]]]:
 @pytest.mark.parametrize(
     ("what", "setting"), [("statement", "binlog_format = ROW"), ("values", "binlog_row_image = FULL")]
 )
-def test_changes_that_can_not_be_read_are_left_behind_by_a_new_log(
-    tmp_path: Path, what: str, setting: str
-) -> None:
+def test_unreadable_changes_are_skipped_by_a_new_log(tmp_path: Path, what: str, setting: str) -> None:
     with FakeVtgate("0") as vtgate:
         file = pipeline_file(tmp_path, vtgate, TABLE, sinks=["jsonl"], snapshot="initial")
         vtgate.write("0", (1, 0))
@@ -192,10 +190,10 @@ def test_changes_that_can_not_be_read_are_left_behind_by_a_new_log(
 @pytest.mark.parametrize(
     ("where", "rows"), [("is_unnamed", 1), ("is_unnamed", 200), ("is_altered_within", 200)]
 )
-def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goes_on(
+def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, rows: int
 ) -> None:
-    # A transaction of many rows goes into the log before it is whole.
+    # A transaction of many rows goes into the log before it is complete.
     monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 300)
     monkeypatch.setattr(shard_streams, "SHARD_RESPONSES_MAX", 20)
     with FakeVtgate("-80", "80-") as vtgate:
@@ -210,7 +208,7 @@ def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goe
             found.wait_for_mode("needs_snapshot", "80-")
             assert _repair(found, "no longer knows the columns of a table")
             vtgate.write("-80", (1, 0))
-            # Rows that were taken back count, too: the log is read.
+            # Discarded rows count, too: the log is read.
             wait_until(lambda: found.counters().get(1) == [0], 30, "a row of the other shard")
             vtgate.change("80-", **{where: False})
             VitessSnapshots(tmp_path / "log").request([], "")
@@ -220,14 +218,14 @@ def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goe
     assert found.counters() == {1: [0], 2: [0, rows, rows + 1]}
 
 
-#: A transaction of many rows goes into the log before it is whole.
+#: A transaction of many rows goes into the log before it is complete.
 _SMALL = """
 from tailrace.sources.vitess.streaming import keyspace_stream, shard_streams, silent_shards
 keyspace_stream.OPEN_BYTES_MAX, shard_streams.SHARD_RESPONSES_MAX = 300, 20
 """
 
 
-def test_a_kill_after_an_altered_tables_transaction_was_taken_back_loses_its_shard_alone(
+def test_a_kill_after_an_altered_tables_transaction_was_discarded_loses_only_its_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hits = tmp_path / "hits"
@@ -243,7 +241,7 @@ def test_a_kill_after_an_altered_tables_transaction_was_taken_back_loses_its_sha
         hits.unlink()
         run = ("run", file, "--until-caught-up")
         tailrace(*run, failpoints="vitess.after_discard=kill", status=-9, before=_SMALL)
-        # The log had a part of the transaction, and has nothing of it.
+        # The log had a part of the transaction, and has nothing of it now.
         assert hits.read_text().split().count("capture.after_append") > 5
         assert shard_states_of(tmp_path / "log") == before
         assert _counters_in_log(tmp_path) == {2: [0]}
@@ -275,7 +273,7 @@ def _are_listed(capture: VitessCapture, *names: str) -> bool:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_shards_whose_keys_others_serve_without_a_journal_are_lost_and_their_keys_are_copied_anew(
+def test_shards_replaced_without_a_journal_are_lost_and_their_keys_are_copied_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving_shards, "LIST_INTERVAL_S", 3600.0)
@@ -283,8 +281,8 @@ def test_shards_whose_keys_others_serve_without_a_journal_are_lost_and_their_key
         found.wait_for_shards("-80", "80-")
         vtgate.write("-80", (1, 0))
         found.wait_for_rows(1)
-        # A shard that no list has had since it was begun may be one that does not serve yet: until one has
-        # it, lists are asked for soon after another.
+        # A new shard that no list has had yet may be one that does not serve yet: until a list has it,
+        # lists are requested in short intervals.
         wait_until(lambda: _are_listed(found.capture, "-80", "80-"), 30, "a list of shards that serve")
         monkeypatch.setattr(serving_shards, "LIST_INTERVAL_S", 0.3)
         vtgate.reshard(["-80", "80-"], ["0"], has_journal=False)
@@ -301,9 +299,7 @@ def test_shards_whose_keys_others_serve_without_a_journal_are_lost_and_their_key
 
 
 @pytest.mark.usefixtures("hurried")
-def test_shards_that_came_of_a_reshard_are_looked_for_soon_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_listed_soon_after_a_reshard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_shards, "LIST_INTERVAL_S", 3600.0)
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")

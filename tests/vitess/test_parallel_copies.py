@@ -1,4 +1,4 @@
-"""Copies by several streams at the same time, through a whole capture: cut short, and resharded."""
+"""Copies by several streams at the same time, through a whole capture: interrupted, and resharded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _all_last(found: Capturing) -> dict[int, int]:
 
 
 def _assert_exact(found: Capturing, rows: Mapping[int, int]) -> None:
-    """Make sure that each row was read once, and each change of it after that is there once, in order."""
+    """Check that each row was read once, and each later change of it comes once, in order."""
     by_key: dict[int, list[tuple[str, int]]] = {}
     for change in found.changes():
         by_key.setdefault(int(change.row["id"] or 0), []).append((change.op, int(change.row["counter"] or 0)))
@@ -57,7 +57,7 @@ def _assert_exact(found: Capturing, rows: Mapping[int, int]) -> None:
 
 
 def _assert_whole(found: Capturing, *transactions: Sequence[tuple[int, int]]) -> None:
-    """Make sure that what the log has of a transaction, beside rows that were read, is one transaction."""
+    """Check that the log has the rows of a transaction, besides rows that were read, as one transaction."""
     changes = [change for change in found.changes() if change.op != "r"]
     for written in transactions:
         places = {
@@ -69,7 +69,7 @@ def _assert_whole(found: Capturing, *transactions: Sequence[tuple[int, int]]) ->
 
 
 @pytest.mark.slow
-def test_a_range_each_is_copied_at_the_same_time_and_one_stream_goes_on(tmp_path: Path) -> None:
+def test_ranges_are_copied_in_parallel_and_one_stream_continues(tmp_path: Path) -> None:
     with _filled("0") as vtgate:
         vtgate.change("0", allowed=4)
         with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
@@ -94,7 +94,7 @@ def test_a_range_each_is_copied_at_the_same_time_and_one_stream_goes_on(tmp_path
 
 @pytest.mark.parametrize("questions", [1, 2, 4])
 @pytest.mark.slow
-def test_questions_while_traffic_is_switched_are_asked_again(tmp_path: Path, questions: int) -> None:
+def test_queries_during_a_switch_of_traffic_are_repeated(tmp_path: Path, questions: int) -> None:
     with _filled("-80", "80-") as vtgate:
         vtgate.change("80-", switching=questions)
         with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
@@ -107,7 +107,7 @@ def test_questions_while_traffic_is_switched_are_asked_again(tmp_path: Path, que
 
 @pytest.mark.parametrize("lost", [1, 4])
 @pytest.mark.slow
-def test_a_range_of_which_no_row_comes_is_asked_for_again(
+def test_the_copy_of_a_range_without_rows_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     monkeypatch.setattr(shard_copies, "ROWLESS_S", 2.0)
@@ -122,7 +122,7 @@ def test_a_range_of_which_no_row_comes_is_asked_for_again(
 
 @pytest.mark.parametrize("cuts", [(7,), (20, 15), (35, 5, 9), (63,)])
 @pytest.mark.slow
-def test_a_copy_of_ranges_goes_on_where_it_was_cut_short(tmp_path: Path, cuts: Sequence[int]) -> None:
+def test_a_copy_of_ranges_continues_where_it_was_interrupted(tmp_path: Path, cuts: Sequence[int]) -> None:
     with _filled("0") as vtgate:
         counters = itertools.count(1)
         for cut in cuts:
@@ -143,9 +143,7 @@ def test_a_copy_of_ranges_goes_on_where_it_was_cut_short(tmp_path: Path, cuts: S
 
 @pytest.mark.parametrize("cuts", [(7,), (20, 15)])
 @pytest.mark.slow
-def test_negative_keys_are_copied_and_a_copy_that_was_cut_short_there_goes_on(
-    tmp_path: Path, cuts: Sequence[int]
-) -> None:
+def test_an_interrupted_copy_of_negative_keys_is_continued(tmp_path: Path, cuts: Sequence[int]) -> None:
     keys = range(-KEYS, KEYS // 2)
     with FakeVtgate("0") as vtgate:
         vtgate.shards["0"].rows = dict.fromkeys(keys, 0)
@@ -164,7 +162,9 @@ def test_negative_keys_are_copied_and_a_copy_that_was_cut_short_there_goes_on(
 
 @pytest.mark.parametrize("cuts", [(7,), (20, 15), (35, 5, 9), (63,)])
 @pytest.mark.slow
-def test_a_transaction_is_whole_though_the_copy_was_cut_short(tmp_path: Path, cuts: Sequence[int]) -> None:
+def test_a_transaction_is_complete_although_the_copy_was_interrupted(
+    tmp_path: Path, cuts: Sequence[int]
+) -> None:
     with _filled("0") as vtgate:
         written: list[list[tuple[int, int]]] = []
         for number, cut in enumerate(cuts, 1):
@@ -183,7 +183,7 @@ def test_a_transaction_is_whole_though_the_copy_was_cut_short(tmp_path: Path, cu
 
 
 @pytest.mark.slow
-def test_a_copy_that_is_cut_short_too_often_is_gone_on_with_by_one_stream(
+def test_a_copy_that_is_interrupted_too_often_is_continued_by_one_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copy_plan, "PARTS_MAX", 0)
@@ -220,7 +220,7 @@ def test_a_reshard_while_ranges_are_copied_leaves_every_row_right(tmp_path: Path
 
 @pytest.mark.parametrize(("release", "connections", "filters"), [(21, 4, 1), (22, 1, 0), (22, 2, 2)])
 @pytest.mark.slow
-def test_ranges_are_for_servers_that_read_them_alone(
+def test_ranges_are_used_only_with_servers_that_support_them(
     tmp_path: Path, release: int, connections: int, filters: int
 ) -> None:
     with _filled("0") as vtgate:
@@ -236,7 +236,7 @@ def test_ranges_are_for_servers_that_read_them_alone(
 
 @pytest.mark.parametrize(("connections", "tells_position_first"), [(1, False), (1, True), (4, True)])
 @pytest.mark.slow
-def test_a_copy_whose_first_row_takes_longer_than_silence_is_borne_gets_there(
+def test_a_copy_whose_first_row_takes_longer_than_the_silence_timeout_completes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections: int, tells_position_first: bool
 ) -> None:
     monkeypatch.setattr(silent_shards, "PROBE_S", 0.3)
@@ -248,7 +248,7 @@ def test_a_copy_whose_first_row_takes_longer_than_silence_is_borne_gets_there(
         with capturing(tmp_path, vtgate.address, **settings) as found:
             wait_until(lambda: len(vtgate.requests) > 1, 30, "an attempt too short")
             vtgate.change("0", sorts_s=1.0)
-            vtgate.write("0", (9, 0))  # so that its position stands still
+            vtgate.write("0", (9, 0))  # so that its position stays the same
             found.wait_for_rows(10, 30)
             found.wait_for_shards("0")
         assert _all_last(found) == vtgate.shards["0"].rows
@@ -275,7 +275,7 @@ def test_a_shard_without_a_table_is_streamed_from_its_position(tmp_path: Path, c
 
 @pytest.mark.parametrize("connections", [1, 4])
 @pytest.mark.slow
-def test_a_copy_leaves_views_out(tmp_path: Path, connections: int) -> None:
+def test_a_copy_excludes_views(tmp_path: Path, connections: int) -> None:
     with FakeVtgate("0") as vtgate:
         vtgate.change("0", rows=dict.fromkeys(range(9), 0), has_view=True)
         settings = {"snapshot": "initial", "snapshot_connections": connections}

@@ -61,12 +61,12 @@ def test_epochs_rise_with_each_reshard_and_ranks_within_them_over_restarts(tmp_p
 
 
 @pytest.mark.slow
-def test_all_rows_of_a_transaction_that_was_too_large_for_a_block_have_its_position(
+def test_all_rows_of_a_transaction_larger_than_a_block_have_its_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 300)
     monkeypatch.setattr(shard_streams, "SHARD_RESPONSES_MAX", 20)  # so many at a time, however fast they come
-    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each block is read alone
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each block is decoded alone
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")
         vtgate.change("0", is_cut=True)
@@ -88,7 +88,7 @@ def test_all_rows_of_a_transaction_that_was_too_large_for_a_block_have_its_posit
 
 
 @pytest.mark.slow
-def test_a_silent_shards_watermark_is_a_whole_second_as_commit_times_are(
+def test_a_silent_shards_watermark_is_a_whole_second_like_commit_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silent_shards, "PROBE_S", 0.1)
@@ -102,14 +102,14 @@ def test_a_silent_shards_watermark_is_a_whole_second_as_commit_times_are(
 
 
 @pytest.mark.slow
-def test_rows_have_a_watermark_that_keeps_its_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_later_row_is_older_than_a_rows_watermark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyspace_stream, "WATERMARK_INTERVAL_US", 0)
     clock = itertools.count(1_700_000_000)
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
         for number in range(24):
             monkeypatch.setattr(fake_vtgate, "_now_s", functools.partial(int, next(clock)))
-            # The second shard has nothing but at the beginning and the end.
+            # The second shard has transactions only at the beginning and the end.
             vtgate.write("80-" if number in {1, 20} else "-80", (number, 0))
             found.wait_for_rows(number + 1)
     with LogReader.open(tmp_path / "log", "0") as reader:
@@ -127,5 +127,5 @@ def test_rows_have_a_watermark_that_keeps_its_word(tmp_path: Path, monkeypatch: 
             assert all(later["commit_ts"] >= source["watermark"] for later in sources[number:])
     marks = [source["watermark"] for source in sources]
     commits = [source["commit_ts"] for source in sources]
-    # Nothing is known before both have come; then it waits for the second shard, and rises with it.
+    # None before both shards have sent something; then it waits for the second shard, and rises with it.
     assert marks == [None, None, commits[0], *[commits[1]] * 18, commits[19], commits[20], commits[20]]

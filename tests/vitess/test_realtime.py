@@ -1,4 +1,4 @@
-"""A handler of a keyspace, fed from memory and from the log in turn."""
+"""A handler of a keyspace gets changes from memory and from the log in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.wait import wait_until
 pytestmark = [pytest.mark.vitess, pytest.mark.timeout(400)]
 
 TIMEOUT_S = 120.0
-#: In one transaction of a shard more than memory takes.
+#: Rows that make one transaction of a shard larger than the buffer.
 MANY = 2_000
 
 

@@ -1,4 +1,4 @@
-"""Reshards, silences and errors, between a capture and a vtgate of our own: real gRPC, a real log."""
+"""Reshards, silences and errors, between a capture and a fake vtgate: real gRPC, a real log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_w1_a_merge_is_followed_whether_its_journal_is_lost_or_not(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_capture_that_slept_through_two_reshards_follows_them(tmp_path: Path) -> None:
+def test_a_capture_that_was_stopped_during_two_reshards_follows_them(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("0")
@@ -79,7 +79,7 @@ def test_a_capture_that_slept_through_two_reshards_follows_them(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_table_that_was_altered_before_a_switch_that_was_slept_through(tmp_path: Path) -> None:
+def test_an_added_columns_old_value_is_known_after_a_missed_switch(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("0")
@@ -88,7 +88,7 @@ def test_a_table_that_was_altered_before_a_switch_that_was_slept_through(tmp_pat
         vtgate.change("0", altered=len(vtgate.shards["0"].binlog))
         vtgate.write("0", (1, 1))
         vtgate.reshard(["0"], ["-80", "80-"])
-        # The shard does not say any more what older rows have in the column: it does not serve.
+        # The shard no longer says what older rows have in the column: it does not serve.
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("-80", "80-")
     assert [change.row for change in found.changes()] == [
@@ -100,7 +100,7 @@ def test_a_table_that_was_altered_before_a_switch_that_was_slept_through(tmp_pat
 
 
 @pytest.mark.slow
-def test_down_until_after_complete_the_keys_are_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_after_missing_a_whole_reshard_the_keys_are_reported_and_the_others_go_on(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("-80", "80-")
@@ -119,7 +119,7 @@ def test_down_until_after_complete_the_keys_are_named_and_the_others_go_on(tmp_p
 
 
 @pytest.mark.slow
-def test_w10_a_stream_that_ends_in_good_order_is_opened_again(tmp_path: Path) -> None:
+def test_w10_a_stream_that_ends_normally_is_opened_again(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")
         for number, code in enumerate([grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL]):
@@ -130,7 +130,9 @@ def test_w10_a_stream_that_ends_in_good_order_is_opened_again(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_w10_heartbeats_alone_are_not_taken_for_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w10_heartbeats_alone_do_not_count_as_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(silent_shards, "PROBE_S", 1.0)
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")
@@ -144,7 +146,7 @@ def test_w10_heartbeats_alone_are_not_taken_for_life(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_w14_purged_binlogs_are_named_with_the_shard(tmp_path: Path) -> None:
+def test_w14_purged_binlogs_are_reported_with_the_shard(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("-80", "80-")
@@ -157,7 +159,7 @@ def test_w14_purged_binlogs_are_named_with_the_shard(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_status_tells_the_lineage_of_shards_and_up_to_when_all_are_here(
+def test_status_shows_the_lineage_of_shards_and_the_watermark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silent_shards, "PROBE_S", 0.5)
@@ -176,7 +178,7 @@ def test_status_tells_the_lineage_of_shards_and_up_to_when_all_are_here(
         assert (shards["0"]["to"], shards["80-"]["from"]) == (["-80", "80-"], ["0"])
         assert (shards["0"]["epoch"], shards["80-"]["epoch"]) == (0, 1)
         assert "  shards          1 retired, 2 streaming" in _words_of(health)
-        # Silent shards are asked: what they have not is not waited for.
+        # Silent shards are asked for their position: changes that they do not have are not waited for.
         began = wait_until(watermark, 30)
         wait_until(lambda: watermark() > began, 30)
         vtgate.change("80-", is_silent=True)
@@ -198,13 +200,13 @@ def _words_of(health: SourceHealth) -> list[str]:
     return words(view.as_json())
 
 
-def test_status_has_words_for_sources_without_a_slot_and_for_shards_whose_mode_is_not_known() -> None:
+def test_status_describes_sources_without_a_slot_and_shards_with_an_unknown_mode() -> None:
     assert len(_words_of(SourceHealth("reading", None, {"data_lag": 0}))) == 2
     at_rest = SourceHealth("serving", None, {"shards": {"-80": {"executed": ""}, "80-": {"executed": ""}}})
     assert _words_of(at_rest)[-1] == "  shards          2 serving"
 
 
-def test_a_vtgate_that_restarts_costs_nothing(tmp_path: Path) -> None:
+def test_a_restart_of_vtgate_loses_nothing(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
         for number in range(3):
@@ -216,7 +218,7 @@ def test_a_vtgate_that_restarts_costs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_w5_w6_a_copy_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
+def test_w5_w6_a_copy_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate:
         for key in range(50):
             vtgate.write("0", (key, 0))
@@ -229,7 +231,7 @@ def test_w5_w6_a_copy_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tasks_max", [1, 16])
 @pytest.mark.ci
-def test_a_thousand_shards_share_few_connections(tmp_path: Path, tasks_max: int) -> None:
+def test_a_thousand_shards_share_a_few_connections(tmp_path: Path, tasks_max: int) -> None:
     bounds = ["", *(f"{number:03x}0" for number in range(4, 0x1000, 4)), ""]
     shards = [f"{start}-{end}" for start, end in itertools.pairwise(bounds)]
     settings = {"heartbeat_interval_s": 30, "tasks_max": tasks_max}

@@ -1,4 +1,4 @@
-"""Random responses of VStream, transcoded by the kernel and by plain Python, are the same changes."""
+"""Random responses of VStream give the same changes with the kernel and with plain Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.vitess.reading import UNCHANGED, ChangeRead, read
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _TIMES = st.times().map(lambda time: time.isoformat(timespec="microseconds").encode())
 
-# Of each type: the column as MySQL describes it, bytes that VStream sends of it, and PostgreSQL's text.
+# For each type: the column as MySQL describes it, bytes that VStream sends, and PostgreSQL's text.
 _Typed = tuple[tuple[int, str, int], st.SearchStrategy[bytes], Any]
 
 
@@ -53,7 +53,7 @@ def _binary_log_float(value: float) -> bytes:
 
 
 def _decimal(value: Decimal) -> bytes:
-    # As a binary log has it: nothing before the point where that is 0.
+    # As in a binary log: without the digit before the point if it is 0.
     text = format(value or abs(value), ".2f")
     return text.replace("0.", ".", 1).encode() if abs(value) < 1 else text.encode()
 
@@ -128,7 +128,7 @@ def _expected(
             value = old[place]
             row[column[0]] = UNCHANGED if value is None else text(value)
             if not has_key and value is None:
-                row[column[0]] = None  # the whole row before says so
+                row[column[0]] = None  # the whole row before tells it
         elif op == "d" and has_key and not column[3]:
             row[column[0]] = None
         else:
@@ -138,7 +138,7 @@ def _expected(
 
 @examples(150)
 @given(st.data())
-def test_what_the_kernel_makes_of_responses_is_what_plain_python_makes(data: st.DataObject) -> None:
+def test_the_kernel_gives_the_same_changes_as_plain_python(data: st.DataObject) -> None:
     tables = {f"t{n}": data.draw(_tables()) for n in range(data.draw(st.integers(1, 3)))}
     expected: list[ChangeRead] = []
     responses = []

@@ -1,4 +1,4 @@
-"""Every type of MySQL with its edge values, through a real cluster, copied and streamed."""
+"""Every type of MySQL with values at its limits, through a real cluster, copied and streamed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ GENERATED = (
 
 
 def _insert(cluster: EmbeddedVitess, table: str, first: int) -> None:
-    # Column by column through one shard: vtgate would check dates and labels more strictly than MySQL has to.
+    # Column by column through one shard: vtgate would check dates and labels more strictly than MySQL.
     names = ", ".join(f"`{name}`" for name, *_ in COLUMNS)
     with cluster.connection(f"{cluster.keyspace}:-80@primary") as connection, connection.cursor() as cursor:
         cursor.execute("set sql_mode = ''")
@@ -106,7 +106,7 @@ def table(vitess: EmbeddedVitess) -> str:
     return "all_types"
 
 
-def test_values_are_those_of_the_table_copied_and_streamed(vitess: EmbeddedVitess, table: str) -> None:
+def test_copied_and_streamed_values_equal_those_of_the_table(vitess: EmbeddedVitess, table: str) -> None:
     before = position_now(vitess, "-80")
     _insert(vitess, table, 1)
     streamed = responses(vitess, "-80", before, [table], has_row(b"2127"))
@@ -172,9 +172,7 @@ def test_large_values_that_a_binary_log_leaves_out_are_unchanged(
     assert found[3].op == "d"
 
 
-def test_a_document_that_is_sent_as_a_change_is_whole_in_the_log(
-    vitess: EmbeddedVitess, documents: str
-) -> None:
+def test_a_partial_document_is_complete_in_the_log(vitess: EmbeddedVitess, documents: str) -> None:
     document = '{"a": 1, "b": [1, 2, 3], "long": "' + "x" * 200 + '"}'
     found = _streamed(
         vitess,
@@ -192,7 +190,7 @@ def test_a_document_that_is_sent_as_a_change_is_whole_in_the_log(
     assert written[3] == written[2]
 
 
-def test_a_column_that_is_added_says_what_the_rows_from_before_have(vitess: EmbeddedVitess) -> None:
+def test_the_facts_of_an_added_column_have_the_value_of_older_rows(vitess: EmbeddedVitess) -> None:
     add_table(vitess, "grown", "create table {name} (id bigint not null primary key)")
     tables = LogTables({}, asked_by(_query_of(vitess), vitess.keyspace, "PRIMARY"))
     transcoder = Transcoder(vitess.keyspace, "-80", tables)

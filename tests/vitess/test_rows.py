@@ -1,4 +1,4 @@
-"""Responses of VStream to frames of the log: transactions, copies, shapes that differ, what is refused."""
+"""Responses of VStream to frames of the log: transactions, copies, differing shapes, and what is refused."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _states(data: frames.Bytes) -> dict[str, dict[str, object]]:
 
 
 def _value(column: ms.ColumnGiven, value: bytes, *, labels: bool = True) -> str | None:
-    """Return what a value becomes in the log."""
+    """Return the text of a value in the log."""
     described = ms.described("t", [ms.ID, column], labels=labels)
     inserted = ms.rows("t", [ms.change(after=[b"1", value])])
     return read(_transcoder().transcode([ms.transaction(described, inserted)], 1).frames)[0].row[column[0]]
 
 
-def test_a_transaction_has_its_commits_time_and_its_shards_state() -> None:
+def test_a_transaction_has_the_time_of_its_commit_and_its_shards_state() -> None:
     begin = ms.event(pb.BEGIN, time_s=5)
     end = ms.event(pb.COMMIT, time_s=9)
     came = ms.response(
@@ -63,7 +63,7 @@ def test_a_transaction_has_its_commits_time_and_its_shards_state() -> None:
     assert pb.VGtid.FromString(made.events.of(events.VGTID)[0].body).shard_gtids[1].shard == ms.SHARD
 
 
-def test_a_copys_position_stands_in_the_state_and_its_last_key_in_what_is_made_of_it() -> None:
+def test_a_copys_position_is_in_the_state_and_its_last_key_in_the_event() -> None:
     last = pb.TableLastPk(table_name="t", last_pk=pb.QueryResult(rows=[ms.row([b"5"])]))
     described = ms.described("t", COLUMNS)
     transcoder = Transcoder(ms.KEYSPACE, ms.SHARD, LogTables({}), {"epoch": 2})
@@ -81,7 +81,7 @@ def test_a_copys_position_stands_in_the_state_and_its_last_key_in_what_is_made_o
     assert pb.TableLastPk.FromString(base64.b64decode(event.last_keys["t"])) == last
 
 
-def test_rows_of_a_copy_are_rows_of_a_snapshot_with_odd_letters_kept() -> None:
+def test_rows_of_a_copy_are_snapshot_rows_and_keep_unusual_characters() -> None:
     odd = 'tab\t line\n return\r back\\slash \\N "Ñ"'.encode()
     copy = ms.copied(
         ms.described("t", COLUMNS),
@@ -97,7 +97,7 @@ def test_rows_of_a_copy_are_rows_of_a_snapshot_with_odd_letters_kept() -> None:
     assert made.position == 8
 
 
-def test_a_transaction_waits_for_its_commit_however_responses_are_cut() -> None:
+def test_a_transaction_waits_for_its_commit_however_responses_are_divided() -> None:
     stream = ms.transaction(ms.described("t", COLUMNS), _insert(1), _insert(2))
     parsed = pb.VStreamResponse.FromString(stream).events
     transcoder = _transcoder()
@@ -110,7 +110,7 @@ def test_a_transaction_waits_for_its_commit_however_responses_are_cut() -> None:
     assert transcoder.kept_bytes == 0
 
 
-def test_a_large_transaction_can_be_had_in_parts() -> None:
+def test_a_large_transaction_can_be_transcoded_in_parts() -> None:
     transcoder = _transcoder()
     head = ms.response(ms.event(pb.BEGIN, time_s=5), ms.described("t", COLUMNS), _insert(1))
     parts = [transcoder.transcode([head], 9, cut=True)]
@@ -125,10 +125,10 @@ def test_a_large_transaction_can_be_had_in_parts() -> None:
     assert (parts[2].is_open, parts[2].position) == (False, 10)
     found = read(np.concatenate([part.frames for part in parts]), position=9)
     assert [change.row["id"] for change in found] == ["1", "2", "3"]
-    assert {change.time_us for change in found} == {5_000_000}  # the rest was not there yet
+    assert {change.time_us for change in found} == {5_000_000}  # the rest had not come yet
 
 
-def test_a_transaction_that_begins_once_more_amid_itself_is_refused() -> None:
+def test_a_begin_inside_a_transaction_is_refused() -> None:
     transcoder = _transcoder()
     head = ms.response(ms.event(pb.BEGIN), ms.described("t", COLUMNS), _insert(1))
     assert transcoder.transcode([head], 9, cut=True).is_open
@@ -137,7 +137,7 @@ def test_a_transaction_that_begins_once_more_amid_itself_is_refused() -> None:
     assert caught.value.policy is Policy.RETRY
 
 
-def test_an_update_of_the_key_has_the_former_key_and_others_have_none() -> None:
+def test_only_an_update_of_the_key_has_the_old_key() -> None:
     changes = [
         ms.change([b"1", b"a"], [b"2", b"a"]),
         ms.change([b"2", b"a"], [b"2", b"b"]),
@@ -150,7 +150,7 @@ def test_an_update_of_the_key_has_the_former_key_and_others_have_none() -> None:
     assert table.relation.key == ("id",)
 
 
-def test_a_table_without_a_key_has_whole_old_rows() -> None:
+def test_a_table_without_a_key_has_complete_old_rows() -> None:
     columns = [(*ms.ID[:3], 0, ms.BINARY), ms.WHAT]
     changes = [ms.change([b"1", None], [b"1", b"b"]), ms.change([b"1", b"b"])]
     made = _transcoder().transcode([ms.transaction(ms.described("t", columns), ms.rows("t", changes))], 1)
@@ -160,7 +160,7 @@ def test_a_table_without_a_key_has_whole_old_rows() -> None:
 
 
 @pytest.mark.parametrize("envelope", [ms.transaction, ms.copied])
-def test_w15_tables_of_vitess_own_and_tables_that_are_not_captured_are_left_out(
+def test_w15_vitess_internal_tables_and_tables_that_are_not_captured_are_excluded(
     envelope: Callable[..., bytes],
 ) -> None:
     names = [
@@ -175,8 +175,8 @@ def test_w15_tables_of_vitess_own_and_tables_that_are_not_captured_are_left_out(
     assert {change.table for change in read(made.frames)} == {"shop.t", "shop._vt_own"}
 
 
-def test_events_of_other_shards_in_the_same_stream_are_passed_over() -> None:
-    # Where shards merge, vtgate wants all of them in one stream.
+def test_events_of_other_shards_in_the_same_stream_are_skipped() -> None:
+    # When shards merge, vtgate wants all of them in one stream.
     other = ms.transaction(
         ms.described("t", COLUMNS, OTHER), _insert(5, shard=OTHER), shard=OTHER, gtid="MySQL56/b:1-9"
     )
@@ -186,15 +186,15 @@ def test_events_of_other_shards_in_the_same_stream_are_passed_over() -> None:
     assert len(made.events) == 3
 
 
-def test_w17_a_table_that_was_not_there_at_the_start_is_taken_when_it_comes() -> None:
+def test_w17_a_table_created_after_the_start_is_captured() -> None:
     transcoder = _transcoder()
     transcoder.transcode([ms.transaction(ms.described("t", COLUMNS), _insert(1))], 1)
     later = ms.transaction(ms.described("later", COLUMNS), _insert(2, table="later"))
     assert [change.table for change in read(transcoder.transcode([later], 2).frames)] == ["shop.later"]
 
 
-def test_w13_labels_are_told_by_each_description_not_by_the_end_of_another_shards_copy() -> None:
-    """A copy has labels, a stream of an old server numbers: these are refused, however much is copied."""
+def test_w13_labels_are_recognised_by_each_description_not_by_the_end_of_another_shards_copy() -> None:
+    """A copy has labels, a stream of an old server numbers: these are refused, whatever was copied."""
     enum: ms.ColumnGiven = ("e", 2074, "enum('a','b')", 0, 255)
     changes = ms.rows("t", [ms.change(after=[b"1", b"b"])], time_s=0)
     transcoder = _transcoder()
@@ -208,7 +208,7 @@ def test_w13_labels_are_told_by_each_description_not_by_the_end_of_another_shard
         transcoder.transcode([ms.transaction(ms.described("t", [ms.ID, enum], labels=False), changes)], 9)
 
 
-def test_a_shard_without_changes_says_that_it_went_on() -> None:
+def test_a_shard_without_changes_reports_its_position() -> None:
     transcoder = _transcoder()
     made = transcoder.transcode(
         [ms.transaction(gtid="MySQL56/a:1-8"), ms.response(ms.event(pb.HEARTBEAT))], 5
@@ -217,7 +217,7 @@ def test_a_shard_without_changes_says_that_it_went_on() -> None:
     assert transcoder.has_unwritten_position
 
 
-def test_a_table_has_one_number_and_its_columns_have_theirs_on_all_shards_and_after_a_restart() -> None:
+def test_a_table_and_its_columns_keep_their_numbers_on_all_shards_and_after_a_restart() -> None:
     tables = LogTables({})
     first, second = _transcoder(tables), _transcoder(tables, OTHER)
     one = first.transcode([ms.transaction(ms.described("t", COLUMNS), _insert(1))], 1)
@@ -237,14 +237,14 @@ def test_a_table_has_one_number_and_its_columns_have_theirs_on_all_shards_and_af
     restarted = LogTables(in_force)
     assert restarted.shape(ms.KEYSPACE, "t") == tables.shape(ms.KEYSPACE, "t")
     again = _transcoder(restarted).transcode([ms.transaction(ms.described("t", COLUMNS), _insert(3))], 9)
-    assert metadata_frames.schema_frames(again.frames) == []  # the log has it
+    assert metadata_frames.schema_frames(again.frames) == []  # the log has them already
 
 
 def _known(text: str | None) -> LogTables:
     return LogTables({}, lambda *_: (text, ""))
 
 
-def test_a_shard_has_room_for_its_tables_once_however_many_others_describe_first() -> None:
+def test_the_arrays_for_a_shards_tables_do_not_grow_with_other_shards() -> None:
     tables = LogTables({})
     tables.keep_shards([ms.SHARD, OTHER])
     first, second = _transcoder(tables), _transcoder(tables, OTHER)
@@ -257,7 +257,7 @@ def test_a_shard_has_room_for_its_tables_once_however_many_others_describe_first
     assert [[len(array) for array in of_a_shard] for of_a_shard in arrays] == [[128, 128]] * 2
 
 
-def test_ddl_that_has_reached_one_shard_only_leaves_the_rows_of_the_others_right() -> None:
+def test_rows_of_other_shards_are_right_while_ddl_has_reached_only_one_shard() -> None:
     tables = _known("7")
     tables.keep_shards([ms.SHARD, OTHER])
     first, second = _transcoder(tables), _transcoder(tables, OTHER)
@@ -285,12 +285,12 @@ def test_ddl_that_has_reached_one_shard_only_leaves_the_rows_of_the_others_right
     ]
     take(second, ms.transaction(ms.described("t", more, OTHER), shard=OTHER))
     number = tables.shape(ms.KEYSPACE, "t").columns[2].number
-    # Dropped on one shard, then on all: it goes with the last one.
+    # Dropped on one shard, then on all: the column disappears with the last one.
     take(first, ms.transaction(ms.described("t", COLUMNS), _insert(5)))
     assert len(tables.shape(ms.KEYSPACE, "t").columns) == 3
     take(second, ms.transaction(ms.described("t", COLUMNS, OTHER), _insert(6, shard=OTHER), shard=OTHER))
     assert [column.name for column in tables.shape(ms.KEYSPACE, "t").columns] == ["id", "what"]
-    # One of the same name is another column, also after a restart.
+    # A column of the same name is a new one, also after a restart.
     tables = LogTables(in_force, lambda *_: (None, ""))
     _transcoder(tables).transcode(
         [
@@ -316,7 +316,7 @@ def test_ddl_that_has_reached_one_shard_only_leaves_the_rows_of_the_others_right
         ("float", "double", "double"),
     ],
 )
-def test_of_types_that_differ_between_shards_the_wider_one_stands(one: str, other: str, found: str) -> None:
+def test_of_types_that_differ_between_shards_the_wider_one_is_used(one: str, other: str, found: str) -> None:
     for left, right in ((one, other), (other, one)):
         tables = LogTables({})
         tables.keep_shards([ms.SHARD, OTHER])
@@ -346,7 +346,7 @@ def test_of_types_that_differ_between_shards_the_wider_one_stands(one: str, othe
         ((6165, "varchar(9)", 0, 8), ("ä", ""), "ä", False),
         ((6165, "varchar(9)", 1 | 4096, 255), (None, ""), "", False),
         ((2074, "enum('a')", 1 | 4096, 255), (None, ""), None, True),
-        # What InnoDB remembers of older rows counts, whatever has become of the default.
+        # What InnoDB remembers of older rows counts, whatever the default is now.
         ((263, "int", 1 | 4096, 63), (None, "", "1", "80000005"), "5", False),
         ((263, "int", 0, 63), ("9", "", "1", None), None, False),
         ((257, "tinyint", 0, 63), ("9", "", "1", "7f"), "-1", False),
@@ -361,7 +361,7 @@ def test_of_types_that_differ_between_shards_the_wider_one_stands(one: str, othe
         ((265, "bigint", 0, 63), ("5", "", None, None), "5", False),
     ],
 )
-def test_a_column_that_is_added_has_what_older_rows_have_or_says_that_nobody_knows(
+def test_an_added_column_has_the_value_of_older_rows_or_is_unknown(
     column: tuple[int, str, int, int], told: tuple[str | None, ...] | None, missing: str | None, unknown: bool
 ) -> None:
     number, declared, flags, charset = column
@@ -383,7 +383,7 @@ def test_a_column_that_is_added_has_what_older_rows_have_or_says_that_nobody_kno
     assert "column_name = 'it''s'" in asked[0][0]
 
 
-def test_a_column_that_the_asked_replica_lacks_has_its_default_from_the_primary() -> None:
+def test_the_default_of_a_column_that_the_replica_lacks_is_asked_from_the_primary() -> None:
     tables = LogTables(
         {}, asked_by(lambda _, __, target: [("5", "")] if "primary" in target else [], ms.KEYSPACE, "replica")
     )
@@ -394,7 +394,7 @@ def test_a_column_that_the_asked_replica_lacks_has_its_default_from_the_primary(
     assert (found.missing, found.unknown) == ("5", False)
 
 
-def test_without_the_privilege_to_ask_innodb_a_column_has_the_default_that_it_has_now() -> None:
+def test_without_the_privilege_for_innodbs_tables_an_added_column_has_its_present_default() -> None:
     def query(sql: str, attempted: str, target: str) -> list[tuple[str | None, ...]]:
         if "innodb" in sql:
             raise TailraceError(Kind.SOURCE_AUTH_FAILED, "Access denied")
@@ -403,7 +403,7 @@ def test_without_the_privilege_to_ask_innodb_a_column_has_the_default_that_it_ha
     assert asked_by(query, ms.KEYSPACE, "primary")(ms.SHARD, "t", "more") == ("5", "")
 
 
-def test_another_primary_key_is_that_of_the_shard_that_was_altered() -> None:
+def test_a_changed_primary_key_applies_to_the_altered_shard() -> None:
     tables = _known(None)
     tables.keep_shards([ms.SHARD, OTHER])
     both = [ms.ID, (*ms.WHAT[:3], ms.PRIMARY, ms.UTF8MB4)]
@@ -429,7 +429,7 @@ def test_another_primary_key_is_that_of_the_shard_that_was_altered() -> None:
 @pytest.mark.parametrize(
     ("now", "described", "is_refused"),
     [
-        ("id what other more", "id what other", False),  # the last column was added behind all others
+        ("id what other more", "id what other", False),  # the last column was added after all others
         ("id more what other", "id more what", True),
         ("id more what", "id more what", False),  # the last column was dropped
     ],
@@ -451,7 +451,7 @@ def test_rows_from_before_a_column_was_added_between_others_are_refused(
     assert refused.value.kind is Kind.SCHEMA_CHANGED
 
 
-def test_without_anybody_to_ask_an_added_column_says_that_nobody_knows() -> None:
+def test_without_a_shard_to_ask_an_added_column_is_unknown() -> None:
     tables = LogTables({})
     for columns in (COLUMNS[:1], COLUMNS):
         _transcoder(tables).transcode([ms.transaction(ms.described("t", columns))], 1)
@@ -463,7 +463,7 @@ def test_without_anybody_to_ask_an_added_column_says_that_nobody_knows() -> None
     [
         (("c", 6165, "varchar(9)", 0, 28), "中a".encode("gbk"), "中a"),
         (("c", 6165, "varchar(9)", 0, 13), "日本".encode("shift_jis"), "日本"),
-        # Where MySQL's character set is not Python's: what MySQL 8.0 answers.
+        # Where MySQL's character set is not Python's: what MySQL 8.0 returns.
         (("c", 6165, "varchar(9)", 0, 36), b"\xfc\xfd", "ⁿ²"),
         (("c", 6165, "varchar(9)", 0, 22), b"\x95", "•"),
         (("c", 6165, "varchar(9)", 0, 25), b"\xa1\xa2\xe2", "\u02bd\u02bcβ"),
@@ -472,7 +472,7 @@ def test_without_anybody_to_ask_an_added_column_says_that_nobody_knows() -> None
         (("c", 6165, "varchar(9)", 0, 1), b"\xf9\xd6\xf9\xdc\xa4\x40", "碁嫺一"),
         (("c", 6165, "varchar(9)", 0, 60), "🦩".encode("utf-32-be"), "🦩"),
         (("c", 6165, "varchar(9)", 0, 56), "🦩Ñ".encode("utf-16-le"), "🦩Ñ"),
-        (("c", 6165, "varchar(9)", 0, 54), b"\xd8\x00", "\\xd800"),  # half a letter
+        (("c", 6165, "varchar(9)", 0, 54), b"\xd8\x00", "\\xd800"),  # half a character
         (("c", 6165, "varchar(9)", 0, 54), b"abc", "abc"),
         (("c", 6165, "varchar(9)", 0, 28), b"\x81", "\\x81"),
         (("c", 18, "decimal(5,0) unsigned zerofill", 0, 63), b"00042", "42"),
@@ -490,11 +490,11 @@ def test_without_anybody_to_ask_an_added_column_says_that_nobody_knows() -> None
         (("c", 785, "year", 0, 63), b"0000", "0"),
     ],
 )
-def test_a_value_becomes_postgresqls_text(column: ms.ColumnGiven, value: bytes, text: str) -> None:
+def test_a_value_is_converted_to_postgresqls_text(column: ms.ColumnGiven, value: bytes, text: str) -> None:
     assert _value(column, value) == text
 
 
-def test_dates_that_no_calendar_has_are_null_with_their_text_and_their_neighbours_are_dates() -> None:
+def test_invalid_dates_are_null_and_special_and_the_other_values_are_dates() -> None:
     columns = [ms.ID, ("d", 2062, "date", 0, 63), ("s", 2061, "timestamp", 0, 63)]
     given = [b"2024-02-29", b"2023-02-29", b"0000-00-00", b"2024-00-10", b"2024-04-31", b"2024-12-31"]
     changes = [ms.change(after=[b"%d" % key, day, day + b" 00:00:00"]) for key, day in enumerate(given)]
@@ -509,13 +509,13 @@ def test_dates_that_no_calendar_has_are_null_with_their_text_and_their_neighbour
             assert (row["d"], row["s"], dict(row["_special"])) == (None, None, special)
 
 
-def test_a_text_that_is_not_utf8_leaves_its_neighbours_readable() -> None:
+def test_a_text_that_is_not_utf8_does_not_affect_other_values() -> None:
     changes = [ms.change(after=[b"%d" % key, text]) for key, text in enumerate((b"a", b"\xff\xfe", b"b"))]
     made = _transcoder().transcode([ms.transaction(ms.described("t", COLUMNS), ms.rows("t", changes))], 1)
     assert [change.row["what"] for change in read(made.frames)] == ["a", "\\xfffe", "b"]
 
 
-def test_w12_what_an_image_lacks_is_unchanged_or_taken_from_the_row_before() -> None:
+def test_w12_values_that_an_image_lacks_are_unchanged_or_taken_from_the_row_before() -> None:
     columns = [ms.ID, ms.WHAT, ("big", ms.BLOB, "blob", 0, ms.BINARY)]
     changes = [
         ms.change([b"1", b"a", None], [b"1", b"b", None], [True, True, False]),
@@ -530,7 +530,7 @@ def test_w12_what_an_image_lacks_is_unchanged_or_taken_from_the_row_before() -> 
     ]
 
 
-def test_w12_documents_that_are_sent_as_changes_are_applied_to_those_before() -> None:
+def test_w12_partial_documents_are_applied_to_the_ones_before() -> None:
     columns = [ms.ID, *((name, ms.JSON, "json", 0, ms.BINARY) for name in "jkl")]
     change = b"JSON_REPLACE(%s, _utf8mb4'$.a', CAST(2 as JSON))"
     old = [b"1", b'{"a": 1}', b'{"a": 1}', b"[1]"]
@@ -585,7 +585,9 @@ def _of(number: int, declared: str, charset: int = 63, name: str = "c", *, label
         (Kind.SOURCE_MISCONFIGURED, "JSON document", [_DOCUMENT, ms.rows("t", [_REMOVAL])]),
     ],
 )
-def test_what_can_not_be_taken_stops_with_its_name(kind: Kind, words: str, given: list[pb.VEvent]) -> None:
+def test_unsupported_columns_stop_the_transcoder_with_their_names(
+    kind: Kind, words: str, given: list[pb.VEvent]
+) -> None:
     with pytest.raises(TailraceError, match=words) as caught:
         _transcoder().transcode([ms.transaction(*given)], 1)
     assert caught.value.kind is kind
@@ -598,7 +600,7 @@ def test_a_row_outside_a_transaction_is_refused() -> None:
         _transcoder().transcode([ms.response(ms.described("t", COLUMNS), _insert(1), ms.event(pb.COMMIT))], 1)
 
 
-def test_a_value_of_many_megabytes_has_room() -> None:
+def test_a_value_may_have_many_megabytes() -> None:
     columns = [ms.ID, ("big", ms.BLOB, "longblob", 0, ms.BINARY)]
     value = bytes(range(256)) * 40_000
     made = _transcoder().transcode(

@@ -1,4 +1,4 @@
-"""A vtgate that wants TLS, a certificate of ours, and a user: what comes in, and how the others are told."""
+"""A vtgate that requires TLS, a client certificate and a user: what is accepted, and the errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.vitess
 
 @dataclass(frozen=True)
 class Guarded:
-    """The cluster, and the settings of a source that it lets in."""
+    """The cluster, and the settings of a source that it accepts."""
 
     cluster: EmbeddedVitess
     settings: dict[str, object]
@@ -75,7 +75,7 @@ def _asked(settings: dict[str, object]) -> tuple[str, ...]:
         vtgate.close()
 
 
-def test_whoever_has_all_that_is_wanted_comes_in(guarded: Guarded) -> None:
+def test_a_client_with_everything_required_is_accepted(guarded: Guarded) -> None:
     assert _asked(guarded.settings) == ("0",)
 
 
@@ -87,14 +87,16 @@ def test_whoever_has_all_that_is_wanted_comes_in(guarded: Guarded) -> None:
         (("user", "password"), Kind.SOURCE_AUTH_FAILED),
     ],
 )
-def test_whoever_lacks_something_is_told(guarded: Guarded, taken_out: tuple[str, ...], kind: Kind) -> None:
+def test_a_client_that_lacks_something_gets_an_error(
+    guarded: Guarded, taken_out: tuple[str, ...], kind: Kind
+) -> None:
     settings = {name: value for name, value in guarded.settings.items() if name not in taken_out}
     with pytest.raises(TailraceError) as refused:
         _asked(settings)
     assert refused.value.kind is kind, refused.value
 
 
-def test_a_wrong_password_is_told_without_it(
+def test_a_wrong_password_is_reported_without_it(
     guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VTGATE_PASSWORD", "another one")
@@ -104,7 +106,7 @@ def test_a_wrong_password_is_told_without_it(
     assert "another one" not in str(refused.value)
 
 
-def test_a_stranger_is_not_taken_for_vtgate(guarded: Guarded, authority: Authority) -> None:
+def test_a_server_with_another_certificate_is_refused(guarded: Guarded, authority: Authority) -> None:
     with pytest.raises(TailraceError) as refused:
         _asked({**guarded.settings, "tls_ca": str(authority.stranger)})
     assert refused.value.kind is Kind.SOURCE_UNREACHABLE

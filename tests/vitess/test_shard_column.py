@@ -1,4 +1,4 @@
-"""The column that says which shard a row's newest change came from."""
+"""The column with the shard that a row's newest change came from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER = "80-"
 
 
 def _default_of(shard: str, table: str, column: str) -> tuple[str | None, ...] | None:
-    """Return what is told of the table once it was altered."""
+    """Return the facts of the table once it was altered."""
     return (None, "") if column in {"id", "more"} else None
 
 
@@ -43,11 +43,11 @@ def test_each_row_has_its_shard_whether_read_inserted_or_updated() -> None:
         ("r", "1", ms.SHARD),
         ("c", "2", OTHER),
         ("u", "2", OTHER),
-        ("d", "2", None),  # of a deleted row its key is told
+        ("d", "2", None),  # a deleted row has only its key
     ]
 
 
-def test_it_stays_over_a_restart_and_a_change_of_the_table() -> None:
+def test_the_column_stays_over_a_restart_and_a_change_of_the_table() -> None:
     in_force: dict[str, bytes] = {}
     made = Transcoder(ms.KEYSPACE, ms.SHARD, _tables()).transcode(
         [ms.transaction(ms.described("t", COLUMNS), ms.rows("t", [ms.change(after=[b"1", b"a"])]))], 1
@@ -63,7 +63,7 @@ def test_it_stays_over_a_restart_and_a_change_of_the_table() -> None:
     (change,) = read(again.frames, dict(in_force), made.position)
     assert change.row == {"id": "2", "more": "7", "_shard": ms.SHARD}
     in_force.update(kept_frames(again.frames))
-    # Without the setting it goes, as a column does that no shard has.
+    # Without the setting it disappears, as does a column that no shard has.
     plain = LogTables(in_force, _default_of)
     plain.keep_shards([ms.SHARD])
     last = Transcoder(ms.KEYSPACE, ms.SHARD, plain).transcode([altered], again.position)
@@ -71,7 +71,7 @@ def test_it_stays_over_a_restart_and_a_change_of_the_table() -> None:
     assert change.row == {"id": "2", "more": "7"}
 
 
-def test_a_table_that_has_such_a_column_itself_is_refused_by_name() -> None:
+def test_a_table_that_has_a_column_of_that_name_is_refused() -> None:
     with pytest.raises(TailraceError, match=r"shop\.t: it has a column 'what' itself") as refused:
         Transcoder(ms.KEYSPACE, ms.SHARD, _tables(column="what")).transcode(
             [ms.transaction(ms.described("t", COLUMNS), ms.rows("t", [ms.change(after=[b"1", b"a"])]))], 1

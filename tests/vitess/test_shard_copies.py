@@ -1,7 +1,7 @@
-"""Copies by several streams at the same time: what the log has after rows, changes and kills in any order.
+"""Copies by several streams at the same time: the log after rows, changes and kills in any order.
 
-A server of this test's own, without gRPC, sends what a tablet sends; the streams of chunks, the filtering and
-the coordinator are the real ones.
+A fake server without gRPC sends what a tablet sends; the streams of chunks, the filtering and the coordinator
+are the real ones.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tests.support.examples import seeds
 
 KEYSPACE, SHARD = "shop", "0"
 UUID = "00000001-0000-11eb-b894-04ed332e05c2"
-#: Keys of plums are no whole numbers, to those who ask.
+#: Keys of plums count as not integral when asked for.
 TABLES = ("apples", "pears", "plums")
 KEYS = range(-4, 8)
 
@@ -66,7 +66,7 @@ Change = tuple[str, Image, Image]
 
 @dataclass
 class _Server:
-    """A shard: its rows, and each transaction that there was. Its number is the value of its rows."""
+    """A shard: its rows, and each transaction. A transaction's number is the value of its rows."""
 
     rows: dict[str, dict[int, int]] = field(default_factory=lambda: {table: {} for table in TABLES})
     binlog: list[list[Change]] = field(default_factory=lambda: [[]])
@@ -84,7 +84,7 @@ class _Server:
                 to = key
             if before is not None and before[1] == value:
                 rows[key] = value
-                continue  # a key changes once in a transaction: its value tells which change it was
+                continue  # a key changes at most once in a transaction: its value identifies the change
             if any(each[0] == table and to in _keys(each) for each in changes):
                 if before is not None:
                     rows[key] = before[1]
@@ -102,7 +102,7 @@ def _keys(change: Change) -> set[int]:
 
 
 class _Stream:
-    """What a tablet sends in answer to a request, a response at a time."""
+    """A tablet's responses to a request, one at a time."""
 
     def __init__(self, server: _Server, request: pb.VStreamRequest, chance: random.Random) -> None:
         self._server, self._chance = server, chance
@@ -137,7 +137,7 @@ class _Stream:
                 yield [_event(pb.BEGIN), *self._field(table), self._vgtid(place, keys), _event(pb.COMMIT)]
                 after = int(keys[0].last_pk.rows[0].values) if keys else KEYS[0] - 1
                 left = [key for key in sorted(rows) if key > after and self._is_in(table, key)]
-                # vtgate loses its tablet, and has another one go on from where it is.
+                # vtgate loses its tablet, and continues with another one at its position.
                 is_lost = is_gone_on_with = False
                 while left and not (is_lost := self._chance.random() < 0.05):
                     count = self._chance.randint(1, 3)
@@ -148,7 +148,7 @@ class _Stream:
                 is_gone_on_with = is_lost and bool(keys)
                 is_over = not is_gone_on_with
             if is_lost:
-                server.write(self._chance)  # with a position alone, a tablet takes the copy for done
+                server.write(self._chance)  # given only a position, a tablet treats the copy as complete
             else:
                 yield [_event(pb.BEGIN), self._vgtid(place, []), _event(pb.COMMIT)]
                 yield [pb.VEvent(type=pb.COPY_COMPLETED, keyspace=KEYSPACE, shard=SHARD)]
@@ -164,7 +164,7 @@ class _Stream:
         for table, *images in self._server.binlog[place - 1]:
             found = [image if image and self._is_in(table, image[0]) else None for image in images]
             if any(found):
-                # Releases differ in what they do of the other image.
+                # Releases differ in whether they send the other image.
                 sent = found if self._chance.random() < 0.5 else images
                 events += [*self._field(table), _row_event(table, sent[0], sent[1], 1)]
         return [*events, self._vgtid(place, keys), _event(pb.COMMIT)]
@@ -174,7 +174,7 @@ class _Stream:
             if rule.match.startswith("/"):
                 return True
             if rule.match == table:
-                # A tablet takes literals alone, and `-9` is none.
+                # A tablet takes only literals, and `-9` is none.
                 assert "-" not in rule.filter, rule.filter
                 bounds = re.findall(r"`id` (>=|<) (\d+)", rule.filter)
                 return all(key >= int(end) if sign == ">=" else key < int(end) for sign, end in bounds)
@@ -199,9 +199,7 @@ class _Stream:
 
 @dataclass
 class _Log:
-    """What is durable: rows and changes, each with the place in the binlog that it came with; states, as
-    JSON.
-    """
+    """What is durable: rows and changes, each with its place in the binlog; states, as JSON."""
 
     appends: list[tuple[list[tuple[int, str, bool, Image, Image]], str]] = field(default_factory=list)
 
@@ -211,7 +209,7 @@ class _Log:
 
 
 class _Capture:
-    """A life of the capture: does what `KeyspaceStream` does with one shard."""
+    """One process of the capture: does what `KeyspaceStream` does with one shard."""
 
     def __init__(self, server: _Server, log: _Log, chance: random.Random) -> None:
         self._server, self._log, self._chance = server, log, chance
@@ -220,7 +218,7 @@ class _Capture:
         )
         self._source = source
         self.coordinator = Coordinator(log.states(), (0,))
-        nobody: Any = None  # is asked: what is copied is planned by `_planned`
+        nobody: Any = None  # asked for by the stream: `_planned` plans what is copied
         self.copies = ShardCopies(
             source, nobody, self.coordinator,
             self._step, self._start_chunk, self._stop_chunk, self._start,
@@ -228,7 +226,7 @@ class _Capture:
         self._streams: dict[str, tuple[int, _Stream]] = {}
         self._filters: dict[str, Any] = {}
         self._events: dict[str, list[pb.VEvent]] = {}
-        self._is_asked = False  # which shards serve
+        self._is_asked = False  # the list of serving shards
         self._carry_out(self.coordinator.start())
 
     # What KeyspaceStream does
@@ -255,7 +253,7 @@ class _Capture:
                     self._is_asked = True
 
     def _start(self, command: OpenStream) -> None:
-        assert self.coordinator.shards[SHARD].kept.copy is None, "one stream copies nothing here"
+        assert self.coordinator.shards[SHARD].kept.copy is None, "one stream must not copy here"
         request = pb.VStreamRequest(filter=pb.Filter(rules=[pb.Rule(match="/.*")]))
         request.vgtid.shard_gtids.add(keyspace=KEYSPACE, shard=SHARD, gtid=command.positions[SHARD])
         self._open(SHARD, command.attempt, request)
@@ -278,12 +276,12 @@ class _Capture:
         self._log.appends.append((changes, state))
 
     def advance(self) -> bool:
-        """Take one thing that waits, at random; return whether there was one."""
+        """Process one waiting item, at random; return whether there was one."""
         if self._is_asked and self._chance.random() < 0.3:
             self._is_asked = False
             self._step(ShardsListed((SHARD,)))
             return True
-        self.copies.turn(time.monotonic() + ROWLESS_S - 1)  # later than any stream is opened again
+        self.copies.turn(time.monotonic() + ROWLESS_S - 1)  # later than any reopening of a stream
         for name in self._chance.sample(sorted(self._streams), len(self._streams)):
             data = next(self._streams[name][1].responses)
             if data is not None:
@@ -292,7 +290,7 @@ class _Capture:
         return self._is_asked
 
     def interrupt(self) -> None:
-        """Have one of the streams end."""
+        """End one of the streams."""
         if self._streams:
             attempt, _ = self._streams.pop(self._chance.choice(sorted(self._streams)))
             self.copies.end(SHARD)
@@ -390,7 +388,7 @@ def _planned(server: _Server, before: Sequence[CopyChunk]) -> tuple[CopyChunk, .
 def _by_key(
     changes: Iterator[tuple[int, str, bool, Image, Image]],
 ) -> dict[tuple[str, int], list[tuple[int, bool, int | None]]]:
-    """Return of each key what became of it: the value, whether a copy read it, and None once it is gone."""
+    """Return the states of each key: the value, whether a copy read it, and None once it is deleted."""
     found: dict[tuple[str, int], list[tuple[int, bool, int | None]]] = defaultdict(list)
     for version, table, is_copied, before, after in changes:
         if before is not None and (after is None or after[0] != before[0]):
@@ -460,7 +458,7 @@ def _assert_exact(server: _Server, log: _Log) -> None:
             place = all_values.index(values[at])
             assert values[at + 1 :] == all_values[place + 1 :], (where, found, written[where])
             values = values[:at]
-            # What came before its row was read: a part of what led to it, without a gap.
+            # Changes from before its row was read: a part of those that led to it, without a gap.
             assert not values or where[0] == "plums", (where, found)
             assert not values or values == all_values[place + 1 - len(values) : place + 1], (where, found)
         else:
@@ -468,8 +466,8 @@ def _assert_exact(server: _Server, log: _Log) -> None:
 
 
 def _assert_whole(log: _Log) -> None:
-    """Make sure that the changes of a transaction are one transaction of the log; only those of a table whose
-    keys are no whole numbers may have come before, where its copy was cut short.
+    """Check that the changes of a transaction are one transaction of the log; only those of a table without
+    integral keys may have come before, where its copy was interrupted.
     """
     appends: dict[int, set[int]] = defaultdict(set)
     of_plums: dict[int, set[int]] = defaultdict(set)
@@ -483,14 +481,14 @@ def _assert_whole(log: _Log) -> None:
     assert all(len(numbers) == 1 for numbers in of_plums.values())
 
 
-def test_positions_that_do_not_follow_each_other_are_not_guessed_at() -> None:
+def test_positions_that_cannot_be_ordered_are_refused() -> None:
     other = UUID.replace("1", "2", 1)
     chunks = [CopyChunk("a", gtid=f"MySQL56/{UUID}:1-5"), CopyChunk("b", gtid=f"MySQL56/{other}:1-5")]
     with pytest.raises(AmbiguousError):
         RepeatedChangeFilter(KEYSPACE, SHARD, chunks)
 
 
-def test_a_large_transaction_behind_a_chunks_position_is_left_as_it_is(
+def test_a_large_transaction_after_a_chunks_position_is_not_filtered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(change_filters, "HELD_BYTES_MAX", 100)
@@ -508,7 +506,7 @@ def test_a_large_transaction_behind_a_chunks_position_is_left_as_it_is(
     assert chosen.is_over
 
 
-def test_a_chunk_that_was_cut_short_is_divided_behind_its_last_key() -> None:
+def test_an_interrupted_chunk_is_divided_after_its_last_key() -> None:
     begun = CopyChunk("a", "id", 3, 9, f"MySQL56/{UUID}:1-5", key_text("a", _key(5)))
     done, rest = parts_of(begun, is_there=True)
     assert (done.low, done.high, done.gtid, done.is_done) == (3, 6, begun.gtid, True)
@@ -522,7 +520,7 @@ def test_a_chunk_that_was_cut_short_is_divided_behind_its_last_key() -> None:
         list(parts_of(replace(begun, key=key_text("a", text)), is_there=True))
 
 
-def test_status_names_the_tables_whose_rows_are_later_than_their_shard() -> None:
+def test_status_lists_the_tables_whose_rows_are_ahead_of_their_shard() -> None:
     chunks = [CopyChunk(table, gtid=f"MySQL56/{UUID}:1-{last}") for table, last in (("b", 9), ("a", 8))]
     shard = Shard(ShardMode.STREAMING, kept=ShardState(f"MySQL56/{UUID}:1-7", ahead=tuple(chunks)))
     health = health_of({SHARD: shard}, {}, {})
@@ -532,14 +530,14 @@ def test_status_names_the_tables_whose_rows_are_later_than_their_shard() -> None
 def test_keys_are_in_one_range_each() -> None:
     for first, last, parts in ((-5, 5, 3), (0, 1, 7), (3, 3, 2), (-9, -1, 3), (-(1 << 63), (1 << 63) - 1, 5)):
         found = ranges("t", "id", first, last, parts)
-        # A tablet takes no negative bound.
+        # A tablet accepts no negative bound.
         assert all(chunk.low is None or chunk.low >= 0 for chunk in found)
         for key in {first - 1, first, last, last + 1, (first + last) // 2}:
             assert sum(chunk.contains(key) for chunk in found) == 1
 
 
 class _InformationSchema:
-    """Answers as a tablet whose MySQL describes some tables."""
+    """Answers like a tablet whose MySQL has some tables."""
 
     _PRIMARY = ("whole bigint PRIMARY PRI", *2 * ("two int PRIMARY PRI",), "text varchar PRIMARY PRI")
     #: MySQL calls the first unique key of a table without a primary key PRI, too.
@@ -575,7 +573,7 @@ class _InformationSchema:
         return self._database.execute(sql).fetchall()
 
 
-def test_a_copy_is_divided_by_primary_keys_alone() -> None:
+def test_a_copy_is_divided_only_by_primary_keys() -> None:
     source = VitessSource.model_validate({"hosts": ["127.0.0.1:1"], "keyspace": KEYSPACE})
     vtgate: Any = _InformationSchema()
     # A tablet copies `none` in the order of its cheapest unique key, which need not be the one called PRI.
@@ -585,15 +583,15 @@ def test_a_copy_is_divided_by_primary_keys_alone() -> None:
 
 
 class _KilledError(Exception):
-    """Raised behind an append."""
+    """Raised after an append."""
 
 
 def _begun(
     source: VitessSource, states: dict[str, Any], killed_at: int = -1
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Begin with a shard, or go on with it, as a stream of the keyspace does.
+    """Begin with a shard, or continue it, as a stream of the keyspace does.
 
-    :param killed_at: the append behind which the process dies.
+    :param killed_at: the append after which the process dies.
     :return: what was appended; and the tables that are copied, or the position of the one stream.
     """
     appended, opened = list[dict[str, Any]](), list[str]()
@@ -618,7 +616,7 @@ def _begun(
     def step(event: Event) -> None:
         carry_out(coordinator.step(event))
 
-    nobody: Any = None  # is asked: the answers are given
+    nobody: Any = None  # asked for by the stream: the answers are given
     copies = ShardCopies(
         source, nobody, coordinator, step, lambda stream: opened.append(stream.chunk.table),
         lambda _: None, lambda _: None,
@@ -630,7 +628,7 @@ def _begun(
 
 
 @pytest.mark.parametrize("later", [[], ["later"]], ids=["no table", "a table that came meanwhile"])
-def test_a_shard_without_a_table_that_was_killed_anywhere_at_its_beginning_is_gone_on_with(
+def test_the_start_of_a_shard_without_tables_is_continued_after_a_kill_anywhere(
     monkeypatch: pytest.MonkeyPatch, later: list[str]
 ) -> None:
     source = VitessSource.model_validate({"hosts": ["127.0.0.1:1"], "keyspace": KEYSPACE})
@@ -650,7 +648,7 @@ def test_a_shard_without_a_table_that_was_killed_anywhere_at_its_beginning_is_go
         after, opened = _begun(source, in_log)
         in_log |= {name: state for states in after for name, state in states.items()}
         state = ShardState.from_json(in_log[SHARD])
-        # A table that came behind the position is in the stream from there; else it is copied.
+        # The stream has a table created after the position from there on; otherwise it is copied.
         assert opened == ([position] if state.copy is None else later), killed_at
         if state.copy is None:
             assert state.gtid == position, killed_at

@@ -1,4 +1,4 @@
-"""The streams of a task's shards: nothing is lost, disordered or unbounded; each ends when it is told to."""
+"""The streams of a task's shards: nothing is lost, out of order or unbounded; each ends on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESPONSES_MAX = 5
 
 
 class _Call:
-    """A stream that sends what it is given, and then waits until it is cancelled."""
+    """A stream that sends the given responses, then waits until it is cancelled."""
 
     def __init__(self, responses: list[bytes]) -> None:
         self._responses = responses
@@ -47,7 +47,7 @@ class _Call:
 
 
 class _Vtgate:
-    """Each request has the stream of the shard that it names."""
+    """Gives each request the stream of the shard that it names."""
 
     is_connected = True
 
@@ -59,7 +59,7 @@ class _Vtgate:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_all_comes_in_order_and_what_waits_is_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_come_in_order_and_the_queue_is_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_streams, "SHARD_RESPONSES_MAX", RESPONSES_MAX)
     monkeypatch.setattr(shard_streams, "SHARD_BYTES_MAX", 400)
     chance = random.Random(seed)
@@ -81,7 +81,7 @@ def test_all_comes_in_order_and_what_waits_is_bounded(seed: int, monkeypatch: py
                 assert len(found.responses) <= RESPONSES_MAX + 1
                 assert found.size == sum(map(len, found.responses))
                 came[shard] += found.responses
-            # A thread adds one response before it looks for room.
+            # A thread adds one response before it checks for space.
             assert streams.waiting_bytes <= 700 + 3 * 200
             return came == sent
 
@@ -89,7 +89,7 @@ def test_all_comes_in_order_and_what_waits_is_bounded(seed: int, monkeypatch: py
         assert streams.waiting_bytes == 0
 
 
-def test_a_shard_that_is_full_is_not_read_on_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_with_a_full_queue_is_not_read_until_it_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_streams, "SHARD_RESPONSES_MAX", RESPONSES_MAX)
     vtgate = _Vtgate(a=[b"x"] * 100, b=[b"y"] * 3)
     with closing(_streams(vtgate)) as streams:
@@ -103,7 +103,7 @@ def test_a_shard_that_is_full_is_not_read_on_until_it_is_taken(monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_a_shard_that_alone_is_taken_goes_on_though_others_have_filled_all_room() -> None:
+def test_a_shard_whose_queue_is_emptied_goes_on_although_other_queues_are_full() -> None:
     vtgate = _Vtgate(a=[b"x" * 10] * 50, b=[b"y" * 1000] * 2)
     with closing(_streams(vtgate, bytes_max=500)) as streams:
         streams.start("b", 1, _request("b"))
@@ -119,7 +119,7 @@ def test_a_shard_that_alone_is_taken_goes_on_though_others_have_filled_all_room(
         wait_until(take, 20, "all of it has come")
 
 
-def test_what_came_of_an_attempt_that_was_stopped_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_of_a_stopped_attempt_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_streams, "SHARD_RESPONSES_MAX", RESPONSES_MAX)
     vtgate = _Vtgate(a=[b"x"] * 100)
     with closing(_streams(vtgate)) as streams:
@@ -129,14 +129,14 @@ def test_what_came_of_an_attempt_that_was_stopped_is_forgotten(monkeypatch: pyte
         assert streams.waiting_bytes == 0
         vtgate.calls["a"] = _Call([b"y"])
         streams.start("a", 2, _request("a"))
-        streams.stop("a", 1)  # too late: it is another one's
+        streams.stop("a", 1)  # too late: it belongs to another attempt
         found = _taken(streams, "a")
         assert (found.attempt, found.responses, found.ended) == (2, [b"y"], None)
         wait_until(lambda: _threads("a") == 1, 10, "the first one's thread ends")
     assert _threads("a") == 0
 
 
-def test_one_that_waits_before_it_opens_can_be_stopped() -> None:
+def test_a_stream_that_waits_before_it_opens_can_be_stopped() -> None:
     with closing(_streams(_Vtgate())) as streams:
         streams.start("a", 1, _request("a"), wait_s=60)
         streams.stop("a", 1)
@@ -144,7 +144,7 @@ def test_one_that_waits_before_it_opens_can_be_stopped() -> None:
         assert streams.take(0) == {}
 
 
-def test_a_process_that_may_have_no_more_threads_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_threads_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -156,7 +156,7 @@ def test_a_process_that_may_have_no_more_threads_is_told_so(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_stream_says_how_it_ended() -> None:
+def test_a_stream_reports_how_it_ended() -> None:
     with FakeVtgate("-80", "80-") as server, _real(server, silence_s=1.5) as streams:
         server.change("-80", is_silent=True)
         streams.start("-80", 1, _request("-80", heartbeat_s=0))
@@ -172,7 +172,7 @@ def test_a_stream_says_how_it_ended() -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_that_waits_for_room_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_waits_for_space_in_its_queue_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_streams, "SHARD_RESPONSES_MAX", 1)
     vtgate = _Vtgate(a=[b"x"] * 4)
     with closing(_streams(vtgate, silence_s=0.3)) as streams:
@@ -222,7 +222,7 @@ def _threads(shard: str) -> int:
     return sum(thread.name == f"tailrace-vitess-{shard}" for thread in threading.enumerate())
 
 
-def test_a_watch_of_a_connection_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_watch_of_a_connection_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     wait, failed = grpc_channel.Channel.wait_for_state_change, []
 
     async def fails_once(self: grpc_channel.Channel, state: grpc.ChannelConnectivity) -> None:

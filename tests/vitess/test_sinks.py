@@ -1,6 +1,4 @@
-"""A keyspace that is resharded, through `tailrace run` into every kind of sink: order by key, and what rows
-say of their shard.
-"""
+"""A resharded keyspace through `tailrace run` into every kind of sink: order by key, and the rows' shards."""
 
 from __future__ import annotations
 
@@ -40,14 +38,14 @@ def _pipeline(at: Path, vtgate: FakeVtgate, sinks: str) -> Path:
 
 
 class Keyspace:
-    """Writes each key's counter, 0, 1, 2 …, to whatever shard has the key."""
+    """Writes each key's counter, 0, 1, 2 …, to the shard that has the key."""
 
     def __init__(self, vtgate: FakeVtgate) -> None:
         self._vtgate = vtgate
         self.counters = dict.fromkeys(KEYS, -1)
 
     def write(self, *shards: str, times: int = 2) -> None:
-        """Raise every counter; a key is on the shard of its number, modulo how many there are."""
+        """Raise every counter; a key's shard is its number modulo the number of shards."""
         for _ in range(times):
             for key in KEYS:
                 self.counters[key] += 1
@@ -55,7 +53,7 @@ class Keyspace:
 
 
 def _resharded(file: Path, vtgate: FakeVtgate) -> Keyspace:
-    """Run a pipeline over a split and a merge; in each life it comes to journals and to what follows."""
+    """Run a pipeline over a split and a merge; each process reads journals and changes after them."""
     keyspace = Keyspace(vtgate)
     tailrace("run", file, "--until-caught-up")  # from here on changes are captured
     keyspace.write("0")
@@ -80,7 +78,7 @@ def _assert_in_order(rows: Iterable[tuple[int, int]], keyspace: Keyspace) -> Non
 
 
 def _assert_says_its_shard(rows: list[dict[str, Any]]) -> None:
-    """Make sure that each row has its shard, whose positions only rise."""
+    """Check that each row has its shard, whose positions only rise."""
     last: dict[str, int] = defaultdict(int)
     for row in rows:
         server, _, number = row["_gtid"].rpartition("-")
@@ -90,7 +88,7 @@ def _assert_says_its_shard(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_files_and_tables_have_each_key_in_order_and_say_its_shard(tmp_path: Path) -> None:
+def test_files_and_tables_have_each_key_in_order_with_its_shard(tmp_path: Path) -> None:
     sinks = "".join(
         f"  - type: {kind}\n    path: ./{path}{more}{STEP}"
         for kind, path, more in (
@@ -162,7 +160,7 @@ def _assert_boundaries(messages: list[Message], documents: list[Any]) -> None:
     assert [message.key_document for message in messages] == [{"id": each["id"]} for each in boundaries]
 
 
-def test_transactions_are_spread_over_partitions_each_whole_in_one(
+def test_transactions_are_spread_over_partitions_each_complete_in_one(
     tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
 ) -> None:
     sink = {

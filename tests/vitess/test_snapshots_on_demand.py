@@ -1,4 +1,4 @@
-"""Snapshots that are asked for, on a real cluster: what was lost is copied anew, and mirrors are right."""
+"""Requested snapshots on a real cluster: lost keys are copied again, and mirrors are right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLE = "orders"
 
 @pytest.fixture
 def cluster() -> Iterator[EmbeddedVitess]:
-    """A cluster of this test's own, which may break it."""
+    """A cluster for one test, which may break it."""
     with EmbeddedVitess(find_vitess(), vschema=VSCHEMA) as made:
         add_table(made, TABLE, ORDERS)
         yield made
@@ -46,7 +46,7 @@ def _insert(cluster: EmbeddedVitess, table: str, keys: range) -> None:
     cluster.execute(f"insert into {table} (id, what, amount) values {rows}")
 
 
-def test_a_mirror_is_right_again_after_a_table_was_read_anew(
+def test_a_mirror_is_right_after_a_table_was_read_again(
     tmp_path: Path, vitess: EmbeddedVitess, orders: str
 ) -> None:
     _insert(vitess, orders, range(200))
@@ -78,9 +78,7 @@ def test_a_mirror_is_right_again_after_a_table_was_read_anew(
         assert {row["id"] for row in rows if row["_shard"] == shard} == there
 
 
-def test_a_table_is_read_anew_whose_key_has_times_beside_an_empty_one_whose_key_begins_with_a_date(
-    tmp_path: Path, vitess: EmbeddedVitess
-) -> None:
+def test_tables_with_keys_of_times_and_dates_are_read_again(tmp_path: Path, vitess: EmbeddedVitess) -> None:
     add_table(
         vitess,
         "moments",
@@ -104,7 +102,7 @@ def test_a_table_is_read_anew_whose_key_has_times_beside_an_empty_one_whose_key_
     assert read == {("shop.moments", "r"): 12, ("shop.days", "c"): 2}
 
 
-def test_no_change_is_lost_while_a_table_is_read_anew(tmp_path: Path, cluster: EmbeddedVitess) -> None:
+def test_no_change_is_lost_while_a_table_is_read_again(tmp_path: Path, cluster: EmbeddedVitess) -> None:
     _insert(cluster, TABLE, range(3_000))
     add_table(cluster, "others", ORDERS)
     _insert(cluster, "others", range(100))
@@ -131,7 +129,7 @@ def test_no_change_is_lost_while_a_table_is_read_anew(tmp_path: Path, cluster: E
     assert others == {"r": 100, "u": 50 * rounds}
 
 
-def test_down_until_after_complete_the_lost_keys_are_copied_anew(
+def test_after_missing_a_whole_reshard_the_lost_keys_are_copied_again(
     tmp_path: Path, cluster: EmbeddedVitess
 ) -> None:
     _insert(cluster, TABLE, range(100))
@@ -149,7 +147,7 @@ def test_down_until_after_complete_the_lost_keys_are_copied_anew(
     tailrace("snapshot", file, "--lost")
     cluster.execute(f"update {TABLE} set counter = counter + 1 where id < 20")
     tailrace("run", file, "--until-caught-up")
-    # The keys of the other shard were not read again: of those that were, nobody knows which are gone.
+    # The keys of the other shard were not read again: it is unknown which of the lost ones are gone.
     expected = _there(cluster, TABLE)
     mirrored = _mirrored(tmp_path, TABLE)
     assert {key: row for key, row in mirrored.items() if key != gone} == expected
@@ -158,7 +156,7 @@ def test_down_until_after_complete_the_lost_keys_are_copied_anew(
     assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)
 
 
-def test_a_switch_back_to_former_shards_without_a_journal_is_noticed_and_their_keys_are_copied_anew(
+def test_a_switch_back_to_former_shards_without_a_journal_is_detected_and_their_keys_are_copied_again(
     tmp_path: Path, cluster: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silent_shards, "PROBE_S", 2.0)
@@ -175,7 +173,7 @@ def test_a_switch_back_to_former_shards_without_a_journal_is_noticed_and_their_k
         found.wait_for_shards("-", timeout_s=STEP_S)
         cluster.complete("merge", ["-80", "80-"])
         cluster.execute(f"update {TABLE} set counter = 1 where id < 60")
-        # The streams of this reshard have the ids of those that brought the traffic back before: Vitess 22
+        # The streams of this reshard have the ids of those that switched the traffic back before: Vitess 22
         # takes the journal that it wrote then for one of this switch.
         cluster.reshard("split", ["-"], ["-80", "80-"])
         cluster.execute(f"delete from {TABLE} where id < 10", f"update {TABLE} set counter = 2 where id < 30")
@@ -193,7 +191,7 @@ def test_a_switch_back_to_former_shards_without_a_journal_is_noticed_and_their_k
     assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)
 
 
-def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVitess) -> None:
+def test_a_snapshot_recovers_from_purged_binlogs(tmp_path: Path, cluster: EmbeddedVitess) -> None:
     _insert(cluster, TABLE, range(100))
     file = pipeline_file(tmp_path, cluster, TABLE, snapshot="initial")
     tailrace("run", file, "--until-caught-up")
@@ -205,7 +203,7 @@ def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVi
         found.wait_for_mode("needs_snapshot", "-80", "80-")
     tailrace("snapshot", file, "--lost")
     tailrace("run", file, "--until-caught-up")
-    # All keys were read again, so what is not there any more is gone from the mirror, too.
+    # All keys were read again, so deleted rows are gone from the mirror, too.
     assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)
 
 
@@ -215,11 +213,11 @@ def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVi
         "alter table {name} drop column at",
         "alter table {name} modify counter bigint not null default 0",
         "drop table {name}",
-        "alter table {name} add column seen timestamp(6) null after counter",  # takes the values of `at`
+        "alter table {name} add column seen timestamp(6) null after counter",  # also the values of `at`
     ],
     ids=["column dropped", "type changed", "table dropped", "column added between"],
 )
-def test_a_table_that_was_altered_while_nobody_read_is_copied_anew(
+def test_a_table_altered_while_no_capture_ran_is_copied_again(
     tmp_path: Path, vitess: EmbeddedVitess, orders: str, change: str
 ) -> None:
     def apply(statement: str) -> None:
@@ -247,7 +245,7 @@ def test_a_table_that_was_altered_while_nobody_read_is_copied_anew(
     assert {key: row[2] for key, row in _mirrored(tmp_path, orders).items()} == counters
 
 
-def test_a_shard_that_was_restored_from_a_backup_is_copied_anew(
+def test_a_shard_restored_from_a_backup_is_copied_again(
     tmp_path: Path, cluster: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silent_shards, "PROBE_S", 2.0)

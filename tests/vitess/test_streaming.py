@@ -1,4 +1,4 @@
-"""Streams of a real cluster that breaks: nothing is lost, nothing comes twice, keys keep their order."""
+"""Streams of a real cluster that breaks: nothing is lost or repeated, and keys keep their order."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TABLE = "orders"
 
 @pytest.fixture
 def cluster() -> Iterator[EmbeddedVitess]:
-    """A cluster of this test's own, which may break it."""
+    """A cluster for one test, which may break it."""
     with EmbeddedVitess(find_vitess(), vschema=VSCHEMA) as made:
         add_table(made, TABLE, ORDERS)
         yield made
 
 
 def _write(cluster: EmbeddedVitess, table: str, keys: range, times: int = 1) -> int:
-    """Insert the keys that are not there, and raise each one's counter; return how many changes it makes."""
+    """Insert the missing keys, and raise each one's counter; return the number of changes."""
     known = {row[0] for row in cluster.execute(f"select id from {table}")}
     count = 0
     for _ in range(times):
@@ -63,7 +63,7 @@ def _states(at: Path) -> dict[str, dict]:
         writer.close()
 
 
-def test_a_transaction_that_is_larger_than_memory_goes_into_the_log_as_it_comes(
+def test_a_transaction_larger_than_memory_goes_into_the_log_as_it_comes(
     tmp_path: Path, vitess: EmbeddedVitess, orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 100_000)
@@ -80,7 +80,7 @@ def test_a_transaction_that_is_larger_than_memory_goes_into_the_log_as_it_comes(
     found.assert_in_order()
 
 
-def test_it_goes_on_after_vtgate_was_killed(tmp_path: Path, cluster: EmbeddedVitess) -> None:
+def test_the_capture_goes_on_after_vtgate_was_killed(tmp_path: Path, cluster: EmbeddedVitess) -> None:
     with followed(tmp_path, cluster, TABLE, reconnect_delay_s_max=1) as found:
         count = _write(cluster, TABLE, range(20))
         found.wait_for(count)
@@ -91,7 +91,7 @@ def test_it_goes_on_after_vtgate_was_killed(tmp_path: Path, cluster: EmbeddedVit
     found.assert_in_order()
 
 
-def test_a_shard_whose_servers_die_goes_on_when_they_are_back_and_the_other_one_meanwhile(
+def test_a_shard_goes_on_once_its_servers_are_back_and_the_other_meanwhile(
     tmp_path: Path, cluster: EmbeddedVitess
 ) -> None:
     with followed(tmp_path, cluster, TABLE) as found:
@@ -99,7 +99,7 @@ def test_a_shard_whose_servers_die_goes_on_when_they_are_back_and_the_other_one_
         found.wait_for(count)
         cluster.kill_tablet("80-")
         cluster.kill_mysql("80-")
-        # The keys that are on the other shard.
+        # The keys of the other shard.
         kept = [
             row[0] for row in cluster.execute(f"select id from {TABLE}", target=f"{cluster.keyspace}/-80")
         ]
@@ -112,7 +112,7 @@ def test_a_shard_whose_servers_die_goes_on_when_they_are_back_and_the_other_one_
     found.assert_in_order()
 
 
-def test_a_shard_whose_binlogs_were_purged_needs_a_snapshot_and_the_other_one_goes_on(
+def test_a_shard_with_purged_binlogs_needs_a_snapshot_and_the_other_goes_on(
     tmp_path: Path, cluster: EmbeddedVitess
 ) -> None:
     with followed(tmp_path, cluster, TABLE) as found:
@@ -130,7 +130,7 @@ def test_a_shard_whose_binlogs_were_purged_needs_a_snapshot_and_the_other_one_go
     assert "lost" not in states[f"{cluster.keyspace}/-80"]
 
 
-def test_a_table_that_was_altered_before_a_switch_that_was_slept_through(
+def test_an_added_columns_old_value_is_known_after_a_missed_switch(
     tmp_path: Path, cluster: EmbeddedVitess
 ) -> None:
     with followed(tmp_path, cluster, TABLE) as found:
@@ -138,7 +138,7 @@ def test_a_table_that_was_altered_before_a_switch_that_was_slept_through(
         found.wait_for(count)
     _alter(cluster, "add column extra int not null default 5")
     count += _write(cluster, TABLE, range(20))
-    # The shard does not say any more what older rows have in the column: it does not serve.
+    # The shard no longer says what older rows have in the column: it does not serve.
     cluster.reshard("split", ["80-"], ["80-c0", "c0-"])
     count += _write(cluster, TABLE, range(20))
     with followed(tmp_path, cluster, TABLE, found):
@@ -167,20 +167,20 @@ def test_online_ddl_loses_no_change(tmp_path: Path, cluster: EmbeddedVitess) -> 
 
 
 def _alter(cluster: EmbeddedVitess, change: str, *options: str) -> str:
-    """Alter the table; return what identifies the migration, if `options` make it one."""
+    """Alter the table; return the migration's id, if `options` make it one."""
     statement = f"alter table {TABLE} {change}"
     return cluster.ctl("ApplySchema", *options, "--sql", statement, cluster.keyspace).strip()
 
 
 def _is_over(cluster: EmbeddedVitess, migration: str) -> bool:
-    """Tell whether both shards have a migration behind them."""
+    """Return whether both shards have completed a migration."""
     shown = json.loads(cluster.ctl("OnlineDDL", "show", "--json", cluster.keyspace, migration))
     states = [each["status"] for each in shown["migrations"]]
     assert not any("FAIL" in state for state in states), shown
     return states == ["COMPLETE"] * 2
 
 
-def test_it_follows_a_split_and_a_merge_by_itself(tmp_path: Path, cluster: EmbeddedVitess) -> None:
+def test_the_capture_follows_a_split_and_a_merge_by_itself(tmp_path: Path, cluster: EmbeddedVitess) -> None:
     found = Following()
     count = 0
     with followed(tmp_path, cluster, TABLE, found):

@@ -1,4 +1,4 @@
-"""Shards dealt to several tasks: whatever their number, one order, one state of each shard."""
+"""Shards assigned to several tasks: whatever their number, one order, one state of each shard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUARTERS = ("-40", "40-80", "80-c0", "c0-")
 
 
 def _tasks(found: Capturing) -> dict[str, int]:
-    """Return the task of each shard that is read, as `status` has it."""
+    """Return the task of each shard that is read, as `status` shows it."""
     health = found.capture.progress().health
     assert health is not None
     shards = health.details["shards"]
@@ -40,7 +40,7 @@ def _tasks(found: Capturing) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_each_task_reads_its_share_over_a_connection_of_its_own(tmp_path: Path) -> None:
+def test_each_task_reads_its_shards_over_its_own_connection(tmp_path: Path) -> None:
     eighths = ("-20", "20-40", "40-60", "60-80", "80-a0", "a0-c0", "c0-e0", "e0-")
     with FakeVtgate(*eighths) as vtgate, capturing(tmp_path, vtgate.address, tasks_max=3) as found:
         found.wait_for_shards(*eighths)
@@ -72,7 +72,7 @@ def test_a_merge_of_shards_on_different_tasks_is_followed(tmp_path: Path, is_los
             vtgate.write(shard, (key, 1))
         found.wait_for_shards("-60", "60-c0", "c0-")
         found.wait_for_rows(8)
-        # Of the tasks that have lost theirs, two have the new ones; the one of `c0-` has kept it.
+        # Of the tasks that lost their shards, two have the new ones; the one of `c0-` has kept it.
         after = _tasks(found)
         assert after["c0-"] == tasks["c0-"]
         assert len(set(after.values())) == 3
@@ -82,7 +82,7 @@ def test_a_merge_of_shards_on_different_tasks_is_followed(tmp_path: Path, is_los
 
 
 @pytest.mark.slow
-def test_tasks_max_changes_between_lives_that_end_with_kill_9_and_shards_merge_across_tasks(
+def test_tasks_max_changes_between_killed_processes_and_shards_merge_across_tasks(
     tmp_path: Path,
 ) -> None:
     written = dict.fromkeys(range(8), 0)
@@ -102,7 +102,7 @@ def test_tasks_max_changes_between_lives_that_end_with_kill_9_and_shards_merge_a
             write(vtgate, QUARTERS)
             life.kill()
             write(vtgate, QUARTERS)
-            vtgate.reshard(["40-80", "80-c0"], ["40-c0"])  # of different tasks in the next life
+            vtgate.reshard(["40-80", "80-c0"], ["40-c0"])  # of different tasks in the next process
             after = ["-40", "-40", "40-c0", "40-c0", "40-c0", "40-c0", "c0-", "c0-"]
             write(vtgate, after)
             life.start()
@@ -142,7 +142,7 @@ def _streamed(at: Path) -> set[str]:
 
 
 def _kept(at: Path) -> dict[str, dict[str, Any]]:
-    """Return the states of shards that the next life finds in a log that nobody writes."""
+    """Return the states of shards that the next process finds in a log that is not being written."""
     writer = LogWriter.open(LogDirectory.open(at / "log"), "0")
     try:
         states = shard_states(writer.schema_in_force)
@@ -177,7 +177,7 @@ def test_while_the_log_is_inside_a_large_transaction_other_shards_wait_whatever_
 
 
 @pytest.mark.slow
-def test_what_came_together_with_a_large_transaction_waits_for_its_end(
+def test_transactions_that_come_during_a_large_one_wait_for_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 2_000)
@@ -195,7 +195,7 @@ def test_what_came_together_with_a_large_transaction_waits_for_its_end(
 
 
 @pytest.mark.slow
-def test_a_copy_that_was_cut_short_goes_on_in_other_tasks_with_no_row_twice(tmp_path: Path) -> None:
+def test_an_interrupted_copy_continues_in_other_tasks_without_repeating_rows(tmp_path: Path) -> None:
     with FakeVtgate(*QUARTERS) as vtgate:
         for number, shard in enumerate(QUARTERS):
             for key in range(50):
@@ -214,7 +214,7 @@ def test_a_copy_that_was_cut_short_goes_on_in_other_tasks_with_no_row_twice(tmp_
 
 
 @pytest.mark.slow
-def test_what_ends_one_task_ends_all_and_names_the_shard(tmp_path: Path) -> None:
+def test_an_error_of_one_task_ends_all_and_names_the_shard(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address, tasks_max=2) as found:
         found.wait_for_shards("-80", "80-")
         assert _tasks(found)["80-"] == 1
@@ -228,7 +228,7 @@ def test_what_ends_one_task_ends_all_and_names_the_shard(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_shard_without_a_tablet_is_named_and_the_others_go_on(
+def test_a_shard_without_a_tablet_is_reported_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silent_shards, "PROBE_S", 1.0)
@@ -248,7 +248,7 @@ def test_a_shard_without_a_tablet_is_named_and_the_others_go_on(
         vtgate.change("80-", has_tablet=True)
         found.wait_for_rows(2)
         wait_until(lambda: not told(), 15)
-        # With nothing to send, an answer alone shows that the shard is there again.
+        # Without changes, only an answer shows that the shard is there again.
         vtgate.change("80-", has_tablet=False)
         wait_until(told, 15)
         vtgate.change("80-", has_tablet=True)
@@ -257,7 +257,7 @@ def test_a_shard_without_a_tablet_is_named_and_the_others_go_on(
 
 
 @pytest.mark.slow
-def test_a_shard_without_a_tablet_holds_up_who_waits_for_all_and_no_other_shard(tmp_path: Path) -> None:
+def test_a_shard_without_a_tablet_delays_catching_up_but_no_other_shard(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
         vtgate.change("80-", has_tablet=False)
@@ -273,7 +273,7 @@ def test_a_shard_without_a_tablet_holds_up_who_waits_for_all_and_no_other_shard(
 
 
 @pytest.mark.slow
-def test_a_stream_that_a_tablet_throttles_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_throttled_by_a_tablet_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silent_shards, "PROBE_S", 0.5)
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
@@ -297,7 +297,7 @@ def test_all_tasks_go_on_when_vtgate_was_restarted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tasks_use_all_vtgates_and_one_that_does_not_answer_holds_nobody_up() -> None:
+def test_tasks_use_all_vtgates_and_one_that_does_not_answer_blocks_no_task() -> None:
     with FakeVtgate("0") as one, FakeVtgate("0") as other:
         nobody = f"127.0.0.1:{free_port()}"
         for hosts, used in (
@@ -313,14 +313,14 @@ def test_tasks_use_all_vtgates_and_one_that_does_not_answer_holds_nobody_up() ->
                 each.close()
 
 
-def test_nobody_answers_any_task() -> None:
+def test_no_host_answers_any_task() -> None:
     hosts = [f"127.0.0.1:{free_port()}"]
     source = VitessSource.model_validate({"hosts": hosts, "keyspace": KEYSPACE, "connect_timeout": 0.5})
     with pytest.raises(TailraceError, match=hosts[0]):
         Vtgate.connect_each(source, 3)
 
 
-def test_check_names_tasks_that_have_nothing_to_read() -> None:
+def test_check_reports_tasks_without_shards() -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         for tasks_max, count in ((2, 0), (5, 1)):
             source = VitessSource.model_validate(

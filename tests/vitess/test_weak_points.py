@@ -1,6 +1,6 @@
-"""What Debezium's connector for Vitess does not do: its weak points W9 to W19, as far as a stream shows them.
+"""The weak points W9 to W19 of Debezium's connector for Vitess, as far as a stream shows them.
 
-W12 and W15 are about single values: `test_rows` has them.
+W12 and W15 concern single values: `test_rows` has them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.wait import wait_until
 
 
 @pytest.mark.slow
-def test_w9_a_transaction_that_is_larger_than_memory_is_written_as_it_comes_and_taken_back_if_it_breaks_off(
+def test_w9_a_transaction_larger_than_memory_is_written_as_it_comes_and_discarded_if_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 2_000)
@@ -49,7 +49,7 @@ def test_w9_a_transaction_that_is_larger_than_memory_is_written_as_it_comes_and_
 
 
 @pytest.mark.slow
-def test_w9_a_large_transaction_of_which_nothing_comes_any_more_does_not_hold_up_the_other_shards(
+def test_w9_a_large_transaction_that_stalls_does_not_block_the_other_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 100)
@@ -97,7 +97,9 @@ def test_w11_changes_come_over_mutual_tls_with_a_user(
 
 
 @pytest.mark.slow
-def test_w11_a_message_beyond_grpcs_limit_of_4_mib_comes_and_one_beyond_ours_is_named(tmp_path: Path) -> None:
+def test_w11_a_message_beyond_grpcs_limit_of_4_mib_is_accepted_and_one_beyond_ours_is_refused(
+    tmp_path: Path,
+) -> None:
     rows = 120_000
     with FakeVtgate("0") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -116,7 +118,7 @@ def test_w11_a_message_beyond_grpcs_limit_of_4_mib_comes_and_one_beyond_ours_is_
 
 
 @pytest.mark.slow
-def test_w13_a_shard_streams_while_another_one_copies_and_each_row_is_what_its_own_shard_does(
+def test_w13_a_shard_streams_while_another_copies_and_each_row_has_the_right_kind(
     tmp_path: Path,
 ) -> None:
     with FakeVtgate("-80", "80-") as vtgate:
@@ -140,7 +142,7 @@ def test_w13_a_shard_streams_while_another_one_copies_and_each_row_is_what_its_o
     }
 
 
-def test_w17_the_server_is_asked_for_tables_by_patterns_so_that_none_has_to_be_there() -> None:
+def test_w17_tables_are_requested_by_patterns_so_they_need_not_exist() -> None:
     """A rule with a table's bare name fails in a shard that has no such table."""
     source = VitessSource(hosts=("127.0.0.1:1",), keyspace="shop", tables=("shop.orders", "shop.new_*"))
     matches = [rule.match for rule in table_rules(source)]
@@ -150,7 +152,7 @@ def test_w17_the_server_is_asked_for_tables_by_patterns_so_that_none_has_to_be_t
 
 
 @pytest.mark.slow
-def test_w19_a_capture_knows_when_it_has_what_was_committed_before_it_was_asked(tmp_path: Path) -> None:
+def test_w19_a_capture_knows_when_it_has_everything_committed_before_the_request(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
         vtgate.change("80-", is_silent=True)
@@ -168,7 +170,7 @@ def test_w19_a_capture_knows_when_it_has_what_was_committed_before_it_was_asked(
 
 
 @pytest.mark.slow
-def test_w19_a_row_that_is_not_durable_yet_is_not_there_though_its_time_has_passed(
+def test_w19_a_row_that_is_not_durable_yet_does_not_count_as_caught_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_sync, sync = threading.Event(), LogWriter.sync
@@ -203,7 +205,7 @@ def test_w19_a_row_that_is_not_durable_yet_is_not_there_though_its_time_has_pass
 
 @pytest.mark.slow
 @pytest.mark.skipif(not disk.can_mount(), reason="mounts a small disk, which needs root")
-def test_a_first_start_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
+def test_a_first_start_on_a_full_disk_waits_for_space(tmp_path: Path) -> None:
     with FakeVtgate("0") as vtgate, disk.small_disk(tmp_path / "disk", 1) as small:
         vtgate.write("0", (1, 0))
         ballast = disk.fill(small)

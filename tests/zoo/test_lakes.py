@@ -1,4 +1,4 @@
-"""Every type through Spark into Parquet and Delta tables, read back by Spark, against SELECT."""
+"""Every type through Spark into Parquet and Delta tables, read back by Spark, compared with SELECT."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wide(servers: Servers, postgres_version: int, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("modes", [OWN_FORMS, MODES], ids=["own forms", "modes"])
-def test_tables_hold_what_select_says(wide: Wide, modes: ValueModes, spark: Any, tmp_path: Path) -> None:
+def test_tables_equal_selects_result(wide: Wide, modes: ValueModes, spark: Any, tmp_path: Path) -> None:
     given = SinkInput(("public.wide",), modes=modes)
     sinks: dict[str, Any] = {
         "parquet": FileSink("parquet", tmp_path / "parquet", parquet_format(), given),
@@ -52,7 +52,7 @@ def test_tables_hold_what_select_says(wide: Wide, modes: ValueModes, spark: Any,
 
 
 def write(sink: Sink, wide: Wide, spark: Any) -> None:
-    """Write the snapshot, then the stream: what a mirror adds, then what it merges."""
+    """Write the snapshot, then the stream: first a mirror appends, then it merges."""
     sink.open(LogDirectory.open(wide.log).identity, "zoo")
     with LogReader.open(wide.log, "0") as reader:
         edges = [reader.start, wide.snapshot_end, reader.end().offset]
@@ -72,7 +72,7 @@ def compare(kind: str, wide: Wide, expected: Expectation, table: pa.Table) -> No
         ops, unchanged = table["_op"].to_pylist(), table["_unchanged"].to_pylist()
         specials = table["_special"].to_pylist()
         assert sorted(ops) == ["c"] * ROWS + ["r"] * ROWS + ["u"] * ROWS
-    # A row of the snapshot is as the row that was inserted again under another id.
+    # A snapshot row has the values of the row that was inserted again with another id.
     rows = [row + STREAMED if op == "r" else row for row, op in zip(ids, ops, strict=True)]
     for column in wide.selected.columns:
         arrow = table.schema.field(column).type

@@ -1,6 +1,6 @@
-"""Random values of random types, by snapshot and by stream, against SELECT.
+"""Random values of random types, by snapshot and by stream, compared with SELECT.
 
-A failure prints how to have the example again; `pytest --hypothesis-seed=N` takes others.
+A failure prints how to repeat the example; `pytest --hypothesis-seed=N` takes others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def database(servers: Servers, postgres_version: int) -> Iterator[Database]:
 
 @settings(max_examples=12)
 @given(columns=tables())
-def test_any_value_is_what_select_says(
+def test_any_value_equals_selects_result(
     database: Database, tmp_path_factory: pytest.TempPathFactory, columns: list[Filled]
 ) -> None:
     table = f"t{next(_names)}"
@@ -97,14 +97,14 @@ def compare(changes: TableChanges, selected: Selected, expected: Expectation) ->
 
 
 class Same:
-    """Gives each record back with a copy of its row."""
+    """Returns each record with a copy of its row."""
 
     def apply_record(self, record: Record) -> Record:
         return record.replace(after=dict(record.after or {}))
 
 
 def require_same_events(changes: TableChanges) -> None:
-    """Check that events are the same from the wire, from columns, one by one, and flat."""
+    """Check that events are the same from frames, from columns, record by record, and flat."""
     group = Group.of_changes("t", np.arange(changes.count), changes, SOURCE)
     wire = JsonConverter().convert(group).values.to_pylist()
     assert JsonConverter().convert(group.with_columns(group.columns)).values.to_pylist() == wire
@@ -116,7 +116,7 @@ def require_same_events(changes: TableChanges) -> None:
 
 
 def json_values(changes: TableChanges) -> list[str]:
-    """Return the JSON of every row's values but its id, byte for byte."""
+    """Return the JSON of every row's values without its id, byte for byte."""
     lines = changes.json_lines("0", SOURCE).to_pylist()
     bodies = [line.partition('"after":{"id":')[2].rpartition('},"source":')[0] for line in lines]
     return [body.partition(",")[2] for body in bodies]

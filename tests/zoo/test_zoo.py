@@ -1,4 +1,4 @@
-"""Every type, by snapshot and by stream, against what SELECT says: the same, byte for byte."""
+"""Every type, by snapshot and by stream, equals SELECT's result, byte for byte."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def specials(rows: pa.RecordBatch) -> list[str | None]:
     return [dict(entry)["v"] if entry else None for entry in rows.column("_special").to_pylist()]
 
 
-def test_snapshot_and_stream_say_what_select_says(zoo: Zoo) -> None:
+def test_snapshot_and_stream_equal_selects_result(zoo: Zoo) -> None:
     found = zoo.changes()
     assert set(found) == set(zoo.types)
     for table, ways in found.items():
@@ -72,7 +72,7 @@ def test_a_row_is_the_same_by_snapshot_and_by_stream(zoo: Zoo, modes: ValueModes
         one, other = copied.rows(), streamed.rows()
         one.validate(full=True)
         assert one.schema == other.schema
-        # As bytes, in which NaN is NaN and -0 is not 0; what is null has no bytes that count.
+        # As bytes, where NaN equals NaN and -0 differs from 0; a null has no bytes that count.
         assert ipc(one.column("v")) == ipc(other.column("v")), table
         assert one.column("_special").equals(other.column("_special")), table
         for value, text, special in zip(one.column("v"), after(copied), specials(one), strict=True):
@@ -83,7 +83,7 @@ def test_a_row_is_the_same_by_snapshot_and_by_stream(zoo: Zoo, modes: ValueModes
 
 
 @pytest.mark.parametrize("name", ["none", "double", "nano"])
-def test_events_are_the_same_from_the_wire_and_from_columns(zoo: Zoo, name: str) -> None:
+def test_events_are_the_same_from_frames_and_from_columns(zoo: Zoo, name: str) -> None:
     modes = MODES[name]
     converter = JsonConverter(schemas_enable=True)
     for table, ways in zoo.changes(modes).items():
@@ -99,7 +99,7 @@ def test_events_are_the_same_from_the_wire_and_from_columns(zoo: Zoo, name: str)
 
 def ipc(array: pa.Array) -> bytes:
     sink = pa.BufferOutputStream()
-    copied = array.take(pa.array(range(len(array))))  # what lies behind a buffer's end is anything
+    copied = array.take(pa.array(range(len(array))))  # the bytes after a buffer's end are arbitrary
     batch = pa.record_batch([copied], ["v"])
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)

@@ -1,4 +1,4 @@
-"""A process that reads from vtgate starts others by forks, as Java is started, and each of them lives."""
+"""A process that reads from vtgate forks others, as when Java is started, and each of them lives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ os._exit(0)
 """
 
 
-def test_a_process_that_is_started_beside_streams_is_not_ended_by_grpc() -> None:
+def test_a_process_forked_beside_streams_is_not_ended_by_grpc() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     command = [sys.executable, "-c", FORKING]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)

@@ -1,4 +1,4 @@
-"""How each end of a call to vtgate is understood: words as a real one said them, and every code of gRPC."""
+"""The meaning of each end of a call to vtgate: messages of a real one, and every code of gRPC."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
         (Status("NOT_FOUND", "Table 'vt_shop.h_zz' doesn't exist (errno 1146)"), EndReason.INTERRUPTED, ()),
     ],
 )
-def test_what_the_next_stream_is_opened_for(
+def test_ends_after_which_another_stream_is_opened(
     status: Status, reason: EndReason, participants: tuple[str, ...]
 ) -> None:
     found = stream_ended("-80", 3, status)
@@ -76,7 +76,9 @@ def test_what_the_next_stream_is_opened_for(
         (Status("UNIMPLEMENTED", "unknown service"), Kind.SOURCE_MISCONFIGURED),
     ],
 )
-def test_what_no_next_stream_would_cure_ends_the_run_and_names_the_shard(status: Status, kind: Kind) -> None:
+def test_errors_that_no_other_stream_would_resolve_end_the_run_and_name_the_shard(
+    status: Status, kind: Kind
+) -> None:
     with pytest.raises(TailraceError) as refused:
         stream_ended("80-", 1, status)
     assert refused.value.kind is kind
@@ -91,7 +93,9 @@ def test_what_no_next_stream_would_cure_ends_the_run_and_names_the_shard(status:
         ("trying to send message larger than max (9 vs. 4)", "--grpc-max-message-size"),
     ],
 )
-def test_who_refused_a_large_message_has_the_setting_to_raise(words: str, setting: str) -> None:
+def test_the_hint_for_a_large_message_names_the_setting_of_the_side_that_refused_it(
+    words: str, setting: str
+) -> None:
     assert setting in from_status(Status("RESOURCE_EXHAUSTED", words), "stream a shard").hint
 
 
@@ -106,7 +110,7 @@ def test_every_code_has_a_kind(code: str) -> None:
     assert found.context == {"status": code, "shard": "-80"}
 
 
-def test_an_answer_that_does_not_come_in_time_is_asked_for_again() -> None:
+def test_a_request_without_an_answer_in_time_is_repeated() -> None:
     asked: Future[str] = Future()
     with pytest.raises(TailraceError) as late:
         answer_of(asked, 0.01, "ask the shard -80 for its tables")

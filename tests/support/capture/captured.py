@@ -1,4 +1,4 @@
-"""What tests of the capture share: a task in a thread, and a plain reading of what it wrote."""
+"""What tests of the capture share: a capture task in a thread, and a simple reader of its log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CREATE_ITEMS = "create table items(id bigint primary key, note text)"
 
 
 class Running:
-    """A capture task in a thread of its own."""
+    """A capture task in its own thread."""
 
     def __init__(self, task: CaptureTask) -> None:
         self.task = task
@@ -48,10 +48,10 @@ class Running:
         assert not self.is_over, self.error
 
     def catch_up(self, query: Any, timeout_s: float = 30) -> None:
-        """Wait until all that is committed by now is durable in the log."""
-        query("select pg_switch_wal()")  # nothing may stay unflushed in a quiet server
-        # Not where WAL is inserted next: that may be behind a page's header, which nothing gets to before
-        # the server's next note of its running transactions, up to 15 s later.
+        """Wait until everything committed so far is durable in the log."""
+        query("select pg_switch_wal()")  # otherwise a quiet server keeps some WAL unflushed
+        # Not the insert position: that may lie behind a page header, where nothing is written until the
+        # server next logs its running transactions, up to 15 s later.
         lsn = parse_lsn(query("select pg_current_wal_flush_lsn()::text")[0][0])
         wait_until(lambda: self.is_over or self.task.caught_up(lsn), timeout_s, "the log to catch up")
         assert not self.is_over, self.error
@@ -95,7 +95,7 @@ def capturing(dsn: str, path: Path, **options: Any) -> Iterator[Running]:
 
 
 def run_to_end(dsn: str, path: Path, **options: Any) -> TailraceError | None:
-    """Run a task that is to end by itself; return why it did."""
+    """Run a task that ends by itself; return why it ended."""
     running = Running(make_task(dsn, path, **options))
     running.join(60)
     assert running.error is None or isinstance(running.error, TailraceError), running.error
@@ -104,7 +104,7 @@ def run_to_end(dsn: str, path: Path, **options: Any) -> TailraceError | None:
 
 @dataclass
 class Captured:
-    """A log's changes of tables whose first column is a number, in log order."""
+    """The changes of a log in log order; the first column of its tables is a number."""
 
     snapshot: list[int] = field(default_factory=list)
     inserts: list[int] = field(default_factory=list)

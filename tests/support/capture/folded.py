@@ -1,4 +1,4 @@
-"""A log folded to the state of its tables, by decoding it, without Spark and sinks."""
+"""Decodes a log and folds it to the state of its tables, without Spark and sinks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Key = tuple[str | None, ...]
 
 @dataclass
 class Folded:
-    """What a table's changes come to, and how it went.
+    """The rows that a table's changes lead to, and counts of the changes.
 
-    `rows` by key; a table without a key keeps all of its rows in `bag`, as a multiset, and has
-    its `reads` and `creates` counted by the first column.
+    `rows` is by key. A table without a key keeps all of its rows in `bag`, a multiset; its `reads` and
+    `creates` are counted by the first column.
     """
 
     rows: dict[Key, Row] = field(default_factory=dict)
@@ -38,8 +38,8 @@ class Folded:
 def fold(path: Path) -> dict[str, Folded]:
     """Return the state of each table in the log at `path`, by name without its schema.
 
-    On the way it is made sure that (commit LSN, ordinal) rises from change to change, and that
-    decoding gives the changes of each table in the order of the log.
+    Asserts that (commit LSN, ordinal) rises from change to change, and that decoding gives the changes
+    of each table in log order.
     """
     found: dict[str, Folded] = {}
     last = (0, -1)
@@ -64,7 +64,7 @@ def fold(path: Path) -> dict[str, Folded]:
 
 
 def units(path: Path) -> list[dict[str, Any]]:
-    """Return what the first frames of the snapshot's units say, in log order."""
+    """Return the first frame of each unit of the snapshot, parsed, in log order."""
     found = []
     with LogReader.open(path, "0") as reader:
         for ref in reader.blocks(reader.start, reader.end().offset):

@@ -1,4 +1,4 @@
-"""Snapshots that are asked for while a capture runs."""
+"""Snapshots that are requested while a capture runs."""
 
 from __future__ import annotations
 

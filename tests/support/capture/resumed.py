@@ -1,4 +1,4 @@
-"""Captures in processes of their own, which are killed and go on, with writers beside them."""
+"""Captures in other processes that are killed and restarted while writers change the tables."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.support.capture.captured import NAME, capturing
 from tests.support.capture.folded import Folded, fold, units
 from tests.support.postgres import Database
 
-#: Small chunks, so that little data has many.
+#: Small chunks, so that a small table has many.
 SMALL = {"snapshot_chunk_rows": 500, "snapshot_connections": 3}
 
 
-#: Between a writer's statements, four at a time. Without it the test would be of how fast rows are compared.
+#: Pause between a writer's statements, four at a time. Without it most time goes into comparing rows.
 PAUSE_S = 0.01
 
 
-#: Ends by itself when no snapshot is missing anything.
+#: Ends by itself once no snapshot misses anything.
 RUN = """
 import sys, threading, time
 from pathlib import Path
@@ -73,7 +73,7 @@ def create_tables(pg: Database) -> None:
 
 @contextmanager
 def writers_at_work(pg: Database, seed: int = 1) -> Iterator[None]:
-    """Change every table all the time: rows that come, go, move, change their key."""
+    """Change all tables in several threads: insert, delete and update rows, and change their keys."""
     over = threading.Event()
 
     def write(number: int) -> None:
@@ -116,13 +116,14 @@ def writers_at_work(pg: Database, seed: int = 1) -> Iterator[None]:
 
 
 def armed(failpoint: str) -> dict[str, str]:
-    """Return the environment of a process that dies at `failpoint`."""
+    """Return the environment of a process that is killed at `failpoint`."""
     return {"TAILRACE_FAILPOINTS": failpoint, "PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
 def life(pg: Database, log: Path, failpoint: str, *, script: str = RUN) -> int:
-    """Run capture in a process of its own until the failpoint kills it, or nothing is missing any
-    more; return how it ended."""
+    """Run capture in another process until the failpoint kills it or nothing is missing;
+    return how it ended.
+    """
     tests = str(Path(__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.script", script, pg.dsn, str(log), NAME, tests],
@@ -134,7 +135,7 @@ def life(pg: Database, log: Path, failpoint: str, *, script: str = RUN) -> int:
 
 
 def until_whole(pg: Database, log: Path) -> None:
-    """Run capture until nothing is missing and everything committed by now is in the log."""
+    """Run capture until nothing is missing and everything committed so far is in the log."""
     with capturing(pg.dsn, log, **SMALL) as running:
         running.catch_up(pg.query, 120)
 

@@ -1,4 +1,4 @@
-"""A stand-in for the server's end of a socket, and messages as a server sends them."""
+"""A fake server end of a socket, and messages as a server sends them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.protocol import frames
 
 
 class Idle:
-    """All that a transport asks of libpq: the socket of an idle connection."""
+    """What a transport uses of a libpq connection: the socket of an idle one."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end.fileno()

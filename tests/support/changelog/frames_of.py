@@ -1,4 +1,4 @@
-"""Builds chunks as capture would append them: transactions of a small table, real frames."""
+"""Builds chunks of real frames, as capture appends them: transactions of a small table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def relation_frame(oid: int = TABLE, columns: tuple[str, ...] = ("id", "note")) 
 
 @dataclass
 class Source:
-    """Sends transactions whose positions rise by 1000 and whose commits are a second apart."""
+    """Sends transactions: positions rise by 1000, commits are a second apart."""
 
     lsn: int = 0x1000
     time_us: int = BEGAN_US
@@ -61,7 +61,7 @@ class Source:
         return frames.xlog_frame(self.lsn, self.lsn, 0, payload)
 
     def transaction(self, rows: int = 1, note: str = "row", time_us: int | None = None) -> bytes:
-        """Return a whole transaction; its position (end LSN) is `self.lsn + 8`."""
+        """Return a complete transaction; its position (end LSN) is `self.lsn + 8`."""
         frames_ = [self.begin(time_us), *(self.insert(note=f"{note}{n}") for n in range(rows)), self.commit()]
         return b"".join(frames_)
 
@@ -71,6 +71,6 @@ def new_log(path: object) -> LogDirectory:
 
 
 def append(writer: LogWriter, *parts: bytes) -> None:
-    """Append frames as one chunk."""
+    """Append frames in one chunk."""
     chunk = chunk_of(*parts)
     writer.append(chunk, frames.summarise(chunk, writer.scan_state()))

@@ -1,4 +1,4 @@
-"""What tests run in processes of their own, forked from one that has imported everything."""
+"""Functions that tests run in other processes, forked from one that has imported everything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.changelog.frames_of import Source, append, new_log
 
 
 def write_until_killed(path: Path, told: Path, armed: str) -> None:
-    """Do all that a writer does; write every acknowledged position to `told`."""
+    """Use every operation of a writer; write each acknowledged position to `told`."""
     failpoints.arm(armed)
     with told.open("w", buffering=1) as acknowledged:
         log = new_log(path)
@@ -34,7 +34,7 @@ def write_until_killed(path: Path, told: Path, armed: str) -> None:
 
 
 def open_at_once(path: Path, barrier: Barrier, told: Path) -> None:
-    """Open the log for writing at the same time as others; the first keeps it until all tried."""
+    """Open the log for writing at the same time as others; the first keeps it open until all have tried."""
     log = new_log(path)
     barrier.wait(60)
     try:

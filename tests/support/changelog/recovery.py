@@ -1,4 +1,4 @@
-"""Logs that a process leaves without closing them."""
+"""Logs that a process left without closing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Avro's binary form, read by fastavro."""
+"""Avro's binary encoding, read by fastavro."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def decoded(value: bytes, schema: Any) -> Any:
 
 
 def as_python(value: Any, schema: Document) -> Any:
-    """Return a JSON value as Python has what it stands for."""
+    """Return a JSON value as the Python value that fastavro would return for it."""
     if value is None:
         return None
     kind = schema["type"]

@@ -1,4 +1,4 @@
-"""The table of Debezium's documentation, and its changes on the wire and as columns."""
+"""The table of Debezium's documentation, and its changes as frames and as columns."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shape(identity: str = "d", *, not_null: bool = True) -> list[bytes]:
 
 
 def groups(data: bytes, schema: Iterable[bytes] = ()) -> list[Group]:
-    """Return the changes in frames as groups, undecoded."""
+    """Return the changes in frames as groups that are not decoded yet."""
     return [
         Group.of_changes(
             changes.relation.qualified_name if changes.relation else "message",
@@ -56,18 +56,18 @@ def groups(data: bytes, schema: Iterable[bytes] = ()) -> list[Group]:
 
 
 def as_columns(group: Group) -> Group:
-    """Return a group as a transformation makes it that changes nothing."""
+    """Return a group in the form that transformations return, with no value changed."""
     return Group.of_columns(group.topic, group.index, group.columns, group.relation, group.origin)
 
 
 def transaction(*changes: bytes) -> bytes:
-    """Return the transaction of the documentation, at its time."""
+    """Return the transaction of Debezium's documentation, with its time."""
     at = 1_559_033_904_863_123 - POSTGRES_EPOCH_US
     return begin(24_023_119, at, 555) + b"".join(changes) + commit(24_023_119)
 
 
 def snapshot(*rows: str) -> bytes:
-    """Return rows of a snapshot, as COPY writes them."""
+    """Return rows of a snapshot, as COPY text."""
     at = 1_559_033_904_863_123
     ends = [frames.control_frame(kind, 24_023_119, at, {}) for kind in (b"B", b"E")]
     text = "".join(row + "\n" for row in rows).encode()
@@ -75,11 +75,11 @@ def snapshot(*rows: str) -> bytes:
 
 
 def outside(prefix: str, content: bytes) -> bytes:
-    """Return a logical message that belongs to no transaction."""
+    """Return a logical message outside of a transaction."""
     return message(prefix, content, transactional=False, lsn=46_523_128)
 
 
-#: What happens, and under which replica identity.
+#: Cases: what happens, and under which replica identity.
 CASES = {
     "create": ("d", transaction(insert(*ANNE))),
     "update": ("d", transaction(update(*MARIE))),

@@ -1,4 +1,4 @@
-"""Whether a document has the form that its schema says."""
+"""Checks that a document matches its schema."""
 
 from __future__ import annotations
 

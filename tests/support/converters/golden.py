@@ -1,8 +1,7 @@
-"""What converters make of the cases of `customers`, as text, where no peer is asked (`test_peer`).
+"""What converters make of the cases of `customers`, as text, if not compared with Debezium (`test_peer`).
 
-`python -m tests.support.converters.golden` writes it anew.
-
-Each event is a line for its topic, key, value and headers. Read what has changed before it is kept.
+`python -m tests.support.converters.golden` writes the files again; review the differences before a commit.
+Each event is a line for its topic, key, value and headers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.support.converters.customers import CASES, groups_of
 
 DIRECTORY = Path(__file__).parents[2] / "converters" / "golden"
 
-#: The clock's time, for what has none: nanoseconds since 1970.
+#: The time of a fixed clock, in nanoseconds since 1970, for events without a time.
 NOW_NS = 1_559_033_904_961_654_789
 
 CONVERTERS: dict[str, Converter] = {
@@ -36,7 +35,7 @@ CONVERTERS: dict[str, Converter] = {
     ),
 }  # fmt: skip
 
-#: Those whose text is kept in files: `test_peer` compares the others with Debezium itself.
+#: Cases whose text is kept in files; `test_peer` compares the others with Debezium itself.
 KEPT = [way for way in CONVERTERS if way not in {"plain", "schemas"}]
 
 

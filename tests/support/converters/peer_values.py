@@ -1,6 +1,6 @@
-"""Random values, as texts, that Debezium gives as we do, and the modes under which both give them.
+"""Random values, as texts, for which Debezium gives what we give, and the modes for which that holds.
 
-What differs on purpose (docs/converters.md) is not among them.
+Intended differences (docs/converters.md) are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tailrace.model import ValueModes
 
 Make = Callable[[random.Random], str]
 
-#: Our modes, and Debezium's.
+#: Our settings, and the same ones of Debezium.
 MODES: dict[str, tuple[ValueModes, dict[str, str]]] = {
     name: (ValueModes(decimal, time, interval, binary), {
         "decimal.handling.mode": decimal, "time.precision.mode": time,
@@ -105,7 +105,7 @@ VALUES: dict[str, Make] = {
     "interval": _interval,
 }  # fmt: skip
 
-#: Arrays of these, with values of their own.
+#: Arrays of these types, with other values.
 ITEMS: dict[str, Make] = {
     name: VALUES[name]
     for name in ("integer", "bigint", "text", "bytea", "numeric(12,2)", "numeric", "double precision")
@@ -119,7 +119,7 @@ def array(items: list[str | None]) -> str:
 
 
 def row(rng: random.Random) -> list[str | None]:
-    """Return a value of each type, and then of each array; some are NULL."""
+    """Return a value of each type, then an array of each; some are NULL."""
     found: list[str | None] = [None if rng.random() < 0.1 else make(rng) for make in VALUES.values()]
     for make in ITEMS.values():
         items = [None if rng.random() < 0.2 else make(rng) for _ in range(rng.randrange(4))]

@@ -1,8 +1,8 @@
-"""A schema registry over real HTTP, for tests: the part of Confluent's API that writers use.
+"""A fake schema registry over real HTTP: the part of Confluent's API that writers use.
 
-The real one is a JVM program whose jars are not among ours. What is imitated here is its wire protocol:
-subjects, versions, ids that are shared by equal schemas, compatibility (by fields: a field may go if it
-has a default, and come if it has one, and keeps its type), error codes, and its failures on demand.
+The real one is a JVM program that the tests do not have. This one imitates its wire protocol: subjects,
+versions, ids that equal schemas share, compatibility (a field may be removed if it has a default, added if it
+has one, and keeps its type), error codes, and failures on demand.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 @dataclass
 class Fault:
-    """What the next requests meet: a status, silence for some seconds, an end without an answer, or another
-    answer.
-    """
+    """What the next requests get: a status, some seconds of silence, a closed connection, or another page."""
 
     status: int = 0
     silent_s: float = 0.0
@@ -37,7 +35,7 @@ class Fault:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: those who refuse its certificate go away."""
+        """Print nothing: clients that refuse the certificate disconnect."""
 
 
 @dataclass
@@ -47,27 +45,27 @@ class FakeRegistry:
     username: str = ""
     password: str = ""
     token: str = ""
-    keystore: Path | None = None  # key and certificate: then it speaks TLS
-    clients: Path | None = None  # who must have signed clients' certificates
+    keystore: Path | None = None  # key and certificate: it speaks TLS
+    clients: Path | None = None  # the authority that must have signed clients' certificates
     level: str = "BACKWARD"
-    levels: dict[str, str] = field(default_factory=dict)  # of subjects that have their own
-    idle_s: float | None = None  # then it closes a connection that nothing comes by
-    tells_all: bool = True  # on registering: the schema, in the form that it keeps, with the id
-    compares_all: bool = True  # with all versions that its level is about; older ones do not know the path
+    levels: dict[str, str] = field(default_factory=dict)  # by subject, where it differs from `level`
+    idle_s: float | None = None  # closes connections that were idle for so long
+    tells_all: bool = True  # answers a registration with the schema, as it is kept, besides the id
+    compares_all: bool = True  # knows the path for all versions of the level; older ones do not
     subjects: dict[str, list[int]] = field(default_factory=dict)
-    schemas: list[tuple[str, str]] = field(default_factory=list)  # (kind, text); the id is the place + 1
+    schemas: list[tuple[str, str]] = field(default_factory=list)  # (kind, text); the id is the index + 1
     requests: Counter[str] = field(default_factory=Counter)
-    queries: list[str] = field(default_factory=list)  # of requests that have one: method, path and query
-    headers: list[dict[str, str]] = field(default_factory=list)  # of requests, names in lower case
+    queries: list[str] = field(default_factory=list)  # requests with a query: method, path and query
+    headers: list[dict[str, str]] = field(default_factory=list)  # of the last request, names in lower case
     connected: int = 0
-    open: int = 0  # connections that there are now
+    open: int = 0  # open connections
     faults: list[Fault] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"  # connections stay
+            protocol_version = "HTTP/1.1"  # keep connections open
             timeout = registry.idle_s
             disable_nagle_algorithm = True
 
@@ -83,7 +81,7 @@ class FakeRegistry:
                 super().finish()
 
             def log_message(self, *args: Any) -> None:
-                """Say nothing."""
+                """Print nothing."""
 
             def do_GET(self) -> None:
                 self._answer("GET")
@@ -116,7 +114,7 @@ class FakeRegistry:
             if self.clients is not None:
                 context.load_verify_locations(self.clients)
                 context.verify_mode = ssl.CERT_REQUIRED
-            # Not while it accepts: who does not shake hands must not hold others up.
+            # Not in `accept`: a client that does not do its part of the handshake must not block the others.
             self._server.socket = context.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -140,7 +138,7 @@ class FakeRegistry:
         return json.loads(self.schemas[number - 1][1])
 
     def reply(self, method: str, target: str, body: Any, headers: dict[str, str]) -> tuple[int, Any]:
-        """Return status and document of a request; no status: the connection ends without an answer."""
+        """Return status and document for a request; status 0: the connection is closed without an answer."""
         path = [unquote(part) for part in urlsplit(target).path.split("/")[1:]]
         query = dict(parse_qsl(urlsplit(target).query))
         with self._lock:
@@ -159,7 +157,7 @@ class FakeRegistry:
                 return fault.status, {"error_code": fault.status, "message": "on demand"}
         authorization = headers.get("authorization")
         if authorization != self._expected():
-            # As careless ones do: it tells what it was told.
+            # As careless registries do: the message repeats the credentials.
             return 401, {"error_code": 401, "message": f"Unauthorized: {authorization}"}
         with self._lock:
             return self._route(method, path, body, query.get("normalize", "").lower() == "true")
@@ -274,7 +272,7 @@ def _is_avro(text: str) -> bool:
 
 
 def _fields(schema: Any) -> dict[str, Any]:
-    # Fields of all records, by record and name; properties of JSON Schema likewise.
+    # Fields of all records, by record and name; likewise properties of JSON Schema.
     found: dict[str, Any] = {}
     stack = [schema]
     while stack:

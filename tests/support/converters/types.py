@@ -1,4 +1,4 @@
-"""Types of PostgreSQL with texts that a server sends, also odd ones, and the modes for their values."""
+"""PostgreSQL types with texts that a server sends, also unusual ones, and the modes for their values."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ STAMPS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999).map(postg
 DATES = st.dates().map(str) | st.sampled_from(["infinity", "-infinity", "0044-03-15 BC", "5874897-12-31"])
 TIMES = st.times().map(str) | st.just("24:00:00")
 SPECIAL = st.sampled_from(["NaN", "Infinity", "-Infinity"])
-#: As PostgreSQL writes them: Java has a shorter number for the first.
+#: PostgreSQL's notation; Java writes the first number shorter.
 LARGE = st.sampled_from(["9.999999999999999e+22", "1e+23", "1.2345678901234568e+17"])
 #: Types with modifiers, and texts that a server sends.
 TYPES: dict[str, tuple[int, int, st.SearchStrategy[str]]] = {

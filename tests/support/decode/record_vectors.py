@@ -1,8 +1,8 @@
-"""Records what the tests of decoding read: the wire bytes of a real PostgreSQL, and what its own
-SELECT and COPY say of the same rows. Run by hand: `python -m tests.support.decode.record_vectors DSN`.
+"""Records the files that tests of decoding read: the wire bytes of a real PostgreSQL, and what its
+SELECT and COPY return for the same rows. Run by hand: `python -m tests.support.decode.record_vectors DSN`.
 
-DSN is that of a superuser in an empty UTF8 database of a server with wal_level = logical.
-Each vector is a JSON file: `frames` (hex, keepalives left out), and for each table its oid, its
+DSN belongs to a superuser, for an empty UTF8 database of a server with wal_level = logical.
+Each file is JSON: `frames` (hex, without keepalives), and for each table its oid, its
 COPY text (hex) and its rows as SELECT's texts.
 """
 
@@ -160,7 +160,7 @@ def stream(dsn: str, slot: str, end: int) -> bytes:
 
 
 def record(dsn: str, name: str, setup: list[str], changes: list[str]) -> None:
-    """Run `changes`, each in a transaction of its own, and store what the stream says of them."""
+    """Run each of `changes` in a transaction of its own, and store the stream's frames for them."""
     with psycopg.connect(f"{dsn} options='{SETTINGS}'", autocommit=True) as conn:
         for statement in setup:
             conn.execute(statement)

@@ -1,4 +1,4 @@
-"""Frames written by hand, for what no recorded stream holds; and the recorded ones."""
+"""Frames written by hand, for cases that no recorded stream has; and the recorded ones."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def decode(data: bytes, schema: Iterable[bytes] = (), **options: Any) -> list[Ta
 
 
 def only(data: bytes, schema: Iterable[bytes] = ()) -> TableChanges:
-    """Decode frames that hold changes of one table version alone."""
+    """Decode frames whose changes all belong to one table version."""
     [changes] = decode(data, schema)
     return changes
 
@@ -116,7 +116,7 @@ def column(kind: int, values: Iterable[Cell], modifier: int = -1) -> TableChange
 
 
 def typed(kind: int, values: Iterable[Cell], modifier: int = -1) -> tuple[Any, list[Any]]:
-    """Return column `v` as an Arrow array, and what `_special` says of it, row by row."""
+    """Return column `v` as an Arrow array, and `_special` of each row."""
     rows = column(kind, values, modifier).rows()
     rows.validate(full=True)
     specials = [dict(entry)["v"] if entry else None for entry in rows.column("_special").to_pylist()]
@@ -128,7 +128,7 @@ def json_of(changes: TableChanges) -> list[dict[str, Any]]:
 
 
 def vector(name: str) -> dict[str, Any]:
-    """Return what `record_vectors.py` recorded under `name`."""
+    """Return the file that `record_vectors.py` wrote under `name`."""
     path = Path(__file__).parents[2] / "decode" / "vectors" / f"{name}.json"
     loaded: dict[str, Any] = json.loads(path.read_text())
     return loaded

@@ -1,8 +1,8 @@
-"""Random changes of schemas, each with the facts that tell a fold of the history what happened.
+"""Random schema changes, each with the facts that a fold of the history needs to follow it.
 
-A change of a schema leaves no trace of its own in PostgreSQL's stream: the next row merely has
-another shape, and whether a column was renamed, or dropped and another one added, can't be told
-from it. Rows that are not touched afterwards are not sent at all.
+PostgreSQL's stream does not contain a schema change: the next row merely has other columns, and
+it does not tell whether a column was renamed, or dropped and another one added. Rows that are not
+changed afterwards are not sent at all.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def rename_column(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
 
 
 def swap_columns(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
-    """Two columns change names, by way of a third name."""
+    """Swap the names of two columns, by way of a third name."""
     table = work.rng.choice(list(tables.values()))
     names = [each.name for each in table.columns if each.name != "uid"]
     if len(names) < 2:
@@ -107,7 +107,7 @@ def widen_column(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
 
 
 def retype_column(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
-    """Change a type so that texts change with it; PostgreSQL tells what became of them."""
+    """Change a type so that texts change with it; PostgreSQL says what they have become."""
     found = [
         (table, column)
         for table in _rewritable(work, tables)
@@ -134,7 +134,7 @@ def rename_table(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
 
 
 def drop_table(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
-    """Drop a table, and make another, half of the time under its name."""
+    """Drop a table and create another, half of the time with the same name."""
     found = [table for table in tables.values() if not work.for_lakes or _is_left_alone(cursor, table)]
     if not found or not work.may_drop():
         return []
@@ -152,7 +152,7 @@ def drop_table(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
 
 
 def add_enum_value(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
-    # The value can't be used before the commit: rows of later transactions do not know it either.
+    # The value can't be used before the commit: `Table` of later transactions does not list it either.
     cursor.execute(f"alter type mood add value 'm{work.rng.getrandbits(40)}'")
     return []
 
@@ -173,7 +173,7 @@ def change_identity(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
 
 
 def change_key(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
-    """Make `uid` the key, or a part of it, or no more a part of it."""
+    """Make `uid` the key, add it to the key, or remove it from the key."""
     found = [
         table
         for table in tables.values()
@@ -205,7 +205,7 @@ DDL: dict[str, Alter] = {
     )
 }  # fmt: skip
 
-#: For lakes, where rows follow, but stop at a table that is renamed.
+#: Weights for lakes, which follow changes of rows but stop at a renamed table.
 LAKE_DDL: dict[str, Alter] = {
     **{name: act for name, act in DDL.items() if act is not rename_table},
     **{act.__name__: act for act in (swap_columns, retype_column)},
@@ -213,7 +213,7 @@ LAKE_DDL: dict[str, Alter] = {
 
 _TEXT, _DECIMAL, _SHORTER = BY_SQL["varchar(12)"], BY_SQL["numeric(12,2)"], BY_SQL["numeric(30,10)"]
 
-#: Changes of type that a mirror follows exactly, though texts change.
+#: Type changes that a mirror follows exactly although the texts change.
 CASTS: dict[str, tuple[Kind, ...]] = {
     "smallint": (BY_SQL["numeric"], Kind("numeric(14,3)", _DECIMAL.make), BY_SQL["double precision"]),
     "integer": (Kind("smallint", BY_SQL["smallint"].make), Kind("numeric(14,3)", _DECIMAL.make), _TEXT),
@@ -233,10 +233,10 @@ CASTS: dict[str, tuple[Kind, ...]] = {
 
 
 def _rewritable(work: Workload, tables: Tables) -> list[Table]:
-    """Return the tables that PostgreSQL may write anew.
+    """Return the tables that PostgreSQL may rewrite.
 
-    When it does, it forgets the default that rows from before a column have, and a lake can only
-    have it from there: see the documents, "Limits" of schema changes.
+    A rewrite loses the default that older rows have for an added column, and a lake can get it from
+    nowhere else: see "Limits" in the docs of schema changes.
     """
     return [
         table
@@ -254,7 +254,7 @@ def _fresh(work: Workload, table: Table) -> str:
 def _is_left_alone(cursor: Cursor, table: Table) -> bool:
     """Tell whether this transaction has not changed any row of the table.
 
-    Of a table that is gone when capture comes to its rows, the catalogue tells nothing any more.
+    Once a table is dropped, the catalogue says nothing about it when capture reads those rows.
     """
     return not cursor.all(
         "select from pg_locks where pid = pg_backend_pid() and relation = %s::oid"

@@ -1,8 +1,8 @@
-"""Sinks that are fed a log range by range, and fail on the way: what they hold is compared.
+"""Feeds sinks a log range by range, with failures on the way, and compares their contents.
 
-The job's Python side runs where it stands, and what only Spark can merge is merged by `merging`,
-if the test says so. After each range the mirrors are what the log's history is, folded up to there; after the
-last one, every history has every change.
+The Python side of Spark jobs runs in this process, and merges that need Spark are done by `merging`, if the
+test says so. After each range the mirrors are compared with the log's history folded up to there, after the
+last one the histories with all changes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAILS_AT = (
 class Feeding:
     """All sinks of one log.
 
-    :param most: changes in a range, about.
+    :param most: maximum number of changes in a range, about.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Feeding:
         self._sinks: dict[str, Sink] = {}
         self._history = read_log(log)
         self._fold = Fold(snapshot_end(log))
-        self._last: dict[int, Change] = {}  # of each relation, its last change so far
+        self._last: dict[int, Change] = {}  # the last change of each relation so far
         self._holders: dict[str, int] = {}  # the relation that had a name last
 
     def fill(self) -> list[str]:
-        """Write all of the log; return what is wrong, after the first range in which something is."""
+        """Write the whole log; return the problems after the first range that has any."""
         with LogReader.open(self._log, TASK) as reader:
             at, end = reader.start, reader.end().offset
             while at < end:
@@ -86,8 +86,8 @@ class Feeding:
             assert sink.position(TASK) == span.end
 
     def _fail(self, kind: str, reader: LogReader, span: LogRange) -> None:
-        """Write the range, or a part of it, until a failpoint stops it; half of the time the process
-        is another one then.
+        """Write the range, or a part of it, until a failpoint stops it; half of the time the sink is
+        opened again afterwards, as by another process.
         """
         end = reader.boundary_within(span.start, self._rng.randint(1, self._most), 1 << 40, span.end)
         part = LogRange(TASK, span.start, end)
@@ -110,7 +110,7 @@ class Feeding:
         return self._sinks[kind]
 
     def _splits(self, reader: LogReader, span: LogRange) -> list[plan.InputSplit]:
-        """Cut as the planner does, or into more splits than it would."""
+        """Cut into splits as the planner does, or into more."""
         cut = self._rng.choice((1, 1, 2, 4))
         found: list[plan.InputSplit] = []
         at = span.start
@@ -122,7 +122,7 @@ class Feeding:
         return found
 
     def _mirrors(self, start: int, end: int) -> list[str]:
-        """Return how mirrors of the tables that changed in the range differ from the history."""
+        """Return the differences between the history and the mirrors of tables that changed in the range."""
         changes = [change for change in self._history if start <= change.log_offset < end]
         self._fold.take(changes)
         of_tables = {change.table: change for change in changes if change.table}

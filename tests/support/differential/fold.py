@@ -1,9 +1,9 @@
-"""Folds a history of changes into tables, and says what is impossible about it on the way.
+"""Folds a history of changes into tables, and lists changes that are impossible.
 
-Nothing of the product is used. What changed in a schema is told by the workload's own messages
-(`ddl`), and a change whose columns are not those that its table has by then is a problem. So is
-a change of a row that is not there, a transaction whose changes are not as many as its message
-(`tx`) says, and one that comes twice, too late or not at all.
+It uses nothing of the product. Logical messages of the workload (`ddl`) describe each schema change; a
+change with other columns than the table has by then is a problem. So is a change of a row that does
+not exist, a transaction with another number of changes than its message (`tx`) says, and one that is
+repeated, late or missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Fixed = tuple[tuple[str, str | None], ...]
 class Rows:
     """A table's rows while a history is folded.
 
-    A change of the schema is carried out with the next row: that is when it shows in the stream.
+    A schema change is applied with the next row: that is when it shows in the stream.
 
     :ivar rows: as of the last change of a row.
     """
@@ -37,16 +37,16 @@ class Rows:
         self._by_identity: dict[Fixed, set[int]] = defaultdict(set)
 
     def all(self) -> list[Row]:
-        """Return the rows after all that happened to the table."""
+        """Return the rows after everything that happened to the table."""
         self._settle()
         return self.held()
 
     def held(self) -> list[Row]:
-        """Return the rows as a target has them, which learns of a change of the schema by a row."""
+        """Return the rows of a target, which learns of a schema change by the next row."""
         return list(self.rows.values())
 
     def alter(self, fact: Mapping[str, Any]) -> None:
-        """Note a change of the schema."""
+        """Note a schema change."""
         self._waiting.append(fact)
 
     def _settle(self) -> None:
@@ -74,9 +74,9 @@ class Rows:
                 self.rows = {at: {**row, name: texts[row["uid"]]} for at, row in self.rows.items()}
 
     def apply(self, change: Change, *, in_snapshot: bool) -> str | None:
-        """Carry out a change; return what is impossible about it.
+        """Apply a change; return what is impossible about it.
 
-        :param in_snapshot: rows that are not there may be changed: they are read later.
+        :param in_snapshot: rows that do not exist may be changed: the snapshot reads them later.
         """
         self._settle()
         if change.op == "t":
@@ -136,10 +136,10 @@ class Rows:
 
 
 class Fold:
-    """Takes changes in the order of the log. `problems` grows, by a few examples of a sort.
+    """Takes changes in log order. `problems` has a few examples of each kind.
 
-    :param snapshot_until: the log offset up to which rows of a snapshot that was cut short may
-        come: changes of tables of which there is nothing yet are left out.
+    :param snapshot_until: the log offset up to which an interrupted snapshot may bring rows: changes
+        of tables that have no rows yet are ignored before it.
     """
 
     def __init__(self, snapshot_until: int = 0) -> None:

@@ -1,6 +1,6 @@
-"""Types of columns: how SQL names them, random values of each, and how wide they may become.
+"""Column types: their names in SQL, random values, and the types that they can be widened to.
 
-Values are texts that PostgreSQL reads; what it makes of them, it says itself (`source`).
+Values are texts that PostgreSQL reads; the text that it makes of them is read back (`source`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ODD_TEXTS = (
 class Kind:
     """A type and its random values.
 
-    :ivar wider: types that `ALTER COLUMN … TYPE` may make of it without changing any text.
+    :ivar wider: types that `ALTER COLUMN … TYPE` may convert it to without changing any text.
     """
 
     sql: str
@@ -186,7 +186,7 @@ SMALL = (
 #: Values that are stored out of line, so that updates leave them unsent.
 LARGE = (Kind("text", _large), Kind("bytea", _large_bytes))
 
-#: What keys are made of. Their values repeat: rows go and come back under the same key.
+#: Types of keys. Their values repeat: rows are deleted and inserted again with the same key.
 KEYS = (
     Kind("integer", lambda rng: str(rng.randint(-40, 40))),
     Kind("bigint", lambda rng: str(rng.choice((-(2**63), 2**53 + 1, *range(60))))),
@@ -196,7 +196,7 @@ KEYS = (
     Kind("date", lambda rng: f"2024-{rng.randint(1, 12):02d}-{rng.randint(1, 9):02d}"),
     Kind("char(3)", lambda rng: "".join(rng.choices("ab c", k=3))),
 )
-#: Further columns of keys of several.
+#: Types of the further columns of composite keys.
 KEY_PARTS = (
     Kind("integer", lambda rng: str(rng.randint(0, 3))),
     Kind("text", lambda rng: rng.choice("xyz")),

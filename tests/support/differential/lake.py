@@ -1,7 +1,7 @@
-"""What sinks hold, read by pyarrow, json and delta-rs, and compared with the log's history.
+"""Reads what sinks wrote, by pyarrow, json and delta-rs, and compares it with the log's history.
 
-A history in files must have each change of the log, at its place, with the values that the log
-tells; a mirror must have the rows that the history gives when it is folded up to there.
+A history in files must have each change of the log, at its place, with the log's values; a mirror
+must have the rows of the history folded up to there.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Held:
     special: dict[str, str | None]
 
     def differs(self, row: Row, *, may_be_text: bool = False) -> list[str]:
-        """Return the columns in which this is not `row`.
+        """Return the columns in which this differs from `row`.
 
-        :param may_be_text: columns may have become text, which means the same.
+        :param may_be_text: columns may have become text with the same meaning.
         """
         return [name for name, text in row.items() if not self._has(name, text, may_be_text=may_be_text)]
 

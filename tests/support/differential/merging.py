@@ -1,7 +1,7 @@
-"""What the two merges by Spark do to a mirror, row by row in Python: a second opinion, and quick.
+"""The two merges that Spark does, row by row in Python: a second implementation, and a fast one.
 
-Spark's take seconds, however small, so a seed with hundreds of ranges could not be told with
-them. `test_pipeline` has Spark itself.
+Spark takes seconds for the smallest merge, so a seed with hundreds of ranges would take too long.
+`test_pipeline` uses Spark itself.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Texts = dict[str, str | None]
 
 
 def without_spark(patch: pytest.MonkeyPatch) -> None:
-    """Have mirrors merge in Python whatever they would have Spark merge."""
+    """Let mirrors merge in Python whatever Spark would merge."""
     patch.setattr(mirror, "merge", merge)
     patch.setattr(mirror, "merge_rows", merge_rows)
 
 
 @dataclass
 class _Row:
-    """A row to be: where each column's value stands among those of the target, then of the changes."""
+    """A row of the result: where each column's value is, first in the target, then in the changes."""
 
     places: dict[str, int | None]
     offset: int

@@ -1,4 +1,4 @@
-"""A story's pipeline: the real command with its sinks, which lives and dies beside the workload."""
+"""The pipeline of a `Story`: the real command with its sinks, killed and restarted under the workload."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_S = 240.0
 
 
 class Pipeline:
-    """A context manager: whatever lives at its end is killed. Not thread-safe."""
+    """A context manager that kills its process at the end. Not thread-safe."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
@@ -63,7 +63,7 @@ class Pipeline:
         return self._root / kind
 
     def start(self, failpoints: str = "") -> None:
-        """Begin a life, with `failpoints` armed in the engine."""
+        """Start the process, with `failpoints` armed in the engine."""
         assert self.is_over
         self._life = Life(
             [sys.executable, "-m", "tailrace", "run", str(self._file)],
@@ -72,7 +72,7 @@ class Pipeline:
         )
 
     def end(self) -> None:
-        """SIGTERM; it ends well."""
+        """Send SIGTERM and require a good exit status."""
         assert self._life is not None
         assert self._life.end() == 0, self._life.last_words()
 
@@ -80,7 +80,7 @@ class Pipeline:
         self._wait(lambda: self._status().get("state") == "streaming", "the stream")
 
     def catch_up(self) -> None:
-        """Wait until all that is committed by now is in every sink."""
+        """Wait until everything committed so far is in every sink."""
         self.catch_up_log()
         with LogReader.open(self._story.log, "0") as reader:
             end = reader.end().offset
@@ -98,9 +98,9 @@ class Pipeline:
         self._wait(is_in_sinks, "the sinks")
 
     def catch_up_log(self) -> bool:
-        """Wait until all that is committed by now is durable in the log."""
+        """Wait until everything committed so far is durable in the log."""
         query = self._story.database.query
-        query("select pg_switch_wal()")  # nothing may stay unflushed in a quiet server
+        query("select pg_switch_wal()")  # otherwise a quiet server keeps some WAL unflushed
         lsn = parse_lsn(query("select pg_current_wal_flush_lsn()::text")[0][0])
 
         def acknowledged() -> bool:

@@ -1,4 +1,4 @@
-"""What the source holds, as the texts that PostgreSQL writes, all tables as of one moment."""
+"""The rows of the source as PostgreSQL's texts, all tables in one snapshot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows_of(dsn: str, tables: Iterable[Table]) -> dict[int, list[Row]]:
         connection.execute("set transaction isolation level repeatable read, read only")
         for table in tables:
             names = ", ".join(map(quoted, table.names))
-            # By libpq itself: no driver reads the values.
+            # By libpq itself: no driver converts the values.
             result = connection.pgconn.exec_(f"select {names} from {table.sql}".encode())
             found[table.oid] = [
                 {

@@ -1,4 +1,4 @@
-"""Random statements on one table: each returns how many changes it makes of the stream."""
+"""Random statements on one table; each returns how many changes the stream will have of it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psycopg
 
 from tests.support.differential.tables import Column, Table, quoted
 
-#: Key columns whose numbers can be shifted or turned about.
+#: Key columns whose numbers can be shifted or negated.
 _NUMBERS = ("integer", "bigint", "numeric(8,2)")
 
 Act = Callable[["Cursor"], int]
 
 
 class Cursor:
-    """A connection, in few words."""
+    """A connection with short methods."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
@@ -35,9 +35,9 @@ class Cursor:
 
 
 def random_act(rng: random.Random, table: Table, tables: Sequence[Table]) -> Act:
-    """Return a statement or a few that belong together.
+    """Run one statement, or a few that belong together.
 
-    :param tables: what may be truncated; none: nothing.
+    :param tables: those that may be truncated; none: no TRUNCATE.
     """
     weights: dict[Callable[..., int], int] = {insert: 8, copy: 3}
     if table.key and not table.deferrable:
@@ -74,7 +74,7 @@ def upsert(rng: random.Random, table: Table, cursor: Cursor) -> int:
 def copy(rng: random.Random, table: Table, cursor: Cursor) -> int:
     small = [each for each in table.columns if not each.large]
     rows = [_row(rng, small) for _ in range(rng.choice((1, 5, 30, 200)))]
-    if table.key:  # rows under a key that is there would undo all of them
+    if table.key:  # a row with an existing key would undo all of them
         key = [small.index(table.column(name)) for name in table.key]
         rows = list({tuple(row[at] for at in key): row for row in rows}.values())[:30]
         there = set(
@@ -117,7 +117,7 @@ def rekey(rng: random.Random, table: Table, cursor: Cursor) -> int:
 
 
 def swap(rng: random.Random, table: Table, cursor: Cursor) -> int:
-    """Two rows change keys, by way of a third key."""
+    """Swap the keys of two rows, by way of a third key."""
     key = [table.column(name) for name in table.key]
     texts = ", ".join(f"{quoted(each.name)}::text" for each in key)
     rows = cursor.all(f"select {texts} from {table.sql} order by {texts} offset {rng.randint(0, 5)} limit 2")
@@ -133,7 +133,7 @@ def swap(rng: random.Random, table: Table, cursor: Cursor) -> int:
 
 
 def shift(rng: random.Random, table: Table, cursor: Cursor) -> int:
-    """Shift keys by one, or turn their signs: rows go through keys that others have or had."""
+    """Shift keys by one, or negate them: rows take keys that others have or had."""
     name = quoted(table.key[0])
     step = rng.choice((f"{name} + 1", f"{name} - 1", f"-{name}"))
     many = rng.choice((2, 5, 40))
@@ -181,7 +181,7 @@ def _some(rng: random.Random, columns: list[Column]) -> list[Column]:
 
 
 def _few(rng: random.Random, table: Table, most: int | None = None) -> str:
-    """Return a condition that holds for a few rows, the same ones whenever the table is the same."""
+    """Return a condition that holds for a few rows, always the same ones of the same table."""
     start, limit = rng.randint(0, 30), most or rng.choice((1, 1, 2, 5))
     few = f"select tableoid, ctid from {table.sql} order by uid offset {start} limit {limit}"
     return f"(tableoid, ctid) in ({few})"

@@ -1,4 +1,4 @@
-"""One seed's story: a database, its workload, and a capture that lives and dies beside it.
+"""The scenario of one seed: a database, its workload, and a capture that is killed and restarted.
 
 At the end of each chapter the capture has caught up, and everything is compared.
 """
@@ -33,7 +33,7 @@ _LIFE_S = 60.0
 
 
 class Story:
-    """A context manager; `problems` of it is the verdict.
+    """A context manager; `problems` lists what is wrong.
 
     :param ddl: names of `ddl.LAKE_DDL`.
     """
@@ -66,7 +66,7 @@ class Story:
         self.work.close()
 
     def chapters(self, count: int, transactions: int) -> None:
-        """Run `count` chapters of about so many transactions; stop at the first that is wrong."""
+        """Run `count` chapters of about so many transactions; stop at the first with a problem."""
         self.work.run(self.rng.randint(0, transactions))
         # PostgreSQL: a column that is added while a slot is being made may be unknown to the slot
         # later, though its exported snapshot has it (seen with seed 2 on 18).
@@ -92,13 +92,13 @@ class Story:
                 return
 
     def verdict(self, test: str) -> str:
-        """Return what a failure prints: how to see it again, and what is wrong."""
+        """Return the text of a failure: how to reproduce it, and what is wrong."""
         return "\n".join(
             [f"\nTAILRACE_SEEDS={self.seed} pytest tests/differential/{Path(test).name}", *self.problems]
         )
 
     def die(self, transactions: int) -> None:
-        """Let the real command run beside the workload and kill it at a random moment."""
+        """Run the real command beside the workload and kill it at a random moment."""
         file = self.root / "pipeline.yaml"
         file.write_text(yaml.safe_dump(self.sections()))
         life = subprocess.Popen(
@@ -108,13 +108,13 @@ class Story:
         )  # fmt: skip
         assert life.stderr is not None
         try:
-            # What is stated does not depend on when the kill comes.
+            # The statements do not depend on the moment of the kill.
             start, dies_at_work = self._size(), self.rng.random() < 0.5
             for _ in range(6 * transactions):
                 self.work.step()
                 if dies_at_work and self._size() > start:
                     life.kill()
-            self.work.rest(all_ended=True)  # a slot is not made before older transactions have ended
+            self.work.rest(all_ended=True)  # a slot is created only after older transactions have ended
             deadline = time.monotonic() + _LIFE_S
             while self._size() <= start and time.monotonic() < deadline and life.poll() is None:
                 time.sleep(0.01)
@@ -127,13 +127,13 @@ class Story:
             life.stderr.close()
 
     def compare(self, changes: list[Change] | None = None) -> list[str]:
-        """Return how the history differs from the source as it is now; default: that of the log."""
+        """Return how the history, by default that of the log, differs from the source as it is now."""
         fold = Fold(snapshot_end(self.log))
         fold.take(read_log(self.log) if changes is None else changes)
         return [*fold.problems, *self._transactions(fold), *self._tables(fold)][:20]
 
     def _transactions(self, fold: Fold) -> Iterator[str]:
-        """Nothing may be missing between the first transaction after the snapshot and the last."""
+        """No transaction may be missing between the first one after the snapshot and the last."""
         if fold.transactions:
             first = fold.transactions[0][0]
             wanted = list(enumerate(self.work.committed))[first:]
@@ -153,7 +153,7 @@ class Story:
         return True
 
     def _begin(self, running: Running, transactions: int) -> None:
-        """Work on while the capture starts: a snapshot begins when older transactions have ended."""
+        """Go on with the workload while the capture starts: a snapshot waits for older transactions."""
         for _ in range(2 * transactions):
             self.work.step()
         self.work.rest(all_ended=True)
@@ -168,7 +168,7 @@ class Story:
             yield running
 
     def _named(self) -> tuple[str, ...]:
-        # A table whose updates PostgreSQL would refuse is captured only if it is named.
+        # A table whose updates PostgreSQL would refuse is captured only if it is listed.
         refused = [table for table in self.work.tables.values() if not table.is_updatable]
         return ("public.*", *(f"public.{quoted(table.name)}" for table in refused))
 

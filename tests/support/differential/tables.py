@@ -1,4 +1,4 @@
-"""Random tables: what they are made of, and the SQL that makes them."""
+"""Random tables, and the SQL that creates them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tests.support.differential import kinds
 from tests.support.differential.kinds import Kind
 
-#: In each table: a number that no two rows ever have, so that a key can be changed to it.
+#: A column of each table: a number that no two rows ever have, so that the key can be changed to it.
 SERIAL = Kind("bigint", lambda rng: str(rng.getrandbits(62)))
 
 
@@ -18,7 +18,7 @@ class Column:
 
     :ivar required: NOT NULL.
     :ivar large: stored out of line where a value is long.
-    :ivar filled: added with a default, so that rows from before have it.
+    :ivar filled: added with a default, so older rows have that.
     """
 
     name: str
@@ -57,14 +57,14 @@ class Table:
 
     @property
     def is_updatable(self) -> bool:
-        """Whether the server lets updates and deletes be published."""
+        """Whether the server accepts updates and deletes of a published table."""
         return self.identity in "fi" or (self.identity == "d" and bool(self.key) and not self.deferrable)
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 
     def with_column(self, name: str, column: Column | None) -> Table:
-        """Return the table with a column in another's place, or without it."""
+        """Return the table with a column replaced, or without it."""
         kept = [column if each.name == name else each for each in self.columns]
         key = tuple(column.name if column and each == name else each for each in self.key)
         return replace(self, columns=tuple(each for each in kept if each is not None), key=key)
@@ -75,9 +75,9 @@ def quoted(name: str) -> str:
 
 
 def random_table(rng: random.Random, number: int, *, for_lakes: bool) -> Table:
-    """Return a table to be made; it has no oid yet.
+    """Return a table that is not created yet and has no oid.
 
-    :param for_lakes: nothing in names that a lake can't hold, and each row can be told from others.
+    :param for_lakes: use only names that a lake can hold, and give each row an identity.
     """
     name = f"t{number}" if for_lakes else rng.choice((f"t{number}", f'Odd "{number}". é', f"T{number} x"))
     columns = [Column("uid", SERIAL, required=True)]
@@ -126,7 +126,7 @@ def create_statements(table: Table) -> list[str]:
         ]
     for leaf in leaves:
         made += [
-            # Its moments are not the workload's.
+            # VACUUM would run at moments that the workload does not control.
             f"alter table {leaf} set (autovacuum_enabled = false, toast.autovacuum_enabled = false)",
         ]
         made += [

@@ -1,6 +1,6 @@
-"""Whether a typed value, as a file or a table holds it, is what PostgreSQL's text says.
+"""Compares a typed value of a file or table with PostgreSQL's text.
 
-Whatever type a column got: an integer, a decimal or the text itself, it must mean the same.
+Whatever type a column got, an integer, a decimal or the text itself, it must mean the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-#: PostgreSQL's oids of types whose JSON form is a number that counts something.
+#: Oids of PostgreSQL types whose JSON form is a number that counts something.
 DATE, TIMESTAMP, TIMESTAMPTZ, BYTEA, FLOAT4 = 1082, 1114, 1184, 17, 700
 
 _MOMENT = re.compile(
@@ -24,12 +24,12 @@ _MOMENT = re.compile(
 
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column's values; dates and times as what they count, which Python may not hold."""
+    """Return a column's values; dates and times as counts, as Python may not hold them."""
     return column.cast(_counted(column.type)).to_pylist()
 
 
 def is_same(text: str | None, value: Any, kind: pa.DataType) -> bool:
-    """Tell whether `value`, of a column of type `kind` read by `plain`, is what `text` says."""
+    """Tell whether `value`, of a column of type `kind` read by `plain`, means the same as `text`."""
     if text is None or value is None:
         return text is value
     if pa.types.is_list(kind):
@@ -44,7 +44,7 @@ def is_same(text: str | None, value: Any, kind: pa.DataType) -> bool:
 
 
 def is_same_json(text: str | None, value: Any, oid: int) -> bool:
-    """Tell whether a JSON value of a column of PostgreSQL's type `oid` is what `text` says."""
+    """Tell whether a JSON value of a column of PostgreSQL's type `oid` means the same as `text`."""
     if text is None or value is None:
         return text is value
     if isinstance(value, list):
@@ -61,7 +61,7 @@ def is_same_json(text: str | None, value: Any, oid: int) -> bool:
 
 
 def is_same_scalar(text: str, value: Any) -> bool:
-    """Tell the same of a value by its own type."""
+    """Tell the same of a value, judged by its Python type."""
     match value:
         case str():
             return text == value
@@ -79,7 +79,7 @@ def is_same_scalar(text: str, value: Any) -> bool:
 
 
 def is_same_text(text: str, other: str) -> bool:
-    """Tell whether two texts mean the same number, moment, truth or list of those."""
+    """Tell whether two texts mean the same number, time, boolean or list of those."""
     if text == other or {text, other} in ({"t", "true"}, {"f", "false"}):
         return True
     if _is_number(text) and _is_number(other):
@@ -94,13 +94,13 @@ def is_same_text(text: str, other: str) -> bool:
 
 
 def days(text: str) -> int | None:
-    """Return days since 1970; None for what has none."""
+    """Return days since 1970; None if the text is no date."""
     found = _moment(text)
     return None if found is None else int(np.datetime64(found[0], "D").astype(np.int64))
 
 
 def microseconds(text: str) -> int | None:
-    """Return microseconds since 1970, in UTC; None for what has none."""
+    """Return microseconds since 1970, in UTC; None if the text is no time."""
     found = _moment(text)
     if found is None:
         return None
@@ -110,7 +110,7 @@ def microseconds(text: str) -> int | None:
 
 
 def array_items(text: str) -> list[Any] | None:
-    """Return an array's items as texts, arrays of them, or None; None if `text` is no array."""
+    """Return an array's items: texts, lists of items, or None; None if `text` is no array."""
     body = text[text.index("=") + 1 :] if text.startswith("[") else text
     if not body.startswith("{"):
         return None

@@ -1,12 +1,12 @@
 """Random transactions of several sessions, interleaved statement by statement, from one seed.
 
 One thread drives all sessions, so the order of commits is known, and the same seed makes the
-same statements. A session that would wait for another gives up at once (`lock_timeout`) and
+same statements. A session that would wait for another fails at once (`lock_timeout`) and
 rolls back, to a savepoint if it has one.
 
-The last act of each transaction is a logical message `tx` with its number in the order of
-commits and how many changes it made; each change of a schema tells a message `ddl` what it was,
-at its very place in the stream (see `fold`). Messages of what is rolled back are never sent.
+At its end each transaction writes a logical message `tx` with its number in the order of
+commits and its number of changes; each schema change writes a message `ddl` that describes it,
+at its place in the stream (see `fold`). Messages of what is rolled back are never sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.differential.ddl import DDL, LAKE_DDL
 from tests.support.differential.statements import Cursor
 from tests.support.differential.tables import Table, create_statements, random_table
 
-#: What a random statement may meet; the transaction, or a part of it, is then rolled back.
+#: Errors that a random statement may raise; the transaction, or a part of it, is then rolled back.
 EXPECTED = (
     errors.UniqueViolation,
     errors.CardinalityViolation,
@@ -41,10 +41,10 @@ SESSIONS = 4
 
 @dataclass
 class Session:
-    """One connection, and the transaction that it is in.
+    """One connection, and its open transaction.
 
-    :ivar tables: as this session sees them: its own changes of schemas among them.
-    :ivar savepoints: (changes, tables) to go back to.
+    :ivar tables: as this session sees them, with its own schema changes.
+    :ivar savepoints: (changes, tables) to return to.
     """
 
     connection: psycopg.Connection[Any]
@@ -59,22 +59,22 @@ class Session:
 class Workload:
     """The sessions and the tables of one database. Not thread-safe.
 
-    :param ddl: names of `ddl.LAKE_DDL`: which changes of schema happen.
+    :param ddl: names of `ddl.LAKE_DDL`: which schema changes happen.
     :param for_lakes: see `tables.random_table`.
-    :param publication: new tables are put into it.
+    :param publication: new tables are added to it.
     """
 
     def __init__(
         self, dsn: str, seed: int, publication: str, ddl: Collection[str] = (), *, for_lakes: bool = False
     ) -> None:
         self.rng = random.Random(f"workload {seed}")
-        self.committed: list[int] = []  # the number of changes of each transaction, in the order of commits
+        self.committed: list[int] = []  # number of changes of each transaction, in the order of commits
         self.tables: dict[int, Table] = {}
         self.for_lakes = for_lakes
         self.publication = publication
-        #: No change of a schema and no TRUNCATE begins while this is set.
+        #: No schema change and no TRUNCATE begins while this is set.
         self.is_calm = False
-        #: Asked before a table is dropped.
+        #: Called before a table is dropped.
         self.may_drop: Callable[[], bool] = lambda: not for_lakes
         self._ddl = [{**DDL, **LAKE_DDL}[name] for name in sorted(ddl)]
         self._names = 0
@@ -87,10 +87,10 @@ class Workload:
                 self.tables[table.oid] = table
         self._sessions = [self._session() for _ in range(SESSIONS)]
 
-    # ------------------------------------------------------------------ what a test does with it
+    # ------------------------------------------------------------------ for tests
 
     def run(self, transactions: int) -> None:
-        """Go on until so many more transactions are committed; others are left open then."""
+        """Go on until so many more transactions are committed; others stay open then."""
         goal = len(self.committed) + transactions
         while len(self.committed) < goal:
             self.step()
@@ -100,13 +100,13 @@ class Workload:
         self._step(self.rng.choice(self._sessions))
 
     def rest(self, *, all_ended: bool = False) -> None:
-        """Bring to an end the transactions that lock tables out, or all of them."""
+        """End the transactions that lock whole tables, or all of them."""
         for session in self._sessions:
             while session.steps is not None and (session.has_ddl or all_ended):
                 self._step(session)
 
     def touch(self) -> None:
-        """Commit a new row in every table, so that changes of schemas show in the stream."""
+        """Commit a new row in every table, so that schema changes show in the stream."""
         session = Session(self._sessions[0].connection, dict(self.tables))
         assert session.connection.info.transaction_status.name == "IDLE"
         cursor = Cursor(session.connection)
@@ -119,7 +119,7 @@ class Workload:
         for session in self._sessions:
             session.connection.close()
 
-    # ------------------------------------------------------------------ what statements do with it
+    # ------------------------------------------------------------------ for statements
 
     def new_table(self) -> Table:
         self._names += 1
@@ -158,7 +158,7 @@ class Workload:
         session.tables, session.changes, session.has_ddl = dict(self.tables), 0, False
         session.savepoints.clear()
         session.ends_well = self.rng.random() < 0.9
-        # One change of a schema at a time: two could be in each other's way for ever.
+        # One schema change at a time: two could block each other for ever.
         may_alter = (
             bool(self._ddl) and not self.is_calm and not any(other.has_ddl for other in self._sessions)
         )
@@ -182,7 +182,7 @@ class Workload:
 
     def _insert(self, cursor: Cursor, table: Table) -> int:
         gone = 0
-        for attempt in range(100):  # the key may be there already, and so may all keys of its kind
+        for attempt in range(100):  # the key may exist already, and so may all keys of its type
             if attempt >= 20 and table.is_updatable:
                 gone += statements.delete(self.rng, table, cursor)
             cursor.execute("savepoint one")
@@ -208,7 +208,7 @@ class Workload:
         return 0
 
     def _back(self, session: Session, cursor: Cursor) -> int:
-        """Roll back to the newest savepoint; it stays, half of the time."""
+        """Roll back to the newest savepoint; it is kept half of the time."""
         before = session.changes
         changes, tables = session.savepoints[-1]
         cursor.execute(f"rollback to savepoint s{len(session.savepoints) - 1}")
@@ -219,7 +219,7 @@ class Workload:
         return changes - before
 
     def _undo(self, session: Session, cursor: Cursor) -> None:
-        """After an error: back to a savepoint, or the whole transaction back."""
+        """After an error roll back to a savepoint, or the whole transaction."""
         if session.savepoints and session.connection.info.transaction_status.name == "INERROR":
             session.changes += self._back(session, cursor)
             return
@@ -238,7 +238,7 @@ class Workload:
         session.steps, session.has_ddl = None, False
 
     def _adopt(self, session: Session) -> None:
-        """Let the others see the changes of schemas; locks kept them from using these tables so far."""
+        """Show the schema changes to the other sessions; locks kept them from using these tables so far."""
         if not session.has_ddl:
             return
         self.tables = dict(session.tables)

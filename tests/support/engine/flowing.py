@@ -1,4 +1,4 @@
-"""What tests of processing have in common: batches made of a seed, a store that remembers, a run."""
+"""What tests of processing share: batches from a seed, a recording offset store, a running processor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SOON_S = 60.0
 
 
 class Remembering:
-    """A store in memory: everything that was written, in order; fails where it is told to."""
+    """An offset store in memory that records all writes in order and fails where it is told to."""
 
     def __init__(self) -> None:
         self.writes: list[list[tuple[Partition, Offset]]] = []
@@ -51,7 +51,7 @@ class Remembering:
 
     @property
     def last(self) -> int:
-        """Up to which change of the stream offsets were stored."""
+        """The number of the last change whose offset was stored."""
         return int(self.writes[-1][0][1]["at"]) if self.writes else 0
 
 
@@ -90,7 +90,7 @@ def running(
     bytes_max: int = 1 << 30,
     new_processor: Callable[[ProcessingConfig], RecordProcessor] = processor_for,
 ) -> Iterator[Run]:
-    """Yield a run; in the end everything under way is given up."""
+    """Yield a run; cancel everything under way at the end."""
     clock, stopping, store = SystemClock(), threading.Event(), store or Remembering()
     told: list[Offset] = []
     committer = OffsetCommitter(
@@ -173,7 +173,7 @@ def numbers(batches: Iterable[Batch]) -> list[int]:
 
 
 def assert_in_order_for_each_key(got: list[int], seed: int) -> None:
-    """Of each key what happened to it in its order; nothing on the wrong side of a truncate."""
+    """Assert that the changes of each key are in order and on the right side of each truncate."""
     lanes: dict[Any, list[int]] = defaultdict(list)
     records = {r.source["n"]: r for batch in stream(seed) for r in batch}
     walls = [n for n, r in records.items() if r.op == "t"]
@@ -193,12 +193,12 @@ def assert_in_order_for_each_key(got: list[int], seed: int) -> None:
 
 
 def drop_thirds(group: Group) -> list[Group]:
-    """A transformation: drops every third change of the stream, and all of whole groups at times."""
+    """A transformation that drops every third change of the stream, and some whole groups."""
     n = np.array(group.columns.column("source").field(0))
     return [group.take(np.flatnonzero(n % 3 != 0))]
 
 
 def to_text(group: Group) -> Converted:
-    """A converter: the number of the change as text; the key's as well."""
+    """A converter to text: the number of the change, and that of its key."""
     n = pa.array([str(v) for v in group.columns.column("source").field(0).to_pylist()])
     return Converted(None, n)

@@ -1,6 +1,6 @@
-"""PostgreSQL as somebody else runs it: started by its own tools, reached by a plain role.
+"""PostgreSQL as a user runs it: started by its own tools, used through an ordinary role.
 
-Nothing of `tailrace_servers` starts it or knows of it.
+Nothing of `tailrace_servers` starts it or knows it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A database whose changes a writer brings into topics, and what a join of these must find.
+"""A database whose changes a writer brings into topics, and what a join of these must return.
 
-As `JoinTopics`, but what is in the topics was committed in PostgreSQL, and written by Tailrace's own sink, in
-a process that may be killed, or by Debezium's engine.
+Like `JoinTopics`, but the topics have transactions of a real PostgreSQL, written by Tailrace's own sink in a
+process that may be killed, or by Debezium's engine.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.support.kafka.pipelines import pipeline
 from tests.support.kafka.reading import Message
 from tests.support.postgres import Database
 
-#: A change: its operation, number, place in its transaction, and number and count of that; of a snapshot's
-#: row the first two.
+#: A change: operation, number, place in its transaction, the transaction's number and count of changes;
+#: of a snapshot row the first two.
 Row = tuple[str, int | None, int, int, int]
 
 TABLES = ("orders", "items")
@@ -34,7 +34,7 @@ KEYS = 40
 
 
 def require_debezium() -> None:
-    """Skip a test where Debezium's engine was not fetched; under CI it fails."""
+    """Skip the test if Debezium's engine was not fetched; under CI fail it."""
     if debezium.is_here():
         return
     if os.environ.get("CI"):
@@ -43,9 +43,9 @@ def require_debezium() -> None:
 
 
 class Chain:
-    """Two tables, changed at random; their topics have three partitions.
+    """Two tables with random changes; their topics have three partitions.
 
-    `expected` has the changes of each key, which is the table's name and the row's, in their order.
+    `expected` has the changes of each key (table and row), in order.
     """
 
     def __init__(self, pg: Database, kafka: EmbeddedKafka, seed: int) -> None:
@@ -72,7 +72,7 @@ class Chain:
         }
 
     def row_of(self, message: Message) -> tuple[str, Row] | None:
-        """Return the key and the change in a joined message; None for a tombstone."""
+        """Return the key and the change of a joined message; None for a tombstone."""
         if (event := message.document) is None:
             return None
         event = event.get("payload", event)
@@ -83,7 +83,7 @@ class Chain:
         return f"{event['source']['table']} {row['id']}", (event["op"], number, place, xid, count)
 
     def write(self, transactions: int) -> None:
-        """Commit so many, and roll some back."""
+        """Commit so many transactions, and roll some back."""
         with self.pg.connect(autocommit=True) as connection:
             for _ in range(transactions):
                 size, found = self.random.choice((1, 2, 7, 40)), []
@@ -115,7 +115,7 @@ class Chain:
 
 
 class SinkChain(Chain):
-    """What Tailrace's own sink writes; its process is killed and started again on the way."""
+    """Topics that Tailrace's own sink writes; its process is killed and restarted meanwhile."""
 
     def __init__(self, pg: Database, kafka: EmbeddedKafka, seed: int, directory: Path) -> None:
         super().__init__(pg, kafka, seed)
@@ -126,7 +126,7 @@ class SinkChain(Chain):
         self._process: subprocess.Popen[bytes] | None = None
 
     def snapshot(self, rows: int) -> None:
-        """Insert rows, bring them into the topics as a snapshot's, and start the pipeline."""
+        """Insert rows, bring them into the topics as a snapshot, and start the pipeline."""
         for row in range(rows):
             self._number += 1
             self._known["orders"].add(row)
@@ -136,7 +136,7 @@ class SinkChain(Chain):
         self._start()
 
     def write(self, transactions: int) -> None:
-        """Commit so many; the pipeline's process is killed now and then, and started again."""
+        """Commit so many transactions; now and then the pipeline's process is killed and restarted."""
         super().write(transactions)
         assert self._process is not None
         if self.random.random() < 0.3:
@@ -151,7 +151,7 @@ class SinkChain(Chain):
             made.result(60)
 
     def calm(self) -> None:
-        """Let the pipeline run on, without faults."""
+        """Let the pipeline go on without faults."""
         self.close()
         self._start("")
 
@@ -173,7 +173,7 @@ class SinkChain(Chain):
 
 
 class DebeziumChain(Chain):
-    """What Debezium's engine wrote, at once: without Kafka Connect it does not write exactly once."""
+    """Topics that Debezium's engine wrote before the join: without Kafka Connect it is not exactly once."""
 
     def __init__(
         self, pg: Database, kafka: EmbeddedKafka, seed: int, directory: Path, transactions: int
@@ -194,10 +194,10 @@ class DebeziumChain(Chain):
         )  # fmt: skip
 
     def snapshot(self, rows: int) -> None:
-        """It was begun without one."""
+        """Nothing: it was started without a snapshot."""
 
     def write(self, transactions: int) -> None:
-        """All of it is there."""
+        """Nothing: everything is in the topics."""
 
     def close(self) -> None:
-        """It has ended."""
+        """Nothing: it has ended."""

@@ -1,4 +1,4 @@
-"""The merge in plain Python, row by row: what the fast one is compared with."""
+"""The merge in plain Python, row by row, with which the fast one is compared."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Out:
 
 
 class RuleBrokenError(Exception):
-    """A rule was broken: its name."""
+    """A rule was broken; the message is its name."""
 
 
 @dataclass
 class Model:
-    """The document's algorithm, with what it assumes checked."""
+    """The documented algorithm, with checks of its assumptions."""
 
     data: deque[Row] = field(default_factory=deque)
     transactions: deque[Transaction] = field(default_factory=deque)
@@ -71,9 +71,9 @@ class Model:
                 self.last_order = row.order
 
     def take(self) -> list[Out]:
-        """Return what can be joined now.
+        """Return the rows that can be joined now.
 
-        :raises RuleBrokenError: if nothing can, and a rule is broken.
+        :raises RuleBrokenError: if there are none, and a rule is broken.
         """
         found: list[Out] = []
         try:

@@ -56,7 +56,7 @@ class Pair:
         self._producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
 
     def add_partition(self, count: int) -> None:
-        """Give the data topic so many partitions, and wait until the brokers show them."""
+        """Raise the data topic's number of partitions, and wait until the brokers show them."""
         for made in self.admin.create_partitions([NewPartitions(self.data, count)]).values():
             made.result(60)
 
@@ -74,7 +74,7 @@ class Pair:
         self.send(self.transactions, f"{xid}:{commit}", end_of(xid, commit, count))
 
     def send(self, topic: str, key: str | None, document: Any, partition: int = 0) -> None:
-        """Write a message, and wait for it."""
+        """Write a message and wait for it."""
         value = document if document is None or isinstance(document, bytes) else json.dumps(document).encode()
         name = None if key is None else json.dumps({"id": key}).encode()
         self._producer.produce(topic, value, name, partition)
@@ -91,20 +91,20 @@ class Pair:
 
 
 class Taken:
-    """Places in their transactions, with these, as a handler gets them."""
+    """A handler that records the places of changes in their transactions."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int | None, str | None]] = []
 
     def batch(self, batch: Any) -> None:
-        """Take a batch."""
+        """Record a batch."""
         for record in batch:
             of = record.headers.get("transaction", {})
             self.rows.append((of.get("total_order"), of.get("id")))
 
 
 def transactions_kept(store: Path, partition: str) -> int:
-    """Return the place in the transaction topic that a store of offsets has for a partition; -1: none yet."""
+    """Return the offset in the transaction topic that the offset store has for a partition; -1: none yet."""
     if not store.exists():
         return -1
     kept = json.loads(store.read_text())["content"]["engines"].get("join", [])

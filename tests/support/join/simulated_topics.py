@@ -1,5 +1,5 @@
-"""Topics of a cluster in memory, as Debezium writes them exactly once: with open, committed and aborted
-transactions of Kafka, whose ends come to one partition after the other, and gaps of compaction.
+"""In-memory topics as Debezium writes them exactly once: with open, committed and aborted Kafka transactions,
+whose end markers reach one partition after the other, and gaps left by compaction.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TRANSACTIONS: Place = ("t.transaction", 0)
 
 @dataclass
 class _Partition:
-    # Of each record its offset and document; None: an end of a transaction of Kafka.
+    # Offset and document of each record; None: an end marker of a Kafka transaction.
     records: list[tuple[int, dict | None]] = field(default_factory=list)
     end: int = 0
     open_from: int | None = None
-    aborted: set[int] = field(default_factory=set)  # and what compaction removed
+    aborted: set[int] = field(default_factory=set)  # what compaction removed
 
     @property
     def committed(self) -> int:
@@ -59,7 +59,7 @@ class SimulatedTopics:
         self._steps = self._produced()
 
     def step(self) -> None:
-        """Let one thing happen: a record, or the end of a transaction of Kafka in one partition."""
+        """Do one step: write a record, or the end marker of a Kafka transaction in one partition."""
         next(self._steps)
 
     def settle(self) -> None:
@@ -72,9 +72,9 @@ class SimulatedTopics:
         self.data["t.a", len(self.data)] = _Partition()
 
     def state(self, between: Callable[[], None] = lambda: None) -> ClusterState:
-        """Return what a cluster says.
+        """Return the answers of a cluster.
 
-        :param between: is called between its answers: something may happen there.
+        :param between: called between the answers, so that something may happen there.
         """
         own = self.transactions
         transactions = Ends(0, own.committed, own.committed)
@@ -139,7 +139,7 @@ class SimulatedTopics:
             yield
 
     def _source_transaction(self) -> Iterator[None]:
-        # Sometimes over two transactions of Kafka; then the first one is committed, always.
+        # Sometimes spread over two Kafka transactions; the first one is always committed then.
         rng = self._rng
         self._number += 1
         rows = rng.choice([0, 1, 2, 3, 8])
@@ -159,7 +159,7 @@ class SimulatedTopics:
                 self._crosses = True
             partition = rng.choice(list(self.data.values()))
             if rng.random() < 0.05:
-                partition.aborted.add(partition.end)  # compaction has removed it before anybody reads
+                partition.aborted.add(partition.end)  # compaction removed it before it was read
             partition.append(document)
             yield
         end = {"status": "END", "id": name, "event_count": rows, "ts_ms": 5}

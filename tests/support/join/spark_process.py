@@ -1,4 +1,4 @@
-"""A query in a process of its own that writes the rows of each micro-batch to a file, and may kill itself."""
+"""A query in another process that writes the rows of each micro-batch to a file, and may kill itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A query of `format("tailrace-join")` that stops at what is there, and what its micro-batches got."""
+"""A query of `format("tailrace-join")` that stops at the topics' present ends, and its micro-batches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def options_of(topics: JoinTopics, **more: Any) -> dict[str, Any]:
 
 
 class JoinStream:
-    """Runs a query until it has read what is there; `batches` has the rows of each micro-batch.
+    """Runs a query up to the topics' present ends; `batches` has the rows of each micro-batch.
 
-    :param on_batch: called with the number of a micro-batch and its rows when they were read.
+    :param on_batch: called with the number of a micro-batch and its rows once they are read.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class JoinStream:
 
 
 def by_key(rows: list[Any]) -> dict[str, list[tuple[int, str]]]:
-    """Return rows as `JoinTopics.expected` has them."""
+    """Return rows in the form of `JoinTopics.expected`."""
     found: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for row in sorted(rows, key=lambda each: (each.topic, each.partition, each.offset)):
         event = json.loads(row.value)

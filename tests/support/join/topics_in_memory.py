@@ -1,4 +1,4 @@
-"""Topics of a cluster in memory, written message by message, and readers of them: no server."""
+"""In-memory topics, written message by message, and readers of them: no server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.join.pair import change_of, end_of
 
 
 class TopicsInMemory:
-    """A data topic and its transaction topic; what is written is committed at once.
+    """A data topic and its transaction topic; messages are committed at once.
 
-    :param read_max: messages of a partition that a reader takes at a time.
-    :param in_turn: whether a read is of one partition alone; else it is of all.
+    :param read_max: messages of a partition that a reader returns at a time.
+    :param in_turn: whether each read is of one partition; else of all.
     """
 
     def __init__(self, partitions: int = 1, read_max: int = 1000, *, in_turn: bool = False) -> None:
@@ -29,7 +29,7 @@ class TopicsInMemory:
         self.read_max, self.in_turn = read_max, in_turn
         self.messages: dict[Place, list[bytes]] = defaultdict(list)
         self.first: dict[Place, int] = defaultdict(int)
-        #: Is called before each read.
+        #: Called before each read.
         self.on_read: Callable[[], object] = lambda: None
 
     def settings(self, **more: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class TopicsInMemory:
         self.messages[topic, partition].append(value)
 
     def remove(self, place: Place, kept: int = 0) -> None:
-        """Have retention remove what is in a partition, but for the last ones."""
+        """Remove all but the last messages of a partition, as retention does."""
         self.first[place] = len(self.messages[place]) - kept
 
     def reader(self, *_: Any) -> MessageReader:
@@ -121,7 +121,7 @@ class _Reader:
         return self.end(place) - self._positions[place]
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing: it holds no resource."""
 
 
 def _batch(first: int, values: list[bytes]) -> pa.RecordBatch:

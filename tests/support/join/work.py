@@ -25,14 +25,14 @@ on conflict (id) do update set number = excluded.number, price = -excluded.price
 
 
 class Work:
-    """Transactions over both tables, at random."""
+    """Random transactions over both tables."""
 
     def __init__(self, pg: Database, seed: int) -> None:
         self._pg, self._random, self._number = pg, random.Random(seed), 0
         pg.execute(TABLES)
 
     def do(self, transactions: int) -> None:
-        """Commit so many."""
+        """Commit so many transactions."""
         for _ in range(transactions):
             statements = [self._statement() for _ in range(self._random.randint(1, 6))]
             self._pg.execute("begin; " + "; ".join(statements) + "; commit")

@@ -1,4 +1,4 @@
-"""The numbers in a topic, by a reader of its own, and the rule that each is there once."""
+"""Reads the numbers in a topic, and checks that each is there once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTITIONS = 3
 def read_numbers(
     kafka: EmbeddedKafka, topic: str, isolation: str = "read_committed"
 ) -> list[tuple[int, str, int]]:
-    """Return (partition, key, value) of every record that is there now."""
+    """Return (partition, key, value) of every record in the topic."""
     return [
         (message.partition, (message.key or b"").decode(), int(message.value or b"0"))
         for message in read_topic(kafka.bootstrap, topic, isolation)
@@ -23,7 +23,7 @@ def read_numbers(
 
 
 def require_each_once(records: list[tuple[int, str, int]], last: int) -> None:
-    """Require the numbers up to `last`, each once, in order in its key's partition."""
+    """Require each number up to `last` once, with each key's numbers in order in the key's partition."""
     by_key: dict[str, list[int]] = defaultdict(list)
     places: dict[str, set[int]] = defaultdict(set)
     for partition, key, value in records:

@@ -19,7 +19,7 @@ TIME_MS = 1_700_000_000_000
 
 @dataclass
 class JoinTopics:
-    """Two data topics and their transaction topic, written by a transactional producer at random.
+    """Two data topics and their transaction topic, with random content of a transactional producer.
 
     `expected` has for each key the numbers of its changes with their transaction, in order.
     """
@@ -54,7 +54,7 @@ class JoinTopics:
         }
 
     def row_of(self, message: Message) -> tuple[str, tuple[int, str]]:
-        """Return the key and the change in a joined message."""
+        """Return the key and the change of a joined message."""
         assert message.key is not None
         of = json.loads(message.headers.get("transaction", "{}"))
         return message.key.decode(), (message.document["after"]["number"], of.get("id", ""))
@@ -72,20 +72,20 @@ class JoinTopics:
         self._producer.init_transactions(60)
 
     def grow(self, partitions: int) -> None:
-        """Add partitions to the first data topic, which the producer writes to from here on."""
+        """Add partitions to the first data topic; from here on the producer writes to them as well."""
         for made in self._admin.create_partitions([NewPartitions(self.data[0], partitions)]).values():
             made.result(60)
         self._connect()
 
     def snapshot(self, rows: int) -> None:
-        """Write rows that are of no transaction."""
+        """Write snapshot rows, which belong to no transaction."""
         self._producer.begin_transaction()
         for _ in range(rows):
             self._change("", 0, 0, 0)
         self._producer.commit_transaction(60)
 
     def write(self, transactions: int, rows_max: int = 20) -> None:
-        """Commit transactions of the source, several in one of Kafka; some of Kafka's are aborted first."""
+        """Commit transactions of the source, several in one Kafka transaction; abort some of those first."""
         left = transactions
         while left:
             count = min(left, self.random.randint(1, 8))

@@ -1,4 +1,4 @@
-"""Engines that write lines to Kafka, and what of them is in the topics."""
+"""Engines that write lines to Kafka, and the lines in the topics."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def engine_of(
 
 
 def numbers_in(kafka: EmbeddedKafka, name: str, partition: str) -> list[int]:
-    """Return the numbers of the lines of a partition, as a reader of committed records has them."""
+    """Return the numbers of the lines in a partition, as a reader of committed records gets them."""
     found = read_topic(kafka.bootstrap, f"{name}.{partition}")
     return [message.document["after"]["number"] for message in found]
 
 
 class BatchesSource:
-    """A connector that gives some batches, once, whatever was committed."""
+    """A connector that returns some batches once, whatever was committed."""
 
     def __init__(self, *batches: Batch) -> None:
         self._left = list(batches)
 
     def start(self, context: Any) -> None:
-        """As a connector and as its only task."""
+        """Nothing: it is both the connector and its only task."""
         self._context = context
 
     def task_settings(self, tasks_max: int) -> Sequence[Settings]:
-        """Return those of one task."""
+        """Return the settings of one task."""
         return [{}]
 
     def create_task(self) -> BatchesSource:
@@ -59,14 +59,14 @@ class BatchesSource:
         return self
 
     def poll(self, timeout_s: float) -> Batch | None:
-        """Return the next one."""
+        """Return the next batch."""
         if not self._left:
             self._context.finish()
             return None
         return self._left.pop(0)
 
     def commit(self, partition: Partition, offset: Offset) -> None:
-        """Nothing is to be forgotten."""
+        """Nothing: it keeps no positions."""
 
     def stop(self) -> None:
-        """Nothing is held."""
+        """Nothing: it holds no resource."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def _changes(events: list[tuple[Any, Any]]) -> Counter[tuple[str, int, str]]:
-    """Count (operation, id, what) of each change; tombstones are none."""
+    """Count (operation, id, what) of each change; tombstones do not count."""
     found: Counter[tuple[str, int, str]] = Counter()
     for _, value in events:
         if value is not None:

@@ -1,6 +1,6 @@
-"""A process that joins topics into Kafka, exactly once, until it is killed: settings are its argument.
+"""A process that joins topics into Kafka, exactly once, until it is killed; its argument is its settings.
 
-It may have a bug planted, which a look at the joined topics must find.
+It may have a planted bug, which the check of the joined topics must find.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tailrace.kafka.client import settings as client_options
 
 
 def _skips(joined: Joined, row: int) -> Position:
-    # Behind a row there may be the marker of Kafka's transaction: one offset further would skip nothing.
+    # After a row there may be a marker of the Kafka transaction: one offset further might skip nothing.
     sound = SOUND_POSITION(joined, row)
     return replace(sound, data=sound.data + 3)
 
@@ -34,8 +34,8 @@ def _uncommitted(options: JoinedTopics, _extraction: Extraction) -> MessageReade
 
 
 def _neighbours(window: partition.TransactionWindow, joined: Joined) -> object:
-    # Each row has the facts of the transaction before its own: between the two `END`s are at most a marker of
-    # Kafka's transaction and a `BEGIN`.
+    # Each row gets the facts of the transaction before its own: between the two `END`s there are at most a
+    # marker of the Kafka transaction and a `BEGIN`.
     return SOUND_FACTS(window, replace(joined, offsets=joined.offsets - 3))
 
 

@@ -2,8 +2,8 @@
 
 Changes are numbered from 0; a change's key is its number modulo `KEYS`, and a key's share that modulo the
 number of producers. The broker keeps an epoch for each transactional id, the head, the members' offsets and
-what is committed. Every process stands still between any two of its steps, for ever if it likes: that is a
-crash, and a pause.
+the committed changes. Each process may stop between any two of its steps, for a while (a pause) or for ever
+(a crash).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OWN = -1
 
 
 class Fenced(Exception):  # noqa: N818 - what happened
-    """The producer was opened by another."""
+    """Another producer of the same transactional id was opened."""
 
 
 @dataclass(frozen=True)
 class Broker:
-    """What is durable. `epochs` by transactional id: that of the task itself is `_OWN`."""
+    """The durable state. `epochs` is by transactional id; that of the task itself is `_OWN`."""
 
     epochs: tuple[tuple[int, int], ...] = ()
     head: Head | None = None
@@ -66,7 +66,7 @@ class WriteOwn:
 
 @dataclass(frozen=True)
 class Job:
-    """The driver has a range written by members, and waits for all of them."""
+    """The driver has members write a range, and waits for all of them."""
 
     head: Head
     end: int
@@ -81,7 +81,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Driver:
-    """Steps of an engine, in order, with the results that they had."""
+    """Steps of an engine, in order, with their results."""
 
     number: int
     producers: int
@@ -89,7 +89,7 @@ class Driver:
     results: tuple[Any, ...] = ()
     epoch: int = 0
     over: bool = False
-    stands: bool = False  # it has taken the task, and knows how far it is
+    stands: bool = False  # it has taken over the task and knows the committed position
 
     def steps(self) -> Generator[Any, Any, None]:
         fresh = (f"{self.number}.{n}" for n in itertools.count())
@@ -113,7 +113,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Executor:
-    """One attempt at a share."""
+    """One attempt at writing a share."""
 
     driver_epoch: int
     head: Head
@@ -133,7 +133,7 @@ Process = Driver | Executor
 
 @functools.lru_cache(maxsize=1 << 16)
 def next_step(process: Process) -> tuple[Any, Any]:
-    """Return the step that comes next and None; or None and what came out in the end."""
+    """Return the next step and None, or None and the result."""
     steps = process.steps()
     try:
         step = next(steps)
@@ -145,7 +145,7 @@ def next_step(process: Process) -> tuple[Any, Any]:
 
 
 def answer(result: Any) -> Any:
-    """Return a step's result as its procedure gets it."""
+    """Return the result of a step, as the procedure gets it."""
     if isinstance(result, Offsets):
         return [answer(offset) for offset in result.each]
     if isinstance(result, tuple):
@@ -190,7 +190,7 @@ def _require(broker: Broker, number: int, process: Process) -> None:
 
 
 def expected(broker: Broker) -> Iterator[int]:
-    """Yield the changes that the offsets say are written."""
+    """Yield the changes that are written according to the offsets."""
     head = broker.head
     if head is None:
         return

@@ -1,8 +1,8 @@
-"""A model of what a broker and a source do, for the transaction's state machine.
+"""A model of a broker and a source, for the state machine of the transaction.
 
-The broker keeps, for one transactional id, an epoch, what is pending and what is committed. Source
-changes are numbered from 1. A producer may die between any two of its commands, and another may
-begin at any moment.
+The broker keeps, for one transactional id, an epoch, the pending and the committed changes. Source
+changes are numbered from 1. A producer may crash between any two of its commands, and another one may
+start at any moment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tailrace.kafka.producer.transaction import Command, ProducerEvent, Producer
 
 @dataclass(frozen=True)
 class Broker:
-    """What is durable: changes and the offset that came with them."""
+    """The durable state: changes and the offset that came with them."""
 
     epoch: int = 0
     pending: tuple[int, ...] = ()
@@ -33,23 +33,23 @@ class Broker:
 
 @dataclass(frozen=True)
 class Producer:
-    """One life: what it knows, and the commands that it has still to carry out."""
+    """One run of a producer: what it knows, and the commands that it has still to carry out."""
 
     life: Transaction = field(default_factory=Transaction)
     epoch: int = -1
-    read: int = 0  # up to here the source's changes are done, for all it knows
+    read: int = 0  # as far as it knows, the source's changes up to here are written
     sent: int = 0
     todo: tuple[Command, ...] = ()
     told: int = 0
 
     def after(self, event: ProducerEvent) -> Producer:
         life, commands = self.life.step(event)
-        # How it came about is no part of what may happen next.
+        # The history is no part of the state: it does not matter for what happens next.
         return replace(self, life=replace(life, steps=()), todo=commands)
 
 
 def moves(broker: Broker, producer: Producer, changes: int) -> Iterator[tuple[Broker, Producer]]:
-    """Yield what may happen next: every answer to the next command, or every wish of the driver."""
+    """Yield what may happen next: every answer to the next command, or every event of the driver."""
     if producer.todo:
         yield from _carried_out(broker, replace(producer, todo=producer.todo[1:]), producer.todo[0])
         return
@@ -82,7 +82,7 @@ def _carried_out(broker: Broker, producer: Producer, command: Command) -> Iterat
         yield broker, replace(producer, told=producer.sent)
         return
     if producer.epoch != broker.epoch:
-        if command is Command.BEGIN:  # the client alone
+        if command is Command.BEGIN:  # in the client alone
             yield broker, producer
         else:
             yield broker, producer.after(ProducerEvent.FENCED)

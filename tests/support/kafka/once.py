@@ -1,4 +1,4 @@
-"""A process that writes the numbers after its last offset, batch by batch: to be killed.
+"""A process that writes the numbers after its last offset, batch by batch, to be killed.
 
 python -m tests.support.kafka.once BOOTSTRAP TOPIC ATOMIC BATCHES BATCH
 """
@@ -28,7 +28,7 @@ def writer(
     offsets_topic: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Writer:
-    """Return a writer of the pipeline `name`, not yet opened; its offsets are in `<name>-offsets`, or a
+    """Return a writer of the pipeline `name`, not yet opened; its offsets are in `<name>-offsets`, or in a
     topic that pipelines share.
     """
     common = client.client(bootstrap, options or {}, int(timeout_s * 1000))
@@ -54,12 +54,12 @@ def numbers(first: int, count: int) -> Converted:
 
 
 def reached(offset: Any) -> int:
-    """Return the last number that an offset says is written."""
+    """Return the last number that is written according to the offset."""
     return 0 if offset is None else int(offset["number"])
 
 
 def main() -> None:
-    """Write until the batches are done, or until killed."""
+    """Write until all batches are written, or until killed."""
     bootstrap, topic, atomic, batches, size = sys.argv[1:]
     out = writer(bootstrap, topic, atomic=atomic == "atomic")
     last = reached(out.open())

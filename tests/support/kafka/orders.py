@@ -1,4 +1,4 @@
-"""A pipeline whose log was made by hand, into a real broker: neither source nor Spark is needed."""
+"""A pipeline from a log made by hand into a real broker: it needs neither a source nor Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*arguments: object, status: int = 0) -> str:
 
 
 def written(kafka: EmbeddedKafka, topic: str) -> list[int]:
-    """Return the ids of the orders in a topic of one partition, in their order."""
+    """Return the ids of the orders in a topic with one partition, in order."""
     return [message.document["after"]["id"] for message in read_topic(kafka.bootstrap, topic)]
 
 
@@ -87,6 +87,6 @@ class Orders:
         return entry
 
     def replay(self) -> list[int]:
-        """Bring the sink to the log's end; return what its topic has then."""
+        """Bring the sink to the log's end; return the topic's content then."""
         run("replay", self.file, "--sink", "out")
         return written(self.kafka, self.topic)

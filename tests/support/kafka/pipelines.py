@@ -1,4 +1,4 @@
-"""A pipeline into Kafka, as a file."""
+"""Pipeline files for Kafka."""
 
 from __future__ import annotations
 

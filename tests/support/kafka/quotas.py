@@ -1,4 +1,4 @@
-"""Quotas of a real broker: a cluster that takes little of one client, and as much as ever of all others."""
+"""Quotas of a real broker: it accepts little from one client, and as much as ever from all others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tailrace_servers.kafka import EmbeddedKafka
 
 
 def limit(kafka: EmbeddedKafka, client_id: str, bytes_per_s: int) -> None:
-    """Let producers of the client `client_id` bring in so many bytes a second, after compression."""
+    """Limit producers of the client `client_id` to so many bytes a second, after compression."""
     command = [
         *kafka._java(), "kafka.admin.ConfigCommand", "--bootstrap-server", kafka.bootstrap, "--alter",
         "--add-config", f"producer_byte_rate={bytes_per_s}", "--entity-type", "clients",

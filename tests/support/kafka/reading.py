@@ -1,4 +1,4 @@
-"""What a reader of committed records sees in a topic."""
+"""Reads a topic's committed records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUIET = {"log_level": 0}
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A record as it lies in its topic."""
+    """A record as it is in its topic."""
 
     partition: int
     offset: int
@@ -25,7 +25,7 @@ class Message:
 
     @property
     def document(self) -> Any:
-        """The value as JSON has it."""
+        """The value, parsed as JSON."""
         return None if self.value is None else json.loads(self.value)
 
     @property
@@ -34,9 +34,9 @@ class Message:
 
 
 def read_topic(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Message]:
-    """Return every record that is there now, those of each partition in order.
+    """Return every record of the topic, those of each partition in order.
 
-    It waits for what is being committed: a commit is answered before its end is in every partition.
+    Waits for commits under way: a commit is answered before its marker is in every partition.
     """
     client = {"bootstrap.servers": bootstrap, **QUIET}
     looking = Consumer({**client, "group.id": "look", "isolation.level": "read_uncommitted"})

@@ -1,4 +1,4 @@
-"""What tests of several producers share: a log made by hand, sinks of any number, what a reader sees."""
+"""What tests of several producers share: a log made by hand, sinks with any number of producers, a reader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Content = dict[str, dict[str, list[Any]]]
 
 
 def fill(log: HandmadeLog, transactions: int, first: int = 0) -> list[int]:
-    """Write transactions that insert, update, delete and give other keys; return the ends."""
+    """Write transactions that insert, update, delete and change keys; return their ends."""
     ends = []
     for at in range(first, first + transactions):
         described = (ORDERS, NOTES) if at == 0 else ()
@@ -79,12 +79,12 @@ def sink_of(
 
 
 def with_two(kafka: Any, name: str) -> KafkaSink:
-    """Return a sink of two producers that waits a short time."""
+    """Return a sink of two producers with short waits."""
     return sink_of(kafka, name, 2, offset_flush_timeout_ms=8_000)
 
 
 def open_until_killed(bootstrap: str, name: str, log: Path, point: str) -> None:
-    """Open the sink in a process of its own, which is killed at a failpoint."""
+    """Open the sink in another process, which is killed at a failpoint."""
     failpoints.arm(f"{point}=kill")
     with_two(SimpleNamespace(bootstrap=bootstrap), name).open(LogDirectory.open(log).identity, "shop")
 
@@ -95,9 +95,9 @@ def opened(sink: KafkaSink, log: HandmadeLog) -> KafkaSink:
 
 
 def write(sink: KafkaSink, log: HandmadeLog, end: int, spark: Any = None) -> SinkCommit:
-    """Write from where the sink is to `end`, as its feed does, but one split a transaction.
+    """Write from the sink's position to `end` as its feed does, but with a split for each transaction.
 
-    :param spark: None: tasks run where they stand.
+    :param spark: None: tasks run in this process.
     """
     start = sink.position("0") or 0
     if spark is None and sink._config.on_spark:
@@ -126,7 +126,7 @@ def content(kafka: EmbeddedKafka, prefix: str) -> Content:
 
 
 def places(kafka: EmbeddedKafka, prefix: str) -> dict[str, list[tuple[int, int, bytes | None]]]:
-    """Return partition, offset and value of all that lies in the topics, committed and not: for a failure."""
+    """Return partition, offset and value of everything in the topics, committed or not, for a failure."""
     return {
         f"{topic}, {isolation}": [
             (each.partition, each.offset, each.value)
@@ -147,7 +147,7 @@ def _told(value: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def alone(kafka: EmbeddedKafka, name: str, log: HandmadeLog, end: int) -> Content:
-    """Return what one producer in process makes of the log up to `end`."""
+    """Return what one producer in this process writes of the log up to `end`."""
     sink = opened(sink_of(kafka, f"{name}-alone", 0), log)
     write(sink, log, end)
     sink.close()
@@ -155,7 +155,7 @@ def alone(kafka: EmbeddedKafka, name: str, log: HandmadeLog, end: int) -> Conten
 
 
 def unordered(found: Content) -> Content:
-    """Return the content with what has no key sorted: it is spread over partitions."""
+    """Return the content with records without a key sorted: they are spread over partitions."""
     for of_key in found.values():
         if "" in of_key:
             of_key[""].sort(key=str)

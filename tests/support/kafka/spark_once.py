@@ -1,8 +1,8 @@
-"""A Spark job whose tasks die: run as a program, so that its Spark may try a task again.
+"""A Spark job whose tasks die, run as a program so that its Spark may retry a task.
 
 python -m tests.support.kafka.spark_once BOOTSTRAP NAME LOG END FLAG
 
-Each task dies once, half-way through its share, by `os._exit`; FLAG names the files that remember it.
+Each task dies once, half-way through its share, by `os._exit`; files beginning with FLAG remember it.
 Prints how many rows were written.
 """
 
@@ -23,7 +23,7 @@ from tests.support.kafka.shares_rig import sink_of, write
 
 
 class Dying(JsonConverter):
-    """Ends its process when it has converted a little, if no other has done so in this task before."""
+    """Ends its process after it has converted a part, unless an earlier attempt of this task has done so."""
 
     def __init__(self, flag: str) -> None:
         super().__init__(schemas_enable=False)

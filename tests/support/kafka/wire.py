@@ -1,7 +1,7 @@
-"""Kafka's wire protocol, as far as a proxy must know it to answer in a broker's place.
+"""Kafka's wire protocol, as far as a proxy needs it to answer in a broker's place.
 
-Only requests that a transactional producer makes. An answer is made from its request alone, with one
-error code in it; nothing that a broker says is read.
+Only requests of a transactional producer. An answer is made from its request alone, with one error code
+in it; brokers' messages are not read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = {
     "EndTxn": END_TXN,
 }
 
-#: First version of each with compact lengths and tags, and the last one known here.
+#: First version of each request with compact lengths and tags, and the last version known here.
 _FLEXIBLE = {PRODUCE: 9, FIND_COORDINATOR: 3, INIT_PRODUCER_ID: 2, ADD_PARTITIONS: 3, END_TXN: 3}
 _LAST = {PRODUCE: 11, FIND_COORDINATOR: 2, INIT_PRODUCER_ID: 5, ADD_PARTITIONS: 3, END_TXN: 4}
 
@@ -31,7 +31,7 @@ _Topics = list[tuple[str, list[int]]]
 class Request:
     """One request. `body` is what follows the header.
 
-    :param commits: whether it asks for the commit of a transaction.
+    :param commits: whether it commits a transaction.
     """
 
     key: int
@@ -46,7 +46,7 @@ class Request:
 
     @property
     def commits(self) -> bool:
-        """Whether it asks for the end of a transaction, and for that it be committed."""
+        """Whether it ends a transaction with a commit."""
         if self.key != END_TXN:
             return False
         reader = _Reader(self.body, self.flexible)
@@ -56,21 +56,21 @@ class Request:
 
     @property
     def is_of_a_group(self) -> bool:
-        """Whether it looks for the coordinator of a group, as every consumer does, and of no transaction."""
+        """Whether it looks for the coordinator of a group, as every consumer does, not of a transaction."""
         return self.key == FIND_COORDINATOR and (self.version == 0 or self.body[-1] == 0)
 
 
 def request(frame: bytes) -> Request:
-    """Return what a client's frame, without its length, asks."""
+    """Parse a client's frame, without its length."""
     key, version, correlation, size = struct.unpack_from("!hhih", frame)
     at = 10 + max(size, 0)
     if version >= _FLEXIBLE.get(key, 1 << 16):
-        at += 1  # no tags are ever sent in a request's header
+        at += 1  # clients never send tags in a request's header
     return Request(key, version, correlation, frame[at:])
 
 
 def answer(asked: Request, error: int) -> bytes:
-    """Return the frame, without its length, that a broker would send if it met `error`.
+    """Return the frame, without its length, that a broker would answer with for `error`.
 
     :raises ValueError: for a request or version that is not known here.
     """
@@ -88,7 +88,7 @@ def answer(asked: Request, error: int) -> bytes:
         if asked.key == INIT_PRODUCER_ID:
             writer.number("!qh", -1, -1)
         elif asked.key == FIND_COORDINATOR:
-            writer.number("!hihi", -1, -1, 0, -1)  # no words, no node, no host, no port
+            writer.number("!hihi", -1, -1, 0, -1)  # null message, no node, no host, no port
     writer.tags()
     return bytes(writer.out)
 
@@ -204,7 +204,7 @@ class _Writer:
         self.out += raw
 
     def nothing(self) -> None:
-        """Write a text that is null."""
+        """Write a null text."""
         self.out += b"\0" if self._flexible else b"\xff\xff"
 
     def length(self, count: int) -> None:

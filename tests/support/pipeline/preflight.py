@@ -1,4 +1,4 @@
-"""Preflight of a pipeline's file, and what it found."""
+"""Runs the preflight of a pipeline's file."""
 
 from __future__ import annotations
 

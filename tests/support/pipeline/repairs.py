@@ -1,4 +1,4 @@
-"""Places in a log for tests of repairs."""
+"""A captured database and mirrors of its log, for tests of repairs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.sinks.ddl_story import Nearby
 
 
 class Mirror:
-    """A mirror of a log that a test captures."""
+    """A mirror of the log that a test captures."""
 
     def __init__(self, spark: Any, log: Path, lake: Path, given: SinkInput) -> None:
         self._spark, self._log, self._lake = spark, log, lake
@@ -32,7 +32,7 @@ class Mirror:
         self.sink.open(LogDirectory.open(log).identity, "shop")
 
     def follow(self) -> None:
-        """Take in what the log has."""
+        """Write everything that the log has into the mirror."""
         with LogReader.open(self._log, "0") as reader:
             at, end = self.sink.position("0"), reader.end().offset
             start = reader.start if at is None else at

@@ -1,4 +1,4 @@
-"""A shop's pipeline, and what a person does with it who reads an error's hint."""
+"""A shop's pipeline, and what a user does who follows an error's hint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.wait import wait_until
 
 
 class Shop:
-    """A pipeline file, a database, and what a person does who reads a hint."""
+    """A pipeline file, a database, and what a user does who follows a hint."""
 
     def __init__(self, pg: Database, spark: Any, root: Path) -> None:
         self.pg, self.root = pg, root
@@ -50,7 +50,7 @@ class Shop:
         return self.root / self.sink["path"]
 
     def create_orders(self) -> None:
-        """Make the table `orders`, with five rows."""
+        """Create the table `orders` with five rows."""
         self.pg.execute("create table orders(id int primary key, n int)")
         self.pg.execute("insert into orders select n, n from generate_series(1, 5) n")
 
@@ -61,11 +61,11 @@ class Shop:
 
     @property
     def section(self) -> Any:
-        """The source's section, validated."""
+        """The validated section of the source."""
         return self.config().source
 
     def capture(self) -> None:
-        """Capture until all that is committed, and every snapshot that was asked for, is in the log."""
+        """Capture until everything that is committed, and every requested snapshot, is in the log."""
         config = self.config()
         task = CaptureTask(self.section, config.log.path, config.log, name=config.name)
         running = Running(task)
@@ -97,14 +97,14 @@ class Shop:
         self.feed()
 
     def refused(self, kind: Kind) -> TailraceError:
-        """Run, and return the error that stops it."""
+        """Run, and return the error that stops the pipeline."""
         with pytest.raises(TailraceError) as raised:
             self.run()
         assert raised.value.kind is kind, raised.value
         return raised.value
 
     def command(self, words: str, status: int = 0) -> str:
-        """Run a command that was printed; return its output."""
+        """Run a command that a hint printed; return its output."""
         program, *arguments = [str(self.file) if word == "FILE" else word for word in shlex.split(words)]
         assert program == "tailrace"
         done = CliRunner().invoke(app, arguments)
@@ -112,7 +112,7 @@ class Shop:
         return done.output
 
     def tailrace(self, words: str, status: int = 0) -> str:
-        """Run a command that was printed, or `run`, in a process of its own: it needs a Spark of its own."""
+        """Run a command that a hint printed, or `run`, in another process: it needs a Spark of its own."""
         self.config()
         given = [str(self.file) if word == "FILE" else word for word in shlex.split(words)]
         assert given[0] == "tailrace"
@@ -122,7 +122,7 @@ class Shop:
         return done.stdout + done.stderr
 
     def follow_steps(self, error: TailraceError) -> None:
-        """Do all that a hint lists after `run: `, up to the new start; leave that to the test."""
+        """Do what a hint lists after `run: `, except for starting again: the test does that."""
         hint = with_way_out(error, self.config()).hint
         listed = re.split(r"[Rr]un: ", hint)[1]
         steps = [step.strip() for step in re.split(r"\(\d\) ", listed) if step.strip()]
@@ -134,7 +134,7 @@ class Shop:
                 subprocess.run(step, shell=True, check=True, cwd=self.root)  # noqa: S602 - a person would type it
 
     def begin_with_a_new_log(self) -> None:
-        """As hints say: a new log, with a new snapshot, and an empty path for the sink."""
+        """Do what hints ask: a new log, with a new snapshot, and an empty path for the sink."""
         for section, name in ((self.log, "log"), (self.sink, "lake")):
             section["path"] = f"./new {name}"
         slot = self.section.slot

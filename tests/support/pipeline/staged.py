@@ -1,4 +1,4 @@
-"""A stage for the engine: a capture, sinks and a Spark that do what a test says."""
+"""Fakes for the engine: a capture, sinks and a Spark that do what a test says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FakeProgress:
 
 
 class FakeCapture:
-    """Holds a real log open and says of it what the test wants."""
+    """Holds a real log open and reports what the test wants."""
 
     def __init__(self, path, log=None):
         self.log = log or LogOfOrders(path)
@@ -77,7 +77,7 @@ class FakeSink:
 
 
 class FakeSpark:
-    """A `SparkHost` that is there at once and has nothing behind it; `asked` counts the sessions given."""
+    """A `SparkHost` that starts at once and has no Spark; `asked` counts the sessions given."""
 
     asked = 0
     is_ready = True

@@ -1,4 +1,5 @@
-"""An engine in a process of its own, to be killed at any moment; what it is given is in a file or in Kafka.
+"""An engine in another process, to be killed at any moment; its handler writes to a file, or it writes to
+Kafka.
 
 python -m tests.support.realtime.child SETTINGS OPTIONS FILE        the first two as JSON; no FILE: to Kafka
 """

@@ -1,4 +1,4 @@
-"""An engine over shards of text, whose handler may be held up: to switch its real time to and fro."""
+"""An engine over shards of text whose handler can be held up, to make its buffer overflow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUFFER_BYTES = 64 * 1024
 
 
 def announced(at: Path) -> Path:
-    """Make a package that announces the type of source of these shards; return where it is to be found."""
+    """Create a package that registers the type of source of these shards; return its path."""
     info = at / "package" / "text_shards-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: text-shards\nVersion: 1.0\n")
@@ -33,7 +33,7 @@ def announced(at: Path) -> Path:
 
 
 class Shard:
-    """A source of the test's own, with one shard of one table."""
+    """A source for tests: one shard of one table."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class Running:
     ) -> None:
         self.shard, self.log = shard, log
         self.seen: list[int] = []
-        #: The consumer that `view` is of.
+        #: The consumer that `view` describes.
         self.watched = CONSUMER
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -128,6 +128,6 @@ class Running:
         wait_until(lambda: wanted.items() <= self.view.items(), TIMEOUT_S, f"{wanted}")
 
     def wait_for_rows(self) -> None:
-        """Wait until every row was handed over, and check that each was once, in order."""
+        """Wait until the handler got every row, and check that each came once, in order."""
         wait_until(lambda: len(self.seen) >= self.shard.count, TIMEOUT_S, "every row")
         assert self.seen == list(range(1, self.shard.count + 1))

@@ -1,4 +1,4 @@
-"""Reads the markers that a log holds."""
+"""Reads the markers in a log."""
 
 from __future__ import annotations
 

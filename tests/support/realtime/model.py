@@ -1,8 +1,8 @@
 """A model of a consumer's process: both sides, one dispatcher, what is durable, crashes between commands.
 
-The log is a tuple of changes and markers; a place in it is a log offset. What is appended is durable at once,
-and a crash may come between that and what follows. Commands are carried out one by one; capture, the
-dispatcher and the world may do anything in between.
+The log is a tuple of changes and markers; an index into it is a log offset. What is appended is durable at
+once, and a crash may come before the next command. Commands are carried out one by one; capture, dispatcher
+and world may act between any two.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ANSWERS = {_C.MARK_START: _E.START_DURABLE, _C.MARK_STOP: _E.STOP_DURABLE}
 
 @dataclass(frozen=True)
 class Budget:
-    """How often the world may still do something."""
+    """How often the world may still act."""
 
     changes: int
     overflows: int
@@ -46,20 +46,20 @@ class Budget:
 
 @dataclass(frozen=True)
 class Process:
-    """What a crash takes away.
+    """The state that a crash loses.
 
-    `sent`: everything before is in the dispatcher's queue, or handled.
+    `sent`: every change before it is in the dispatcher's queue, or handled.
     """
 
     side: RealtimeSide = field(default_factory=RealtimeSide)
     log: LogSide = field(default_factory=LogSide)
     todo: tuple[RealtimeCommand, ...] = ()
-    takes_over: bool = False  # a stop marker is to be written, and the log's side goes on already
-    answer: tuple[RealtimeEvent, int] | None = None  # of a marker that is appended
-    released: int | None = None  # of a REALTIME that is appended
-    filled_from: int | None = None  # the buffer's first log offset
+    takes_over: bool = False  # a stop marker is to be written; the log's side goes on already
+    answer: tuple[RealtimeEvent, int] | None = None  # of an appended start or stop marker
+    released: int | None = None  # offset of an appended REALTIME marker
+    filled_from: int | None = None  # the log offset at which the buffer begins
     lost: bool = False
-    cursor: int | None = None  # of the worker; None: it does not send
+    cursor: int | None = None  # next offset that the worker sends; None: it does not send
     sent: int = 0
 
     def after(self, event: RealtimeEvent, log_offset: int = -1) -> Process:
@@ -74,33 +74,33 @@ class Process:
 
 @dataclass(frozen=True)
 class World:
-    """Everything: what is durable, the process, and what became of the changes."""
+    """Everything: what is durable, the process, and the state of the changes."""
 
     budget: Budget
     log: tuple[Any, ...] = ()
     kept_on: bool = False
     process: Process = field(default_factory=Process)
     handed: int = 0  # every change before was handed to the dispatcher since the last crash, or is handled
-    handled: int = 0  # durably
+    handled: int = 0  # every change before is handled, durably
 
     def next_change(self, at: int) -> int | None:
         return next((k for k in range(at, len(self.log)) if self.log[k] == CHANGE), None)
 
     def hands(self, at: int) -> World:
-        """Judge a change that is sent now."""
+        """Check a change that is sent now."""
         assert at >= self.handed, f"repeated: {at}"
         assert at == self.next_change(self.handed), f"gap before {at}"
         return replace(self, handed=at + 1)
 
     def check(self) -> None:
-        """Judge the state."""
-        assert self.process.log.position <= self.handled, "let go of what is not handled"
+        """Check the state."""
+        assert self.process.log.position <= self.handled, "the position is past unhandled changes"
         for entry in self.log:
             if isinstance(entry, Marker) and entry.kind is MarkerKind.REALTIME:
-                assert entry.log_offset <= self.handled, "says of more than is handled that it is"
+                assert entry.log_offset <= self.handled, "a marker says that unhandled changes are handled"
         switches = [e.kind for e in self.log if isinstance(e, Marker) and e.kind is not MarkerKind.REALTIME]
         if switches and switches[-1] is MarkerKind.TRY_START_REALTIME:
-            assert self.kept_on, "a start marker, and nobody will write its stop"
+            assert self.kept_on, "a start marker without a stop marker to follow"
         for before, after in itertools.pairwise(switches):
             assert (before, after) != (MarkerKind.TRY_START_REALTIME,) * 2, "two starts without a stop"
 
@@ -111,7 +111,7 @@ def inner(world: World) -> list[World]:
 
 
 def outer(world: World) -> Iterator[World]:
-    """Yield what the world may do to it."""
+    """Yield what the world may do to the process."""
     budget, process = world.budget, world.process
     if budget.changes:
         yield replace(world, budget=budget.less("changes"), log=(*world.log, CHANGE))

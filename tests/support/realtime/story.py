@@ -1,6 +1,6 @@
-"""A story of real time: on, overflow, return, off, on again, with a process that may be killed on its way.
+"""A scenario of real time: on, overflow, return, off, on again, with a process that may be killed meanwhile.
 
-What is handed over, to a handler or into Kafka, is judged at the end, and a handler's at each start.
+What the handler or Kafka got is checked at the end, a handler's at each start.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def _into_kafka(bootstrap: str, prefix: str) -> dict[str, Any]:
 
 
 class Killed(Exception):  # noqa: N818 - it is what happened
-    """The process was killed, as it was armed to be."""
+    """The process was killed by its armed failpoint."""
 
 
 class Story:
-    """A shard, the log of its engine, and what came out of it.
+    """A shard, the log of its engine, and the delivered rows.
 
     :param topics: the address of a cluster, and the prefix of topics there; None: a handler writes to a file.
     """
@@ -60,23 +60,23 @@ class Story:
         self._stderr = at / "stderr"
         self._process: subprocess.Popen[bytes] | None = None
         self.falls = 0
-        self.starts: list[int] = []  # how many lines there were at each start
-        self._committed: list[int] = []  # up to which log offset, then
-        self._markers: list[MarkerKind] = []  # up to log offset `_read_to`
+        self.starts: list[int] = []  # number of delivered lines at each start
+        self._committed: list[int] = []  # committed log offset at each start
+        self._markers: list[MarkerKind] = []  # the log's markers up to log offset `_read_to`
         self._read_to = 0
-        self._begun = 0  # how often real time had begun, at the last start
+        self._begun = 0  # number of start markers at the last start
 
     @property
     def stall(self) -> Path:
         return Path(f"{self.out}{STALL}")
 
     def start(self, failpoints: str = "") -> None:
-        """Start the engine; it is killed at `failpoints`."""
+        """Start the engine with `failpoints` armed."""
         section = {"enabled": True, "buffer_bytes": BUFFER_BYTES, "return_automatically": True}
         source = {"type": "text_shards", "folder": str(self.shard.folder), "shards": ["a"]}
         settings = {"source": source, "log": {"path": str(self.log)}, "realtime": section}
         self.starts.append(len(self.lines()))
-        # What is committed then may not come again.
+        # What is committed by now must not be delivered again.
         self._committed.append(self._committed_offset())
         self._begun = self.count(MarkerKind.TRY_START_REALTIME)
         with self._stderr.open("ab") as errors:
@@ -101,9 +101,9 @@ class Story:
             self._process.wait(DEADLINE_S)
 
     def wait(self, is_so: Callable[[], bool], what: str, poll_s: float = 0.05) -> None:
-        """Wait until something is so, which is asked every `poll_s` seconds.
+        """Wait until `is_so`, checked every `poll_s` seconds.
 
-        :raises Killed: the process was, before.
+        :raises Killed: if the process is killed first.
         """
         until_s = time.monotonic() + DEADLINE_S
         while not is_so():
@@ -116,24 +116,24 @@ class Story:
             time.sleep(poll_s)
 
     def begin(self) -> None:
-        """Wait for real time, after a start: the log may still say so of the process before.
+        """Wait for real time after a start: the log may still have the start marker of the process before.
 
-        :raises Killed: as `play`, and so from all that follows.
+        :raises Killed: as do `play` and what follows.
         """
         if self.starts[1:] and self.log.exists():
-            self.command(on=True)  # it may have been killed when it was switched off
+            self.command(on=True)  # the process may have been killed while real time was switched off
         self.wait(lambda: self.is_on and self.count(MarkerKind.TRY_START_REALTIME) > self._begun, "real time")
         if self._to_file and self.shard.count:
-            self.wait_for_all()  # what the process before has left may be more than memory takes
+            self.wait_for_all()  # the backlog of the process before may be more than the buffer holds
 
     def turn(self, choose: random.Random) -> None:
-        """Do one thing, drawn at random."""
+        """Do one random thing."""
         match choose.randrange(4):
             case 0:
                 self.commit(choose.randrange(1, 5))
             case 1 | 2:
                 self.overflow()
-                self.command(on=True)  # at once, without the wait
+                self.command(on=True)  # at once, without the usual wait
                 self.wait(lambda: self.is_on, "the return of real time")
             case 3:
                 self.command(on=False)
@@ -142,9 +142,9 @@ class Story:
                 self.wait(lambda: self.is_on, "real time")
 
     def play(self) -> None:
-        """Go through every switch."""
+        """Switch real time in every way."""
         self.begin()
-        # What the process before has left may overflow the buffer at once: rows would come from the log then.
+        # The backlog of the process before may overflow the buffer at once: its rows would come from the log.
         if self.shard.count:
             self.wait_for_all()
         self.wait(lambda: self.is_on, "real time, with nothing left")
@@ -163,21 +163,21 @@ class Story:
         self.commit(2)
 
     def wait_for_all(self) -> None:
-        """Wait until every row has come."""
+        """Wait until every row is delivered."""
         if self._to_file:
             self.wait(lambda: self.lines()[-1:] != [] and self.lines()[-1][0] == self.shard.count, "the rows")
         else:
-            # Each look reads the whole topic.
+            # Each check reads the whole topic.
             self.wait(lambda: len(self.in_topic()) >= self.shard.count, "the rows in Kafka", 0.25)
 
     def commit(self, rows: int) -> None:
-        """Commit a transaction and wait for it, where it can be seen."""
+        """Commit a transaction and, with a handler, wait until it is delivered."""
         self.shard.commit(rows)
         if self._to_file:
             self.wait_for_all()
 
     def overflow(self) -> None:
-        """Commit more than memory takes at a time, while the handler stalls, and let it go on."""
+        """Commit more than the buffer holds while the handler stalls, then let the handler go on."""
         self.wait(lambda: self.is_on, "real time, which returns by itself")
         stops = self.count(MarkerKind.STOP_REALTIME)
         self.stall.touch()
@@ -192,7 +192,9 @@ class Story:
 
     @property
     def is_on(self) -> bool:
-        """Whether the consumer has kept that real time is on, and its start marker was the last switch."""
+        """Whether real time is on: recorded by the consumer, and the last switch in the log is a start
+        marker.
+        """
         try:
             kept = control.kept(LogDirectory.open(self.log), CONSUMER)
         except TailraceError:
@@ -201,11 +203,11 @@ class Story:
         return kept.is_on and switches[-1:] == [MarkerKind.TRY_START_REALTIME]
 
     def count(self, kind: MarkerKind) -> int:
-        """How many markers of a kind the log has."""
+        """Return the number of markers of a kind in the log."""
         return self.markers().count(kind)
 
     def markers(self) -> list[MarkerKind]:
-        """Return the kinds of the markers in the log, in its order."""
+        """Return the kinds of the markers in the log, in order."""
         try:
             with LogReader.open(self.log, "0") as reader:
                 end = reader.end().offset
@@ -222,7 +224,7 @@ class Story:
         return self._markers
 
     def lines(self) -> list[tuple[int, int]]:
-        """Return what the handler has got: id and log offset."""
+        """Return what the handler got: id and log offset."""
         try:
             text = self.out.read_text()
         except OSError:
@@ -236,7 +238,9 @@ class Story:
         return [message.document["after"]["id"] for message in read_topic(bootstrap, f"{prefix}.orders")]
 
     def check(self) -> None:
-        """Judge what came: into Kafka each row once, in order; to the handler again only after a start."""
+        """Check the deliveries: Kafka has each row once, in order; a handler gets rows again only after a
+        start.
+        """
         if not self._to_file:
             assert self.in_topic() == list(range(1, self.shard.count + 1))
             return
@@ -248,7 +252,9 @@ class Story:
                 assert rows == list(range(rows[0], rows[0] + len(rows))), "out of order, or repeated"
                 assert rows[0] <= (lines[begin - 1][0] if begin else 0) + 1, "a gap"
         for begin, committed in zip(self.starts, self._committed, strict=True):
-            assert all(log_offset >= committed for _, log_offset in lines[begin:]), "committed, and again"
+            assert all(log_offset >= committed for _, log_offset in lines[begin:]), (
+                "committed, but delivered again"
+            )
 
     def _committed_offset(self) -> int:
         if not self._to_file:

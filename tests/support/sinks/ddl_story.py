@@ -1,7 +1,7 @@
 """Tables of one database that are altered in every way while they are captured.
 
-Each case has a table of its own, and all cases share the server, the task and the log, so that
-the suite pays for them once. What the source has is noted at two cuts of the log.
+Each case has its own table, and all cases share the server, the task and the log, so that
+the suite pays for them once. The source's rows are recorded at two cuts of the log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.support.wait import wait_until
 TASK = "0"
 COLUMNS = "id int primary key, a int, b text, c numeric(10,2), d varchar(10), e mood, f real"
 ROWS = "select n, n, 'b' || n, n + 0.25, 'd', 'good', n / 8.0 from generate_series(1, 20) n"
-#: Of tables that are altered; `{t}` is the table, which has types of its own.
+#: Columns of the altered tables; `{t}` is the table, which has types of its own.
 MORE_TYPES = ("create type {t}_pair as (a int, b text)", "create type {t}_label as enum ('first', 'last')")
 MORE_COLUMNS = f"{COLUMNS}, g char(6), h numeric(40,5), k {{t}}_pair, l {{t}}_label"
 MORE_ROWS = (
@@ -48,7 +48,7 @@ MORE_ROWS = (
 )
 TOUCH = ("update {t} set b = b || '!' where id % 3 = 0", "delete from {t} where id % 7 = 0")
 
-#: What a mirror follows exactly. `{t}` is the table.
+#: Changes that a mirror follows exactly. `{t}` is the table.
 FOLLOWED: dict[str, list[str]] = {
     "added": ["alter table {t} add x int"],
     "added with defaults": ["alter table {t} add x int default 5, add y text not null default 'it''s'"],
@@ -125,7 +125,7 @@ FOLLOWED: dict[str, list[str]] = {
         "alter table {t} drop constraint {t}_pkey, add primary key (id, b)",
         "insert into {t} values (1, 1, 'twice', 1, 'd', 'bad')",
     ],
-    # The log can't tell whether the key came before the transaction's rows, or after them.
+    # The log can't tell whether the key changed before the transaction's rows or after them.
     "wider key in a savepoint": [
         "alter table {t} replica identity full",
         "begin; update {t} set b = 'two' where id = 2; savepoint s; "  # noqa: ISC004
@@ -138,7 +138,7 @@ FOLLOWED: dict[str, list[str]] = {
     "key widened": ["alter table {t} alter id type bigint", "insert into {t}(id) values (1e10)"],
     "truncated": ["truncate {t}", "alter table {t} add x int", "insert into {t} values (2, 2, 'after')"],
     "many at once": [
-        # A default is lost with the rows that are rewritten, if capture is behind: so, first.
+        # If capture is behind, a rewrite loses the default of an added column: so the rewrite comes first.
         "alter table {t} alter a type bigint",
         "alter table {t} drop c, add x int default 3",
         "alter table {t} rename d to dee",
@@ -163,7 +163,7 @@ FOLLOWED: dict[str, list[str]] = {
     ],
 }
 
-#: What a mirror can't follow, and the column that it names.
+#: Changes that a mirror can't follow, and the column that it names.
 REFUSED: dict[str, tuple[list[str], str]] = {
     "text to int": (["alter table {t} alter b type int using length(b)"], "b"),
     "added with values of its own": (["alter table {t} add x float8 default random()"], "x"),
@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
 }
 
-#: What a history has no common type for, and the column.
+#: Changes after which a history has no common type, and the column.
 NO_COMMON_TYPE = {
     "dropped and added with another type": "a",
     "int to text": "a",
@@ -193,7 +193,7 @@ NO_COMMON_TYPE = {
     "int to boolean": "a",
 }
 
-#: Changes of whole tables, `{t}_1` and `{t}_2` at first, and the tables that there are in the end.
+#: Changes of whole tables, `{t}_1` and `{t}_2` at first, and the tables that exist at the end.
 TABLE_CHANGES: dict[str, tuple[list[str], list[str]]] = {
     "renamed": (
         ["alter table {t}_1 rename to {t}_new", "update {t}_new set b = 'new' where id < 5"],
@@ -255,7 +255,7 @@ TABLE_CHANGES: dict[str, tuple[list[str], list[str]]] = {
     ),
 }
 
-#: By change: tables that have another name than at first, or whose name another table has.
+#: By change: tables whose name is no longer their first one, or is now another table's.
 DISPLACED: dict[str, list[str]] = {
     "renamed": ["{t}_new"],
     "names swapped": ["{t}_1", "{t}_2"],
@@ -266,7 +266,7 @@ DISPLACED: dict[str, list[str]] = {
     "moved to another schema": ["other.{t}_1"],
 }
 
-#: Types whose values are the same in Python, whoever reads them.
+#: Types whose values are the same in Python with every reader.
 NATIVE = frozenset(
     {
         "integer", "bigint", "smallint", "text", "real", "double precision", "boolean", "date",
@@ -277,7 +277,7 @@ NATIVE = frozenset(
 
 @dataclass
 class Cut:
-    """What the source's tables have at a place in the log: columns, and rows in their order."""
+    """The source's tables at a place in the log: columns, and rows in order."""
 
     offset: int
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -285,7 +285,7 @@ class Cut:
 
 
 class Nearby(InProcess):
-    """Runs jobs where it stands, and MERGEs by the Spark that the suite has."""
+    """Runs jobs in this process, and MERGEs in the Spark of the suite."""
 
     def __init__(self, spark: Any) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ class Nearby(InProcess):
 
 
 class Scene:
-    """A database whose tables are captured, and sinks that are fed when a test says so."""
+    """A database whose tables are captured, and sinks that the test feeds."""
 
     def __init__(self, pg: Database, path: Path) -> None:
         self.pg = pg
@@ -301,7 +301,7 @@ class Scene:
         self._running: Running | None = None
 
     def start(self) -> None:
-        # Two scenes may be on one server at a time.
+        # Two scenes may use one server at a time.
         options: dict[str, Any] = {"slot": f"tailrace_{self.pg.name}"}
         if self.pg.query("select to_regnamespace('other')")[0][0]:
             options["tables"] = ("public.*", "other.*")
@@ -319,7 +319,7 @@ class Scene:
                 connection.execute(statement)
 
     def end(self) -> int:
-        """Return the log's end when all that is committed by now is in it."""
+        """Return the log's end once everything committed so far is in it."""
         assert self._running is not None
         self._running.catch_up(self.pg.query)
         with LogReader.open(self.path / "log", TASK) as reader:
@@ -369,7 +369,7 @@ def ordered(rows: list[Any]) -> list[tuple[Any, ...]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as both sides have it: moments and decimals as text."""
+    """Return a value in a form that both sides have: times and decimals as text."""
     if isinstance(value, dt.datetime):
         return value.isoformat(" ")
     if isinstance(value, Decimal):
@@ -393,7 +393,7 @@ def make(
 
 
 def write(sink: Sink, log: Path, upto: int, spark: Any = None, *, in_small_splits: bool = False) -> None:
-    """Bring a sink to `upto` in one range, in one split or a split for a few transactions."""
+    """Bring a sink to `upto` in one range, with one split or one for every few transactions."""
     sink.open(LogDirectory.open(log).identity, "shop")
     try:
         start = at = sink.position(TASK) or 0
@@ -423,7 +423,7 @@ write(make(kind, Path(lake), tuple(tables) or None), Path(log), int(upto))
 
 
 def write_and_die(kind: str, lake: Path, log: Path, upto: int, tables: list[str], failpoints: str) -> None:
-    """Write in a process of its own, which dies at a failpoint."""
+    """Write in another process, which is killed at a failpoint."""
     command = [
         *(sys.executable, "-m", "tests.support.script", KILLED),
         *(kind, str(lake), str(log), str(upto), *tables),

@@ -1,4 +1,4 @@
-"""What a mirror holds, as its reader sees it."""
+"""Reads a mirror as its users do."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.support.sinks.ddl_story import (
     ordered,
 )
 
-#: Columns, and rows in an order.
+#: Columns, and rows in order.
 Rows = tuple[list[str], list[tuple[Any, ...]]]
 
 
 def mirrored(lake: Path, table: str) -> Rows:
-    """The mirror's columns and rows, but for the guard."""
+    """Return the mirror's columns and rows, without the column `_position`."""
     rows = DeltaTable(str(lake / table)).to_pyarrow_table().drop_columns(["_position"])
     columns = [finite(rows[name]).to_pylist() for name in rows.column_names]
     return rows.column_names, ordered(list(zip(*columns, strict=True)))
 
 
 def finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without the moments that Python can't hold."""
+    """Return a column without the dates and times that Python can't hold."""
     if not pa.types.is_timestamp(column.type):
         return column
     last = pa.scalar(253_402_300_800_000_000, pa.int64()).cast(column.type)  # the year 10000

@@ -1,4 +1,4 @@
-"""What tests of sinks share: a log written by hand, a stand-in for Spark, readers of targets."""
+"""What tests of sinks share: a log written by hand, a replacement for Spark, readers of targets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.spark.wire import HandmadeLog, row, xlog
 
 TASK = "0"
 
-#: Of the range that follows a crash, against the one that broke off.
+#: The range after a crash, compared with the interrupted one.
 WIDTHS = [
     pytest.param(-1, id="narrower", marks=pytest.mark.slow),
     pytest.param(0, id="same"),
@@ -41,9 +41,9 @@ WIDTHS = [
 
 
 class InProcess:
-    """Runs a Spark job's Python side where it stands: `parallelize(…).mapPartitions(…).collect()`.
+    """Runs the Python side of a Spark job in this process: `parallelize(…).mapPartitions(…).collect()`.
 
-    What sinks ask of Spark, save for the MERGE, is only this.
+    Sinks use no more of Spark, except for the MERGE.
     """
 
     def __init__(self, work: Iterable[Any] = ()) -> None:
@@ -105,7 +105,7 @@ def write_alone(sink: Sink, log: HandmadeLog, start: int, end: int) -> SinkCommi
 
 
 def write(sink: Sink, log: HandmadeLog, start: int, end: int, spark: Any = None) -> SinkCommit:
-    """Write `[start, end)`, one split a transaction: a plan would put small ones together."""
+    """Write `[start, end)`, with a split for each transaction: a plan would put small ones together."""
     span, planned = LogRange(TASK, start, end), _splits(log, start, end)
     try:
         return sink.write(spark, log.path, span, planned)
@@ -141,7 +141,7 @@ def relation(
 
 
 def rekey(oid: int, old: tuple[Any, ...], new: tuple[Any, ...]) -> bytes:
-    """An update that changed the key."""
+    """An update that changes the key."""
     return xlog(b"U" + struct.pack("!I", oid) + b"K" + row(old) + b"N" + row(new))
 
 
@@ -165,11 +165,11 @@ def snapshot(lsn: int, *parts: tuple[int, bytes, list[str]]) -> bytes:
     return b"".join([*frames_, frames.control_frame(b"E", lsn, 0, {})])
 
 
-# ---------------------------------------------------------------------- validators: the target alone
+# ---------------------------------------------------------------------- readers of targets
 
 
 def offsets(kind: str, folder: Path) -> list[int]:
-    """The log offsets of the changes in a table's folder, as a reader of it finds them, sorted."""
+    """The sorted log offsets of the changes in a table's folder, as a reader finds them."""
     if kind == "append":
         return sorted(DeltaTable(str(folder)).to_pyarrow_table()["_log_offset"].to_pylist())
     visible = [path for path in folder.iterdir() if not path.name.startswith((".", "_"))]
@@ -181,6 +181,6 @@ def offsets(kind: str, folder: Path) -> list[int]:
 
 
 def mirror_rows(folder: Path) -> list[dict[str, Any]]:
-    """A mirror's rows without the guard, by key."""
+    """A mirror's rows without the column `_position`, sorted."""
     rows = DeltaTable(str(folder)).to_pyarrow_table().drop_columns(["_position"]).to_pylist()
     return sorted(rows, key=str)

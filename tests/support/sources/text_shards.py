@@ -1,8 +1,8 @@
-"""A type of source of somebody else: shards that are files of transactions, one a line.
+"""A type of source as a user may write it: shards are files of transactions, one in each line.
 
-    <folder>/tables.json       the tables, and the rows that were there before the first transaction
+    <folder>/tables.json       the tables, and the rows before the first transaction
     <folder>/<shard>.jsonl     {"time_us": …, "changes": [["insert", "orders", ["1", "a"]], …]}
-    <folder>/<shard>.sent      written by the capture: lines that need not be kept any more
+    <folder>/<shard>.sent      written by the capture: how many lines are no longer needed
 
 A line without its newline is not committed yet. The position is the number of transactions in the log.
 """
@@ -89,7 +89,7 @@ class TextShards:
 
 
 class TextShardsCheck:
-    """Preflight: the folder is there, and all that is in it can be read."""
+    """Preflight: the folder exists, and everything in it can be read."""
 
     def __init__(self, section: TextShardsSection) -> None:
         self._section = section
@@ -114,7 +114,7 @@ class TextShardsCheck:
 
 
 class TextShardsCapture:
-    """Brings the transactions of all shards into one log, each shard in its order."""
+    """Brings the transactions of all shards into one log, those of each shard in order."""
 
     def __init__(self, section: TextShardsSection, log: Path, listener: LogListener | None) -> None:
         self._section = section
@@ -126,7 +126,7 @@ class TextShardsCapture:
         self._rows = 0
         self._read: dict[str, int] = {}
         self._tables = _tables(section)
-        #: A bug that a check of the contract must find: a restart begins at each shard's first line.
+        #: A bug that the test of the contract must find: a restart begins at each shard's first line.
         self.forgets = False
 
     def run(self) -> None:
@@ -218,7 +218,7 @@ def _lines(section: TextShardsSection, shard: str) -> list[str]:
 def _tables(section: TextShardsSection) -> dict[str, tuple[TableShape, list[Any]]]:
     content = json.loads((section.folder / "tables.json").read_text())
     tables = {name: (_shape(table), table["rows"]) for name, table in content.items()}
-    # A description that came with a transaction is in force from then on, also after a restart.
+    # A description that came with a transaction stays in force, also after a restart.
     for shard in section.shards:
         sent = section.folder / f"{shard}.sent"
         for line in _lines(section, shard)[: int(sent.read_text()) if sent.exists() else 0]:

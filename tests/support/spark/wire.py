@@ -1,4 +1,4 @@
-"""A change log written by hand: wire frames of tables that no server ever had."""
+"""A change log written by hand: frames of tables that exist on no server."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def message(lsn: int, prefix: str, content: bytes) -> bytes:
 class HandmadeLog:
     """Writes transactions one after another; each `commit` is durable when it returns.
 
-    LSNs count in hundreds, commit times in seconds from `EPOCH_US`.
+    LSNs rise by hundreds, commit times by seconds from `EPOCH_US`.
     """
 
     EPOCH_US = 1_767_225_600_000_000  # 2026-01-01

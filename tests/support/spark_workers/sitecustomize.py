@@ -1,7 +1,8 @@
-"""Python imports this by its name when it starts: Spark's workers are then forked where all is imported.
+"""Python imports this by its name when it starts, so that Spark's workers are forked with everything
+imported.
 
-A Python that Spark starts hands its streams to the test's process (`forked.py`), and lives as long as what
-was forked there in its place. It goes on by itself where no test listens.
+A Python that Spark starts passes its streams to the test's process (`forked.py`) and lives as long as the
+process forked there in its place. If no test listens, it goes on by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 #: The environment variable that names the abstract socket where the test's process listens.
 ADDRESS = "TAILRACE_TESTS_FORKS"
-#: What a Spark must have in its PYTHONPATH for it. Its workers find modules of tests there, too.
+#: What the PYTHONPATH of a Spark must contain for that. Its workers find modules of tests there, too.
 PATHS = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
 
 
@@ -24,7 +25,7 @@ def main(words: list[str]) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
         asked.connect("\0" + os.environ[ADDRESS])
         socket.send_fds(asked, [json.dumps(request).encode()], [0, 1, 2])
-        asked.recv(1)  # nothing: the other end is closed when what was forked ends
+        asked.recv(1)  # empty: the other end is closed when the forked process ends
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What befalls a Kafka cluster while a pipeline writes to it."""
+"""Faults of a Kafka cluster while a pipeline writes to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.wait import wait_until
 
 NODES = 3
 
-#: Of a cluster that may lose a node and go on, without losing what it acknowledged.
+#: Settings of a cluster that may lose a node and go on without losing what it acknowledged.
 SETTINGS = {
     "default.replication.factor": str(NODES),
     "min.insync.replicas": "2",
@@ -25,7 +25,7 @@ _TRANSACTIONS = "__transaction_state"
 _ASK_TIMEOUT_S = 60.0
 #: Passed after each commit.
 _COMMITTED = "kafka.after_commit"
-#: One may be answered already when a broker is stopped.
+#: A commit may have been answered already when a broker is stopped.
 _UNDER_WAY = 1
 _BEGINS_S = 180.0
 
@@ -65,7 +65,7 @@ def kill_both(cluster: EmbeddedKafka, latest_s: float) -> Fault:
 
 
 def still_coordinator(cluster: EmbeddedKafka, latest_s: float) -> Fault:
-    """SIGSTOP to the broker that coordinates the transactions; SIGCONT when the pipeline goes on without."""
+    """SIGSTOP the broker that coordinates the transactions; SIGCONT it once the pipeline goes on."""
 
     def strike(round_: Round) -> bool:
         life = _begun(round_, latest_s)
@@ -88,7 +88,7 @@ def still_coordinator(cluster: EmbeddedKafka, latest_s: float) -> Fault:
 
 
 def still_for_a_start(cluster: EmbeddedKafka, latest_s: float) -> Fault:
-    """SIGKILL to the engine, SIGSTOP to the coordinator; SIGCONT when the next life has begun without."""
+    """SIGKILL the engine, SIGSTOP the coordinator; SIGCONT it once the next process has begun without it."""
 
     def strike(round_: Round) -> bool:
         _begun(round_, latest_s).kill()
@@ -119,7 +119,7 @@ def _survived(round_: Round, cluster: EmbeddedKafka, latest_s: float, choose: Ca
 
 
 def _begun(round_: Round, latest_s: float) -> Life:
-    # A cluster that nobody has written to has no coordinators yet.
+    # A cluster without any writes yet has no coordinators.
     before = round_.hits()[_COMMITTED]
     life = round_.live(until_caught_up=False)
     wait_until(
@@ -130,7 +130,8 @@ def _begun(round_: Round, latest_s: float) -> Life:
 
 
 def _coordinator(cluster: EmbeddedKafka, round_: Round) -> int:
-    # Which partition is a transactional id's is its Java hash by their number; any leader coordinates some.
+    # The Java hash of the transactional id, modulo the number of partitions, gives its partition; the
+    # coordinator is the partition's leader.
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     asked = admin.describe_topics(TopicCollection([_TRANSACTIONS]), request_timeout=_ASK_TIMEOUT_S)
     partitions = asked[_TRANSACTIONS].result(_ASK_TIMEOUT_S).partitions

@@ -1,4 +1,4 @@
-"""Rounds of faults, one after another: which fault comes next, what struck, what was found, the last word."""
+"""Runs rounds of faults: chooses faults, counts those that took effect, collects problems, reports."""
 
 # ruff: noqa: T201 (it talks to a person)
 
@@ -20,11 +20,11 @@ CYCLES_A_ROUND = 10
 
 
 class Campaign:
-    """All rounds of one run; keeps count of what struck and what was found.
+    """All rounds of one run.
 
-    :param root: an empty directory; what belongs to a round that was found broken is kept there.
+    :param root: an empty directory; files of rounds with problems are kept there.
     :param seed: from which all faults are drawn.
-    :param points: the failpoints that are killed at, each of which must be reached.
+    :param points: the failpoints to kill at, each of which must be reached.
     """
 
     def __init__(self, root: Path, seed: int, points: Collection[str]) -> None:
@@ -39,15 +39,15 @@ class Campaign:
         self._hits: Counter[str] = Counter()
 
     def rounds(self, kind: str, cycles: int) -> Iterator[tuple[str, int]]:
-        """Yield the name of each round on a sink of `kind`, and how many faults it is to undergo."""
+        """Yield the name of each round on a sink of `kind`, and its number of faults."""
         for first in range(0, cycles, CYCLES_A_ROUND):
             count = min(CYCLES_A_ROUND, cycles - first)
             print(f"{kind}, cycles {first + 1} to {first + count}:", flush=True)
             yield f"torture_{kind}_{next(self._numbers)}", count
 
     def run(self, round_: Round, faults: Iterator[Fault], cycles: int) -> bool:
-        """Have a round undergo faults until `cycles` have struck, judge it, and end it; return whether it is
-        whole.
+        """Apply faults to a round until `cycles` of them took effect, check it, and end it; return whether it
+        had no problems.
         """
         with contextlib.closing(round_):
             found = self._undergo(round_, faults, cycles)
@@ -58,7 +58,7 @@ class Campaign:
         return not found
 
     def remove(self, round_: Round) -> None:
-        """Remove a round that was found whole; one that was not is kept, to be looked at."""
+        """Remove a round without problems; keep the others for analysis."""
         shutil.rmtree(round_.root)
         round_.database.drop()
 
@@ -80,7 +80,7 @@ class Campaign:
             return [f"after {fault.name}: {error}"]
 
     def least_tried(self, wanted: Callable[[str], bool] = lambda _: True) -> str:
-        """Return one of the wanted points that were tried least, and count it."""
+        """Return one of the wanted failpoints that were tried least, and count it."""
         points = [point for point in self._points if wanted(point)]
         fewest = min(self._tried[point] for point in points)
         point = self.random.choice([point for point in points if self._tried[point] == fewest])
@@ -109,7 +109,7 @@ class Campaign:
 
 
 def arguments(document: str, cycles: int) -> argparse.ArgumentParser:
-    """Return what every run can be told on its command line.
+    """Parse the arguments that every run has on its command line.
 
     :param document: of the module, whose first line says what it does.
     :param cycles: how many there are by default.

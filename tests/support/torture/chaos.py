@@ -1,12 +1,12 @@
-"""`make torture`: everything at once, and at each cut the mirror is the source.
+"""`make torture`: everything at once; at each cut the mirror must equal the source.
 
     python -m tests.support.torture.chaos [--minutes 60] [--cut-s 90] [--lock-s 120] [--seed N] [--version 18]
 
 Between two cuts all actors of `disturbances` work while the pipeline is killed with -9 again and
-again, at random moments and at failpoints. At a cut the actors end, the pipeline catches up, and every table
-of the mirror is compared with what SELECT gives, masked values with their hashes. A masked value in plain
-text in any file of a sink is a problem, and so is a life that ends by itself. Exit status 1 if anything was
-found; `--without rename_masked_column` leaves an act out, to narrow a finding down.
+again, at random moments and at failpoints. At a cut the actors end, the pipeline catches up, and every
+table of the mirror is compared with what SELECT gives, masked values with their hashes. A masked value in
+plain text in any file of a sink is a problem, and so is a process that ends by itself. Exit status 1 if
+anything was found; `--without rename_masked_column` leaves an act out, to narrow a finding down.
 """
 
 # ruff: noqa: T201 (it talks to a person)
@@ -52,7 +52,7 @@ SINKS: dict[str, dict[str, Any]] = {
     "parquet": {"type": "parquet"},
     "jsonl": {"type": "jsonl"},
 }
-#: How long a life lasts at most before it is killed, in seconds.
+#: How long a process lives at most before it is killed, in seconds.
 LIFE_S_MAX = 30.0
 WAIT_S = 240.0
 
@@ -79,14 +79,14 @@ class Chaos:
         self._file.write_text(yaml.safe_dump(self._sections()))
 
     def close(self) -> None:
-        """Kill what still lives."""
+        """Kill the processes that still live."""
         if self._life is not None:
             self._life.close()
 
     def run_until_cut(self, seconds: float) -> list[str]:
-        """Let all actors work for so long, under kills; then return what is wrong.
+        """Let all actors work for so long while the pipeline is killed; then return the problems.
 
-        :raises AssertionError: if a life ended by itself, or does not catch up.
+        :raises AssertionError: if a process ended by itself, or does not catch up.
         """
         if not self._cuts:
             self._begin()
@@ -109,20 +109,20 @@ class Chaos:
         return [*self._differences(), *self._plain_texts()]
 
     def end(self) -> None:
-        """SIGTERM; it ends well."""
+        """Send SIGTERM and require a good exit status."""
         assert self._life is not None
         assert self._life.end() == 0, self._life.last_words()
 
-    # ------------------------------------------------------------------ lives
+    # ------------------------------------------------------------------ processes
 
     def _begin(self) -> None:
-        """Live until the log knows the tables: a rule that names a column can follow it from then on."""
+        """Run until the log knows the tables: a rule that names a column can follow it from then on."""
         life = self._start()
         wait_until(lambda: life.is_over or self._status().get("state") == "streaming", WAIT_S, "the stream")
         assert not life.is_over, life.last_words()
 
     def _kill_until(self, deadline: float, actors: list[Future[None]]) -> None:
-        """Live one life after another, each ended by SIGKILL."""
+        """Start one process after another and kill each."""
         while time.monotonic() < deadline:
             life = self._life
             if life is None or life.is_over:
@@ -146,7 +146,7 @@ class Chaos:
         return self._life
 
     def _catch_up(self) -> None:
-        """Live until all that is committed is in every sink, and no snapshot is under way."""
+        """Run until everything committed is in every sink and no snapshot is under way."""
         life = self._start() if self._life is None or self._life.is_over else self._life
         self.database.query("select pg_switch_wal()")
         lsn = parse_lsn(self.database.query("select pg_current_wal_flush_lsn()::text")[0][0])
@@ -178,7 +178,7 @@ class Chaos:
             return {}
         return status if status["pid"] == self._life.pid else {}
 
-    # ------------------------------------------------------------------ snapshots on demand
+    # ------------------------------------------------------------------ requested snapshots
 
     def _request(self, table: str, where: str | None) -> None:
         if not (self._log / "identity.json").exists():
@@ -188,7 +188,7 @@ class Chaos:
         assert asked.returncode == 0, asked.stderr
 
     def _snapshots_left(self) -> bool:
-        """Whether a requested snapshot waits or is taken; one that failed is a problem."""
+        """Whether a requested snapshot waits or is being taken; a failed one is a problem."""
         shown = self._command("snapshot", str(self._file), "--list", "--json")
         assert shown.returncode == 0, shown.stderr
         states = {each["state"] for each in json.loads(shown.stdout)["snapshots"]}
@@ -201,7 +201,7 @@ class Chaos:
             timeout=WAIT_S, env={**os.environ, "CHAOS_SALT": SALT},
         )  # fmt: skip
 
-    # ------------------------------------------------------------------ the judgement
+    # ------------------------------------------------------------------ comparison
 
     def _differences(self) -> list[str]:
         with psycopg.connect(self.database.dsn) as connection:
@@ -226,7 +226,7 @@ class Chaos:
         return Table(rows[0][0], "public", name, columns, ("uid",))
 
     def _plain_texts(self) -> list[str]:
-        """Return the sinks' files that hold a masked value as it is in the source."""
+        """Return the sinks' files that hold a masked value in plain text."""
         found = []
         for kind in SINKS:
             files = [file for file in (self.root / kind).rglob("*") if file.is_file()]

@@ -1,4 +1,4 @@
-"""A small disk of one's own that can be filled: a tmpfs, which needs root."""
+"""A small disk that can be filled: a tmpfs, which needs root."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small_disk(mount_point: Path, size_mib: int) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Fill `disk` to its last byte with a ballast file, and return that."""
+    """Fill `disk` to its last byte with a file, and return that file."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (1 << 20, 4096, 1):

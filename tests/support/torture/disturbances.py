@@ -1,8 +1,8 @@
-"""What disturbs a pipeline in `chaos`: actors, each of them one act at a time, from one seed.
+"""What disturbs a pipeline in `chaos`: actors with one act at a time each, from one seed.
 
-Each act opens a transaction of its own and ends it. An act that the server refuses, because another actor was
-quicker, is rolled back and counts as done. All values of a masked column begin with `PLAIN`, so plain text in
-a sink's files shows.
+Each act has its own transaction. An act that the server refuses, because another actor was quicker, is rolled
+back and counts as done. All values of a masked column begin with `PLAIN`, so plain text in a sink's files
+is recognised.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import psycopg
 from psycopg import errors, sql
 
-#: What each value of a masked column begins with.
+#: The beginning of each value of a masked column.
 PLAIN = "plain-text-"
 
-#: Errors that an act may meet beside the others.
+#: Errors that an act may meet because of the other actors.
 EXPECTED = (
     errors.CheckViolation,
     errors.DeadlockDetected,
@@ -33,7 +33,7 @@ EXPECTED = (
 )
 
 #: `orders` gets and loses columns, also with defaults; `people` has the masked column; `documents` is
-#: rewritten as a whole again and again; `events` is partitioned. Columns that come and go are named x….
+#: rewritten again and again; `events` is partitioned. Columns that are added and dropped are named x….
 SCHEMA = """
 create table orders (uid bigint primary key, code text not null, amount numeric(12, 2), body text);
 alter table orders alter body set storage external;
@@ -46,9 +46,9 @@ create table events_0 partition of events for values with (modulus 2, remainder 
 create table events_1 partition of events for values with (modulus 2, remainder 1);
 """
 TABLES = ("orders", "people", "documents", "events")
-#: The column that is masked, by its number: its name changes.
+#: The number of the masked column: its name changes.
 MASKED_TABLE, MASKED_NUMBER = "people", 2
-#: Tables whose files are rewritten by acts; a default that rows from before have is not known afterwards.
+#: Tables that acts rewrite: an added column's default for older rows is lost by that.
 REWRITTEN = ("documents",)
 
 _UID_MAX = 400
@@ -60,8 +60,8 @@ class Surroundings:
     """What all actors share.
 
     :ivar lock_s_max: how long a lock on a whole table is held at most.
-    :ivar resting: set when the actors are to end what they do.
-    :ivar request: asks for a snapshot of a table, with a condition or without.
+    :ivar resting: set when the actors are to end.
+    :ivar request: requests a snapshot of a table, with a condition or without.
     """
 
     dsn: str
@@ -86,7 +86,7 @@ def create(dsn: str, rng: random.Random) -> None:
 
 
 def touch(dsn: str, rng: random.Random) -> None:
-    """Commit a new row in each table, so that changes of schema show in the stream."""
+    """Commit a new row in each table, so that schema changes show in the stream."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for table in TABLES:
             connection.execute(f"delete from {table} where uid = 0")
@@ -97,7 +97,7 @@ def touch(dsn: str, rng: random.Random) -> None:
 
 
 def change_rows(rng: random.Random, _: Surroundings, connection: psycopg.Connection[Any]) -> None:
-    """A transaction of a few changes, of several tables, a part of it rolled back now and then."""
+    """A transaction with a few changes of several tables, a part of it rolled back now and then."""
     for _number in range(rng.choice((1, 2, 5, 20))):
         table = rng.choice(TABLES)
         with connection.transaction() as part:
@@ -109,7 +109,7 @@ def change_rows(rng: random.Random, _: Surroundings, connection: psycopg.Connect
 
 
 def change_columns(rng: random.Random, _: Surroundings, connection: psycopg.Connection[Any]) -> None:
-    """A column is added, dropped, renamed, or another type is given to it."""
+    """Add, drop or rename a column, or change its type."""
     table = rng.choice(TABLES)
     added = [name for name in _columns(connection, table) if name.startswith("x")]
     name = f"x{rng.randrange(10_000)}"
@@ -129,7 +129,7 @@ def change_columns(rng: random.Random, _: Surroundings, connection: psycopg.Conn
 
 
 def rename_masked_column(rng: random.Random, _: Surroundings, connection: psycopg.Connection[Any]) -> None:
-    """The masked column gets another name."""
+    """Rename the masked column."""
     old = masked_name(connection)
     connection.execute(
         sql.SQL("alter table people rename {} to {}").format(
@@ -139,7 +139,7 @@ def rename_masked_column(rng: random.Random, _: Surroundings, connection: psycop
 
 
 def analyze(rng: random.Random, _: Surroundings, connection: psycopg.Connection[Any]) -> None:
-    """ANALYZE, some of the tables or all: the server describes them to the stream again."""
+    """ANALYZE some of the tables or all: the server sends their descriptions again."""
     connection.execute(rng.choice(("analyze", *(f"analyze {table}" for table in TABLES))))
 
 
@@ -153,7 +153,7 @@ def truncate(rng: random.Random, _: Surroundings, connection: psycopg.Connection
 
 
 def rewrite(_: random.Random, __: Surroundings, connection: psycopg.Connection[Any]) -> None:
-    """VACUUM FULL: the table gets another file while a snapshot of it may be under way."""
+    """VACUUM FULL: the table gets another file, perhaps while a snapshot of it is under way."""
     connection.commit()
     connection.autocommit = True
     for table in REWRITTEN:
@@ -161,24 +161,24 @@ def rewrite(_: random.Random, __: Surroundings, connection: psycopg.Connection[A
 
 
 def hold_lock(rng: random.Random, around: Surroundings, connection: psycopg.Connection[Any]) -> None:
-    """An exclusive lock on a table, or on a partition, held for long."""
+    """Hold an exclusive lock on a table, or on a partition, for long."""
     connection.execute(f"lock table {rng.choice((*TABLES, 'events_0'))} in access exclusive mode")
     around.resting.wait(rng.uniform(0, around.lock_s_max))
 
 
 def stay_open(rng: random.Random, around: Surroundings, connection: psycopg.Connection[Any]) -> None:
-    """A transaction that has written and stays open."""
+    """Leave a transaction open that has written."""
     _change_row(rng, connection, rng.choice(TABLES))
     around.resting.wait(rng.uniform(0, around.lock_s_max))
 
 
 def ask_for_snapshot(rng: random.Random, around: Surroundings, _: psycopg.Connection[Any]) -> None:
-    """A snapshot on demand, of a whole table or of a part."""
+    """Request a snapshot of a whole table or of a part."""
     where = f"uid % 3 = {rng.randrange(3)}" if rng.random() < 0.3 else None
     around.request(f"public.{rng.choice(TABLES)}", where)
 
 
-#: Each actor: its acts with their weights, and how long it rests between two of them at most, in seconds.
+#: Each actor: its acts with their weights, and its longest rest between two acts, in seconds.
 ACTORS: dict[str, tuple[dict[Act, int], float]] = {
     "writer 1": ({change_rows: 1}, 0.05),
     "writer 2": ({change_rows: 30, truncate: 1}, 0.05),
@@ -190,7 +190,7 @@ ACTORS: dict[str, tuple[dict[Act, int], float]] = {
 
 
 def leave_out(names: Collection[str]) -> None:
-    """Let no actor do the acts of these names."""
+    """Remove the acts of these names from all actors."""
     for acts, _ in ACTORS.values():
         for act in [act for act in acts if act.__name__ in names]:
             del acts[act]
@@ -250,7 +250,7 @@ def _change_row(rng: random.Random, connection: psycopg.Connection[Any], table: 
 def _upsert(
     rng: random.Random, connection: psycopg.Connection[Any], table: str, uid: int | None = None
 ) -> None:
-    """Write a row, in one of the columns that come and go, too."""
+    """Upsert a row; a column that was added meanwhile may get a value, too."""
     values: dict[str, Any] = {"uid": rng.randrange(1, _UID_MAX) if uid is None else uid}
     match table:
         case "orders":

@@ -1,6 +1,6 @@
-"""A pipeline under torture: the real command, run again and again, each life ended by a fault.
+"""A pipeline under torture: the real command, run again and again, each run ended by a fault.
 
-A *round* is one database, one log and one set of sinks. It lives many *lives*: each is one
+A *round* is one database, one log and one set of sinks. It consists of *lives*: each is one
 `tailrace run`, during which writers work on the source and one fault strikes. At the end of the
 round the writers stop, a last life runs undisturbed, and the validator judges every sink by the
 sink and the source alone.
@@ -40,19 +40,19 @@ SINKS: dict[str, dict[str, Any]] = {
     "mirror": {"type": "delta", "mode": "mirror"},
 }
 
-#: The failpoints that a round can come to. Those of the embedded engine, of Kafka and of real time are in
+#: The failpoints that a round can reach. Those of the embedded engine, of Kafka and of real time are in
 #: `tests/engine/test_kills.py`, `tests/kafka` and `tests/realtime/test_kills.py`.
 #: `sink.before_remove` is passed where a table is read again: `tests/pipeline/test_repairs.py`.
 POINTS = {name for name in NAMES if not name.startswith(("engine.", "kafka.", "vitess.", "realtime."))}
 POINTS -= {"sink.before_remove"}
 
-#: A life that is not over by then hangs: that is a fault of its own.
+#: A life that is not over by then hangs: a fault of the product.
 LIFE_TIMEOUT_S = 180.0
 ROOT = Path(__file__).resolve().parents[3]
 
 
 class Life:
-    """One process of the pipeline, in a session of its own."""
+    """One process of the pipeline, in a process session of its own."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], output: Path) -> None:
         self._output = output
@@ -73,13 +73,13 @@ class Life:
 
     @property
     def has_spoken(self) -> bool:
-        """Whether it said anything; before, it has come to nothing, and does not yet heed SIGTERM."""
+        """Whether it printed anything; before that, it does not react to SIGTERM."""
         return self._output.stat().st_size > self._silent_size
 
     def wait(self, timeout_s: float = LIFE_TIMEOUT_S) -> int:
         """Return the exit status, negative for a signal.
 
-        :raises AssertionError: if it is still alive after `timeout_s`, with its last words.
+        :raises AssertionError: if it is still alive after `timeout_s`; with the end of its output.
         """
         try:
             return self._process.wait(timeout_s)
@@ -87,12 +87,12 @@ class Life:
             raise AssertionError(f"still alive after {timeout_s:g} s:\n{self.last_words()}") from None
 
     def kill(self) -> None:
-        """SIGKILL to the engine alone: its JVM and workers find out by themselves."""
+        """SIGKILL the engine alone: its JVM and workers notice by themselves."""
         self._process.kill()
         self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: it stands still, with its files, locks and connections."""
+        """SIGSTOP: it stops, but keeps its files, locks and connections."""
         self._process.send_signal(signal.SIGSTOP)
 
     def wake(self) -> None:
@@ -115,14 +115,14 @@ class Life:
 
 @dataclass
 class Round:
-    """One pipeline from its birth to its judgement.
+    """One pipeline, from its creation to the check at the end.
 
     :param launcher: a module of `torture.planted` that starts the command line in place of
-        `tailrace`; None: the product as it is, in every other life with Spark for small ranges as well.
-    :param settings: sections of the pipeline file over the usual ones.
+        `tailrace`; None: the unchanged product, with Spark also for small ranges in every other life.
+    :param settings: sections of the pipeline file that override the usual ones.
     :param proxy: stands between the pipeline and the source, to be cut.
     :param disk: a small disk for the log, to be filled.
-    :param topics: where a sink `kafka` goes.
+    :param topics: where a sink `kafka` writes.
     :param pause_s: how long each writer rests between two transactions.
     """
 
@@ -203,9 +203,9 @@ class Round:
     ) -> Life:
         """Start one life of the pipeline, with `failpoints` armed.
 
-        :param output: a file of its own for what it says; None: that of the round.
+        :param output: a separate file for its output; None: that of the round.
         """
-        # Every other life has Spark write small ranges, too: each way takes up what the other one left.
+        # In every other life Spark writes small ranges, too: each way continues what the other one left.
         launcher = self.launcher or ("spark_alone" if len(self.lives) % 2 else None)
         module = "tailrace" if launcher is None else f"tests.support.torture.planted.{launcher}"
         command = [sys.executable, "-m", module, "run", str(self.file)]
@@ -231,13 +231,13 @@ class Round:
         return Counter(self.hits_file.read_text().split()) if self.hits_file.exists() else Counter()
 
     def undergo(self, fault: Fault) -> bool:
-        """Live one life that ends in `fault`, with writers at work; return whether it struck."""
+        """Run one life that ends in `fault`, with writers at work; return whether the fault took effect."""
         with self.at_work(fault.transactions):
             return fault.strike(self)
 
     @contextlib.contextmanager
     def at_work(self, transactions: int | None = 120) -> Iterator[ledger.Workload]:
-        """Have the writers work on the source while the context is open, up to a limit."""
+        """Let the writers work on the source while the context is open, up to a limit."""
         self.workload.start(transactions)
         try:
             yield self.workload
@@ -245,7 +245,7 @@ class Round:
             self.workload.stop()
 
     def judge(self) -> list[str]:
-        """Run a last, undisturbed life and return what is wrong with each sink.
+        """Run a last, undisturbed life and return the problems of each sink.
 
         :raises AssertionError: if the pipeline can't get to the end.
         """
@@ -263,9 +263,9 @@ class Round:
         return validator.problems(kind, self.root / kind, self.database.dsn)
 
     def disagreements(self, settle_s: float = SETTLE_S) -> list[str]:
-        """Return where a Kafka sink's records and its offset tell different things; nobody writes now.
+        """Return the differences between a Kafka sink's records and its offset, while there are no writes.
 
-        Of other sinks, nothing: a range and its record are one act there, which the judgement looks at.
+        Other sinks have none: they commit a range together with its record, which `judge` checks.
         """
         if self.topics is None:
             return []
@@ -286,9 +286,9 @@ class Round:
         )  # fmt: skip
 
     def judge_log(self) -> list[str]:
-        """Return what is wrong with the log itself, as `tailrace log` shows and verifies it."""
+        """Return the problems of the log itself, as `tailrace log` shows and verifies it."""
         found = []
-        # In this process: another interpreter for each would show nothing more.
+        # In this process: other interpreters would show nothing more.
         if (verified := CliRunner().invoke(app, ["log", "verify", str(self.log)])).exit_code != 0:
             found.append(f"log verify: {verified.output}")
         shown = CliRunner().invoke(app, ["log", "show", str(self.log), "--json"])
@@ -298,7 +298,7 @@ class Round:
         return found + validator.history_problems(changes, ledger.source_rows(self.database.dsn))
 
     def finish(self, life: Life) -> None:
-        """End a life that has survived; by SIGTERM too: an orderly end must not lose anything either."""
+        """End a life that survived its fault by SIGTERM: a normal end must not lose anything either."""
         if self.random.random() < 0.5 or not life.has_spoken:
             life.kill()
             return
@@ -306,7 +306,7 @@ class Round:
         assert status == 0, f"ended with status {status} after SIGTERM:\n{life.last_words()}"
 
     def close(self) -> None:
-        """End every process of this round, those of Spark too, which outlive a killed engine."""
+        """End every process of this round, also those of Spark, which outlive a killed engine."""
         for life in self.lives:
             life.close()
         left = [process for process in psutil.process_iter() if self._is_ours(process)]
@@ -324,24 +324,24 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that ends a life, or tries to. `strike` starts the life and sees it ended.
+    """Something that ends a life, or tries to. `strike` starts the life and waits for its end.
 
-    It returns whether the fault took place as planned: a failpoint that is not reached in a
-    life, for one, lets that life come to its good end.
+    It returns whether the fault took place as planned. A failpoint that is not reached, for example,
+    lets the life end normally.
     """
 
     name: str
     strike: Callable[[Round], bool]
-    transactions: int | None = 120  # that writers make meanwhile; None: as many as they can
+    transactions: int | None = 120  # transactions of the writers meanwhile; None: as many as possible
 
 
 def kill_at(failpoint: str, count: int = 1, *, until_caught_up: bool = True) -> Fault:
     """SIGKILL the process that reaches `failpoint` for the `count`-th time.
 
-    In a Spark worker that kills the worker, and the engine has to cope or to stop.
+    In a Spark worker that kills the worker; the engine must cope or stop.
 
-    :param until_caught_up: let the life end if it gets that far; False: the writers work until it
-        comes to the point.
+    :param until_caught_up: let the life end if it catches up; False: the writers work until it
+        reaches the failpoint.
     """
 
     def strike(round_: Round) -> bool:
@@ -424,7 +424,7 @@ def fill_disk(latest_s: float) -> Fault:
 
 
 def lose_power(latest_s: float) -> Fault:
-    """SIGKILL, and everything that was not fsynced is gone. Needs a launcher that takes notes."""
+    """SIGKILL; everything that was not fsynced is lost. Needs a launcher that records fsyncs."""
 
     def strike(round_: Round) -> bool:
         life = round_.live(until_caught_up=False)
@@ -434,5 +434,5 @@ def lose_power(latest_s: float) -> Fault:
         power.lose(round_.log, round_.durable_notes, round_.random)
         return True
 
-    # Work goes on until the kill, so that there is always something not yet durable.
+    # Work goes on until the kill, so that there is always something that is not durable yet.
     return Fault("power lost", strike, transactions=None)

@@ -1,11 +1,11 @@
-"""Cycles of fault and recovery for the Kafka sink, then the validator's judgement.
+"""Cycles of fault and recovery for the Kafka sink, then a check by the validator.
 
     python -m tests.support.torture.kafka [--cycles 200] [--seed N] [--version 18]
 
 As `run`, on a cluster of three brokers: half of the faults kill at a failpoint; the others are
-kills at random moments, killed brokers, coordinators that move or stand still, a killed source. After
-each of them, with nobody writing, the offset and the records in the topics are held against each other;
-at the end of a round of ten, the topics, as a reader of committed records sees them, against the source.
+kills at random moments, killed brokers, coordinators that move or are stopped, a killed source. After
+each of them, without writes, the offset is compared with the records in the topics; at the end of a
+round of ten, the committed records are compared with the source.
 Exit status 1 if anything was found, or if a failpoint that this pipeline has was never reached.
 """
 
@@ -27,7 +27,7 @@ from tests.support.torture.topics import Topics
 
 CYCLES = 200
 
-#: The failpoints that the way into Kafka has, without Spark.
+#: The failpoints on the way into Kafka, without Spark.
 POINTS = {
     "kafka.after_begin",
     "kafka.in_batch",

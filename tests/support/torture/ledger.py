@@ -1,16 +1,16 @@
-"""A workload whose every transaction can be checked from the outside.
+"""A workload whose every transaction can be checked from outside.
 
-What each table proves:
+What each table shows:
 
     account   transfers; the sum of all balances never changes between transactions
-    counter   `n` of a key rises by exactly 1: a loss, a repeat or a swap shows at once
+    counter   `n` of a key rises by exactly 1: shows a loss, a repeat or a swap at once
     item      inserts, updates, deletes, changes of the key, a TOASTed column that most
               updates leave alone; `uid` stays with the row when its key changes
     document  as `item`, but with REPLICA IDENTITY FULL: old rows are sent whole
     scratch   bulk inserts, and a TRUNCATE now and then
-    marker    one row a transaction: its writer, its number, how many changes it made, this
-              row among them. A writer's numbers have no gap, so a lost transaction shows;
-              the count shows a torn one.
+    marker    one row for each transaction: its writer, its number, how many changes it made,
+              with this row. A writer's numbers have no gap, so a lost transaction shows;
+              the count shows an incomplete one.
 
 Rolled-back transactions and savepoints are mixed in; they must leave no trace. Everything
 is drawn from one seed. Several writers work at once, and a lost connection (the server was
@@ -70,7 +70,7 @@ def create(dsn: str) -> None:
 
 
 def source_rows(dsn: str) -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
-    """Return every table's rows by primary key, as of one moment."""
+    """Return every table's rows by primary key, in one snapshot."""
     state: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     with psycopg.connect(dsn) as connection:
         connection.execute("set transaction isolation level repeatable read, read only")
@@ -81,13 +81,13 @@ def source_rows(dsn: str) -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
 
 
 class RollbackWantedError(Exception):
-    """Raised inside a transaction to undo it; part of the workload."""
+    """Raised inside a transaction to roll it back; part of the workload."""
 
 
 class Writer:
     """One connection's stream of transactions, drawn from `seed`. Not thread-safe.
 
-    :param fault_timeout_s: how long the server may be away before the writer gives up.
+    :param fault_timeout_s: how long the server may be away before the writer fails.
     """
 
     def __init__(self, dsn: str, number: int, seed: int, *, fault_timeout_s: float = 60) -> None:
@@ -123,7 +123,7 @@ class Writer:
         deadline = time.monotonic() + self._fault_timeout_s
         while self._connection is None:
             try:
-                # Deadlocks are part of the workload, waiting a second for each is not.
+                # Deadlocks are part of the workload; waiting a second for each would take too long.
                 connection = psycopg.connect(
                     self._dsn, autocommit=True, connect_timeout=5, options="-c deadlock_timeout=20ms"
                 )
@@ -202,7 +202,7 @@ class Writer:
         ).rowcount
 
     def _rekey(self, connection: psycopg.Connection[Any]) -> int:
-        # The new keys are below zero and unique, for `uid` is: a row moves once or back.
+        # The new keys are negative and unique, as `uid` is: a row is moved there or back.
         shelf = self._shelf()
         return connection.execute(
             f"update {shelf} set id = -id where id in {self._some_of(shelf, 2)}"
@@ -227,7 +227,7 @@ class Writer:
         return self._random.choice(("item", "document"))
 
     def _some_of(self, shelf: str, most: int) -> str:
-        # Each writer touches its own rows only: no deadlocks, and the plan stays cheap.
+        # Each writer changes only its own rows: no deadlocks, and cheap plans.
         start = self._random.randint(0, 40)
         return (
             f"(select id from {shelf} where writer = {self.number}"
@@ -255,15 +255,14 @@ class Workload:
         return sum(writer.committed for writer in self._writers)
 
     def burst(self, transactions: int) -> None:
-        """Run `transactions` here and now, the writers taking turns."""
+        """Run `transactions` in this thread, the writers taking turns."""
         for turn in range(transactions):
             self._writers[turn % len(self._writers)].run_one()
 
     def start(self, transactions: int | None = None) -> None:
-        """Let the writers begin; they rest when they have made `transactions` between them.
+        """Start the writers; they rest after `transactions` in all.
 
-        None: they work until `stop`. A limit keeps a round's size independent of how fast the
-        machine is.
+        None: they work until `stop`. A limit keeps a round's size independent of the machine's speed.
         """
         self._stop.clear()
         self._enough_at = math.inf if transactions is None else self.committed + transactions
@@ -277,7 +276,7 @@ class Workload:
     def stop(self) -> None:
         """Stop after the transactions under way.
 
-        :raises Exception: whatever a writer died of.
+        :raises Exception: the error that ended a writer.
         """
         self._stop.set()
         for thread in self._threads:

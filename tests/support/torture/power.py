@@ -1,8 +1,8 @@
-"""Power loss, simulated: what a process wrote but never made durable is gone after its death.
+"""Simulated power loss: what a process wrote but did not make durable is lost when it dies.
 
-Inside the pipeline (`record`), each fsync of a segment notes how much of that file it made
-durable. After a SIGKILL, the harness (`lose`) cuts every segment back to what was noted, or to
-a random byte beyond: a disk may have kept a part of the rest.
+In the pipeline (`record`), each fsync of a segment records how much of that file is durable.
+After a SIGKILL, the harness (`lose`) cuts every segment back to that size, or to a random byte
+beyond: a disk may have kept a part of the rest.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-#: The file in which the pipeline notes what is durable; named by this variable.
+#: The file in which the pipeline records durable sizes; this variable has its name.
 VARIABLE = "TORTURE_DURABLE_NOTES"
 
 
 def record(delay_s: float = 0.0) -> None:
-    """From now on, note the durable size of each file that this process fsyncs.
+    """From now on, record the durable size of each file that this process fsyncs.
 
     :param delay_s: how long each fsync of a segment takes, as on a slow disk.
     """

@@ -1,9 +1,9 @@
-"""`make torture`: cycles of fault and recovery for each sink, then the validator's judgement.
+"""`make torture`: cycles of fault and recovery for each sink, then a check by the validator.
 
     python -m tests.support.torture.run [--cycles 100] [--sink parquet …] [--seed N] [--version 18]
 
-A cycle is one life of the pipeline ended by one fault (a life that ends well, because it never
-came to the failpoint that was armed, is none). Ten cycles make a round: a new log, new
+A cycle is one life of the pipeline ended by one fault (a life that ends normally, as it never
+reached the armed failpoint, does not count). Ten cycles make a round: a new log and new
 sinks, at whose end the validator reads sink and source. The faults are drawn from the seed:
 half of them kill at a failpoint, the others are kills at random moments, a killed source, cut
 connections and a full disk. Exit status 1 if anything was found, or if a failpoint that this
@@ -38,7 +38,7 @@ from tests.support.torture.harness import (
 )
 
 CYCLES = 100
-#: Small chunks: what a killed snapshot has left is read in windows beside the stream.
+#: Small chunks: the rest of a killed snapshot is read in windows beside the stream.
 SETTINGS_OF_ROUNDS: dict[str, dict[str, Any]] = {
     "source": {"snapshot_chunk_rows": 30},
     "log": {"retention": {"size_bytes": 1 << 20, "on_slow_reader": "hold"}},
@@ -80,7 +80,7 @@ def _round(campaign: Campaign, server: EmbeddedPostgres, kind: str, name: str, c
 def _faults(campaign: Campaign, round_: Round) -> Iterator[Fault]:
     others = [kill_at_random(20), kill_at_random(20), kill_source(15), cut_connection(15)]
     others += [fill_disk(15)] if round_.disk else []
-    # Snapshot's points come first, for they are passed once in a log's life.
+    # The snapshot's failpoints come first: they are passed once for each log.
     first = campaign.least_tried(_is_of_snapshot)
     if "window" in first:
         yield kill_at("snapshot.after_chunk")

@@ -1,4 +1,4 @@
-"""Reads what the sinks hold, with readers that are not ours: pyarrow, json and delta-rs.
+"""Reads the sinks' data with readers of other projects: pyarrow, json and delta-rs.
 
 Everything becomes a `Change`, whatever the sink's form; nothing of the product is imported.
 """
@@ -23,7 +23,7 @@ _NOT_SENT = "__debezium_unavailable_value"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change as a sink holds it. `values` lacks the columns that were not sent."""
+    """One change as a sink has it. `values` lacks the columns that were not sent."""
 
     table: str
     op: str
@@ -31,7 +31,7 @@ class Change:
     commit_lsn: int
     ordinal: int
     log_offset: int
-    file: str  # where it was read, to check the order inside one file
+    file: str  # file and row, to check the order inside one file
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -55,7 +55,7 @@ def read_history(kind: str, path: Path) -> list[Change]:
 def read_mirror(path: Path, version: int | None = None) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Return a Delta mirror's rows by primary key.
 
-    :raises AssertionError: if a key stands there twice.
+    :raises AssertionError: if a key occurs twice.
     """
     table = path.name.removeprefix("public.")
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -111,7 +111,7 @@ def _json_rows(file: Path, table: str) -> Iterator[Change]:
 
 
 def parse_json(line: str, file: str) -> Change:
-    """Return the change that a line of JSON Lines tells, as `log show --json` prints it too."""
+    """Return the change in a line of JSON Lines; `log show --json` prints the same form."""
     record = json.loads(line)
     values = record["before" if record["op"] == "d" else "after"] or {}
     values = {name: value for name, value in values.items() if value != _NOT_SENT}

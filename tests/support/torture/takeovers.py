@@ -1,9 +1,9 @@
-"""One engine takes a pipeline over from another that stands still, and wakes up later.
+"""One engine takes a pipeline over from another that is stopped and goes on later.
 
 On one machine the locks of the log and of its directory keep a second engine out for as long as the first one
-lives. Where its machine stands still, the locks of a shared file system expire, and so does the server's
-patience with its connection: both are brought about here. What must hold then is the epoch of the log and
-that of the producer.
+lives. If a whole machine stops, the locks of a shared file system expire, and the server drops its
+connection: the harness causes both. What must protect the data then is the epoch of the log and that of the
+producer.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.support.torture.harness import Life, Round
 from tests.support.wait import wait_until
 
 _MOVES_TIMEOUT_S = 180.0
-#: How an engine that was taken over says so: it is noticed where it comes to something first.
+#: How an engine that was taken over reports it: whichever check it reaches first.
 WORDS = ("sink_preempted", "log_fenced")
 
 
 @dataclass
 class Relay:
-    """Engines that follow each other on one pipeline, each while the one before stands still."""
+    """Engines that follow each other on one pipeline, each while the one before is stopped."""
 
     round: Round
     lives: list[Life] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Relay:
         self._start()
 
     def hand_over(self) -> list[str]:
-        """Have another engine take over at a random moment; return what is wrong with the old one's end."""
+        """Let another engine take over at a random moment; return the problems of the old one's end."""
         old = self.lives[-1]
         time.sleep(self.round.random.uniform(0, 0.5))
         old.pause()

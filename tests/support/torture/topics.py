@@ -1,7 +1,7 @@
-"""Reads what a Kafka sink has brought into its topics: by librdkafka's own consumer, committed records only.
+"""Reads the topics of a Kafka sink with librdkafka's own consumer, committed records only.
 
-Records become `sinks.Change`, so that the validator judges them as it does files. A change is known by
-its commit and its place in the transaction, which the events tell; of the product nothing is imported.
+Records become `sinks.Change`, so that the validator checks them as it does files. A change is identified by
+its commit and its place in the transaction, which the events contain; nothing of the product is imported.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tests.support.torture.sinks import Change
 _NOT_SENT = "__debezium_unavailable_value"
 _READ_TIMEOUT_S = 120.0
 _ADMIN_TIMEOUT_S = 60.0
-#: Who is written to all the time comes to no end: from then on, the end is where it was at that moment.
+#: Topics that are written to all the time have no end: after this time, the end is where it was then.
 _ENDLESS_S = 2.0
-#: So long the markers of a committed transaction may take to all their partitions.
+#: So long the markers of a committed transaction may take to reach all partitions.
 SETTLE_S = 60.0
 _POLL_S = 0.5
 #: More changes than a transaction has.
 _SPREAD = 1 << 32
 
-#: Of a change: (commit LSN, ordinal); of a snapshot's row: (table, key).
+#: Identity of a change: (commit LSN, ordinal); of a snapshot row: (table, key).
 Identity = tuple[Any, ...]
 
 
@@ -53,11 +53,11 @@ class Topics:
 
     @property
     def offsets_topic(self) -> str:
-        """Where the offset is kept."""
+        """The topic of the offset."""
         return f"{self.name}-offsets"
 
     def section(self) -> dict[str, Any]:
-        """Return the sink, as the pipeline file has it."""
+        """Return the sink's section of the pipeline file."""
         return {
             "type": "kafka",
             "bootstrap_servers": self.bootstrap,
@@ -78,9 +78,9 @@ class Topics:
         }
 
     def changes(self) -> list[Change]:
-        """Return every change that is committed now, those of a partition in order.
+        """Return every committed change, those of a partition in order.
 
-        :raises AssertionError: if a row changed its key, and not both halves of that are there once.
+        :raises AssertionError: if a row changed its key, and one of the two records is missing or repeated.
         """
         return list(_changes(self._read([f"{self.name}.public.{table}" for table in TABLES])))
 
@@ -95,7 +95,7 @@ class Topics:
         return int(json.loads(newest.value() or b"")["log_offset"])
 
     def remove(self) -> None:
-        """Delete the topics: brokers that are killed look through all that they have when they come back."""
+        """Delete the topics: restarted brokers would read through everything that they have."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         known = admin.list_topics(timeout=_ADMIN_TIMEOUT_S).topics
         ours = [topic for topic in known if topic == self.offsets_topic or topic.startswith(f"{self.name}.")]
@@ -103,11 +103,11 @@ class Topics:
             gone.result(2 * _ADMIN_TIMEOUT_S)
 
     def problems(self, dsn: str) -> list[str]:
-        """Return what is wrong with the topics, now that source and pipeline are at rest."""
+        """Return the problems of the topics, with source and pipeline at rest."""
         return validator.history_problems(self.changes(), source_rows(dsn))
 
     def disagreements(self, places: Mapping[Identity, int], settle_s: float = SETTLE_S) -> list[str]:
-        """Return where records and offset tell different things, while nobody writes.
+        """Return the differences between records and offset, while there are no writes.
 
         :param places: the log offset of every change.
         """
@@ -150,7 +150,7 @@ class Topics:
 
 
 def identity(change: Change) -> Identity:
-    """Return what a change is known by, here and in the log."""
+    """Return the identity of a change, which the log has as well."""
     return (change.table, change.key) if change.op == "r" else (change.commit_lsn, change.ordinal)
 
 
@@ -206,7 +206,7 @@ def _changes(messages: list[Message]) -> Iterator[Change]:
             ordinal = event["transaction"]["total_order"] - 1
         if "__debezium.newkey" in moved:
             left[commit_lsn, ordinal] += 1
-            continue  # the other half is the update
+            continue  # the other record is the update
         op = event["op"]
         if "__debezium.oldkey" in moved:
             left[commit_lsn, ordinal] -= 1
@@ -220,7 +220,7 @@ def _change(event: dict[str, Any], op: str, commit_lsn: int, ordinal: int, place
     values = event["before" if op == "d" else "after"] or {}
     values = {name: value for name, value in values.items() if value != _NOT_SENT}
     if isinstance(values.get("price"), str):
-        # As Kafka Connect's Decimal has it: the unscaled number, big-endian; the column has two places.
+        # Kafka Connect's Decimal: the unscaled number, big-endian; the column has two decimal places.
         unscaled = int.from_bytes(base64.b64decode(values["price"]), "big", signed=True)
         values["price"] = Decimal(unscaled).scaleb(-2)
     return Change(

@@ -1,7 +1,7 @@
-"""Judges a sink by itself and the source alone: nothing lost, doubled, torn or out of order.
+"""Checks a sink against the source alone: nothing lost, repeated, incomplete or out of order.
 
-The checks know the workload (`ledger`) and none of the product. Each returns what is wrong
-as sentences, a few of each sort; an empty list is the verdict that all is well.
+The checks know the workload (`ledger`) and nothing of the product. Each returns problems as
+sentences, a few of each kind; an empty list means that all is well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXAMPLES = 3
 
 
 def problems(kind: str, path: Path, dsn: str) -> list[str]:
-    """Return what is wrong with the sink of `kind` at `path`, now that the source is at rest.
+    """Return the problems of the sink of `kind` at `path`, with the source at rest.
 
     :param kind: `parquet`, `jsonl`, `delta` (append) or `mirror`.
     """
@@ -33,16 +33,16 @@ def problems(kind: str, path: Path, dsn: str) -> list[str]:
 
 
 def history_problems(changes: list[Change], source: State) -> list[str]:
-    """Return what is wrong with a history of changes, given the source's rows at its end."""
+    """Return the problems of a history of changes, given the source's rows at its end."""
     found = [*_doubled(changes), *_swapped_in_files(changes)]
     ordered = sorted(changes, key=lambda change: change.log_offset)
     found += _swapped(ordered)
     state: State = {table: {} for table in TABLES}
-    # Until a snapshot that was cut short is whole, rows of a table that are not there are changed,
-    # and come later as they are then. What was changed of a table before its first chunk is left out.
+    # Until an interrupted snapshot is complete, rows that it has not read yet may be changed; they are read
+    # later as they are then. Changes of a table before its first chunk are left out.
     read_until = {change.table: change.log_offset for change in ordered if change.op == "r"}
     first_read = {change.table: change.log_offset for change in reversed(ordered) if change.op == "r"}
-    # Where a table's chunk without rows lies, nobody sees.
+    # The place of a chunk without rows is unknown.
     begun = first_read if {change.table for change in ordered} <= first_read.keys() else read_until
     all_begun = max(begun.values(), default=0)
     for commit_lsn, group in groupby(ordered, key=lambda change: change.commit_lsn):
@@ -57,10 +57,10 @@ def history_problems(changes: list[Change], source: State) -> list[str]:
 
 
 def mirror_problems(path: Path, source: State) -> list[str]:
-    """Return what is wrong with Delta mirrors: each version's sums and counters, and the end."""
+    """Return the problems of Delta mirrors: each version's sums and counters, and the last rows."""
     found: list[str] = []
     counters: dict[tuple[Any, ...], int] = {}
-    is_whole = False  # a snapshot that was cut short goes on chunk by chunk: until then accounts are missing
+    is_whole = False  # an interrupted snapshot is continued chunk by chunk: accounts are missing until then
     for version in mirror_versions(path / "public.account"):
         accounts = read_mirror(path / "public.account", version)
         is_whole = is_whole or len(accounts) == ACCOUNTS
@@ -125,7 +125,7 @@ def _torn(transaction: list[Change], commit_lsn: int, all_begun: int) -> list[st
 
 
 def _replay(transaction: list[Change], state: State, read_until: dict[str, int]) -> list[str]:
-    # Every change is applied, whatever the ones before it showed.
+    # Every change is applied, whatever the checks of the ones before it found.
     return [
         f"{change.table} at ({change.commit_lsn:X}, {change.ordinal}): {problem}"
         for change in transaction
@@ -134,9 +134,9 @@ def _replay(transaction: list[Change], state: State, read_until: dict[str, int])
 
 
 def _apply(change: Change, rows: Rows, read_until: int) -> str | None:
-    """Carry one change into `rows`; return what is impossible about it.
+    """Apply one change to `rows`; return what is impossible about it.
 
-    :param read_until: the log offset of the table's last row from a snapshot.
+    :param read_until: the log offset of the table's last snapshot row.
     """
     in_snapshot = change.log_offset < read_until
     match change.op:
@@ -159,7 +159,7 @@ def _apply(change: Change, rows: Rows, read_until: int) -> str | None:
 
 
 def _read_again(change: Change, rows: Rows) -> str | None:
-    """A row that is read late is what it had become by then, or what was known of that."""
+    """A row that is read late is as it was then, or what was known of it."""
     known, rows[change.key] = rows[change.key], dict(change.values)
     differing = [name for name, value in known.items() if change.values.get(name, ...) != value]
     return (
@@ -170,7 +170,7 @@ def _read_again(change: Change, rows: Rows) -> str | None:
 def _update(change: Change, rows: Rows, *, in_snapshot: bool) -> str | None:
     old_key = change.key
     if change.key not in rows and "uid" in change.values:
-        # The workload changes a key by its sign only, and `uid` tells that it is that row.
+        # The workload changes a key only by its sign; `uid` shows that it is the same row.
         moved = (-change.key[0],)
         if moved in rows and rows[moved]["uid"] == change.values["uid"]:
             old_key = moved

@@ -1,9 +1,9 @@
 """Random campaigns on a real keyspace: reshards under a writer, with processes killed at any moment.
 
 A campaign splits and merges shards at random, N to M, back and forth; kills our process, vtgate, a tablet
-and its MySQL server; has our process asleep during a whole switch; adds columns before one; gives each life
-of it another number of tasks. Then each key's counter must have come as 0, 1, 2 … once and in order in JSON
-lines and Kafka, and the mirror must equal the table.
+and its MySQL server; stops our process during a whole switch; adds columns before one; starts each process of
+ours with another number of tasks. Then each key's counter must have come as 0, 1, 2 … once and in order in
+JSON Lines and Kafka, and the mirror must equal the table.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from tests.support.vitess.writer import KEYS, STEP_S, Writer
 from tests.support.wait import wait_until
 
 TABLE = "orders"
-#: Where shards may be cut; so many serve at most.
+#: Where shards may be cut; at most so many serve.
 CUTS = ("20", "40", "60", "80", "a0", "c0", "e0")
 SHARDS_MAX = 3
-#: A life of our process has so many tasks at most.
+#: Our process has at most so many tasks.
 TASKS_MAX = 8
 
 
 @dataclass(frozen=True)
 class Step:
-    """A reshard, and what is done to it."""
+    """A reshard, and its disturbances."""
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
@@ -53,7 +53,7 @@ class Step:
     goes_back: bool
     #: By step of the reshard, what is killed after it.
     kills: dict[str, str]
-    #: What is killed at some moment during it.
+    #: What is killed at some moment during the reshard.
     during: str
 
 
@@ -66,7 +66,7 @@ def planned(rng: random.Random, steps: int) -> Iterator[Step]:
     """Yield reshards that follow each other, from `-80` and `80-` on.
 
     None of them leads back to shards from which traffic was switched to and fro: Vitess 22 gives the last
-    switch the id of the one back then, finds that journal, and writes no other. Nobody can follow that.
+    switch the id of the one back then, finds that journal, and writes no other. No client can follow that.
     """
     cuts = ["80"]
     reversed_: set[str] = set()
@@ -118,7 +118,7 @@ class Campaign:
         self._columns = random.Random(seed)
 
     def run(self, cluster: EmbeddedVitess) -> int:
-        """Do it, and judge what came; return in how many lives it came."""
+        """Run the campaign and check the result; return how many processes of ours it had."""
         add_table(cluster, TABLE, ORDERS)
         life = Life(lambda: self._file(cluster), self._module)
         serving = set(shards_between(["80"]))
@@ -131,19 +131,19 @@ class Campaign:
                     serving = serving - set(step.sources) | set(step.targets)
                     life.start()
                     writer.more()
-                    # Only then: we may be at an earlier journal still, that had the same shards serve.
+                    # Only then: we may still be before an earlier journal, when the same shards served.
                     ends = {shard: GtidSet.parse(position_now(cluster, shard)) for shard in serving}
                     wait_until(functools.partial(self._reads, ends), STEP_S, f"{serving} read")
                     cluster.complete(f"w{number}", step.sources)
                 writer.more()
         finally:
             life.kill()
-        assert not life.ended, "a life ended by itself: run.log says why"
+        assert not life.ended, "our process ended by itself: run.log says why"
         self._judge(cluster)
         return life.lives
 
     def _file(self, cluster: EmbeddedVitess) -> Path:
-        """Write the pipeline for its next life."""
+        """Write the pipeline for its next process."""
         tasks_max = self._tasks.randint(1, TASKS_MAX)
         settings: dict[str, Any] = {"snapshot": "initial", "tasks_max": tasks_max, **_QUICK}
         return pipeline_file(self._at, cluster, TABLE, kafka=self._kafka, **settings)
@@ -178,7 +178,7 @@ class Campaign:
 
     @contextmanager
     def _killer(self, cluster: EmbeddedVitess, life: Life, step: Step, after_s: float) -> Iterator[None]:
-        """Kill our process or vtgate after a while, at whatever step that is, and begin its next life."""
+        """Kill our process or vtgate after a while, at whatever step that is, and start our next process."""
         over = threading.Event()
 
         def kill() -> None:
@@ -200,9 +200,9 @@ class Campaign:
             thread.join(60)
 
     def _reads(self, ends: dict[str, GtidSet]) -> bool:
-        """Tell whether just these shards are read, and are so far."""
+        """Tell whether exactly these shards are read, and up to these positions."""
         if not (self._at / "log" / "tasks" / "0").exists():
-            return False  # no life has come so far
+            return False  # no process has come so far
         states = shard_states_of(self._at / "log")
         modes = {name: mode_of(state) for name, state in states.items()}
         lost = [name for name, mode in modes.items() if mode is ShardMode.NEEDS_SNAPSHOT]
@@ -216,7 +216,7 @@ class Campaign:
         there = {key: int(row[3]) for key, row in rows_of(cluster, TABLE).items()}
         assert len(there) == KEYS
         tailrace("run", self._file(cluster), "--until-caught-up")
-        # Rows of a snapshot are in files of their own: the place in the log tells what came before them.
+        # Rows of a snapshot are in separate files: the log offset tells what came before them.
         lines = sorted(
             lines_of(self._at, TABLE),
             key=lambda line: (line["position"]["log_offset"], line["position"]["ordinal"]),
@@ -254,7 +254,7 @@ def _by_key(changes: Iterable[dict[str, Any]]) -> dict[int, list[tuple[str, int]
 
 
 def _insist(action: Callable[[], None]) -> None:
-    """Do it until Vitess takes it: it refuses while its own streams look for a tablet that was killed."""
+    """Repeat until Vitess accepts it: it refuses while its own streams look for a killed tablet."""
 
     def is_taken() -> bool:
         try:
@@ -273,6 +273,6 @@ _QUICK: dict[str, Any] = {"reconnect_delay_s": 0.1, "receive_timeout_s": 20}
 
 
 def campaign(at: Path, seed: int, steps: int = 3, *, kafka: str = "", launcher: str = "") -> int:
-    """Run a campaign on a cluster that is made for it; return the count of our process' lives."""
+    """Run a campaign on a cluster made for it; return the number of our processes."""
     with EmbeddedVitess(find_vitess(), vschema=VSCHEMA) as cluster:
         return Campaign(at, seed, steps, kafka, launcher).run(cluster)

@@ -1,4 +1,4 @@
-"""Groups for the tests of transformations: changes as the wire has them, and plain columns."""
+"""Groups for the tests of transformations: changes as the decoder returns them, and plain columns."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support.decode.wire import (
 
 COMMIT_US = 1_700_000_000_123_456
 
-#: A table's changes of every kind: a value that was not sent, one that its type does not hold, a
-#: key that changed, and a delete that tells its key alone.
+#: A table's changes of every kind: a value that was not sent, one that its type can't hold, a
+#: changed key, and a delete with only its key.
 ORDERS = (
     insert("1", "first", "5.00"),
     insert("2", "second", "NaN"),
@@ -43,7 +43,7 @@ def orders(
     table: str = "orders",
     identity: str = "d",
 ) -> Group:
-    """Return changes of a table, each at the place after the one before."""
+    """Return changes of a table, each at the position after the one before."""
     shape = relation(table=table, columns=columns, key=key, identity=identity)
     opened = begin(1000, COMMIT_US - 946_684_800_000_000, 7)
     [found] = decode(opened + shape + b"".join(changes or ORDERS) + commit(1000))
@@ -57,7 +57,7 @@ def messages(*contents: bytes) -> Group:
 
 
 def plain(rows: Sequence[Mapping[str, Any] | None], topic: str = "events", **columns: pa.Array) -> Group:
-    """Return records that are no changes, with these values."""
+    """Return records with these values that are no changes."""
     batch = pa.RecordBatch.from_pydict({"value": pa.array(rows), **columns})
     return Group.of_columns(topic, np.arange(len(rows)), batch)
 
@@ -76,12 +76,12 @@ def places(groups: Iterable[Group]) -> list[int]:
 
 
 def topics(groups: Iterable[Group]) -> dict[int, str]:
-    """Return each record's topic by its place."""
+    """Return each record's topic by its position."""
     return {int(place): group.topic for group in groups for place in group.index}
 
 
 def rows(groups: Iterable[Group], *names: str) -> dict[int, dict[str, Any]]:
-    """Return each record's columns by its place."""
+    """Return each record's columns by its position."""
     return {
         int(place): row
         for group in groups

@@ -1,4 +1,4 @@
-"""A capture of Vitess in this process, and what its log holds."""
+"""A capture of Vitess in this process, and its log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.wait import wait_until
 
 
 class Capturing:
-    """A capture that runs, and its log; `failure` is what ended it."""
+    """A running capture and its log; `failure` is the error that ended it."""
 
     def __init__(self, log: Path, section: VitessSource) -> None:
         self._log = log
@@ -47,32 +47,32 @@ class Capturing:
             self.failure = error
 
     def counters(self) -> dict[int, list[int]]:
-        """Return the counters of each key in the order of the log."""
+        """Return the counters of each key in log order."""
         found: dict[int, list[int]] = defaultdict(list)
         for change in self.changes():
             found[int(change.row["id"] or 0)].append(int(change.row["counter"] or 0))
         return dict(found)
 
     def changes(self) -> list[ChangeRead]:
-        """Return the changes in the log, in its order."""
+        """Return the changes in the log, in order."""
         return read(self.frames())
 
     def states(self) -> dict[str, ShardState]:
-        """Return what the log holds of the shards."""
+        """Return the states of the shards in the log."""
         return shard_states_of(self._log)
 
     def frames(self) -> Bytes:
-        """Return all that the log holds."""
+        """Return all frames in the log."""
         return frames_of(self._log)
 
     def shards(self) -> dict[str, str]:
-        """Return the mode of each shard, as `status` has it; of which a position is known."""
+        """Return the mode that `status` shows of each shard with a known position."""
         health = self.capture.progress().health
         shards = {} if health is None else health.details["shards"]
         return {name: each["state"] for name, each in shards.items() if ":" in each["gtid"]}
 
     def wait_for_shards(self, *streaming: str, timeout_s: float = 30.0) -> None:
-        """Wait until just these are streamed."""
+        """Wait until exactly these shards are streamed."""
         wait_until(
             lambda: (
                 self.failure is not None
@@ -85,7 +85,7 @@ class Capturing:
             raise self.failure
 
     def wait_for_mode(self, mode: str, *shards: str, timeout_s: float = 90.0) -> None:
-        """Wait until `status` has this mode for these shards."""
+        """Wait until `status` shows this mode for these shards."""
 
         def is_there() -> bool:
             modes = self.shards()
@@ -109,23 +109,23 @@ class Capturing:
 
     @property
     def rows(self) -> int:
-        """How many rows came since the start."""
+        """The number of rows since the start."""
         return self.capture.progress().rows
 
 
 def shard_states_of(log: Path) -> dict[str, ShardState]:
-    """Return what a log holds of the shards, whoever writes it."""
+    """Return the states of the shards in a log, which another process may write."""
     states = metadata_frames.shard_states(dict(metadata_frames.kept_frames(frames_of(log))))
     return {name.partition("/")[2]: ShardState.from_json(state) for name, state in states.items()}
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Up to which offset a log has what copies brought, as docs/resharding.md has it.
+    """Up to which offset a log has rows of copies, as docs/resharding.md describes it.
 
-    :param rows_until: of the last state of a shard that is copied: a row may be read again, as it is.
-    :param all_until: of the last of one that is copied again, by several streams, or is not known to serve: a
-        reshard has rows copied again, and changes may come again.
+    :param rows_until: of the last state of a shard that is copied: a row may be read again, as it is then.
+    :param all_until: of the last state of one that is copied again, by several streams, or does not serve as
+        far as known: after a reshard that copies rows again, changes may be repeated.
     """
 
     rows_until: int
@@ -133,7 +133,7 @@ class Copies:
 
 
 def copies_in(log: Path) -> Copies:
-    """Return what copies brought to a log, whoever writes it."""
+    """Return up to where copies brought rows to a log, which another process may write."""
     found = Copies(0, 0)
     with LogReader.open(log, "0") as reader:
         for ref in reader.blocks(reader.start, reader.end().offset):
@@ -148,7 +148,7 @@ def copies_in(log: Path) -> Copies:
 
 
 def frames_of(log: Path) -> Bytes:
-    """Return all frames of a log, whoever writes it."""
+    """Return all frames of a log, which another process may write."""
     with LogReader.open(log, "0") as reader:
         blocks = [reader.read(ref) for ref in reader.blocks(reader.start, reader.end().offset)]
     return np.concatenate(blocks) if blocks else np.zeros(0, np.uint8)

@@ -1,4 +1,4 @@
-"""A real Vitess cluster for the session, started when it is first asked for; tables of one's own per test."""
+"""A real Vitess cluster for the session, started on first use; new tables for each test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _numbers = itertools.count(1)
 
 VSCHEMA = {"sharded": True, "vindexes": {"h": {"type": "hash"}}, "tables": {}}
 
-#: Has the columns that most tests need; the rows with odd ids lie on other shards than most even ones.
+#: The columns that most tests need; rows with odd ids are mostly on another shard than those with even ids.
 ORDERS = (
     "create table {name} (id bigint not null primary key, what varchar(64), amount decimal(10,2), "
     "counter int not null default 0, at timestamp(6) null)"
@@ -23,25 +23,25 @@ ORDERS = (
 
 @pytest.fixture(scope="session")
 def vitess() -> Iterator[EmbeddedVitess]:
-    """A keyspace `shop` with the shards -80 and 80-. Who reshards, or stops a server, starts another."""
+    """A keyspace `shop` with the shards -80 and 80-. Tests that reshard or stop a server start another."""
     with EmbeddedVitess(find_vitess(), vschema=VSCHEMA) as cluster:
         yield cluster
 
 
 def add_table(cluster: EmbeddedVitess, name: str, ddl: str = ORDERS) -> None:
-    """Make a table whose key is `id`, on every shard."""
+    """Create a table with the key `id` on every shard."""
     cluster.ctl("ApplySchema", "--sql", ddl.format(name=name), cluster.keyspace)
     cluster.execute(f"alter vschema on {cluster.keyspace}.{name} add vindex h(id) using hash")
 
 
 @pytest.fixture
 def orders(vitess: EmbeddedVitess) -> str:
-    """A table of `ORDERS` of this test's own."""
+    """A table of `ORDERS` for one test."""
     name = f"orders_{next(_numbers)}"
     add_table(vitess, name)
     return name
 
 
 def rows_of(cluster: EmbeddedVitess, table: str) -> dict[int, tuple[Any, ...]]:
-    """Return the rows that a table has now, by their id."""
+    """Return the present rows of a table, by id."""
     return {row[0]: row for row in cluster.execute(f"select * from {table}")}

@@ -1,4 +1,4 @@
-"""`tailrace` as a process, on a keyspace."""
+"""Runs `tailrace` as a process on a keyspace."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def pipeline_file(
     kafka: str = "",
     **settings: object,
 ) -> Path:
-    """Write a pipeline of one table into JSON lines and a mirror, in `at`.
+    """Write a pipeline of one table into JSON Lines and a mirror, in `at`.
 
-    :param kafka: brokers that get it, too, exactly once.
+    :param kafka: brokers that get it as well, exactly once.
     """
     section = {
         "type": "vitess",
@@ -63,10 +63,10 @@ def pipeline_file(
 
 
 def tailrace(*arguments: object, failpoints: str = "", status: int | None = 0, before: str = "pass") -> str:
-    """Run a command to its end; return what it prints.
+    """Run a command to its end; return its output.
 
-    :param status: that it must end with; None: any.
-    :param before: Python that the process runs first.
+    :param status: the expected exit status; None: any.
+    :param before: Python code that the process runs first.
     """
     program = f"{before}\nimport runpy\nrunpy.run_module('tailrace', run_name='__main__', alter_sys=True)"
     done = subprocess.run(
@@ -82,7 +82,7 @@ def tailrace(*arguments: object, failpoints: str = "", status: int | None = 0, b
 
 
 def lines_of(at: Path, table: str) -> list[dict[str, Any]]:
-    """Return what stands in the JSON lines of a table."""
+    """Return the lines of a table's JSON Lines files."""
     return [
         json.loads(line)
         for path in sorted((at / "lines" / f"shop.{table}").glob("*.jsonl"))

@@ -1,4 +1,4 @@
-"""What a log of a keyspace says in Debezium's JSON."""
+"""Reads the changes in a keyspace's log as Debezium's JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORIGIN = SourceInfo("shop", "shop", "3.6.0", "vitess")
 
 
 def events_of(log: Path) -> list[Any]:
-    """Return the events of all changes in the log, in its order, with their transactions."""
+    """Return the events of all changes in the log, in order, with their transactions."""
     with LogReader.open(log, "0") as reader:
         start, end = reader.start, reader.end().offset
         return events_in(reader, [InputSplit("0", 0, start, end, tuple(reader.blocks(start, end)))])

@@ -1,7 +1,7 @@
-"""A vtgate that is none: real gRPC before shards that a test writes, reshards, silences and breaks.
+"""A fake vtgate: real gRPC before shards that a test writes, reshards, silences and breaks.
 
-Each shard has a binlog of changes of one table, `counters(id bigint, counter bigint)`, and journals. As
-vtgate does, a stream of one shard that comes to a journal of several ends with INTERNAL, with or without the
+Each shard has a binlog of changes of one table, `counters(id bigint, counter bigint)`, and journals. As with
+vtgate, a stream of one shard that reaches a journal of several ends with INTERNAL, with or without the
 journal before it; and heartbeats go on, whatever the shard does.
 """
 
@@ -33,28 +33,28 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class FakeShard:
-    """One shard. What is at place n of `binlog` is the transaction n + 1 of `server`.
+    """One shard. Entry n of `binlog` is the transaction n + 1 of `server`.
 
     :param rows: what a copy reads.
-    :param purged: so many transactions can't be had any more.
-    :param lag: so many of the newest transactions its replicas do not have, if they are asked what they have.
-    :param is_silent: its streams bring heartbeats alone.
+    :param purged: so many transactions are no longer available.
+    :param lag: so many of the newest transactions its replicas lack when asked for their position.
+    :param is_silent: its streams bring only heartbeats.
     :param has_tablet: else its streams are silent, and it answers nothing.
-    :param is_cut: each event of a transaction comes in a response of its own.
-    :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
-    :param has_table: else it has none that could be copied.
+    :param is_cut: each event of a transaction comes in a separate response.
+    :param allowed: so many more responses of copies and of cut transactions are sent; None: all.
+    :param has_table: else it has no table that could be copied.
     :param has_view: a copy of all tables reads a view of its rows, too.
     :param lost_copies: so many of the next copies have no rows: their tablet ended before the first one.
-    :param sorts_s: so long a tablet takes before the first row of a copy, with its position or without.
-    :param tells_position_first: whether that comes before.
+    :param sorts_s: so long a tablet takes before the first row of a copy.
+    :param tells_position_first: whether the copy's position comes before that wait.
     :param loses_journal: the journal of several shards is lost on the way.
     :param is_unnamed: columns come without their names, as of a table that was altered since.
-    :param is_altered_within: a transaction's last row comes once more, behind a second description of its
+    :param is_altered_within: a transaction's last row comes once more, after a second description of its
         table, without names.
-    :param altered: from this place of the binlog on, rows have a third column, `extra`.
+    :param altered: from this entry of the binlog on, rows have a third column, `extra`.
     :param unreadable: by its number, what comes of a transaction: a `statement`, or a row without `values`.
-    :param errors: what its next streams end with at once: code and words.
-    :param switching: so many of the next questions come while traffic is switched.
+    :param errors: code and message with which its next streams end at once.
+    :param switching: so many of the next requests come while traffic is switched.
     """
 
     server: str
@@ -89,7 +89,7 @@ class FakeVtgate:
     """See the module. Its methods are for the test's thread; it stops at the end of its `with`.
 
     :param credentials: of TLS. None: plain text.
-    :param user: name and password that calls must bring; None: none.
+    :param user: name and password that calls must have; None: none.
     """
 
     keyspace = KEYSPACE
@@ -102,7 +102,7 @@ class FakeVtgate:
     ) -> None:
         self.shards = {name: FakeShard(_server(number)) for number, name in enumerate(shards)}
         self.requests: list[pb.VStreamRequest] = []
-        self.asked: list[str] = []  # the targets that were asked what they have
+        self.asked: list[str] = []  # the targets that were asked for their position
         self.peers: set[str] = set()
         self.open_streams = 0
         self.release = 22
@@ -127,10 +127,10 @@ class FakeVtgate:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address on which it listens."""
         return f"127.0.0.1:{self._port}"
 
-    # ------------------------------------------------------------------ what a test does
+    # ------------------------------------------------------------------ for tests
 
     def write(self, shard: str, *changes: tuple[int, int]) -> None:
         """Commit a transaction: keys, each with its counter."""
@@ -138,9 +138,9 @@ class FakeVtgate:
             self._commit(shard, changes)
 
     def reshard(self, sources: Sequence[str], targets: Sequence[str], *, has_journal: bool = True) -> None:
-        """Switch traffic: each source has the journal, each target serves from a position of its own.
+        """Switch traffic: each source gets the journal, each target serves from a position of its own.
 
-        :param has_journal: false: no source has one, as Vitess 22 may switch back into former names.
+        :param has_journal: false: no source gets one, as Vitess 22 may switch back to shards of former names.
         """
         with self._changes():
             for name in targets:
@@ -148,7 +148,7 @@ class FakeVtgate:
                     self.shards[name] = FakeShard(_server(self._servers))
                     self._servers += 1
                 target = self.shards[name]
-                # Copied rows: whoever reads a target from before its position sees them.
+                # Copied rows: a reader of a target from before its position sees them.
                 copied = [found for source in sources for found in self.shards[source].rows.items()]
                 target.rows = dict(copied)
                 target.binlog.append(copied)
@@ -170,7 +170,7 @@ class FakeVtgate:
                 del self.shards[name]
 
     def restore(self, shard: str, transactions: int) -> None:
-        """Bring a shard back to its first transactions, as a backup does, or a failover that lost some."""
+        """Reset a shard to its first transactions, as a backup does, or a failover that lost some."""
         with self._changes():
             found = self.shards[shard]
             del found.binlog[transactions:]
@@ -188,7 +188,7 @@ class FakeVtgate:
                 setattr(self.shards[shard], name, value)
 
     def restart(self) -> None:
-        """End all connections, and listen again where it did."""
+        """End all connections, and listen again on the same address."""
         self._wait(self._server.stop(None))
         self._wait(self._listen())
 
@@ -290,7 +290,7 @@ class FakeVtgate:
                     words = "vttablet: stream needs a position or a table to copy"
                     await context.abort(grpc.StatusCode.UNKNOWN, words)
             for rule in request.filter.rules:
-                # vttablet takes literals alone, and `-9` is none.
+                # vttablet takes only literals here, and `-9` is none.
                 if (negative := re.search(r"-\d+", rule.filter)) is not None:
                     await context.abort(grpc.StatusCode.UNKNOWN, f"vttablet: unexpected: {negative[0]}")
             names = [wanted.shard for wanted in request.vgtid.shard_gtids]
@@ -334,7 +334,7 @@ class FakeVtgate:
             yield response
         place = following.places[name]
         if place > len(shard.binlog):
-            return  # a position ahead of the server: heartbeats, and nothing else
+            return  # a position ahead of the server: only heartbeats
         if place < shard.purged:
             words = "Cannot replicate because the master purged required binary logs. (errno 1236)"
             await context.abort(grpc.StatusCode.UNKNOWN, words)
@@ -394,7 +394,7 @@ class FakeVtgate:
 
 
 class _Changes:
-    """A test changes the shards: on its own thread, while no stream looks."""
+    """A change of the shards by the test, in its own thread, while the streams wait."""
 
     def __init__(self, vtgate: FakeVtgate) -> None:
         self._vtgate = vtgate
@@ -414,7 +414,7 @@ class _Changes:
 
 
 class _Following:
-    """One stream: where it is in each of its shards."""
+    """One stream, with its position in each of its shards."""
 
     def __init__(self, names: Sequence[str], request: pb.VStreamRequest) -> None:
         self.names = frozenset(names)
@@ -444,7 +444,7 @@ class _Following:
         if wanted.gtid == "current":
             yield _response(self._vgtid(name), _event(pb.OTHER, name))
         elif wanted.table_pks and wanted.gtid:
-            # What the stream has not had yet comes first, then the rows as they are.
+            # First the transactions that the stream lacks, then the present rows.
             while (at := self.places[name]) < len(shard.binlog):
                 entry = shard.binlog[at]
                 if isinstance(entry, pb.Journal):
@@ -554,7 +554,7 @@ class _Following:
 
 
 def _condition(rules: Sequence[pb.Rule]) -> Callable[[int], bool]:
-    """Return whether a key is in the range that a rule has, if one has any."""
+    """Return whether a key is in the range of a rule, if it has one."""
     bounds = re.findall(r"`id` (>=|<) (-?\d+)", rules[0].filter) if rules else []
     return lambda key: all(key >= int(value) if sign == ">=" else key < int(value) for sign, value in bounds)
 

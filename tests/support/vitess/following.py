@@ -1,4 +1,4 @@
-"""An engine that follows a cluster in this process, and what its handler got."""
+"""An engine in this process that follows a cluster, and what its handler got."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.wait import wait_until
 
 
 class Following:
-    """What came: by key, the values of `counter` in their order, None for a delete."""
+    """The changes: by key, the values of `counter` in order, None for a delete."""
 
     def __init__(self) -> None:
         self.counters: dict[int, list[int | None]] = defaultdict(list)
@@ -41,7 +41,7 @@ class Following:
             raise self.failures[0]
 
     def assert_in_order(self) -> None:
-        """Make sure that each key's counter came as 0, 1, 2 …: none lost, none twice, none out of order."""
+        """Check that each key's counter came as 0, 1, 2 …: none lost, none repeated, none out of order."""
         wrong = {key: found for key, found in self.counters.items() if found != list(range(len(found)))}
         assert not wrong, wrong
 
@@ -70,11 +70,11 @@ def _engine(settings: dict[str, Any], following: Following) -> Engine:
 def followed(
     at: Path, cluster: EmbeddedVitess, table: str, found: Following | None = None, **settings: object
 ) -> Iterator[Following]:
-    """Run an engine from when it streams until the block ends."""
+    """Run an engine until the block ends; enter the block once it streams."""
     following = found or Following()
     given = settings_of(at, cluster, table, **settings)
     if not (at / "log").exists():
-        _engine({**given, "until_caught_up": True}, following).run()  # what comes later is captured
+        _engine({**given, "until_caught_up": True}, following).run()  # later changes are captured
     engine = _engine(given, following)
 
     def run() -> None:

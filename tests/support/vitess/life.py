@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 class Life:
-    """Lives of one pipeline, one after another. Any thread.
+    """Processes of one pipeline, one after another. Any thread may use it.
 
-    :param file: returns the pipeline's file, before each life.
-    :param module: that is the command line.
+    :param file: returns the pipeline's file, before each start.
+    :param module: of the command line.
     """
 
     def __init__(self, file: Callable[[], Path], module: str = "tailrace") -> None:
@@ -22,11 +22,11 @@ class Life:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self.lives = 0
-        #: Exit statuses of those that were over before they were killed.
+        #: Exit statuses of processes that ended before they were killed.
         self.ended: list[int] = []
 
     def start(self) -> None:
-        """Begin a life, if there is none."""
+        """Start a process, if none runs."""
         with self._lock:
             if self._process is None:
                 self.lives += 1
@@ -37,7 +37,7 @@ class Life:
                     )
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """SIGKILL the process."""
         with self._lock:
             if self._process is not None:
                 if (status := self._process.poll()) is not None:

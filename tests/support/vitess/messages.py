@@ -9,7 +9,7 @@ from tailrace.sources.vitess.connection import vstream_pb2 as pb
 KEYSPACE, SHARD = "shop", "-80"
 TIME_S = 1_700_000_000
 
-#: A column: its name, number of its type, type as MySQL writes it, flags, number of its collation.
+#: A column: name, type number, type as MySQL writes it, flags, collation number.
 ColumnGiven = tuple[str, int, str, int, int]
 Values = Sequence[bytes | None]
 
@@ -55,7 +55,7 @@ def change(
     data: Sequence[bool] | None = None,
     json: Sequence[bool] | None = None,
 ) -> pb.RowChange:
-    """Return a change; `data` says which columns the image after has, `json` which documents are changes."""
+    """Return a change; `data` says which columns the image after has, `json` which documents are partial."""
     found = pb.RowChange()
     if before is not None:
         found.before.CopyFrom(row(before))
@@ -80,7 +80,7 @@ def rows(table: str, changes: Sequence[pb.RowChange], shard: str = SHARD, time_s
 
 
 def vgtid(gtid: str, shard: str = SHARD, tables: Sequence[pb.TableLastPk] = (), *others: str) -> pb.VEvent:
-    """Return the event with the position of a shard, among those of others in its stream."""
+    """Return the event with the position of a shard, besides those of the other shards of its stream."""
     found = pb.VGtid()
     for other in others:
         found.shard_gtids.add(keyspace=KEYSPACE, shard=other, gtid="MySQL56/other:1")
@@ -91,7 +91,7 @@ def vgtid(gtid: str, shard: str = SHARD, tables: Sequence[pb.TableLastPk] = (), 
 def transaction(
     *events: pb.VEvent, gtid: str = "MySQL56/a:1-5", shard: str = SHARD, time_s: int = TIME_S
 ) -> bytes:
-    """Return the response with a transaction that holds events."""
+    """Return the response with a transaction that contains events."""
     begin = event(pb.BEGIN, shard, time_s)
     return response(begin, *events, vgtid(gtid, shard), event(pb.COMMIT, shard, time_s))
 

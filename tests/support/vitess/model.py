@@ -1,16 +1,16 @@
 """A model of a keyspace that is resharded, and of a capture that follows it: for the coordinator of shards.
 
-A shard's binlog is a tuple of entries, and its position is the count of them. A switch of traffic copies the
-keys' changes into the targets' binlogs, writes a journal into that of each source, and has the sources get
-what the targets write from then on (reverse replication), as Vitess does: whoever reads a source past its
-journal, or a target from before its position, sees changes twice. Vitess can also switch without a journal.
+A shard's binlog is a tuple of entries, and its position is their number. A switch of traffic copies the keys'
+changes into the targets' binlogs, writes a journal into that of each source, and from then on the sources get
+what the targets write (reverse replication), as in Vitess: a reader of a source past its journal, or of a
+target from before its position, sees changes twice. Vitess can also switch without a journal.
 
 The capture's commands are carried out at once; what it appends is durable with the next append, at the
-latest. Streams deliver one entry at a time, in any order among each other, and also when they are over.
+latest. Streams deliver one entry at a time, in any order among each other, also after they have ended.
 
 In a world with chunks, a copy is made by two streams at the same time, each of a range of keys, as of a
-position of its own; where a range was cut short, the rest of it is another one. What one stream sends again
-afterwards is judged as `RepeatedChangeFilter` leaves it.
+different position; the rest of an interrupted range is another one. Changes that a stream repeats afterwards
+are judged as `RepeatedChangeFilter` passes them.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from tailrace.sources.vitess.resharding.transitions import Shard, ShardMode
 #: Keyspace ids of the rows; each is a key of the one table.
 KEYS = ("20", "90", "d0")
 TABLE = "t"
-#: A primary key that lies before all rows.
+#: A primary key before all rows.
 LEAST = "00"
-#: The keys from this one on are the second range.
+#: The second range begins with this key.
 _BOUND = 0x90
-#: In place of a chunk's number: what is copied next is to be planned.
+#: In place of a chunk's number: the next ones are to be planned.
 _PLANNED = -1
 
 T = TypeVar("T")
 
 
 def replace(value: T, **fields: Any) -> T:
-    """Return what `dataclasses.replace` does, of the model's own classes, in a fifth of the time: half of an
-    exploration was spent in it.
+    """As `dataclasses.replace`, for the model's own classes, in a fifth of the time: it was half of an
+    exploration.
     """
     found = object.__new__(type(value))
     found.__dict__.update(value.__dict__, **fields)
@@ -73,7 +73,7 @@ class Change:
     number: int
 
 
-Entry = Change | Journal | None  # None: a transaction of Vitess' own
+Entry = Change | Journal | None  # None: a transaction of Vitess itself
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Binlog:
     entries: tuple[Entry, ...] = (None,)
     serves: bool = True
     purged: int = 0
-    generation: int = 0  # of shards of one name, where one was deleted
+    generation: int = 0  # distinguishes shards of one name, of which one was deleted
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class Budget:
     writes: tuple[str, ...] = ()
     crashes: int = 0
     interruptions: int = 0
-    late: int = 0  # deliveries of streams that are over
+    late: int = 0  # deliveries of streams that have ended
     tasks: int = 0  # restarts with another number of tasks
     snapshots: int = 0
-    tables: int = 0  # requests for all rows, beside the stream; without other copies
+    tables: int = 0  # requests for a copy of all rows, beside the stream; in worlds without other copies
     purges: int = 0
     completes: int = 0
 
@@ -109,12 +109,12 @@ Reshard = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Keyspace:
-    """What Vitess has."""
+    """The state of Vitess."""
 
     shards: frozenset[tuple[str, Binlog]]
     written: tuple[int, ...] = (0,) * len(KEYS)
     reshards: tuple[Reshard, ...] = ()  # still to come
-    switched: tuple[Reshard, ...] = ()  # whose sources are there still
+    switched: tuple[Reshard, ...] = ()  # whose sources still exist
     completed: int = 0
     has_journals: bool = True  # else a switch writes none, and sources get nothing more
 
@@ -127,9 +127,7 @@ class Keyspace:
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream of a shard, from vtgate's side. `copied`: the last key that was copied; None: it copies
-    nothing.
-    """
+    """A stream of a shard, as vtgate has it. `copied`: the last copied key; None: it copies nothing."""
 
     shard: str
     attempt: int
@@ -138,8 +136,8 @@ class Stream:
     together: tuple[str, ...]
     copied: str | None
     is_over: bool = False
-    server: str = ""  # that its position is of; on another one, nothing comes but heartbeats
-    is_missing: bool = False  # there was no such shard when it was opened
+    server: str = ""  # the shard's generation of its position; with another one, it brings only heartbeats
+    is_missing: bool = False  # the shard did not exist when it was opened
     chunk: int | None = (
         None  # the number of the chunk that it copies, as of `position`; 0: it has yet to begin
     )
@@ -147,7 +145,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Captured:
-    """What the log holds, folded: how many changes of each key, and the states of the shards."""
+    """The log, folded: how many changes of each key, and the states of the shards."""
 
     changes: tuple[int | None, ...] = (None,) * len(KEYS)
     states: frozenset[tuple[str, ShardState]] = frozenset()
@@ -166,9 +164,9 @@ class World:
     appended: Captured = field(default_factory=Captured)
     durable: Captured = field(default_factory=Captured)
     copies: bool = True
-    looks: bool = False  # now and then for shards that do not serve any more
+    looks: bool = False  # checks now and then for shards that no longer serve
     chunks: bool = False  # copies are made by several streams
-    rereads: bool = False  # whoever copies has had all before, and misses no change meanwhile
+    rereads: bool = False  # the changes before the copy are captured already, and none may be lost meanwhile
 
     def binlog(self, shard: str) -> Binlog | None:
         return self.keyspace.binlogs().get(shard)
@@ -201,7 +199,7 @@ def running(
 
 
 def looking(world: World) -> World:
-    """Return the world in which somebody looks whether shards still serve, and has looked before."""
+    """Return a world that checks whether shards still serve, and has checked before."""
     return _stepped(replace(world, looks=True), ShardsServing(world.keyspace.serving()))
 
 
@@ -314,14 +312,16 @@ def _over(world: World, shard: str, attempt: int) -> World:
         replace(found, is_over=True) if found.shard == shard and found.attempt <= attempt else found
         for found in world.streams
     }
-    # A chunk's stream has a name of its own: what comes of it late has none that is known.
+    # A chunk's stream has a name of its own: late deliveries name a stream that is not known.
     return replace(
         world, streams=frozenset(each for each in streams if each.chunk is None or not each.is_over)
     )
 
 
 def _forgotten(world: World) -> World:
-    """What can't matter any more is no part of the state; nor how high a number is that is only compared."""
+    """Remove what can't matter any more from the state, also absolute values of numbers that are only
+    compared.
+    """
     if world.budget.late:
         return world
     return replace(
@@ -338,7 +338,7 @@ def _forgotten(world: World) -> World:
 
 
 def inner(world: World) -> list[World]:
-    """Return what happens by itself, some time."""
+    """Return what happens by itself at some time."""
     return [
         *_listings(world),
         *_looks(world),
@@ -473,7 +473,7 @@ def has_key(key_range: KeyRange, keyspace_id: bytes) -> bool:
 def _deliveries(world: World, stream: Stream, still: Stream | None) -> Iterator[World]:
     """Yield what a stream delivers next, each with the world after it.
 
-    :param still: the stream, if it goes on; None: it is over, and this is late.
+    :param still: the stream, if it goes on; None: it has ended, and this is late.
     """
 
     def ended(reason: EndReason, participants: tuple[str, ...] = ()) -> World:
@@ -525,7 +525,7 @@ def _read(world: World, stream: Stream, entry: Entry, by: int = 1) -> World:
 
 
 def _is_sent(world: World, stream: Stream, change: Change, position: int) -> bool:
-    """Tell whether a change comes, and the log does not have it of a chunk."""
+    """Tell whether a change comes that the log does not have from a chunk."""
     if stream.copied is not None:
         is_named = world.chunks and stream.copied != ""
         return is_named or world.rereads or change.key <= stream.copied
@@ -534,7 +534,7 @@ def _is_sent(world: World, stream: Stream, change: Change, position: int) -> boo
 
 
 def _planned(world: World, stream: Stream, binlog: Binlog) -> World:
-    """What is copied next is planned: by asking the shard, which answers while it serves."""
+    """Plan the next chunks, by asking the shard, which answers while it serves."""
     less = replace(world, streams=world.streams - {stream})
     copy = _state(world, stream.shard).kept.copy
     assert copy is not None
@@ -563,7 +563,7 @@ def _parts(chunk: CopyChunk) -> tuple[CopyChunk, ...]:
 
 
 def _copied_of_chunk(world: World, stream: Stream, binlog: Binlog) -> World:
-    """Rows of a chunk are copied, as of the position at which its stream was opened."""
+    """Copy rows of a chunk, as of the position at which its stream was opened."""
     assert stream.chunk is not None
     copy = _state(world, stream.shard).kept.copy
     assert copy is not None
@@ -574,7 +574,7 @@ def _copied_of_chunk(world: World, stream: Stream, binlog: Binlog) -> World:
         for key in KEYS
         if _holds(stream.shard, key) and chunk.contains(int(key, 16)) and key > (stream.copied or "")
     ]
-    # Where nothing cuts a chunk short, nobody sees a part of it.
+    # Without interruptions of chunks, no state has a part of one.
     some = keys[:1] if world.budget.crashes or world.budget.interruptions else keys
     moved = replace(stream, position=position, copied=some[-1] if some else "")
     is_done = some == keys
@@ -598,7 +598,7 @@ def _copied_of_chunk(world: World, stream: Stream, binlog: Binlog) -> World:
 
 
 def _copied(world: World, stream: Stream) -> World:
-    """A row is copied, as of the end of the binlog; or there is none any more."""
+    """Copy a row, as of the end of the binlog, unless there are no more."""
     left = [key for key in KEYS if _holds(stream.shard, key) and key > (stream.copied or "")]
     gtid = _gtid(stream.shard, world.keyspace.binlogs()[stream.shard], stream.position)
     if not left:
@@ -622,7 +622,7 @@ def _copied(world: World, stream: Stream) -> World:
 
 
 def _with_change(world: World, stream: Stream, change: Change) -> tuple[int | None, ...] | None:
-    """Judge a change that goes into the log."""
+    """Check a change that is appended to the log."""
     if not _accepts(world, stream):
         return None
     place = KEYS.index(change.key)
@@ -631,10 +631,10 @@ def _with_change(world: World, stream: Stream, change: Change) -> tuple[int | No
         is_before_its_row = world.chunks and stream.copied
         assert is_before_its_row or not world.copies, f"{change} of a row that was not copied"
         before = change.number
-    # A chunk may have had what comes behind a journal.
+    # A chunk may have had changes from after a journal.
     is_resharded = world.chunks and bool(world.keyspace.switched)
     if is_resharded or _state(world, stream.shard).kept.copy is not None:
-        # Rows that were copied twice may have changes twice; never one that is newer than the next.
+        # Rows that were copied twice may have repeated changes, but never one that skips the next.
         assert change.number <= before, f"gap: {change}, there are {before}"
     else:
         assert change.number == before, (
@@ -661,7 +661,7 @@ def _with(world: World, stream: Stream, after: Stream) -> frozenset[Stream]:
 
 
 def check(world: World) -> None:
-    """Judge any state: our shards have each key once, at most."""
+    """Check any state: our shards have each key at most once."""
     active = [name for name, shard in world.shards if shard.state is not ShardMode.RETIRED]
     keyspace = world.keyspace
     if (
@@ -670,13 +670,13 @@ def check(world: World) -> None:
         and not any(binlog.purged for _, binlog in keyspace.shards)
     ):
         lost = [name for name, shard in world.shards if shard.state is ShardMode.NEEDS_SNAPSHOT]
-        assert set(lost) <= world.requested, f"lost without need: {lost}"
+        assert set(lost) <= world.requested, f"lost without reason: {lost}"
     for name in active:
         assert overlapping(name, active) == (name,), f"two shards have the same keys: {sorted(active)}"
 
 
 def check_at_rest(world: World) -> None:
-    """Judge a state in which nothing happens by itself: everything is captured, or known to be lost."""
+    """Check a state in which nothing happens by itself: everything is captured, or known to be lost."""
     lost = [name for name, shard in world.shards if shard.state is ShardMode.NEEDS_SNAPSHOT]
     for key, written, captured in zip(KEYS, world.keyspace.written, world.appended.changes, strict=True):
         if any(_holds(name, key) for name in lost) or _waits_for(world, key, lost):
@@ -686,7 +686,7 @@ def check_at_rest(world: World) -> None:
         )
     if not lost:
         active = {name for name, shard in world.shards if shard.state is not ShardMode.RETIRED}
-        assert active == set(world.keyspace.serving()), f"{active} are read, and others serve"
+        assert active == set(world.keyspace.serving()), f"{active} are read, but others serve"
 
 
 def _waits_for(world: World, key: str, lost: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""What is in frames that a shard's transcoder made: changes in the log's order, every value as text."""
+"""Reads the frames that a shard's transcoder made: changes in log order, every value as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNCHANGED = "(unchanged)"
 
 @dataclass(frozen=True, slots=True)
 class ChangeRead:
-    """A change of the log, every value as text."""
+    """A change in the log, every value as text."""
 
     table: str
     op: str
@@ -27,7 +27,7 @@ class ChangeRead:
 
 
 def read(data: Bytes, in_force: dict[str, bytes] | None = None, position: int = 1) -> list[ChangeRead]:
-    """Return the changes in whole frames, in order; the frames are scanned as the log does."""
+    """Return the changes in whole frames, in order; the frames are scanned as the log does it."""
     schema = {} if in_force is None else in_force
     state = frames.new_state(position)
     summary = frames.summarise(data, state)

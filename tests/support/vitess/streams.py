@@ -27,7 +27,7 @@ def responses(
     tables: Sequence[str],
     until: Callable[[pb.VStreamResponse], bool],
 ) -> list[bytes]:
-    """Return what vtgate sends of tables of a shard, up to the response that `until` accepts.
+    """Return vtgate's responses for tables of a shard, up to the one that `until` accepts.
 
     :param gtid: from there on; empty: the tables are copied first.
     """
@@ -44,7 +44,7 @@ def responses(
             found.append(response)
             if until(pb.VStreamResponse.FromString(response)):
                 break
-            assert time.monotonic() < ends_s, "the stream did not bring what was waited for"
+            assert time.monotonic() < ends_s, "the stream ended without the expected response"
         stream.cancel()
     return found
 
@@ -55,7 +55,7 @@ def is_copied(response: pb.VStreamResponse) -> bool:
 
 
 def has_row(key: bytes) -> Callable[[pb.VStreamResponse], bool]:
-    """Return what accepts the response with the commit of a row whose first value is `key`."""
+    """Return a predicate that accepts the response with the commit of a row whose first value is `key`."""
 
     def accepts(response: pb.VStreamResponse) -> bool:
         return any(

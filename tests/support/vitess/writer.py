@@ -1,4 +1,4 @@
-"""Who writes to a keyspace while it is resharded and broken."""
+"""A writer to a keyspace that is resharded and broken meanwhile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ STEP_S = 180.0
 
 
 class Writer:
-    """Some connections, each of which inserts its keys, and raises their counters one after another, until it
+    """Some connections, each of which inserts its keys and raises their counters one after another, until it
     is stopped.
 
-    A write that fails while traffic is being switched is not tried again.
+    A write that fails while traffic is being switched is not repeated.
     """
 
     def __init__(self, cluster: EmbeddedVitess, table: str, connections: int = 1) -> None:

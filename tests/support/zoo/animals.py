@@ -1,8 +1,8 @@
-"""Every type that a column can have, with the values at its edges.
+"""Every type that a column can have, with the values at its limits.
 
 Each animal is a table `id int primary key, v <type>`; each type has an array, too, made of the
-same values in one dimension and two, with NULLs, empty and with bounds of its own. What a server
-lacks (an extension, a later version's value) is left out there, or stood in for by a type of the
+same values in one dimension and two, with NULLs, empty and with unusual bounds. What a server
+lacks (an extension, a later version's value) is left out there, or replaced by a type of the
 same name: hstore, citext and geometry are base types over text where they can't be installed.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Animal:
-    """A type and the texts of its values. `array` is its array type, "" to leave that out."""
+    """A type and the texts of its values. `array` is its array type, "" for none."""
 
     name: str
     type: str
@@ -44,7 +44,7 @@ create domain day as date;
 create domain spans as int4range;
 """
 
-#: A base type over text, named and delimited like an extension's.
+#: A base type over text, named and delimited as an extension's type.
 STAND_IN = """
 create type {name};
 create function {name}_in(cstring) returns {name} language internal immutable strict as 'textin';

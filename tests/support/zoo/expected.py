@@ -1,7 +1,6 @@
-"""What a typed reader must find, without asking Tailrace.
+"""The values that a typed reader must return, computed without Tailrace.
 
-PostgreSQL's own text is read by Python, and by PostgreSQL's own arithmetic where Python's types
-are too small.
+PostgreSQL's text is read by Python, and by PostgreSQL's own arithmetic where Python's types are too small.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from tests.support.zoo.keeping import texts
 #: A mode for each option, other than the form without one.
 MODES = ValueModes("double", "adaptive", "numeric", "hex", "map")
 
-#: Expected of a value that its column can't hold: `_special` has the text.
+#: Expected for a value that its column can't hold: `_special` has the text.
 UNHELD = object()
 
 
 @dataclass(frozen=True)
 class Selected:
-    """A table's rows as PostgreSQL's text."""
+    """A table's rows as PostgreSQL's texts."""
 
     columns: tuple[str, ...]
     rows: dict[int, dict[str, str | None]]  # by id, by column
-    items: dict[tuple[str, int], list[str | None]]  # of arrays that have one dimension and begin at 1
+    items: dict[tuple[str, int], list[str | None]]  # arrays with one dimension and the lower bound 1
 
 
 def select(connection: psycopg.Connection[Any], table: str, columns: tuple[str, ...]) -> Selected:
-    """Return what SELECT gives of a table whose first column is `id`."""
+    """Return what SELECT gives for a table whose first column is `id`."""
     rows = texts(connection, f"select * from public.{table} order by id")
     return Selected(
         columns,
@@ -74,7 +73,7 @@ def _items(
 
 
 class Expectation:
-    """What a typed reader must find, by PostgreSQL's text and the column's Arrow type."""
+    """The values that a typed reader must return, from PostgreSQL's text and the column's Arrow type."""
 
     def __init__(self, selected: Selected, connection: psycopg.Connection[Any], modes: ValueModes) -> None:
         self._selected = selected
@@ -128,7 +127,7 @@ class Expectation:
         return text
 
     def ask(self, expression: str, text: str) -> str | None:
-        """Return what PostgreSQL makes of `expression` with a text as `$1`."""
+        """Return PostgreSQL's result of `expression` with a text as `$1`."""
         if (expression, text) not in self._answers:
             result = self._connection.pgconn.exec_params(f"select {expression}".encode(), [text.encode()])
             assert result.ntuples == 1, result.error_message
@@ -193,7 +192,7 @@ def _hstore(_expected: Expectation, text: str) -> Any:
     return [(plain(key), None if value == "NULL" else plain(inner)) for key, value, inner in pairs]
 
 
-#: How values of a type are read under `MODES`, where that is not as without.
+#: How values of a type are read under `MODES`, where that differs.
 _FORMS: dict[str, Callable[[Expectation, str], Any]] = {
     "money": lambda expected, text: expected.ask("$1::money::numeric", text),
     "bytea": lambda _, text: text.removeprefix("\\x"),

@@ -30,7 +30,7 @@ STREAMED = 1000
 
 @dataclass(frozen=True)
 class Zoo:
-    """A log that holds every row twice, and what SELECT says of the rows."""
+    """A log that has every row twice, and the rows as SELECT returns them."""
 
     log: Path
     types: dict[str, str]  # table to the type of its column `v`
@@ -38,12 +38,12 @@ class Zoo:
     database: Database
 
     def changes(self, modes: ValueModes = OWN_FORMS) -> dict[str, tuple[TableChanges, TableChanges]]:
-        """Return, for each table, what came by the snapshot and what by the stream."""
+        """Return the rows of each table from the snapshot and from the stream."""
         return both_ways(self.log, modes)
 
 
 def both_ways(log: Path, modes: ValueModes = OWN_FORMS) -> dict[str, tuple[TableChanges, TableChanges]]:
-    """Return, for each table of a small log, what came by the snapshot and what by the stream."""
+    """Return the rows of each table of a small log from the snapshot and from the stream."""
     found: dict[str, dict[str, TableChanges]] = {}
     with LogReader.open(log, "0") as reader:
         start, end = reader.start, reader.end().offset
@@ -59,7 +59,7 @@ def both_ways(log: Path, modes: ValueModes = OWN_FORMS) -> dict[str, tuple[Table
 
 
 def populate(pg: Database) -> dict[str, str]:
-    """Make the tables that this server can have, and return the type of each one's column."""
+    """Create the tables that this server can have; return the type of each one's column."""
     version = pg.query("show server_version_num")[0][0]
     major = int(version) // 10_000
     pg.execute(SETUP)
@@ -99,7 +99,7 @@ def _house(connection: psycopg.Connection[Any], animal: Animal) -> dict[str, str
         return {table: animal.type}
     arrays = f"{table}_array"
     connection.execute(f'create table "{arrays}" (id int primary key, v {animal.type}[])')
-    # The last row, NULL, is an item like any other; the server writes what arrays look like.
+    # The last row, NULL, is an item as well; the server formats the arrays.
     made: tuple[str, ...] = (
         f'select 0, array_agg(v order by id) from "{table}"',
         f'select 1, array[v] from "{table}" where id = 0',
@@ -118,7 +118,7 @@ def _house(connection: psycopg.Connection[Any], animal: Animal) -> dict[str, str
 
 
 def capture(pg: Database, log: Path) -> Zoo:
-    """Populate the zoo, capture it, and insert every row again while that goes on."""
+    """Create the zoo, capture it, and insert every row again while the capture streams."""
     types = populate(pg)
     with capturing(pg.dsn, log) as running:
         running.wait_for("streaming", 120)
@@ -139,14 +139,14 @@ def _selected(pg: Database, types: dict[str, str]) -> dict[str, list[str | None]
 
 
 def as_captured(pg: Database) -> psycopg.Connection[Any]:
-    """Connect with the settings under which capture reads."""
+    """Connect with the settings of capture's own connections."""
     options = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
     return pg.connect(options=options, client_encoding="UTF8")
 
 
 def texts(connection: psycopg.Connection[Any], query: str) -> list[list[str | None]]:
-    """Return the output functions' own text, as COPY and the stream have it: a cast to text differs
-    for "char" and char(n).
+    """Return the output functions' text, as COPY and the stream have it: a cast to text differs for
+    "char" and char(n).
     """
     result = connection.pgconn.exec_(query.encode())
     assert result.status == pq.ExecStatus.TUPLES_OK, result.error_message

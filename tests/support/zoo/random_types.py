@@ -1,4 +1,4 @@
-"""Random built-in types with random values of them, as texts that PostgreSQL reads."""
+"""Random built-in types with random values, as texts that PostgreSQL reads."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ _TYPES = st.sampled_from(sorted(_PLAIN)).map(lambda name: (name, _PLAIN[name])) 
 
 @st.composite
 def _arrays(draw: st.DrawFn, item: Texts) -> str:
-    """An array of up to three dimensions, with bounds of its own or PostgreSQL's."""
+    """An array of up to three dimensions, with explicit bounds or PostgreSQL's default."""
     shape = draw(st.lists(st.integers(1, 3), max_size=3))
     if not shape:
         return "{}"

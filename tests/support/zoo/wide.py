@@ -1,4 +1,4 @@
-"""The zoo as one table, a column for each type and each array of it, captured."""
+"""The zoo as one table, with a column for each type and each array of it, captured."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.support.postgres import Database
 from tests.support.zoo.expected import Selected, select
 from tests.support.zoo.keeping import STREAMED, as_captured, populate
 
-#: How many values a type has at most, with NULL.
+#: Maximum number of values of a type, with NULL.
 ROWS = 21
 
 
 @dataclass(frozen=True)
 class Wide:
-    """A log that holds each row by the snapshot and by the stream, then an update of the former."""
+    """A log that has each row from the snapshot and from the stream, then an update of the former."""
 
     log: Path
     snapshot_end: int  # log offset
@@ -28,7 +28,9 @@ class Wide:
 
 
 def capture(pg: Database, log: Path) -> Wide:
-    """Capture `wide`: every row, every row again under another id, then the first ones turned round."""
+    """Capture `wide`: every row, every row again with another id, then updates of the first ones with the
+    values in reverse order.
+    """
     types = populate(pg)
     columns = [sql.Identifier(name) for name in types]
     every = sql.SQL(", ").join(columns)

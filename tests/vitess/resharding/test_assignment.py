@@ -1,4 +1,4 @@
-"""Shards dealt to tasks."""
+"""Assignment of shards to tasks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_tasks_are_balanced_and_as_few_shards_as_possible_move(
     sizes = sorted((counts[task] for task in tasks), reverse=True)
     assert sizes[0] - sizes[-1] <= 1
     assert found == assigned(sorted(shards, reverse=True), sorted(tasks, reverse=True), before)
-    # No balanced deal keeps more: the fullest tasks keep most.
+    # No balanced assignment keeps more: the fullest tasks keep most.
     held = sorted((sum(before.get(shard) == task for shard in shards) for task in tasks), reverse=True)
     kept = sum(before.get(shard) == task for shard, task in found.items())
     assert kept == sum(map(min, held, sizes))
 
 
-def test_a_task_more_or_less_moves_its_share_alone() -> None:
+def test_one_task_more_or_less_moves_only_its_share() -> None:
     shards = [f"{first:04x}-{first + 1:04x}" for first in range(1, 1001)]
     eight = assigned(shards, range(8), {})
     nine = assigned(shards, range(9), eight)

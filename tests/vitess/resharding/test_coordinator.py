@@ -1,4 +1,4 @@
-"""The coordinator of shards: what it does at one event, and what Debezium's connector of many tasks does
+"""The coordinator of shards: what it does at one event, and what Debezium's connector with many tasks does
 not.
 """
 
@@ -95,7 +95,7 @@ def test_w1_a_merge_across_tasks_is_followed() -> None:
     assert _opened(commands)["-80"].positions == {"-80": _gtid(30, TWO)}
 
 
-def test_w2_children_are_dealt_to_the_tasks() -> None:
+def test_w2_children_are_assigned_to_the_tasks() -> None:
     found = _running("0", tasks=(0, 1))
     commands = _reach(found, "0", Journal.of(5, ["0"], {"-80": _gtid(3), "80-": _gtid(4, TWO)}))
     assert sorted(opened.task for opened in _opened(commands).values()) == [0, 1]
@@ -110,7 +110,7 @@ def test_w3_another_number_of_tasks_moves_no_position() -> None:
         }
 
 
-def test_w7_w8_a_copy_is_kept_at_each_position_and_ends_by_shard() -> None:
+def test_w7_w8_a_copy_is_recorded_at_each_position_and_ends_by_shard() -> None:
     found = Coordinator({})
     found.start()
     opened = _opened(_listed(found, "-80", "80-"))
@@ -125,7 +125,7 @@ def test_w7_w8_a_copy_is_kept_at_each_position_and_ends_by_shard() -> None:
 @pytest.mark.parametrize(
     ("reason", "times"), [(EndReason.PURGED, PURGED_MAX), (EndReason.UNDESCRIBED, UNDESCRIBED_MAX)]
 )
-def test_w14_a_position_that_is_no_use_is_named_and_its_keys_alone_are_copied_again(
+def test_w14_an_unusable_position_is_reported_and_only_its_keys_are_copied_again(
     reason: EndReason, times: int
 ) -> None:
     found = _running("-80", "80-")
@@ -165,7 +165,7 @@ def test_a_lost_journal_is_read_in_one_stream_with_all_participants() -> None:
     assert found.shards["-80"].state is ShardMode.STREAMING
 
 
-def test_what_a_stream_sends_after_its_end_is_refused() -> None:
+def test_events_of_a_stream_after_its_end_are_refused() -> None:
     found = _running("0")
     attempt = found.shards["0"].attempt
     _end(found, "0", EndReason.INTERRUPTED)
@@ -174,7 +174,7 @@ def test_what_a_stream_sends_after_its_end_is_refused() -> None:
     assert found.shards["0"].kept.gtid == _gtid(1)
 
 
-def test_down_until_after_complete_names_the_key_ranges_and_copies_them_when_asked() -> None:
+def test_after_missing_a_whole_reshard_key_ranges_are_reported_and_copied_on_request() -> None:
     found = _running("-80", "80-")
     assert isinstance(_end(found, "80-", EndReason.SHARD_UNKNOWN)[-1], ListShards)
     assert not _opened(_listed(found, "-80", "80-c0", "c0-"))
@@ -187,7 +187,7 @@ def test_down_until_after_complete_names_the_key_ranges_and_copies_them_when_ask
     assert not found.needs_snapshot
 
 
-def test_a_shard_that_vtgate_forgot_for_a_moment_goes_on() -> None:
+def test_a_shard_that_vtgate_does_not_know_for_a_moment_goes_on() -> None:
     found = _running("0")
     _end(found, "0", EndReason.SHARD_UNKNOWN)
     assert _opened(_listed(found, "0"))["0"].positions == {"0": _gtid(1)}
@@ -202,7 +202,7 @@ def test_the_same_journal_after_a_restart_is_followed_once() -> None:
     assert again.shards["-80"].state is ShardMode.STREAMING
 
 
-def test_journals_of_one_id_are_told_apart() -> None:
+def test_different_journals_with_one_id_are_distinguished() -> None:
     found = _running("-40", "40-80", "80-")
     later = Journal.of(MERGE.id, MERGE.participants, {"-80": _gtid(90, TWO)})
     _reach(found, "-40", MERGE)
@@ -211,14 +211,14 @@ def test_journals_of_one_id_are_told_apart() -> None:
     assert [str(part) for part in found.needs_snapshot] == ["-80"]
 
 
-def test_a_journal_that_leaves_keys_out_is_refused() -> None:
+def test_a_journal_that_omits_keys_is_refused() -> None:
     found = _running("0")
     with pytest.raises(TailraceError) as error:
         _reach(found, "0", Journal.of(5, ["0"], {"-80": _gtid(3)}))
     assert error.value.kind is Kind.PROTOCOL_VIOLATION
 
 
-def test_a_list_of_shards_that_leaves_keys_out_is_refused() -> None:
+def test_a_list_of_shards_that_omits_keys_is_refused() -> None:
     found = Coordinator({})
     found.start()
     with pytest.raises(TailraceError) as error:
@@ -237,13 +237,13 @@ def test_a_list_of_shards_that_leaves_keys_out_is_refused() -> None:
         (_gtid(9, TWO), "", [Keep, CancelStream]),  # another server
     ],
 )
-def test_a_silent_shard_is_asked_what_it_has(executed: str, purged: str, expected: list[Any]) -> None:
+def test_a_silent_shard_is_asked_for_its_position(executed: str, purged: str, expected: list[Any]) -> None:
     found = _running("0", at=5)
     commands = found.step(Probed("0", found.shards["0"].attempt, executed, purged))
     assert [type(command) for command in commands] == expected
 
 
-def test_a_shard_whose_purge_is_answered_three_times_in_a_row_is_lost() -> None:
+def test_a_shard_that_reports_a_purge_three_times_in_a_row_is_lost() -> None:
     found = _running("0", at=5)
 
     def answer(purged: str) -> None:
@@ -262,11 +262,11 @@ def _lag(found: Coordinator, shard: str, executed: str) -> Sequence[Command]:
     return found.step(Probed(shard, found.shards[shard].attempt, executed, ""))
 
 
-def test_a_silent_shard_that_gives_no_answer_is_told_at_once_and_no_more_when_it_answers() -> None:
+def test_a_silent_shard_without_an_answer_is_reported_until_it_answers() -> None:
     found = _running("-80", "80-", at=5)
     before = found.shards["80-"].attempt
     commands = found.step(ProbeFailed("80-", before, "no healthy tablet"))
-    # It is opened again, with nothing lost: what comes of the former stream does not count any more.
+    # It is opened again, with nothing lost: events of the former stream no longer count.
     assert _opened(commands)["80-"].positions == {"80-": _gtid(5)}
     assert not found.accepts("80-", before)
     assert [warning.key for warning in shard_warnings(found)] == ["shard_delayed 80-"]
@@ -275,14 +275,16 @@ def test_a_silent_shard_that_gives_no_answer_is_told_at_once_and_no_more_when_it
     assert not [*shard_warnings(found)]
 
 
-def test_a_junction_is_over_by_its_deadline_whether_its_shard_answers_or_not() -> None:
+def test_a_junction_stays_open_if_its_shard_does_not_answer() -> None:
     found = _running("-40", "40-80", "80-")
     _end(found, "-40", EndReason.PARTICIPANTS_ABSENT, "-40", "40-80")
     assert found.step(ProbeFailed("-40", found.shards["-40"].attempt, "it is being resharded")) == ()
     assert found.shards["-40"].state is ShardMode.JUNCTION
 
 
-def test_a_shard_that_lacks_what_was_read_of_it_is_named_and_its_keys_alone_are_copied_again() -> None:
+def test_a_shard_that_lacks_transactions_already_read_is_reported_and_only_its_keys_are_copied_again() -> (
+    None
+):
     found = _running("-80", "80-", at=5)
     for _ in range(BEHIND_MAX):
         assert not found.needs_snapshot
@@ -312,7 +314,7 @@ def test_a_tablet_that_lags_is_no_loss() -> None:
     assert (found.shards["0"].behind, found.shards["0"].state) == (0, ShardMode.STREAMING)
 
 
-def test_serving_shards_wait_for_a_snapshot_only_when_nothing_of_theirs_moves_any_more() -> None:
+def test_serving_shards_wait_for_a_snapshot_only_once_none_of_their_sources_proceeds() -> None:
     found = _running("-40", "40-80", "80-")
     for _ in range(PURGED_MAX):
         _end(found, "-40", EndReason.PURGED)
@@ -323,7 +325,7 @@ def test_serving_shards_wait_for_a_snapshot_only_when_nothing_of_theirs_moves_an
     assert not found.waits_for_snapshot("80-", serving)
 
 
-def test_two_reshards_in_a_row_are_followed_by_one_that_lags_behind() -> None:
+def test_a_capture_that_lags_behind_follows_two_reshards_in_a_row() -> None:
     found = _running("0")
     _reach(found, "0", Journal.of(1, ["0"], {"-80": _gtid(3), "80-": _gtid(4)}))
     _reach(found, "80-", Journal.of(2, ["80-"], {"80-c0": _gtid(5), "c0-": _gtid(6)}))
@@ -354,19 +356,19 @@ def _chunk(found: Coordinator, number: int, last: int, key: str = "", *, is_done
 
 
 def _restored(found: Coordinator) -> ShardState:
-    """Return what a restart finds, if a frame had the position of a chunk."""
+    """Return the state that a restart finds if a frame had the position of a chunk."""
     return ShardState.from_json({**found.shards["0"].kept.as_json(), "gtid": _gtid(99)})
 
 
-def test_a_copy_in_chunks_is_as_far_as_the_one_that_is_least_far() -> None:
+def test_the_position_of_a_copy_in_chunks_is_that_of_the_chunk_least_far() -> None:
     found = _copied()
     _chunk(found, 0, 3)
-    assert not found.shards["0"].kept.is_read, "a snapshot of which the log has no row may be taken again"
+    assert not found.shards["0"].kept.is_read, "a snapshot without rows in the log may be taken again"
     _chunk(found, 1, 7, "k1")
     _chunk(found, 0, 5, is_done=True)
     assert found.shards["0"].kept.gtid == _gtid(5)
     assert _restored(found) == found.shards["0"].kept
-    # Not all are there.
+    # Some chunks are missing.
     again = Coordinator({"0": _restored(found)}, (0,))
     (opened,) = _opened(again.start()).values()
     assert opened.positions == {"0": TO_COPY}
@@ -374,7 +376,7 @@ def test_a_copy_in_chunks_is_as_far_as_the_one_that_is_least_far() -> None:
     assert found.shards["0"].kept.copy.copied == frozenset()
 
 
-def test_once_all_chunks_are_copied_one_stream_goes_on_from_where_the_first_one_is() -> None:
+def test_once_all_chunks_are_copied_one_stream_continues_at_the_first_ones_position() -> None:
     found = _copied()
     for number, last in enumerate((5, 9, 7)):
         _chunk(found, number, last, f"k{number}", is_done=True)
@@ -393,7 +395,7 @@ def test_once_all_chunks_are_copied_one_stream_goes_on_from_where_the_first_one_
 
 
 @pytest.mark.parametrize("is_ended", [True, False])
-def test_a_journal_while_chunks_are_copied_has_one_stream_go_on_with_the_copy(is_ended: bool) -> None:
+def test_after_a_journal_during_the_copy_of_chunks_one_stream_continues_the_copy(is_ended: bool) -> None:
     found = _copied()
     _chunk(found, 0, 5, "k0")
     _chunk(found, 1, 9, "k1", is_done=True)
@@ -408,13 +410,13 @@ def test_a_journal_while_chunks_are_copied_has_one_stream_go_on_with_the_copy(is
     assert (kept.ahead, kept.copy) == ((), CopyState({"a": "k0", "b": "k2"}, frozenset("b")))
 
 
-def test_a_table_of_which_only_a_later_chunk_has_rows_is_named_with_a_key_before_all_of_them() -> None:
+def test_a_table_whose_later_chunk_alone_was_begun_continues_from_a_key_before_all_rows() -> None:
     copy = CopyState(chunks=(CHUNKS[0], CopyChunk("a", "id", 5, gtid=_gtid(5), key="k1", is_done=True)))
     found = copy.by_one_stream(lambda keys: f"before {keys[0]}" if None in keys else None)
     assert found == CopyState({"a": "before k1"})
 
 
-def test_a_copy_of_which_the_log_has_nothing_is_planned_again() -> None:
+def test_a_copy_without_rows_in_the_log_is_planned_again() -> None:
     found = _copied()
     _chunk(found, 0, 3)
     _end(found, "0", EndReason.INTERRUPTED)

@@ -1,5 +1,5 @@
-"""What the tests of Debezium's connector ask of many tasks, asked of ours: `VitessConnectorTest` and
-`VitessConnectorTaskTest`. The page on Vitess has the table of them.
+"""What the tests of Debezium's connector require of many tasks, required of ours: `VitessConnectorTest` and
+`VitessConnectorTaskTest`. The page on Vitess has a table of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _gtid(last: int) -> str:
 
 
 def _started(states: dict[str, ShardState], tasks: int, *listed: str, copies: bool = True) -> Coordinator:
-    """Return a coordinator that has the first list of shards, and makes no difference of who reads what."""
+    """Return a coordinator that has the first list of shards, without regard to tasks."""
     found = Coordinator(states, range(tasks), copies=copies)
     found.start()
     found.step(ShardsListed(listed or tuple(states)))
@@ -42,7 +42,9 @@ def _opened(states: dict[str, ShardState], tasks: int, *listed: str) -> dict[str
 
 @pytest.mark.parametrize("tasks", [1, 2, 4, 8])
 @pytest.mark.parametrize("copies", [True, False])
-def test_nothing_stored_begins_each_shard_as_the_snapshot_says_with_epoch_0(tasks: int, copies: bool) -> None:
+def test_without_offsets_each_shard_begins_as_the_snapshot_mode_says_with_epoch_0(
+    tasks: int, copies: bool
+) -> None:
     found = _started({}, tasks, *QUARTERS, copies=copies)
     assert {shard.kept.gtid for shard in found.shards.values()} == {TO_COPY if copies else CURRENT}
     assert {shard.kept.epoch for shard in found.shards.values()} == {0}
@@ -51,13 +53,15 @@ def test_nothing_stored_begins_each_shard_as_the_snapshot_says_with_epoch_0(task
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["-80", "80-90", "90-"])))
-def test_shards_are_dealt_the_same_way_in_whatever_order_they_are_listed(order: tuple[str, ...]) -> None:
+def test_the_assignment_of_shards_does_not_depend_on_the_order_of_the_list(order: tuple[str, ...]) -> None:
     found = _started({}, 2, *order)
     assert {name: shard.task for name, shard in found.shards.items()} == {"-80": 0, "80-90": 0, "90-": 1}
 
 
 @pytest.mark.parametrize(("before", "now"), [(1, 1), (1, 2), (2, 1), (2, 4), (4, 2), (3, 8), (8, 1)])
-def test_each_shard_keeps_its_position_and_its_epoch_whatever_the_tasks_before(before: int, now: int) -> None:
+def test_each_shard_keeps_its_position_and_epoch_when_the_number_of_tasks_changes(
+    before: int, now: int
+) -> None:
     first = _started({}, before, *QUARTERS, copies=False)
     for number, name in enumerate(QUARTERS, 1):
         first.step(PositionReached(name, first.shards[name].attempt, _gtid(number)))
@@ -72,7 +76,7 @@ def test_each_shard_keeps_its_position_and_its_epoch_whatever_the_tasks_before(b
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 4])
-def test_one_shard_without_a_position_begins_and_the_others_go_on(tasks: int) -> None:
+def test_one_shard_without_a_position_begins_and_the_others_continue(tasks: int) -> None:
     states = {name: ShardState(_gtid(7)) for name in QUARTERS}
     states["8000-c000"] = ShardState(TO_COPY, copy=CopyState(), begun=Begun.COPY)
     opened = _opened(states, tasks)
@@ -81,7 +85,7 @@ def test_one_shard_without_a_position_begins_and_the_others_go_on(tasks: int) ->
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 4])
-def test_a_shard_that_was_split_meanwhile_is_read_on_and_its_children_wait_for_its_journal(
+def test_a_shard_that_was_split_meanwhile_is_read_further_and_its_children_wait_for_its_journal(
     tasks: int,
 ) -> None:
     states = {name: ShardState(_gtid(7)) for name in QUARTERS}
@@ -92,7 +96,7 @@ def test_a_shard_that_was_split_meanwhile_is_read_on_and_its_children_wait_for_i
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_a_split_shard_without_a_position_is_begun_as_its_children_and_nothing_fails(tasks: int) -> None:
+def test_a_split_shard_without_a_position_begins_with_its_children(tasks: int) -> None:
     states = {name: ShardState(_gtid(7)) for name in QUARTERS}
     states["c000-"] = ShardState(TO_COPY, copy=CopyState(), begun=Begun.COPY)
     found = _started(states, tasks, *QUARTERS[:3], "c000-e000", "e000-")
@@ -104,7 +108,7 @@ def test_a_split_shard_without_a_position_is_begun_as_its_children_and_nothing_f
     assert {found.shards[name].kept.gtid for name in QUARTERS[:3]} == {_gtid(7)}
 
 
-def test_fewer_shards_that_leave_keys_out_are_refused_and_fewer_that_have_all_keys_are_a_merge() -> None:
+def test_fewer_shards_that_omit_keys_are_refused_and_fewer_with_all_keys_are_a_merge() -> None:
     states = {name: ShardState(_gtid(7)) for name in QUARTERS}
     with pytest.raises(TailraceError, match="none serves 80-") as refused:
         _started(states, 2, *QUARTERS[:2])
@@ -115,12 +119,12 @@ def test_fewer_shards_that_leave_keys_out_are_refused_and_fewer_that_have_all_ke
     )
 
 
-def test_a_state_from_before_copies_were_kept_is_read() -> None:
+def test_a_state_of_a_version_without_copies_is_read() -> None:
     found = ShardState.from_json({"v": 1, "gtid": _gtid(7)})
     assert (found.gtid, found.copy, found.request) == (_gtid(7), None, (_gtid(7), {}))
 
 
-def test_the_tests_that_the_page_names_are_there() -> None:
+def test_the_tests_named_on_the_page_exist() -> None:
     page = (_REPOSITORY / "docs" / "vitess.md").read_text()
     named = re.findall(
         r"`(test_\w+)\.py` (`test_\w+`(?:, `test_\w+`)*)", page.partition("Debezium's tests")[2]

@@ -1,4 +1,4 @@
-"""Sets of GTIDs, against sets of numbers."""
+"""Sets of GTIDs, compared with sets of numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_positions_of_another_kind_are_refused_by_name(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["current", ONE, f"{ONE}:", f"{ONE}:0", f"{ONE}:5-3", f"{ONE}:1-2;{TWO}:1", "x:1"]
 )
-def test_what_is_no_set_is_refused(text: str) -> None:
+def test_an_invalid_set_is_refused(text: str) -> None:
     with pytest.raises(TailraceError) as found:
         GtidSet.parse(text)
     assert found.value.kind is Kind.PROTOCOL_VIOLATION

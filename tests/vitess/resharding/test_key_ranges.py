@@ -1,4 +1,4 @@
-"""Key ranges of shards, against keyspace ids."""
+"""Key ranges of shards, compared with keyspace ids."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_shards_name_is_its_key_range(shard: str, expected: KeyRange) -> None:
 
 
 @pytest.mark.parametrize("shard", ["80-30", "80-80", "8-c", "g0-", "-00", "40-80-c0"])
-def test_what_is_no_key_range_is_refused(shard: str) -> None:
+def test_an_invalid_key_range_is_refused(shard: str) -> None:
     with pytest.raises(TailraceError) as found:
         KeyRange.of_shard(shard)
     assert found.value.kind is Kind.PROTOCOL_VIOLATION
@@ -66,7 +66,7 @@ def test_ranges_overlap_where_they_share_a_key(one: str, other: str, expected: b
 
 
 @given(_ranges())
-def test_merged_ranges_have_the_same_keys_and_are_apart(ranges: list[KeyRange]) -> None:
+def test_merged_ranges_have_the_same_keys_and_do_not_touch(ranges: list[KeyRange]) -> None:
     found = merged(ranges)
     for keyspace_id in _IDS:
         held = any(has_key(part, keyspace_id) for part in ranges)
@@ -77,7 +77,7 @@ def test_merged_ranges_have_the_same_keys_and_are_apart(ranges: list[KeyRange]) 
 
 
 @given(_ranges(), _ranges())
-def test_uncovered_is_what_nobody_has(ranges: list[KeyRange], wanted: list[KeyRange]) -> None:
+def test_uncovered_returns_the_keys_of_no_range(ranges: list[KeyRange], wanted: list[KeyRange]) -> None:
     for whole in (*wanted, KeyRange()):
         gaps = uncovered(whole, ranges)
         for keyspace_id in _IDS:

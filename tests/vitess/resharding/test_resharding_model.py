@@ -1,6 +1,6 @@
 """The coordinator of shards under all interleavings of up to three reshards, crashes, and messages that are
-lost, late or in another order: each change of each key is in the log once and in order, or known to be
-missing.
+lost, late or in another order: the log has each change of each key once and in order, or the change is known
+to be missing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ THREE = ("-40", "40-c0", "c0-")
 UPPER = (("80-",), ("80-c0", "c0-"))
 ACROSS = (("-80", "80-c0"), ("-c0",))
 
-#: From the first start on.
+#: Beginning with the first start.
 STARTS = {
     "split": began(ONE, (SPLIT,), Budget(("90", "90"))),
     "split of a copy": began(ONE, (SPLIT,), Budget(("90",)), copies=True),
@@ -58,7 +58,7 @@ STARTS = {
     "split, completed at once": began(ONE, (SPLIT,), Budget(("90",), completes=1), copies=True),
 }
 
-#: From a capture on that streams all shards.
+#: Beginning with a capture that streams all shards.
 RUNS = {
     "split": (ONE, (SPLIT,), Budget(("20", "90"), crashes=2)),
     "merge": (TWO, (MERGE,), Budget(("20", "90"), crashes=2)),
@@ -80,13 +80,13 @@ RUNS = {
     "purged before a merge": (TWO, (MERGE,), Budget(("90", "90"), purges=1, snapshots=1)),
 }
 
-#: From the first start on, where copies are made by several streams, a range of keys each.
+#: Beginning with the first start, with copies by several streams, a range of keys each.
 CHUNKS = {
     "a copy": began(ONE, (), Budget(("20", "90"), crashes=1, interruptions=1), chunks=True),
     "split, interrupted": began(ONE, (SPLIT,), Budget(interruptions=1), chunks=True),
     "merge": began(TWO, (MERGE,), Budget(), chunks=True),
 }
-#: The same in `make torture`.
+#: The same for `make torture`.
 MORE_CHUNKS = {
     "split, written": began(ONE, (SPLIT,), Budget(("90",)), chunks=True),
     "split, written and interrupted": began(ONE, (SPLIT,), Budget(("d0",), interruptions=1), chunks=True),
@@ -114,9 +114,9 @@ def each(worlds: dict[str, Any]) -> list[Any]:
 
 
 def explore(first: World, states_max: int = 400_000) -> int:
-    """Visit every state that the world can come to; return how many there are.
+    """Visit every state that the world can reach; return how many there are.
 
-    From each one, what happens by itself leads to rest, some time, and all is well there.
+    From each one, what happens by itself leads to rest at some time, and then all is well.
     """
     seen, waiting = {first}, [first]
     before: defaultdict[World, list[World]] = defaultdict(list)
@@ -134,20 +134,20 @@ def explore(first: World, states_max: int = 400_000) -> int:
             if found not in seen:
                 seen.add(found)
                 waiting.append(found)
-                assert len(seen) < states_max, "there is no end"
+                assert len(seen) < states_max, "no state is at rest"
     goes_on = set(resting)
     while resting:
         for found in before[resting.pop()]:
             if found not in goes_on:
                 goes_on.add(found)
                 resting.append(found)
-    assert goes_on == seen, f"nothing leads out of {next(iter(seen - goes_on))}"
+    assert goes_on == seen, f"no way leads to rest from {next(iter(seen - goes_on))}"
     return len(seen)
 
 
 @pytest.fixture(autouse=True)
 def _uncollected() -> Iterator[None]:
-    """States are kept to the end, and have no cycles: there is nothing to collect."""
+    """States are kept to the end and have no cycles: the garbage collector has nothing to do."""
     gc.disable()
     yield
     gc.enable()
@@ -168,7 +168,7 @@ def test_each_change_comes_once_and_in_order(run: tuple[Any, Any, Budget]) -> No
     assert explore(running(*run)) > 100
 
 
-#: The same, where somebody looks whether shards still serve.
+#: The same with checks whether shards still serve.
 LOOKS = {
     "split": (ONE, (SPLIT,), Budget(("90",), crashes=1)),
     "merge": (TWO, (MERGE,), Budget(("20",), crashes=1)),
@@ -178,7 +178,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("run", each(LOOKS))
-def test_looking_for_shards_that_do_not_serve_loses_none_that_comes_to_its_journal(
+def test_checking_for_shards_that_do_not_serve_loses_none_that_reaches_its_journal(
     run: tuple[Any, Any, Budget],
 ) -> None:
     assert explore(looking(running(*run))) > 100
@@ -186,7 +186,7 @@ def test_looking_for_shards_that_do_not_serve_loses_none_that_comes_to_its_journ
 
 @pytest.mark.parametrize("reshard", [SPLIT, MERGE, UPPER], ids=["split", "merge", "part"])
 @pytest.mark.ci
-def test_a_switch_without_a_journal_is_noticed(reshard: Any) -> None:
+def test_a_switch_without_a_journal_is_detected(reshard: Any) -> None:
     first = {SPLIT: ONE, MERGE: TWO, UPPER: TWO}[reshard]
     budget = Budget(("90", "90"), crashes=1, snapshots=1)
     world = running(first, (reshard,), budget, has_journals=False)
@@ -197,7 +197,7 @@ def test_a_switch_without_a_journal_is_noticed(reshard: Any) -> None:
 
 _M, _E, _C = ShardMode, ShardEvent, ShardCommand
 
-#: Moves of the table that are wrong, and in which runs that has to show.
+#: Wrong transitions in the table, and the runs in which that must show.
 PLANTED = {
     "goes on past the journal": (
         (_M.STREAMING, _E.JOURNAL),
@@ -238,7 +238,7 @@ def test_a_bug_in_the_table_is_found(
         _explore_run(run)
 
 
-def _waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def _does_not_wait_for_participants(monkeypatch: pytest.MonkeyPatch) -> None:
     def switch(self: Coordinator, journal: Journal) -> None:
         mine = [name for name in journal.participants if self.is_at(name, journal)]
         for name in mine:
@@ -251,7 +251,7 @@ def _waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Coordinator, "_switch_if_all_are_there", switch)
 
 
-def _hears_streams_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def _accepts_events_of_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Coordinator, "accepts", lambda self, shard, _: shard in self.shards)
 
 
@@ -268,7 +268,7 @@ def _forgets_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShardState, "request", property(lambda self: (self.gtid, {})))
 
 
-def _believes_that_the_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def _assumes_that_the_copy_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "inherited_copy", lambda *_: None)
 
 
@@ -282,8 +282,8 @@ def _reads_again_from_the_newest_position(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 IN_CODE: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
-    "a child starts before all parents are at the journal": (_waits_for_nobody, "merge"),
-    "what comes late counts": (_hears_streams_that_are_over, "late messages"),
+    "a child starts before all parents are at the journal": (_does_not_wait_for_participants, "merge"),
+    "what comes late counts": (_accepts_events_of_ended_streams, "late messages"),
     "children start at the newest position": (_starts_children_at_the_newest_position, "completed"),
     "tables are read again from the newest position": (
         _reads_again_from_the_newest_position,
@@ -293,7 +293,7 @@ IN_CODE: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 
 IN_COPIES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a copy goes on from its position alone": _forgets_what_is_copied,
-    "children take the copy for done": _believes_that_the_copy_is_over,
+    "children take the copy for done": _assumes_that_the_copy_is_complete,
 }
 
 
@@ -306,18 +306,18 @@ def test_a_bug_in_the_code_is_found(
         _explore_run(run)
 
 
-def _sends_again_what_chunks_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def _repeats_changes_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_state, "ahead_of", lambda *_: ())
 
 
-def _goes_on_from_the_newest_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def _continues_at_the_newest_chunks_position(monkeypatch: pytest.MonkeyPatch) -> None:
     def newest(chunks: Iterable[CopyChunk]) -> str:
         return max((chunk.gtid for chunk in chunks), default="")
 
     monkeypatch.setattr(shard_state, "common_position", newest)
 
 
-def _passes_over_chunks_that_were_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def _skips_chunks_that_were_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_one_stream(self: CopyState, common: CommonKey) -> CopyState:
         keys = [chunk.key for chunk in self.chunks if chunk.key]
         return CopyState({TABLE: keys[-1]} if keys else {}, frozenset(), self.is_again)
@@ -326,12 +326,15 @@ def _passes_over_chunks_that_were_not_begun(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 IN_CHUNKS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], World]] = {
-    "changes that chunks had come again": (_sends_again_what_chunks_had, CHUNKS["a copy"]),
-    "one stream goes on from the newest position": (_goes_on_from_the_newest_position, CHUNKS["a copy"]),
+    "changes that chunks had come again": (_repeats_changes_of_chunks, CHUNKS["a copy"]),
+    "one stream goes on from the newest position": (
+        _continues_at_the_newest_chunks_position,
+        CHUNKS["a copy"],
+    ),
 }
 if IS_TORTURE:
     IN_CHUNKS["children pass over chunks that were not begun"] = (
-        _passes_over_chunks_that_were_not_begun,
+        _skips_chunks_that_were_not_begun,
         CHUNKS["split, interrupted"],
     )
 

@@ -1,4 +1,4 @@
-"""What the log keeps of shards, and how large it is."""
+"""The state of shards in the log, and its size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_a_state_comes_back_as_it_was_written(state: ShardState) -> None:
+def test_a_state_is_read_as_it_was_written(state: ShardState) -> None:
     frame = frames.shard_frame("-80", state.as_json())
     in_force = {"S-80": frame}
     assert ShardState.from_json(metadata_frames.shard_states(in_force)["-80"]) == state
@@ -47,21 +47,21 @@ def test_a_state_of_a_later_version_is_refused() -> None:
     assert found.value.kind is Kind.LOG_FORMAT_UNKNOWN
 
 
-def test_a_state_with_chunks_has_a_version_that_those_without_them_refuse() -> None:
+def test_a_state_with_chunks_has_a_version_that_older_readers_refuse() -> None:
     chunk = CopyChunk("apples", "id", None, 7, GTID, is_done=True)
     copied, ahead = ShardState(GTID, copy=CopyState(chunks=(chunk,))), ShardState(GTID, ahead=(chunk,))
     assert [state.as_json()["v"] for state in (ShardState(GTID), copied, ahead)] == [1, 2, 2]
     assert [ShardState.from_json(state.as_json()) for state in (copied, ahead)] == [copied, ahead]
 
 
-def test_a_change_of_one_shard_of_a_thousand_writes_that_shard_alone() -> None:
+def test_a_change_of_one_shard_of_a_thousand_writes_only_that_shard() -> None:
     one = len(frames.shard_frame("7f80-7fc0", ShardState(GTID, 3, ("7f80-8000",)).as_json()))
     assert one < 200
-    # What the head of a segment repeats for a thousand shards, each of which came of a reshard.
+    # What the head of a segment repeats for a thousand shards, each of which resulted from a reshard.
     assert 1000 * one < 200_000
 
 
-def test_w5_between_two_tables_the_copy_is_not_taken_for_done() -> None:
+def test_w5_between_two_tables_the_copy_is_not_complete() -> None:
     copy = CopyState().after({"a": "a9"}).after({})
     state = ShardState(GTID, copy=copy)
     assert copy.done == {"a"}
@@ -81,22 +81,22 @@ def test_w4_the_state_of_a_copy_is_part_of_the_shards_state() -> None:
 
 def test_a_state_that_repeats_the_keys_of_its_position_is_read() -> None:
     copy = {"keys": {"a": "a9"}, "done": []}
-    before = {"v": 1, "gtid": GTID, "table_pks": ["a9"], "copy": copy}  # as it was written once
+    before = {"v": 1, "gtid": GTID, "table_pks": ["a9"], "copy": copy}  # as older versions wrote it
     assert ShardState.from_json(before).request == (GTID, {"a": "a9"})
 
 
-def test_a_copy_of_which_no_key_is_known_begins_again() -> None:
+def test_a_copy_without_a_known_key_begins_again() -> None:
     assert ShardState(GTID, copy=CopyState()).request == ("", {})
     assert ShardState(GTID).request == (GTID, {})
 
 
-def test_a_child_goes_on_with_its_parents_copy() -> None:
+def test_a_child_continues_its_parents_copy() -> None:
     whole = ShardState(GTID)
     half = ShardState(GTID, copy=CopyState({"a": "a9", "b": "b3"}, frozenset({"a"})))
     other = ShardState(GTID, copy=CopyState({"a": "a9", "b": "b7"}, frozenset({"a"})))
     assert inherited_copy([whole, whole]) is None
     assert inherited_copy([half]) == half.copy
     assert inherited_copy([half, whole]) == half.copy
-    # Where the parents differ, the table is copied from its start.
+    # If the parents differ, the table is copied from its start.
     assert inherited_copy([half, other]) == CopyState({"a": "a9"}, frozenset({"a"}))
     assert inherited_copy([half, ShardState("", copy=CopyState())]) == CopyState()

@@ -1,7 +1,7 @@
-"""Planted bug: the source is told that changes are safe as soon as they are written.
+"""Planted bug: changes are acknowledged to the source as soon as they are written, before the fsync.
 
-The check at start-up would notice that the slot is ahead of the log; it is taken away too, so
-that the loss has to be found in the sinks.
+The check at start-up would notice that the slot is ahead of the log; it is removed too, so
+that the loss must be found in the sinks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from tests.support.torture import power
 from tests.support.torture.planted.slow_disk import FSYNC_S
 
-#: Set: the check at start-up is left as it is.
+#: If set, the check at start-up is kept.
 KEEP_CHECK = "TORTURE_KEEP_CHECK"
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Planted bug: a commit that failed is passed over, and the next batch goes on with a new producer."""
+"""Planted bug: a failed commit is ignored, and the next batch is written by a new producer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""No bug in itself: an offset has come to the broker before its transaction's commit is asked for.
+"""No bug in itself: the offset reaches the broker before the commit of its transaction is requested.
 
-Who reads offsets that are not committed takes it for one that is.
+A reader of uncommitted offsets takes it for a committed one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Planted bug: the offset is written by a producer of its own, outside of the records' transaction."""
+"""Planted bug: a separate producer writes the offset, outside of the records' transaction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if __name__ == "__main__":
         for key, offset in offsets.items():
             producer.produce(task.offsets.name, json.dumps(dict(offset)), key, task.offsets.partition(key))
         producer.flush(30)
-        # So that there is a transaction's end at all.
+        # So that there is a transaction to end at all.
         self._producer.flush(30)
 
     AtomicWriter._send_offsets = outside  # type: ignore[method-assign]

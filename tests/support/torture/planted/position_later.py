@@ -1,6 +1,6 @@
 """Planted bug: a file sink makes data visible first, and records its position afterwards.
 
-Its files have random names, as Spark's own writers give them, so that writing a range again
+Its files have random names, as Spark's own writers choose them, so that writing a range again
 overwrites nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Planted bug: `<=` for `<` where transactions that the log has already are dropped at resume.
+"""Planted bug: `<=` for `<` in the test for transactions that the log has already, after a restart.
 
 A commit record may begin exactly where the one before it ended: that transaction is then lost.
 """

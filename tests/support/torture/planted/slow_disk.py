@@ -1,4 +1,4 @@
-"""Not a bug: the product as it is, on a disk whose every fsync takes its time. The control."""
+"""No bug: the unchanged product on a disk with slow fsyncs, as the control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Not a bug: the product as it is, but that Spark writes small ranges, too."""
+"""No bug: the unchanged product, but Spark writes small ranges, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted bug: recovery finds where the log ends, but does not cut off what lies behind."""
+"""Planted bug: recovery finds where the log ends, but does not truncate what follows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Planted bug: a shard's position is its task's. A task that did not read the shard begins at the newest one.
-
-It is what a connector does that keeps offsets by task, and has another number of tasks after a restart.
+"""Planted bug: shards' positions are kept by task. A task that did not read a shard before begins at its
+newest position, as a connector does that keeps offsets by task when it is restarted with another number of
+tasks.
 """
 
 from __future__ import annotations

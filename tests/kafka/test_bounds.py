@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -12,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tailrace.converters.debezium import JsonConverter
 from tailrace.kafka.producer import sender as sending
 from tailrace.kafka.producer.sender import Sender
-from tailrace.records.events import CONVERTED_BYTES, bytes_of
+from tailrace.records.events import CONVERTED_BYTES, Converted, bytes_of
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.once import numbers
 from tests.support.kafka.shares_rig import opened, records, sink_of, write
@@ -83,3 +84,26 @@ def test_the_sink_waits_for_a_client_whose_queue_is_full(
     sender.close()
     del producer
     assert [value for _, value in records(kafka, topic_name)] == [str(n).encode() for n in range(1, 2001)]
+
+
+def test_headers_count_for_the_bytes_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waiting:
+        """A client that delivers nothing before it is waited for."""
+
+        messages = most = 0
+
+        def __len__(self) -> int:
+            return self.messages
+
+        def produce(self, *_: Any) -> None:
+            self.messages += 1
+            self.most = max(self.most, self.messages)
+
+        def poll(self, timeout_s: float) -> None:
+            self.messages = 0 if timeout_s else self.messages
+
+    monkeypatch.setattr(sending, "BYTES_MAX", 3 << 19)
+    headers = pa.StructArray.from_arrays([pa.array(["x" * 1024] * 4000)], ["a"])
+    client = Waiting()
+    Sender(client, {}, 60.0).send("t", Converted(None, pa.array(["x"] * 4000), headers))  # type: ignore[arg-type]
+    assert client.most == sending.CHUNK

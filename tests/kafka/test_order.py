@@ -291,7 +291,7 @@ def test_two_tables_that_would_share_a_topic_are_refused_even_if_only_one_has_ch
                 outgoing.send(cast(Writer, writer))
         return writer.told()
 
-    with pytest.raises(TailraceError, match="is that of 'public") as caught:
+    with pytest.raises(TailraceError, match="is that of '顧客' in schema 'public'") as caught:
         send_the_second()
     assert caught.value.kind is Kind.SINK_MISCONFIGURED
     route = {"tables": ["public.商品"], "topic": "{prefix}.goods"}

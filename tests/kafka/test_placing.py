@@ -227,9 +227,10 @@ def test_names_of_topics_follow_tables_or_routes() -> None:
     assert topics.of_table("public", "größe") == "shop.public.gr__e"
     assert {topics.of_table("sales", name) for name in ("a", "b")} == {"shop.all.sales"}
     assert topics.beside("message") == "shop.message"
-    for refused in ("grö?e", "x" * 250):
+    assert topics.of_table("a.b", "c") == "shop.a.b.c"
+    for refused in (("public", "grö?e"), ("public", "x" * 250), ("a", "b.c")):
         with pytest.raises(TailraceError) as caught:
-            topics.of_table("public", refused)
+            topics.of_table(*refused)
         assert caught.value.kind is Kind.SINK_MISCONFIGURED
     with pytest.raises(ValueError, match="placeholder"):
         TopicRoute(tables=("a.b",), topic="{tabel}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -214,6 +215,25 @@ def test_a_target_in_which_an_earlier_version_moved_folders(shop: Shop) -> None:
     error = shop.refused(Kind.SINK_DAMAGED)
     assert "or begin with another log, and an empty path for the sink" in error.hint
     shop.begin_with_a_new_log()
+    shop.run()
+    shop.require_equal("orders")
+
+
+@pytest.mark.follows("sink_damaged")
+@pytest.mark.parametrize("way", ["read again", "empty path"])
+def test_a_table_of_a_mirror_that_was_removed(shop: Shop, way: str) -> None:
+    shop.create_orders()
+    shop.run()
+    shutil.rmtree(shop.lake / "public.orders")
+    shop.pg.execute("delete from orders where id = 1")
+    error = shop.refused(Kind.SINK_DAMAGED)
+    if way == "read again":
+        found = re.search(r"`(tailrace snapshot .*?)`", error.hint)
+        assert found is not None
+        shop.command(found[1])
+    else:
+        assert "give the sink a new, empty path" in error.hint
+        shop.sink["path"] = "./new lake"
     shop.run()
     shop.require_equal("orders")
 

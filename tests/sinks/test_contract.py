@@ -10,10 +10,13 @@ import stat
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
+from tailrace.sinks import target
 from tailrace.sinks.contract import require_within_log
+from tailrace.sinks.delta.folder import DeltaFolder
 from tests.support.sinks.rig import WIDTHS, make, offsets, opened, rekey, relation, snapshot, write
 from tests.support.spark.wire import INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 
@@ -296,6 +299,35 @@ def test_two_engines_cannot_have_one_target(kind, way, tmp_path, log):
     write(second, log, 0, ends[4])
     require_each_once(kind, path, 4)
     second.close()
+
+
+@pytest.mark.parametrize("wider", WIDTHS)
+@pytest.mark.parametrize("mode", ["append", "mirror"])
+def test_of_two_engines_whose_locks_have_no_effect_the_later_commit_fails(
+    mode, wider, tmp_path, log, monkeypatch
+):
+    monkeypatch.setattr(target, "locked", lambda *_: os.open(os.devnull, os.O_RDONLY))
+    start = log.commit(ORDERS, insert(1, 0, "x"))
+    ends = [log.commit(*(insert(1, 10 * number + n, "x") for n in range(2))) for number in (1, 2, 3)]
+    first, second = (opened(mode, tmp_path / "lake", log) for _ in range(2))
+    write(first, log, 0, start)
+    of_delta = DeltaFolder.append
+
+    def append(folder, files, version):
+        monkeypatch.setattr(DeltaFolder, "append", of_delta)
+        write(second, log, start, ends[1 + wider])
+        of_delta(folder, files, version)
+
+    monkeypatch.setattr(DeltaFolder, "append", append)
+    if wider == 0:  # the outcome of its commit might have been unknown
+        write(first, log, start, ends[1])
+    else:
+        with pytest.raises(TailraceError) as raised:
+            write(first, log, start, ends[1])
+        assert raised.value.kind is Kind.SINK_FOREIGN
+    write(second, log, ends[1 + wider], ends[-1])
+    found = DeltaTable(str(tmp_path / "lake" / "public.orders")).to_pyarrow_table()["id"].to_pylist()
+    assert sorted(found) == [0, 10, 11, 20, 21, 30, 31]
 
 
 @pytest.mark.parametrize("kind", KINDS)

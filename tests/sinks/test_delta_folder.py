@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.delta import folder as delta_folder
 from tailrace.sinks.delta.folder import DeltaFolder, _set_properties
+from tailrace.sinks.delta.sink import require_path
 
 STATISTICS = "delta.dataSkippingStatsColumns"
 
@@ -38,6 +40,22 @@ def test_a_table_gets_no_feature_that_its_columns_do_not_need(tmp_path: Path) ->
     # the table can be changed again
     folder.reshape([], table(("id", pa.int64()), ("c", pa.string())))
     assert DeltaTable(str(tmp_path / "t")).metadata().configuration[STATISTICS] == "id,c"
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.timestamp("us")], ids=str)
+def test_a_commit_of_others_while_a_table_is_rewritten_is_not_overwritten(
+    kind: pa.DataType, tmp_path: Path
+) -> None:
+    folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
+    folder.create(table(("id", pa.int64()), ("c", kind)), [], 1)
+    folder.committed()
+    folder.data_files()
+    theirs = pa.table({"id": [7], "c": pa.nulls(1, kind)})
+    write_deltalake(str(tmp_path / "t"), theirs, mode="append")
+    with pytest.raises(TailraceError) as refused:
+        folder.reshape([], table(("id", pa.int64()), ("c", kind), ("d", kind)))
+    assert refused.value.kind is Kind.SINK_WRITE_FAILED
+    assert DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["id"].to_pylist() == [7]
 
 
 def test_properties_are_not_set_over_another_commit(tmp_path: Path) -> None:
@@ -78,3 +96,10 @@ def test_commits_of_others_that_delta_has_removed_are_not_synced(tmp_path: Path,
     folder.append([], 3)
     folder.make_durable(2)
     assert synced == [f"{5:020d}.json"]
+
+
+@pytest.mark.parametrize("name", ["50%", "a\\b"])
+def test_a_path_that_delta_rs_takes_for_another_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TailraceError) as refused:
+        require_path("lake", tmp_path / name)
+    assert refused.value.kind is Kind.CONFIG_INVALID

@@ -46,6 +46,7 @@ from tests.support.spark.wire import (
 )
 
 NOTED = {"id": INT8, "note": TEXT, "n": INT4}
+XID8 = 5069
 
 
 class Story:
@@ -111,6 +112,12 @@ def stories() -> list[Story]:
     odd.first += [insert(o, "1.50", "-infinity", "c"), insert(o, "NaN", "500000-01-01 00:00:00", "d")]
     odd.then = [update(o, "NaN", "infinity", "a2"), delete(o, "NaN", "500000-01-01 00:00:00", None)]
     odd.expected = []  # compared apart: Python has no such times
+
+    long = story("keys that are too long for their column", {"id": XID8, "note": TEXT})
+    o = long.oid
+    long.first = [insert(o, 2**64 - 1, "a"), insert(o, 2**64 - 2, "b"), insert(o, 7, "c")]
+    long.then = [update(o, 2**64 - 1, "a2"), delete(o, 2**64 - 2, None)]
+    long.expected = [(None, "a2"), (7, "c")]
 
     real = story("floats as keys", {"id": FLOAT8, "note": TEXT})
     o = real.oid
@@ -270,3 +277,31 @@ def test_while_the_key_changes_rows_are_identified_by_the_old_and_the_new_key(sp
     log.close()
     found = [(row["n"], row["id"], row["note"]) for row in mirror_rows(tmp_path / "lake" / "public.accounts")]
     assert sorted(found) == [(10, 1, "a"), (11, 1, "f"), (22, 1, "e"), (30, 3, "c")]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("oid", [1, 2], ids=["emptied and altered", "created again"])
+def test_a_table_without_a_key_that_begins_again_has_its_new_rows_and_keeps_them(oid, spark, tmp_path):
+    def described(oid: int, columns: dict[str, int], numbers: tuple[int, ...], **more: Any) -> bytes:
+        held = tuple(
+            ColumnFacts(name, number, type_oid=kind, base_oid=kind)
+            for number, (name, kind) in zip(numbers, columns.items(), strict=True)
+        )
+        facts = Facts(oid, "public", "rows", (), held, **more)
+        told = frames.control_frame(frames.FACTS, 0, 0, facts.as_json())
+        return told + relation(oid, "public.rows", columns, key=(), identity="f")
+
+    log = HandmadeLog(tmp_path / "log")
+    again = described(oid, {"a": TEXT, "n": INT4}, (1, 3), version=2, replaced=oid - 1)
+    ends = [
+        log.commit(described(1, {"a": TEXT, "gone": TEXT}, (1, 2), version=1), insert(1, "x", "x")),
+        log.commit(again, truncate(oid), insert(oid, "p", 1), insert(oid, "q", 2), delete_whole(oid, "q", 2)),
+        log.commit(insert(oid, "r", 3)),
+    ]
+    sink, start, found = opened("mirror", tmp_path / "lake", log, keyless="full_row"), 0, []
+    for end in ends:
+        write(sink, log, start, end, spark)
+        start = end
+        found.append([tuple(row.values()) for row in mirror_rows(tmp_path / "lake" / "public.rows")])
+    log.close()
+    assert found == [[("x", "x")], [("p", 1)], [("p", 1), ("r", 3)]]

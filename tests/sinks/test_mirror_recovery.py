@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ from tailrace.config import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.options import KafkaJoinSection
 from tailrace.model import LogRange, ValueModes
+from tailrace.protocol import frames
+from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.ranges import changes as range_changes
 from tailrace.ranges import plan
 from tailrace.sinks.contract import SparkNeededError
@@ -29,6 +32,7 @@ from tailrace.sinks.delta import rewrite
 from tailrace.sinks.delta.folder import DeltaFolder
 from tailrace.sinks.delta.mirror import files, small_merge
 from tailrace.sinks.delta.mirror import sink as mirror
+from tailrace.sinks.delta.mirror.net_changes import net
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
@@ -143,6 +147,34 @@ def test_many_or_large_changes_are_reduced_in_parts(limit, tmp_path, log, monkey
     assert [row["n"] for row in table(tmp_path / "lake")] == [2] * 8
 
 
+@pytest.mark.parametrize("key", [("id",), ("tenant", "id"), ("tags",)], ids=["moved", "skewed", "nested"])
+def test_large_changes_are_reduced_in_parts_whatever_their_keys(key, tmp_path, log, monkeypatch):
+    sizes = []
+
+    def composed(work):
+        found = files.compose(work)
+        sizes.append(found["net_bytes"])
+        return found
+
+    monkeypatch.setattr(mirror, "BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr(mirror, "compose", composed)
+    columns = {"tenant": INT4, "id": INT8, "tags": 1007, "note": TEXT}
+    large = relation(1, "public.accounts", columns, key=key)
+    log.commit(large, *(insert(1, 7, n, f"{{{n}}}", "") for n in range(200, 400)))
+    log.commit(*(insert(1, 7, n, f"{{{n}}}", f"{n}" * (256 << 10)) for n in range(8)))
+    moved = 8 if key == ("id",) else 0
+    if moved:
+        later = [rekey(1, (None, n, None, None), (7, n + 8, f"{{{n}}}", UNCHANGED)) for n in range(8)]
+    else:
+        later = [update(1, 7, n, f"{{{n}}}", UNCHANGED) for n in range(8)]
+    end = log.commit(*later, *(delete(1, 7, n, f"{{{n}}}", None) for n in range(100, 104)))
+    write_alone(opened("mirror", tmp_path / "lake", log), log, 0, end)
+    assert max(sizes) < 1.5 * (1 << 20)
+    found = [(row["id"], row["note"][:1]) for row in table(tmp_path / "lake") if row["note"]]
+    assert sorted(found) == [(n + moved, f"{n}") for n in range(8)]
+    assert len(table(tmp_path / "lake")) == 208
+
+
 def test_a_merge_into_a_large_table_is_left_to_spark_and_commits_nothing_before(tmp_path, log, monkeypatch):
     begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1), insert(1, 2, "two", 2))
     end = log.commit(update(1, 1, "changed", 1))
@@ -214,6 +246,19 @@ def test_a_replayed_range_changes_and_commits_nothing(tmp_path, log):
         assert write(sink, log, 0, end).rows == 0
     assert DeltaTable(str(tmp_path / "lake" / "public.accounts")).version() == version
     assert table(tmp_path / "lake") == story[-1][1]
+
+
+def test_tables_without_changes_are_not_read_in_a_range(tmp_path, log, monkeypatch):
+    tables = [(relation(oid, f"public.t{oid}", COLUMNS), insert(oid, 1, "a", 1)) for oid in range(1, 6)]
+    ends = [log.commit(*(part for each in tables for part in each))]
+    ends += [log.commit(update(1, 1, "a", n)) for n in (2, 3)]
+    sink, read = opened("mirror", tmp_path / "lake", log), set()
+    of_delta = DeltaFolder.schema
+    write_alone(sink, log, 0, ends[0])
+    write_alone(sink, log, ends[0], ends[1])
+    monkeypatch.setattr(DeltaFolder, "schema", lambda folder: read.add(folder.path.name) or of_delta(folder))
+    write_alone(sink, log, ends[1], ends[2])
+    assert read == {"public.t1"}
 
 
 def test_a_sink_that_began_with_the_log_recovers_from_a_lost_position_file(tmp_path, log):
@@ -330,6 +375,20 @@ def test_a_row_with_a_changed_key_takes_no_value_from_the_next_row_with_its_old_
         2: None,  # never sent: the row is older than the log
         5: "later",
     }
+
+
+def test_changes_that_cannot_be_reduced_are_not_reduced_again_and_again(tmp_path, log, monkeypatch):
+    monkeypatch.setattr(files, "BUFFERED_BYTES_MAX", 1)
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each transaction's changes come apart
+    monkeypatch.setattr(range_changes, "DECODED_BYTES_MAX", 1)
+    reduced = []
+    monkeypatch.setattr(files, "net", lambda *args: reduced.append(1) or net(*args))
+    ends = [log.commit(*([ACCOUNTS] if n == 0 else []), insert(1, n, "a", n)) for n in range(64)]
+    with LogReader.open(log.path, "0") as reader:
+        (split,) = plan.input_splits("0", reader.blocks(0, ends[-1]), 0, ends[-1])
+    opened("mirror", tmp_path / "lake", log).write(None, log.path, LogRange("0", 0, ends[-1]), [split])
+    assert len(reduced) < 12
+    assert [row["n"] for row in sorted(table(tmp_path / "lake"), key=lambda row: row["id"])] == [*range(64)]
 
 
 def test_a_column_may_have_a_name_that_a_small_merge_uses(tmp_path, log):
@@ -554,6 +613,71 @@ def test_a_dropped_column_leaves_the_mirror_and_a_later_one_of_that_name_is_a_ne
         {"id": 3, "note": "again", "n": 3},
         {"id": 5, "note": None, "n": 2},
     ]
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["while it runs", "before a start"])
+def test_a_table_that_somebody_removes_from_a_mirror_stops_it_until_it_is_read_again(
+    restarted, tmp_path, log
+):
+    def described(read_from=0):
+        columns = tuple(ColumnFacts(name, number) for number, name in enumerate(COLUMNS, 1))
+        facts = Facts(1, "public", "accounts", ("id",), columns, version=1, read_from=read_from)
+        return frames.control_frame(frames.FACTS, 0, 0, facts.as_json()) + ACCOUNTS
+
+    middle = log.commit(described(), insert(1, 1, "one", 1), insert(1, 2, "two", 2))
+    end = log.commit(update(1, 2, "two", 3))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, 0, middle)
+    if restarted:
+        sink.close()
+        sink = opened("mirror", tmp_path / "lake", log)
+    shutil.rmtree(tmp_path / "lake" / "public.accounts")
+    for _ in range(2):
+        with pytest.raises(TailraceError) as raised:
+            write_alone(sink, log, middle, end)
+        assert raised.value.kind is Kind.SINK_DAMAGED
+        assert "snapshot FILE --table public.accounts" in raised.value.hint
+    assert not (tmp_path / "lake" / "public.accounts").exists()
+    last = log.commit(described(end), insert(1, 1, "one", 1), insert(1, 2, "two", 3))
+    write_alone(sink, log, middle, end)
+    write_alone(sink, log, end, last)
+    assert [row["n"] for row in table(tmp_path / "lake")] == [1, 3]
+
+
+@pytest.mark.parametrize("unsent", [False, True], ids=["all was sent", "a value was not sent"])
+def test_rows_older_than_a_column_have_the_default_that_its_type_cannot_hold(unsent, tmp_path, log):
+    columns = {"id": (INT8, -1), "note": (TEXT, -1)}
+    wider = columns | {"at": (TIMESTAMP, -1), "price": numeric(6, 2)}
+
+    def described(names, version, **missing):
+        held = tuple(
+            ColumnFacts(name, number, "", oid, modifier, oid, modifier, missing=missing.get(name))
+            for number, (name, (oid, modifier)) in enumerate(names.items(), 1)
+        )
+        facts = Facts(1, "public", "t", ("id",), held, version=version)
+        return frames.control_frame(frames.FACTS, 0, 0, facts.as_json()) + relation(1, "public.t", names)
+
+    gone = [delete(1, 1, None), delete(1, 2, None)] if unsent else []
+    middle = log.commit(described(columns, 1), insert(1, 1, "one"), insert(1, 2, "two"), *gone)
+    end = log.commit(
+        insert(1, 3, "three"),
+        update(1, 2, UNCHANGED if unsent else "two"),
+        described(wider, 2, at="infinity", price="NaN"),
+        insert(1, 4, "four", *(("2020-01-01 00:00:00", "1") if unsent else ("infinity", "NaN"))),
+    )
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, 0, middle)
+    if unsent:  # delta-rs would not keep the texts
+        with pytest.raises(SparkNeededError):
+            write_alone(sink, log, middle, end)
+        return
+    write_alone(sink, log, middle, end)
+    held = DeltaTable(str(tmp_path / "lake" / "public.t")).to_pyarrow_table()
+    held = held.set_column(2, "at", held["at"].cast("int64")).to_pylist()
+    special = [("at", "infinity"), ("price", "NaN")]
+    assert {row["id"] for row in held} == {1, 2, 3, 4}
+    for row in held:
+        assert (row["at"], row["price"], sorted(row["_position"]["special"])) == (2**63 - 1, None, special)
 
 
 @pytest.mark.parametrize("kind", ["append", "mirror"])

@@ -72,7 +72,7 @@ def test_other_settings_than_those_of_the_existing_rows_stop_a_mirror(
         made.open(log.directory.identity, "shop")
         write(made, log, 0, at)
         made.close()
-        assert set(settings(lake)["1"]) == {"masks", "key", "forms"}
+        assert set(settings(lake)["1"]) == {"masks", "key", "forms", "since"}
         if earlier:
             as_an_earlier_version(lake)
         end = log.commit(insert(1, 2, "two", "s", "\\x02"))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.sinks.delta.mirror.net_changes import net, origin_type
+from tailrace.sinks.delta.mirror.net_changes import net, net_plan, origin_type
 
 KEY = ("k",)
 OWN = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.string())])
@@ -137,6 +137,19 @@ def test_net_changes_of_any_history_turn_the_old_table_into_the_new_one(seed, st
     steps = np.repeat(np.arange(len(splits)), [len(split) for split in splits])
     whole = net(pa.concat_tables(splits), KEY, steps)
     assert applied(before, whole) == source.rows
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 5))
+def test_net_changes_made_in_parts_are_those_made_at_once(seed, statements, parts):
+    _, source = random_history(seed, statements)
+    events = table(source.events)
+    plan = net_plan(events.select([*KEY, *SCHEMA.names[3:]]), KEY)
+    edges = [len(plan.winners) * number // parts for number in range(parts + 1)]
+    made = []
+    for first, last in itertools.pairwise(edges):
+        part = plan.part(first, last)
+        made.append(part.made(events.take(part.needed()), part.needed()))
+    assert pa.concat_tables(made).to_pylist() == net(events, KEY).to_pylist()
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(0, 60))

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tailrace.sinks.delta import rewrite
 from tailrace.sinks.delta.rewrite import RewriteTask, conform
-from tailrace.sinks.delta.shapes import ShapeStep, Unfit, cast_exactly
+from tailrace.sinks.delta.shapes import ShapeStep, Unfit, cast_exactly, reshaped
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,20 @@ def test_files_that_a_user_had_spark_rewrite_keep_their_times(tmp_path: Path) ->
     steps = (ShapeStep(pa.field("at", kind), "at"), ShapeStep(pa.field("id", pa.int32()), "id"))
     conform(RewriteTask((path,), steps, (), out, ()))
     assert pq.read_table(out)["at"].cast(pa.int64()).to_pylist() == held
+
+
+def test_large_rows_are_rewritten_in_smaller_batches(tmp_path: Path, monkeypatch) -> None:
+    sizes: list[int] = []
+
+    def noted(rows: pa.Table, *others: Any) -> pa.Table:
+        sizes.append(rows.nbytes)
+        return reshaped(rows, *others)
+
+    monkeypatch.setattr(rewrite, "BUFFERED_BYTES_MAX", 64 << 10)
+    monkeypatch.setattr(rewrite, "reshaped", noted)
+    path, out = str(tmp_path / "large.parquet"), str(tmp_path / "out.parquet")
+    rows = pa.table({"id": range(40), "note": [f"{number}" * (8 << 10) for number in range(40)]})
+    pq.write_table(rows, path)
+    conform(RewriteTask((path,), (ShapeStep(pa.field("note", pa.string()), "note"),), (), out, ()))
+    assert max(sizes) < 128 << 10
+    assert pq.read_table(out)["note"].equals(rows["note"])

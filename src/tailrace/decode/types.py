@@ -222,7 +222,7 @@ _CHOSEN: dict[int, Callable[[ValueType, ValueModes], ColumnType]] = {
 _CHOSEN_BY_NAME = {"hstore": _hstore}
 
 
-def value_of(relation: Relation, column: Column, text: str) -> pa.Array | None:
-    """Return `text` as an array of one value of the column's type; None if that can't hold it."""
+def value_of(relation: Relation, column: Column, text: str) -> tuple[pa.Array, bool]:
+    """Return what the column has for `text`, as an array of one value, and whether it is exactly that."""
     typed = column_types(relation)[relation.columns.index(column)].read(text_cells(pa.array([text])))
-    return None if len(typed.special_rows) else typed.values
+    return typed.values, not len(typed.special_rows)

@@ -339,9 +339,11 @@ def made_in_parts(make: Callable[[int, int], tuple[T, int]], records: int, colum
 
 
 def bytes_of(converted: Converted) -> int:
-    """Return the approximate size of keys and values in bytes; objects other than bytes and text count 0."""
+    """Return the approximate size of keys, values and headers in bytes; objects other than bytes and text
+    count 0.
+    """
     found = 0
-    for made in (converted.keys, converted.values):
+    for made in (converted.keys, converted.values, converted.headers):
         if isinstance(made, pa.Array):
             found += made.nbytes
         elif made is not None:

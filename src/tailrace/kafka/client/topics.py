@@ -52,7 +52,7 @@ class Topics:
         self._config = config
         self._prefix = prefix
         self._timeout_s = timeout_s
-        self._owners: dict[str, str] = {}
+        self._owners: dict[str, tuple[str, str]] = {}
         self._there: set[str] = set()
         self._partitions = dict(counted or {})
         self._looked_s: dict[str, float] = {}
@@ -73,10 +73,11 @@ class Topics:
             if matches_any(route.tables, schema, table):
                 return legal(route.topic_of(self._prefix, schema, table), owner)
         name = legal(f"{self._prefix}.{owner}", owner)
-        if self._owners.setdefault(name, owner) != owner:
+        # Not by `owner`: names may have dots.
+        if (other := self._owners.setdefault(name, (schema, table))) != (schema, table):
             raise TailraceError(
                 Kind.SINK_MISCONFIGURED,
-                f"name a topic: {name!r} is that of {self._owners[name]!r} too",
+                f"name a topic: {name!r} is that of {other[1]!r} in schema {other[0]!r} too",
                 "leave one of the tables out, with `tables`, or give one a topic of its own, with `routes`",
                 {"table": owner},
             )

@@ -25,7 +25,7 @@ from tailrace.kafka.client.rights import TO_WRITE, denied, is_denial
 from tailrace.kafka.offsets.compacted_read import ORIGIN
 from tailrace.kafka.offsets.topic import OffsetsTopic
 from tailrace.kafka.producer.partitioner import BY_KEY
-from tailrace.records.events import Converted
+from tailrace.records.events import Converted, bytes_of
 
 #: Limits of messages and bytes in flight.
 MESSAGES_MAX = 200_000
@@ -49,7 +49,7 @@ class SendProgress:
     """The progress of a batch.
 
     :param records: records handed over.
-    :param bytes: size of their values.
+    :param bytes: their approximate size.
     :param delivered: how many of them are delivered, at least.
     :param seconds: time since the batch was begun.
     :param idle_s: time since a delivery was last noticed.
@@ -129,7 +129,7 @@ class Sender:
             others = [keys, places, repeat(self._delivered)]
             if headers is not None:
                 others += [*_BEFORE_HEADERS, _on_the_wire(headers[at : at + CHUNK])]
-            self._produce(topic, at, values, others)
+            self._produce(topic, at, bytes_of(events.part(at, at + CHUNK)), values, others)
             failpoints.hit("kafka.in_batch")
             self.raise_if_failed()
 
@@ -147,9 +147,8 @@ class Sender:
                 topic.name, held, key, partition, on_delivery=self._delivered, headers=origin
             )
 
-    def _produce(self, topic: str, at: int, values: Sequence[Any], others: Sequence[Any]) -> None:
+    def _produce(self, topic: str, at: int, size: int, values: Sequence[Any], others: Sequence[Any]) -> None:
         # Calls `produce` for each message, looping in C: the client's batch call needs dictionaries.
-        size = sum(map(len, filter(None, values)))
         self._wait_for_room(size)
         done, self._moved_s = 0, time.monotonic()
         while done < len(values):

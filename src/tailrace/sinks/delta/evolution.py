@@ -169,12 +169,8 @@ def _filled(
     relation: Relation, column: Column, field: pa.Field, *, follow: bool, context: dict[str, str]
 ) -> ShapeStep:
     if column.missing is not None:
-        value = value_of(relation, column, column.missing)
-        return (
-            ShapeStep(field, None, text=column.missing)
-            if value is None
-            else ShapeStep(field, None, fill=value)
-        )
+        value, is_exact = value_of(relation, column, column.missing)
+        return ShapeStep(field, None, fill=value, text=None if is_exact else column.missing)
     if not column.unknown:
         return ShapeStep(field, None)
     if follow:

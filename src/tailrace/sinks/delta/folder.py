@@ -32,7 +32,7 @@ from tailrace.backoff import Backoff
 from tailrace.changelog import durable
 from tailrace.changelog.durable import sync_file
 from tailrace.errors import Kind, TailraceError
-from tailrace.sinks.delta.evolution import held_columns
+from tailrace.sinks.delta.evolution import held_columns, same_type
 from tailrace.sinks.delta.key_bounds import NOTHING
 
 #: Delta's features with which a table's data files have exactly the table's rows.
@@ -75,6 +75,8 @@ class DeltaFolder:
         self.application = application
         self.context = {"sink": sink, "table": table}
         self._delta: DeltaTable | None = None
+        self._committed: int | None = None  # as it was last read by `committed`, or written
+        self._relation = -2, 0  # the table's version, and its relation then: each range asks for all tables'
         self._durable = -1  # the table's version up to which all commits are on disk
 
     def committed(self) -> int | None:
@@ -84,15 +86,23 @@ class DeltaFolder:
 
         :raises TailraceError: `SINK_WRITE_FAILED` if it can't be read.
         """
-        delta = self._current()
-        return None if delta is None else delta.transaction_version(self.application)
+        self._current()
+        self._committed = self._transaction()
+        return self._committed
+
+    def _transaction(self) -> int | None:
+        try:
+            return None if self._delta is None else self._delta.transaction_version(self.application)
+        except (DeltaError, OSError) as error:  # it was created again
+            self._delta = None
+            raise self._refused("read a Delta table", error, _UNREADABLE) from error
 
     def require_ours(self) -> None:
         """Check that the table, if there is one, was made for this pipeline and log.
 
         :raises TailraceError: `SINK_FOREIGN`.
         """
-        if self._delta is not None and self._delta.transaction_version(self.application) is None:
+        if self._delta is not None and self._transaction() is None:
             raise TailraceError(
                 Kind.SINK_FOREIGN,
                 "write to a Delta table: it has no record of this pipeline and log",
@@ -133,7 +143,11 @@ class DeltaFolder:
         """Return the oid of the relation whose rows the table has, from its columns; 0: not known."""
         if self._delta is None:
             self._current()
-        return max((column.relation for column in held_columns(self.schema())), default=0)
+        version = -1 if self._delta is None else self._delta.version()
+        if self._relation[0] != version:
+            found = max((column.relation for column in held_columns(self.schema())), default=0)
+            self._relation = version, found
+        return self._relation[1]
 
     def data_files(self) -> list[str]:
         """Return the paths of the table's data files, which have exactly the table's rows.
@@ -179,6 +193,15 @@ class DeltaFolder:
         have = self.schema()
         return [field for field in schema if field.metadata not in (None, have.field(field.name).metadata)]
 
+    def has_columns(self, schema: pa.Schema) -> bool:
+        """Return whether the table has `schema`'s columns, with their types and metadata, and no others."""
+        have = self.schema()
+        return (
+            set(have.names) == set(schema.names)
+            and all(same_type(have.field(field.name).type, field.type) for field in schema)
+            and not self.unnoted(schema)
+        )
+
     def note_columns(self, schema: pa.Schema) -> None:
         """Store the metadata of `schema`'s columns in the table's, where it differs.
 
@@ -206,8 +229,8 @@ class DeltaFolder:
         delta = self._delta
         assert delta is not None, "only of an existing table"
         read = delta.version()
-        self._allow(schema)
-        if (delta := self._delta) is None or delta.version() > read + 1:
+        allowed = self._allow(schema)
+        if (delta := self._delta) is None or delta.version() != read + allowed:
             raise self._refused("rewrite a Delta table", DeltaError("another writer committed meanwhile"))
         try:
             delta.create_write_transaction(
@@ -240,21 +263,21 @@ class DeltaFolder:
                 return
             raise self._refused("create a Delta table", error) from error
         self._current()
+        self._committed = version
 
     def append(self, files: Sequence[AddedFile], version: int) -> None:
         """Add files and move the table's transaction to `version`, in one commit.
 
-        :raises TailraceError: `SINK_WRITE_FAILED`.
+        :raises TailraceError: `SINK_WRITE_FAILED`; `SINK_FOREIGN` if it was moved since `committed`.
         """
         self._write(files, "append", version)
 
     def replace(self, files: Sequence[AddedFile], version: int, schema: pa.Schema) -> None:
         """Replace the table's content by `files` and its columns by `schema`, in one commit.
 
-        :raises TailraceError: `SINK_WRITE_FAILED`.
+        :raises TailraceError: as `append`.
         """
-        if self.committed() != version:
-            self._allow(schema)
+        self._allow(schema)
         self._write(files, "overwrite", version, schema)
         self._keep_statistics(schema)
 
@@ -302,11 +325,20 @@ class DeltaFolder:
         properties = self._properties(version)
 
         def commit(delta: DeltaTable) -> None:
-            if delta.transaction_version(self.application) != version:
+            found = self._transaction()
+            if found != version:
+                if found != self._committed:
+                    raise TailraceError(
+                        Kind.SINK_FOREIGN,
+                        "commit to a Delta table: another commit of this pipeline was made meanwhile",
+                        "another engine writes to this target: stop one of them",
+                        self.context,
+                    )
                 columns = delta.schema() if schema is None else DeltaSchema.from_arrow(schema)
                 delta.create_write_transaction(actions, mode, columns, commit_properties=properties)
 
         self._attempt("commit to a Delta table", commit)
+        self._committed = version
 
     def _attempt(self, attempted: str, commit: Any) -> None:
         backoff = Backoff(COMMIT_ATTEMPTS_MAX - 1, first_s=0.01)
@@ -327,17 +359,23 @@ class DeltaFolder:
                 self._current()
                 return
 
-    def _allow(self, schema: pa.Schema) -> None:
-        """Enable Delta's feature for timestamps without zone, if `schema` has such columns."""
+    def _allow(self, schema: pa.Schema) -> bool:
+        """Enable Delta's feature for timestamps without zone, if `schema` has such columns; return whether
+        this took a commit.
+        """
+        allowed = False
 
         def commit(delta: DeltaTable) -> None:
+            nonlocal allowed
             if "timestampNtz" not in (delta.protocol().reader_features or ()):
                 delta.alter.add_feature(
                     TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
                 )
+                allowed = True
 
         if any("timestamp_ntz" in str(field.type) for field in DeltaSchema.from_arrow(schema).fields):
             self._attempt("allow a type in a Delta table", commit)
+        return allowed
 
     def _keep_statistics(self, schema: pa.Schema) -> None:
         """Add the new columns to the property with the columns that have statistics."""
@@ -359,9 +397,11 @@ class DeltaFolder:
 
     def _current(self) -> DeltaTable | None:
         try:
-            if self._delta is not None:
+            if not (self.path / "_delta_log").is_dir():
+                self._delta = None
+            elif self._delta is not None:
                 self._delta.update_incremental()
-            elif (self.path / "_delta_log").is_dir():
+            else:
                 self._delta = DeltaTable(str(self.path))
         except TableNotFoundError:
             self._delta = None

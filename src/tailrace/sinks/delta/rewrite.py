@@ -23,7 +23,7 @@ from tailrace.sinks.delta.evolution import refuse_value
 from tailrace.sinks.delta.folder import AddedFile
 from tailrace.sinks.delta.shapes import ShapeStep, Unfit, reshaped
 from tailrace.sinks.files.parquet import ParquetWriter
-from tailrace.sinks.write_job import StagedFile, run
+from tailrace.sinks.write_job import BUFFERED_BYTES_MAX, StagedFile, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
+#: Most rows that are read at a time; fewer if they have more than `BUFFERED_BYTES_MAX`.
 BATCH_ROWS = 1 << 16
 #: Most bytes of a table's files that one task merges.
 TASK_BYTES = 128 << 20
@@ -64,7 +65,7 @@ def conform(work: RewriteTask) -> dict[str, Any]:
     for path in work.paths:
         # Spark's OPTIMIZE writes INT96, which by default is read as nanoseconds: years 1677 to 2262.
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as held:
-            for batch in held.iter_batches(batch_size=BATCH_ROWS):
+            for batch in held.iter_batches(batch_size=_rows_at_once(held.metadata)):
                 rows = pa.Table.from_batches([batch])
                 there = {name: kind for name, kind in kept.items() if name in rows.column_names}
                 try:
@@ -79,6 +80,12 @@ def conform(work: RewriteTask) -> dict[str, Any]:
     facts = writer.close()
     durable.sync_file(work.out)
     return {**facts, "rows": writer.rows, "bytes": os.stat(work.out).st_size}
+
+
+def _rows_at_once(metadata: pq.FileMetaData) -> int:
+    size: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    fitting: int = BUFFERED_BYTES_MAX * metadata.num_rows // max(1, size)
+    return max(1, min(BATCH_ROWS, fitting))
 
 
 def _conform_each(tasks: Sequence[RewriteTask]) -> list[dict[str, Any]]:
@@ -171,6 +178,8 @@ def _replaced(
     changed = {**file.facts, **{name: facts[name] for name in ("lowest", "highest", "nulls")}}
     if "open" in changed:
         changed["open"] = [names[name] for name in changed["open"] if name in names]
+    if "special" in changed:
+        changed["special"] |= any(step.is_marked for step in steps)
     return replace(
         file,
         relation=relation,

@@ -49,13 +49,15 @@ _SAMPLES_BY_NAME = {"hstore": '"a"=>"1"'}
 
 
 def require_same_settings(
-    target: Target, table_policy: TablePolicy, chain: TableChain, work: Iterable[TableWork]
-) -> None:
+    target: Target, table_policy: TablePolicy, chain: TableChain, work: Iterable[TableWork], have: int
+) -> dict[int, int]:
     """Check that the tables' masks, keys, forms of values and transformations are unchanged, and store those
     of new tables and columns.
 
     Called before anything of `work` is committed.
 
+    :param have: the log offset up to which the mirror has everything.
+    :return: for each relation, by oid, the value of `have` when it was new, as far as it is known.
     :raises TailraceError: `SINK_SCHEMA_REFUSED`, `SINK_WRITE_FAILED`.
     """
     known = _known(target)
@@ -79,8 +81,11 @@ def require_same_settings(
                 {"sink": target.sink, "table": each.table},
             ) from None
         found[oid] = {part: value for part, value in now.items() if value}
+        if oid not in known or "since" in before:
+            found[oid]["since"] = before.get("since", have)
     if found != known:
         target.write(_FILE, found)
+    return {int(oid): parts["since"] for oid, parts in found.items() if "since" in parts}
 
 
 class _DiffersError(Exception):

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
     from tailrace.ranges.plan import InputSplit
 
+#: Characters that delta-rs decodes, or takes for a slash, in some of its parts.
+_NOT_IN_PATHS = {"%": "percent sign", "\\": "backslash"}
+
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
@@ -250,7 +253,8 @@ class DeltaSink:
         if self._mode.kind == "mirror":
             with LogReader.open(log, span.task) as reader:
                 table_policy = with_renames(TablePolicy.of(self._given.rules), reader)
-            require_same_settings(self._opened(), table_policy, self._given.chain, work)
+            begun = require_same_settings(self._opened(), table_policy, self._given.chain, work, have)
+            self._require_there(log, LogRange(span.task, have, span.end), work, begun)
         with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit", with_tags_of(spark)) as pool:
             # All tables are committed, also after a failure; the first error is raised.
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
@@ -330,6 +334,31 @@ class DeltaSink:
         if lost := self._not_read_again(log, span, due):
             raise _left_out(self.name, lost)
         note_read_again(self._opened(), name, due)
+
+    def _require_there(
+        self, log: Path, span: LogRange, work: Sequence[TableWork], begun: Mapping[int, int]
+    ) -> None:
+        """Check that no table of `work` was removed from the target, unless its rows are read again.
+
+        :param begun: the log offset at which the mirror's rows of a relation begin, as far as it is known.
+        :raises TailraceError: `SINK_DAMAGED`.
+        """
+        gone = {
+            oid: Displaced(each.table, span.start)
+            for each in work
+            if begun.get(oid := each.files[-1].source.oid, span.start) < span.start
+            and each.folder.committed() is None
+            and not each.folder.exists()
+        }
+        if lost := self._not_read_again(log, span, gone):
+            named = sorted(lost.values())
+            raise TailraceError(
+                Kind.SINK_DAMAGED,
+                f"mirror a table: the folder of {', '.join(named)} is gone, and with it the mirror's rows",
+                f"{_read_again(named)}; or give the sink a new, empty path, so that it reads the log from "
+                "its start",
+                {"sink": self.name, "tables": named},
+            )
 
     def _newly_wanted(
         self, log: Path, span: LogRange, staged: Sequence[StagedFile], holders: Mapping[str, Holder]
@@ -535,10 +564,10 @@ def require_path(sink: str, path: Path) -> None:
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
-    if "%" in str(path):
+    if found := next((word for sign, word in _NOT_IN_PATHS.items() if sign in str(path)), ""):
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            "open the sink: its path has a percent sign, and delta-rs can't write to such a path",
+            f"open the sink: its path has a {found}, and delta-rs can't write to such a path",
             "choose another path",
             {"sink": sink, "path": str(path)},
         )

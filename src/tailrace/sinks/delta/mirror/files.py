@@ -30,7 +30,9 @@ from tailrace.sinks.delta.mirror.net_changes import (
     UPSERT,
     events_of,
     net,
+    net_plan,
     origin_type,
+    picked,
     replaced,
 )
 from tailrace.sinks.files.parquet import ParquetWriter
@@ -67,7 +69,7 @@ class NetWriter:
         self._key = relation.key
         self._events: list[pa.Table] = []
         self._net_rows = 0  # number of net events, which are the first ones
-        self._bytes = 0
+        self._bytes, self._limit = 0, BUFFERED_BYTES_MAX
         self._truncated = False
         self._snapshots: set[int | None] = set()
 
@@ -86,9 +88,10 @@ class NetWriter:
         events = events_of(changes, self._key)
         self._events.append(events)
         self._bytes += events.nbytes
-        if self._bytes >= BUFFERED_BYTES_MAX:
+        if self._bytes >= self._limit:
             events = self._net()
             self._events, self._net_rows, self._bytes = [events], len(events), events.nbytes
+            self._limit = max(BUFFERED_BYTES_MAX, 2 * self._bytes)  # what stays is not reduced each time
 
     def close(self) -> dict[str, Any]:
         one_snapshot = len(self._snapshots) == 1 and None not in self._snapshots
@@ -174,7 +177,8 @@ def empty_events(relation: Relation) -> pa.Table:
 
 def read_events(path: str, schema: pa.Schema, key: Sequence[str]) -> pa.Table:
     """Return the events in a file, with the columns of `schema` (own columns and `_position`)."""
-    held = pq.read_table(path)
+    with pq.ParquetFile(path) as file:
+        held = file.read([*{*schema.names, POSITION, *EXTRAS}])
     count = len(held)
     columns: dict[str, pa.ChunkedArray | pa.Array] = {}
     for field in schema:
@@ -197,16 +201,21 @@ def _empty_lists(count: int) -> pa.ListArray:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Files of one table, in log order, to be reduced to one at `out`, for bucket `bucket` of `bounds`.
+    """Files of one table, in log order, to be reduced to one at `out`, for bucket `bucket` of `buckets`.
 
     `rows_only`: the table was empty before the first of them, so only its rows at the end are needed.
+    `bounds`: values of the key column `divided_by` that divide the keys into buckets; None: net events are
+    divided by their size, of which `row_bytes` is the average in each file.
     """
 
     relation: Relation
     paths: tuple[str, ...]
+    row_bytes: tuple[int, ...]
     schema: bytes
     rows_only: bool
     bucket: int
+    buckets: int
+    divided_by: str
     bounds: pa.Array | None
     out: str
 
@@ -214,19 +223,53 @@ class Composition:
 def compose(work: Composition) -> dict[str, Any]:
     """Write the net changes of the files' events; return the new file's facts, `bytes` and `rows`."""
     schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
-    key = work.relation.key
-    parts, steps = [], []
-    for step, path in enumerate(work.paths):
-        events = read_events(path, schema, key)
-        if work.bounds is not None:
-            events = events.filter(_bucket_of(events[key[0]], work.bounds) == work.bucket)
-        parts.append(events)
-        steps.append(np.full(len(events), step, np.int64))
-    events = net(pa.concat_tables(parts), key, np.concatenate(steps))
+    by_size = work.buckets > 1 and work.bounds is None
+    events = _part(work, schema) if by_size else _of_keys(work, schema)
     if work.rows_only:
         events = _existing_rows(events)
     facts = write_events(work.out, events, work.relation)
     return {**facts, "path": work.out, "rows": len(events), "bytes": os.stat(work.out).st_size}
+
+
+def _of_keys(work: Composition, schema: pa.Schema) -> pa.Table:
+    """Return the net events of the bucket's keys."""
+    key = work.relation.key
+    parts = []
+    for path in work.paths:
+        events = read_events(path, schema, key)
+        if work.bounds is not None:
+            events = events.filter(_bucket_of(events[work.divided_by], work.bounds) == work.bucket)
+        parts.append(events)
+    return net(pa.concat_tables(parts), key, _steps(parts))
+
+
+def _part(work: Composition, schema: pa.Schema) -> pa.Table:
+    """Return the bucket's part of the net events.
+
+    A value of a row whose key changed may be that of an event of another key. So where each value comes from
+    is found without the values; then only the events that the part needs are read.
+    """
+    key = work.relation.key
+    keys = pa.schema([schema.field(name) for name in key])
+    bare = [read_events(path, keys, key) for path in work.paths]
+    steps = _steps(bare)
+    plan = net_plan(pa.concat_tables(bare), key, steps)
+    sizes = np.repeat(work.row_bytes, [len(part) for part in bare])
+    upto = np.max([sizes[numbers] for numbers in (plan.winners, *plan.sources.values())], axis=0).cumsum()
+    limits = upto[-1] * np.arange(1, work.buckets) // work.buckets
+    edges = [0, *np.searchsorted(upto, limits).tolist(), len(upto)]
+    plan = plan.part(edges[work.bucket], edges[work.bucket + 1])
+    needed = plan.needed()
+    parts = []
+    for step, path in enumerate(work.paths):
+        begin, end = np.searchsorted(steps, [step, step + 1])
+        numbers = needed[slice(*np.searchsorted(needed, [begin, end]))] - begin
+        parts.append(picked(read_events(path, schema, key), numbers))
+    return plan.made(pa.concat_tables(parts), needed)
+
+
+def _steps(parts: Sequence[pa.Table]) -> npt.NDArray[np.int64]:
+    return np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
 def _existing_rows(events: pa.Table) -> pa.Table:
@@ -245,14 +288,19 @@ def _existing_rows(events: pa.Table) -> pa.Table:
     return replaced(events, ORIGIN, pa.nulls(len(events), events.schema.field(ORIGIN).type))
 
 
-def bounds_of(path: str, column: str, buckets: int) -> pa.Array | None:
-    """Return ascending values of `column` that divide its rows into buckets of about equal size."""
-    values = pq.read_table(path, columns=[column])[column].drop_null()
+def bounds_of(path: str, columns: Sequence[str], buckets: int) -> tuple[str, pa.Array | None]:
+    """Return the column with most different values, and ascending values of it that divide the file's rows
+    into buckets of about equal size; None if it has only nulls.
+    """
+    with pq.ParquetFile(path) as file:
+        held = file.read(list(columns))
+    column = max(columns, key=lambda name: pc.count_distinct(held[name]).as_py())
+    values = held[column].drop_null()
     if not len(values):
-        return None
+        return column, None
     ordered = values.take(pc.sort_indices(values))
     places = [len(ordered) * k // buckets for k in range(1, buckets)]
-    return ordered.take(pa.array(places, pa.int64())).combine_chunks()
+    return column, ordered.take(pa.array(places, pa.int64())).combine_chunks()
 
 
 def _bucket_of(values: pa.ChunkedArray, bounds: pa.Array) -> npt.NDArray[np.int64]:

@@ -23,6 +23,7 @@ that no event of the range has is that of the target's row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +96,64 @@ def net(events: pa.Table, key: Sequence[str], steps: Ids | None = None) -> pa.Ta
     :param steps: the order of the events; events of one step happened at once, at most one per
         key. Default: the log offset. For net events: the number of their range.
     """
+    return net_plan(events, key, steps).made(events)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NetPlan:
+    """The numbers of the net events, and those of the events that their values come from.
+
+    :param winners: the net events, ascending.
+    :param sources: for each column that some event leaves unchanged, the event with its value.
+    :param unchanged: `_unchanged` of the net events, and `origin` their `_origin`.
+    """
+
+    winners: Ids
+    sources: dict[str, Ids]
+    unchanged: pa.Array
+    origin: pa.Array
+
+    def part(self, first: int, last: int) -> NetPlan:
+        """Return the plan for the net events `[first, last)`, counted from 0."""
+        return NetPlan(
+            self.winners[first:last],
+            {name: source[first:last] for name, source in self.sources.items()},
+            self.unchanged[first:last],
+            self.origin[first:last],
+        )
+
+    def needed(self) -> Ids:
+        """Return the numbers of the events that `made` needs, ascending."""
+        needed: Ids = np.unique(np.concatenate([self.winners, *self.sources.values()]))
+        return needed
+
+    def made(self, events: pa.Table, numbers: Ids | None = None) -> pa.Table:
+        """Return the net events.
+
+        :param events: complete; those with these `numbers`, ascending; None: all.
+        """
+
+        def at(wanted: Ids) -> Ids:
+            return wanted if numbers is None else np.searchsorted(numbers, wanted)
+
+        winners = at(self.winners)
+        result = picked(events, winners)
+        if not self.sources:
+            return result
+        sources = {name: at(source) for name, source in self.sources.items()}
+        for name, source in sources.items():
+            if name in result.column_names:
+                result = replaced(result, name, events[name].take(source))
+        result = replaced(result, SPECIAL, _specials(events, winners, sources))
+        result = replaced(result, UNCHANGED, self.unchanged)
+        return replaced(result, ORIGIN, self.origin)
+
+
+def net_plan(events: pa.Table, key: Sequence[str], steps: Ids | None = None) -> NetPlan:
+    """Return how `net` makes its result.
+
+    :param events: as for `net`; of the table's own columns, only the key is needed.
+    """
     if steps is None:
         steps = events[LOG_OFFSET].to_numpy()
     count = len(events)
@@ -106,9 +165,13 @@ def net(events: pa.Table, key: Sequence[str], steps: Ids | None = None) -> pa.Ta
     winners = np.sort(order[last])
     open_columns = open_columns_of(events[UNCHANGED].combine_chunks())
     if not open_columns:
-        return _picked(events, winners)
+        return NetPlan(winners, {}, _nothing(events, UNCHANGED), _nothing(events, ORIGIN))
     labels = _Lineages(own_ids, steps, order).follow(moved, origin_ids)
     return _filled(events, key, winners, labels, own_ids, steps, open_columns)
+
+
+def _nothing(events: pa.Table, name: str) -> pa.Array:
+    return pa.nulls(0, events.schema.field(name).type)
 
 
 _METADATA = ("_op", "_commit_lsn", "_ordinal", "_xid", "_commit_ts", "_log_offset", "_unchanged", "_special")
@@ -269,14 +332,13 @@ def _filled(
     ids: Ids,
     steps: Ids,
     open_columns: dict[str, Mask],
-) -> pa.Table:
+) -> NetPlan:
     order = np.lexsort((steps, labels))
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     begins = np.append(True, labels[order][1:] != labels[order][:-1])
     group_start = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
     upsert = events[UPSERT].to_numpy()
-    result = _picked(events, winners)
     sources: dict[str, Ids] = {}
     still_open: dict[str, Mask] = {}
     for name, mask in open_columns.items():
@@ -284,16 +346,13 @@ def _filled(
         latest = np.maximum.accumulate(np.where(sent, np.arange(len(order)), -1))
         found = latest[place[winners]]
         unknown = mask[winners] & (found < group_start[place[winners]])
-        source = np.where(mask[winners] & ~unknown, order[np.maximum(found, 0)], winners)
-        sources[name], still_open[name] = source, unknown & upsert[winners]
-        if name in result.column_names:
-            result = replaced(result, name, events[name].take(source))
-    result = replaced(result, SPECIAL, _specials(events, winners, sources))
-    result = replaced(result, UNCHANGED, _unchanged(still_open, len(winners)))
-    return replaced(result, ORIGIN, _origin(events, key, winners, labels, ids, still_open))
+        sources[name] = np.where(mask[winners] & ~unknown, order[np.maximum(found, 0)], winners)
+        still_open[name] = unknown & upsert[winners]
+    origin = _origin(events, key, winners, labels, ids, still_open)
+    return NetPlan(winners, sources, _unchanged(still_open, len(winners)), origin)
 
 
-def _picked(events: pa.Table, winners: Ids) -> pa.Table:
+def picked(events: pa.Table, winners: Ids) -> pa.Table:
     """Return the winners, by a filter: `take` would make one chunk of them, which may be too large."""
     mask = np.zeros(len(events), np.bool_)
     mask[winners] = True

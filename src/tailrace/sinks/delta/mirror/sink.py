@@ -220,8 +220,12 @@ def _commit_whole_rows(
     if from_empty and all(file.facts["plain"] for file in files):
         _begin(work, schema, [_placed(work, file) for file in files if file.facts["net_rows"]])
         return
+    schema = described(schema, work.files[-1].relation)
     if not work.folder.exists():
-        work.folder.create(described(schema, work.files[-1].relation), [], 0)
+        work.folder.create(schema, [], 0)
+    elif from_empty and not work.folder.has_columns(schema):
+        work.note_columns(work.version - 1)  # the next range has to end with the rows of this one
+        work.folder.reshape([], schema)
     paths = [work.staged(file.directory, file.name) for file in files if file.facts["net_rows"]]
     columns = [name for name in schema.names if name != POSITION]
     if paths:
@@ -276,6 +280,7 @@ def _net(
         ]
     else:
         found = _composed(spark, work, files, schema, rows_only=False)
+    nulls = frozenset(name for each in found for name in key if each["nulls"].get(name))
     return NetSource(
         paths=tuple(each["path"] for each in found if each["rows"]),
         rows=sum(each["rows"] for each in found),
@@ -284,9 +289,10 @@ def _net(
         key=key,
         open=frozenset(name for each in found for name in each["open"]),
         moved=any(each["moved"] for each in found),
-        null_keys=any(each["nulls"].get(name) for each in found for name in key),
+        null_keys=bool(nulls),
         special=any(each["special"] for each in found),
-        texts=tuple(name for name in key if _may_be_special(schema.field(name).type)),
+        # Also of an `xid8` that its column can't hold: it is null there.
+        texts=tuple(name for name in key if name in nulls or _may_be_special(schema.field(name).type)),
     )
 
 
@@ -301,22 +307,24 @@ def _composed(
     relation = files[-1].relation
     paths = tuple(work.staged(file.directory, file.name) for file in files)
     rows, size = (sum(file.facts[fact] for file in files) for fact in ("net_rows", "net_bytes"))
-    buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
-    bounds: pa.Array | None = None
-    nested = pa.types.is_nested(schema.field(relation.key[0]).type)
-    # A row whose key changes must be in the same bucket as its earlier events.
-    if buckets > 1 and not nested and not any(file.facts["moved"] for file in files):
-        largest = max(zip((file.facts["net_rows"] for file in files), paths, strict=True))[1]
-        bounds = bounds_of(largest, relation.key[0], buckets)
+    buckets = max(1, -(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
+    divided_by, bounds = "", None
+    plain = [name for name in relation.key if not pa.types.is_nested(schema.field(name).type)]
+    # Events of a row whose key changed may be in different buckets of keys.
+    if buckets > 1 and plain and not any(file.facts["moved"] for file in files):
+        fact = "net_rows" if rows * BUCKET_BYTES > size * BUCKET_ROWS else "net_bytes"
+        largest = max(zip((file.facts[fact] for file in files), paths, strict=True))[1]
+        divided_by, bounds = bounds_of(largest, plain, buckets)
+    row_bytes = tuple(file.facts["net_bytes"] // max(1, file.facts["net_rows"]) + 1 for file in files)
     serialized = schema.serialize().to_pybytes()
     # With the table's folder and version: a range may have two tables with one name, and two commits of one.
     stem = f"net-{work.version:016x}"
     compositions = [
         Composition(
-            relation, paths, serialized, rows_only, bucket, bounds,
+            relation, paths, row_bytes, serialized, rows_only, bucket, buckets, divided_by, bounds,
             work.staged(work.folder.path.name, f"{stem}-{bucket:05d}.parquet"),
         )
-        for bucket in range(1 if bounds is None else len(bounds) + 1)
+        for bucket in range(buckets)
     ]  # fmt: skip
     return run(spark, compositions, compose, work.folder.sink)
 

@@ -37,6 +37,7 @@ _SAFE = {
 
 #: Prefix of the error for reading a column that does not exist; the column's place follows.
 MISSING = "tailrace: no column "
+_LACKING = f"error('{MISSING}"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -98,7 +99,7 @@ class SqlWriter:
         match node["class"]:
             case "COLUMN_REF":
                 place = self._places[kind, tuple(node["column_names"])]
-                return f"error('{MISSING}{place}')" if place in self._missing else f"c{place}"
+                return f"{_LACKING}{place}')" if place in self._missing else f"c{place}"
             case "CONSTANT":
                 literal = node["literal"]
                 if literal["kind"] == "NULL_LITERAL":
@@ -126,7 +127,9 @@ class SqlWriter:
                     "OPERATOR_COALESCE": f"coalesce({', '.join(parts)})",
                     "COMPARE_IN": f"({first} IN ({rest}))",
                 }[node["type"]]
-        return self._call(node, parts)
+        # DuckDB takes `error` for a NULL, and does not call it for the result of most functions.
+        lacking = next((part for part in parts if part.startswith(_LACKING)), None)
+        return lacking or self._call(node, parts)
 
     def _conjunction(self, node: Node, parts: list[str]) -> str:
         # DuckDB computes all operands for all rows. One that may fail is guarded by those before it.

@@ -16,7 +16,7 @@ import numpy as np
 from tailrace.config.converters import CloudEventsOptions
 from tailrace.converters.cells.change_table import ChangeTable, row_schema
 from tailrace.converters.cells.from_columns import change_table_of, plain_change_table_of
-from tailrace.converters.cells.plain import convert_plain, plain_keys
+from tailrace.converters.cells.plain import convert_plain, given, plain_keys
 from tailrace.converters.cells.row_image import Field
 from tailrace.converters.connect_schemas import struct, written
 from tailrace.converters.event_plan import (
@@ -85,7 +85,8 @@ class CloudEventsConverter:
         if group.is_change:
             table = change_table_of(group)
             return table, plan_events(table, None, tombstones=self._options.tombstones_on_delete)
-        table, there = plain_change_table_of(group)
+        how, values = given(group, "value", has_schema=self._options.schemas_enable)
+        table, there = plain_change_table_of(group, how, values)
         rows = np.arange(len(table), dtype=np.int64)
         op = np.where(there, table.op, 0).astype(np.uint8)
         keys = plain_keys(group)

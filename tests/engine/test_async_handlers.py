@@ -108,13 +108,17 @@ def test_what_a_coroutine_raises_is_what_a_handler_raises(order: Order) -> None:
     assert run.store.last == 0
 
 
+@pytest.mark.parametrize("in_task", [False, True])
 @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
-def test_no_error_ends_the_loop(error: type[BaseException]) -> None:
+def test_no_error_ends_the_loop(error: type[BaseException], in_task: bool) -> None:
     raises = True
+
+    async def fail() -> None:
+        raise error
 
     async def once(_: Any) -> None:
         if raises:
-            raise error
+            await (asyncio.gather(fail()) if in_task else fail())
 
     call = AwaitedCall(once)
     with pytest.raises(error):

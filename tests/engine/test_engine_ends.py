@@ -102,6 +102,15 @@ def test_a_start_that_fails_is_restarted_as_well():
     assert seen.lines == {"0-0": numbers(1, 20), "1-0": numbers(1, 20)}
 
 
+@pytest.mark.parametrize(("method", "error"), [("poll", ValueError()), ("start", RetriableError())])
+def test_a_task_whose_stop_fails_has_its_next_attempt_all_the_same(method, error):
+    faults = [Fault(method, error=error), Fault("stop", error=OSError())]
+    source, seen = LinesSource(20, faults=faults), Seen()
+    engine_of(source, seen.record, options={"on_task_failure": "restart"}).run()
+    assert seen.lines["0-0"] == numbers(1, 20)
+    assert source.count("stop") == 2
+
+
 def test_a_task_may_be_isolated_and_the_engine_fails_with_its_error_at_the_end():
     faults = [Fault("start", task=0, error=ValueError()), Fault("poll", 2, task=2, error=KeyError())]
     seen, heard = Seen(), Heard()
@@ -270,15 +279,30 @@ def test_handlers_that_mark_later_are_waited_for_within_the_limit_too(marks):
             timers.append(threading.Timer(0.2, committer.mark_processed, (batch,)))
             timers[-1].start()
 
-    engine_of(
-        LinesSource(30),
+    engine = engine_of(
+        LinesSource(30, ends=False),
         on_batch=manual(handle),
         offsets=store,
         options={"record_processing": {"shutdown_timeout_ms": 60_000 if marks else 50}},
-    ).run()
+    )
+    engine.start()
+    wait_until(lambda: engine.view().tasks[0].delivered == 30, FAR_S)
+    engine.close()
     assert store.line() == (30 if marks else 0)
     for timer in timers:
         timer.join()
+
+
+def test_an_engine_whose_tasks_have_finished_ends_when_everything_is_marked():
+    store, timers = Store(), []
+
+    def handle(batch, committer):
+        timers.append(threading.Timer(0.2, committer.mark_processed, (batch,)))
+        timers[-1].start()
+
+    options = {"record_processing": {"shutdown_timeout_ms": 0}}
+    engine_of(LinesSource(30), on_batch=manual(handle), offsets=store, options=options).run()
+    assert store.line() == 30
 
 
 @pytest.mark.slow

@@ -183,9 +183,14 @@ class _Attempt:
         """Wait up to `POLL_S` for records in flight; return whether all are processed."""
         assert self.processor is not None
         self.doing = "process"
-        settled = self.processor.drain(POLL_S)
+        ending = self.environment.latches.ending
+        settled = self.processor.drain(POLL_S) and self._wait_for_marks(POLL_S, ending)
         self.commits.tick()
         return settled
+
+    def _wait_for_marks(self, timeout_s: float, ending: threading.Event | None = None) -> bool:
+        # Handlers that mark records themselves may do so on their own threads, later.
+        return wait_until(lambda: self.commits.processed >= self.taken, timeout_s, LOOK_S, ending)
 
     def end_processing(self, timeout_s: float) -> None:
         """Wait until the records in flight are processed, at most `timeout_s`; then abandon them.
@@ -198,10 +203,7 @@ class _Attempt:
         self.doing = "process"
         until_s = time.monotonic() + timeout_s
         try:
-            # Handlers that mark records themselves may still do so, on their own threads.
-            if not processor.drain(timeout_s) or not wait_until(
-                lambda: self.commits.processed >= self.taken, until_s - time.monotonic(), LOOK_S
-            ):
+            if not processor.drain(timeout_s) or not self._wait_for_marks(until_s - time.monotonic()):
                 log.warning(
                     "records in flight are abandoned and redelivered", task=self.number, after_s=timeout_s
                 )
@@ -360,7 +362,9 @@ class TaskThread:
             supervision.stop_asked()
         except BaseException as error:  # noqa: BLE001 - it decides what follows
             wait_s = self._decide_wait(error, attempt)
-        self._end(attempt, failed=wait_s is not None or supervision.phase(self.number) is Phase.FAILED)
+        restarts = wait_s is not None
+        is_failed = restarts or supervision.phase(self.number) is Phase.FAILED
+        self._end(attempt, failed=is_failed, restarts=restarts)
         return wait_s
 
     def _start_and_poll(self, attempt: _Attempt) -> None:
@@ -425,7 +429,7 @@ class TaskThread:
         ).after(error)
         return wait_s
 
-    def _end(self, attempt: _Attempt, *, failed: bool) -> None:
+    def _end(self, attempt: _Attempt, *, failed: bool, restarts: bool) -> None:
         """End an attempt: first its processing, then, once no task polls any more, commit and stop it."""
         environment, latches = self._environment, self._environment.latches
         self._end_processing(attempt, failed=failed)
@@ -438,7 +442,10 @@ class TaskThread:
             stopped = attempt.stop()
         except BaseException as error:  # noqa: BLE001 - `Supervision` decides what follows
             stopped = True
-            self._report_failure(error, attempt)
+            if restarts:  # often a consequence: what is closed was broken or never opened
+                log.warning("a task's stop() failed", task=self.number, error=named(error))
+            else:
+                self._report_failure(error, attempt)
         if stopped and attempt.started:
             environment.notify("task_stopped", self.number)
         if attempt.unkept and not failed and latches.ending.is_set():

@@ -70,6 +70,11 @@ def test_engines_that_take_turns_with_a_file_do_not_disturb_each_other(tmp_path:
         store = opened(path, name)
         assert store.read([A]) == {0: {"lsn": lsn}}
         store.stop()
+    path.unlink()
+    durable.previous_of(path).unlink()
+    store.start()
+    assert store.read([A]) == {}
+    store.stop()
 
 
 @pytest.mark.follows("offsets_locked")

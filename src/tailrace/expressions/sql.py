@@ -50,13 +50,14 @@ def inputs_of(text: str, roots: tuple[str, ...]) -> tuple[tuple[str, Path, int],
             found.setdefault((kind, tuple(node["column_names"])), place_of(node))
             return
         for part in parts_of(node):
-            note(part, _kind_below(node))
+            note(part, kind_below(node))
 
     note(parsed(text, roots), "column")
     return tuple((kind, path, at) for (kind, path), at in found.items())
 
 
-def _kind_below(node: Node) -> str:
+def kind_below(node: Node) -> str:
+    """Return the method of `Rows` by which a column directly below `node` is read."""
     # A column that is cast to text has PostgreSQL's text, from which DuckDB's differs for some types.
     kind = "column"
     if node["class"] == "FUNCTION":
@@ -95,7 +96,7 @@ class SqlWriter:
         return self._known[key]
 
     def _written(self, node: Node, kind: str) -> str:
-        parts = [self.sql(part, _kind_below(node)) for part in parts_of(node)]
+        parts = [self.sql(part, kind_below(node)) for part in parts_of(node)]
         match node["class"]:
             case "COLUMN_REF":
                 place = self._places[kind, tuple(node["column_names"])]

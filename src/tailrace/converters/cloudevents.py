@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tailrace.config.converters import CloudEventsOptions
-from tailrace.converters.cells.change_table import ChangeTable, row_schema
+from tailrace.converters.cells.change_table import ChangeTable, required_columns, row_schema
 from tailrace.converters.cells.from_columns import change_table_of, plain_change_table_of
 from tailrace.converters.cells.plain import convert_plain, given, plain_keys
 from tailrace.converters.cells.row_image import Field
@@ -155,9 +155,9 @@ def _schema(table: ChangeTable, group: Group, facts: SourceInfo, *, filled: bool
     if table.is_message:
         return _message_schema(tuple(table.fields))
     is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
-    key = frozenset(() if table.key is None else (field.name for field in table.key.fields))
     name = f"{facts.name}.{table.schema}.{table.table}.Value"
-    return _data_schema(facts.connector, name, tuple(table.fields), key, filled or is_full)
+    _, required = required_columns(table, group)
+    return _data_schema(facts.connector, name, tuple(table.fields), required, filled or is_full)
 
 
 @functools.lru_cache(maxsize=256)
@@ -165,10 +165,10 @@ def _data_schema(
     connector: str,
     name: str,
     fields: tuple[Field, ...],
-    key: frozenset[str],
+    required: frozenset[str],
     all_there: bool,
 ) -> str:
-    row = row_schema(name, fields, all_there=all_there, key=key)
+    row = row_schema(name, fields, all_there=all_there, required=required)
     images = [row.document(optional=True, field=image) for image in ("before", "after")]
     return written(struct(images, f"io.debezium.connector.{connector}.Data").document())
 

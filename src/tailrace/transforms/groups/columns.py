@@ -274,8 +274,10 @@ def with_added(group: Group, part: str, added: Mapping[str, pa.Array]) -> Group:
         # A record without a key gets one with the added columns.
         group = group.with_column("key", struct_of(added, None, len(group)))
     found = with_edited(group, part, edit, without(added))
+    if part != KEY:  # their values may be null, and of any type
+        found = with_relation(found, ROW, lambda relation: reshaped(relation, set(added), {}).relation)
     texts = [name for name, values in added.items() if pa.types.is_string(values.type)]
-    return _with_texts(found, texts, part)
+    return found if part == ROW else _with_texts(found, texts, KEY)
 
 
 def _with_texts(group: Group, names: Iterable[str], part: str) -> Group:

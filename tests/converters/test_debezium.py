@@ -181,7 +181,7 @@ def in_avro(group: Group) -> tuple[list[Any], list[Any]]:
     columns, schemas = JsonConverter().columns(group, with_keys=True)
     values = encoded(columns.values, schemas.value.document(), 1).to_pylist()
     assert schemas.key is not None
-    return values, encoded(columns.keys, schemas.key.document(), 1).to_pylist()  # type: ignore[arg-type]
+    return values, encoded(columns.keys, schemas.key.document(), 1).to_pylist()
 
 
 def test_a_change_may_have_no_key_and_no_source() -> None:

@@ -136,7 +136,7 @@ def numbers_of(us: Numbers, commit_lsn: Numbers, lsn: Numbers, xid: Numbers, ord
 
 
 def required_columns(table: ChangeTable, group: Group) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the columns of keys that are never null, and those of rows that are not, as they are the key's."""
+    """Return the columns that are never null: those of keys, and those of rows that are the key's."""
     fields = () if table.key is None else table.key.fields
     rows, keys = group.relation, group.relation_of("key")
     if rows is None or keys is None:

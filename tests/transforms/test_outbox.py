@@ -85,6 +85,14 @@ def test_payloads_go_out_as_json() -> None:
     assert found.column("value").is_null().to_pylist() == [False, False, True, True]
 
 
+def test_payloads_of_white_space_or_no_bytes_are_empty() -> None:
+    for oid, payloads in ((TEXT, [" \n", "", None, " x "]), (17, ["\\x", "\\x", None, "\\x20"])):
+        changes = [insert(IDS[0], "x", "1", "t", payload) for payload in payloads]
+        group = orders(*changes, columns=[*COLUMNS[:4], ("payload", oid, -1)], table="outbox")
+        value = only(applied(group, {"type": "outbox", "tombstone_on_empty_payload": True})).column("value")
+        assert value.is_null().to_pylist() == [True, True, True, False]
+
+
 def test_columns_have_the_form_that_they_have_in_events() -> None:
     stamp, of_key = ("2018-06-20 15:13:16.945", 1114, 3), ("1.5", 1700, -1)
     columns = [*COLUMNS[:2], ("aggregateid", *of_key[1:]), *COLUMNS[3:5], ("at", *stamp[1:])]

@@ -114,8 +114,9 @@ class Outbox:
         empty = None
         if self.given.tombstone_on_empty_payload:
             empty = pc.is_null(payload)
-            if pa.types.is_string(payload.type):
-                empty = pc.or_(empty, pc.fill_null(pc.equal(payload, ""), True))
+            if pa.types.is_string(payload.type) or pa.types.is_binary(payload.type):
+                text = payload if pa.types.is_binary(payload.type) else pc.ascii_trim_whitespace(payload)
+                empty = pc.fill_null(pc.equal(pc.binary_length(text), 0), True)
                 payload = pc.if_else(empty, pa.scalar(None, payload.type), payload)
         if self.given.expand_json_payload:
             if not pa.types.is_string(payload.type):

@@ -1,13 +1,14 @@
 """Checks the links, commands, module names and configurations in the documents against the tree.
 
 Every relative link in a tracked Markdown file must name a file of the tree, and its anchor a
-heading of that file; every module that is named by its path must exist; every fenced line that
-starts with `tailrace` must have an existing command and options; every fenced YAML document with
-a `source` must be a valid pipeline. Prints each problem; the exit status is then 1.
+heading of that file; every module that is named by its path, and every class by its full name, must exist;
+every fenced line that starts with `tailrace` must have an existing command and options; every fenced YAML
+document with a `source` must be a valid pipeline. Prints each problem; the exit status is then 1.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -26,6 +27,7 @@ from tailrace.errors import TailraceError
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(?:#([^)\s]+))?[^)]*\)")
 MODULE = re.compile(r"`(\w[\w/]*/\w+\.py)`")
+CLASS = re.compile(r"`(tailrace(?:\.\w+)*)\.([A-Z]\w*)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -59,6 +61,13 @@ def missing_modules(text: str) -> Iterator[str]:
     for name in MODULE.findall(FENCE.sub("", text)):
         if not any((folder / name).exists() for folder in (ROOT, ROOT / "src" / "tailrace")):
             yield f"`{name}`: no such module"
+
+
+def missing_classes(text: str) -> Iterator[str]:
+    """Yield the classes that are named with their module and do not exist."""
+    for module, name in CLASS.findall(FENCE.sub("", text)):
+        if not hasattr(importlib.import_module(module), name):
+            yield f"`{module}.{name}`: no such class"
 
 
 def unknown_commands(text: str) -> Iterator[str]:
@@ -103,7 +112,7 @@ def main() -> int:
         text = document.read_text("utf-8")
         found = [*broken_links(document, text), *unknown_commands(text), *invalid_pipelines(text)]
         if document.name != "CHANGELOG.md":  # it names removed modules
-            found += missing_modules(text)
+            found += [*missing_modules(text), *missing_classes(text)]
         for problem in found:
             print(f"{document.relative_to(ROOT)}: {problem}")
         problems += len(found)

@@ -11,6 +11,7 @@ raised it.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -196,6 +197,19 @@ class TailraceError(Exception):
     @property
     def policy(self) -> Policy:
         return POLICY.get(self.kind, Policy.STOP)
+
+    def changed(
+        self,
+        context: Mapping[str, Any] | None = None,
+        *,
+        kind: Kind | None = None,
+        message: str | None = None,
+        hint: str | None = None,
+    ) -> TailraceError:
+        """Return the error with other parts; `context` is added to its own."""
+        message = self.message if message is None else message
+        hint = self.hint if hint is None else hint
+        return TailraceError(kind or self.kind, message, hint, {**self.context, **(context or {})})
 
     def __str__(self) -> str:
         where = ", ".join(f"{name}={value}" for name, value in self.context.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.converters.avro.encoder import encoded
 from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.facts import Facts
+from tailrace.records.batch import Batch
 from tailrace.records.group import Group
+from tailrace.records.making import SourceRecord
+from tailrace.transforms.factory import build
 from tests.support.converters.customers import CASES, FACTS, as_columns, groups, groups_of, shape, transaction
 from tests.support.converters.fitting import require_fit
 from tests.support.converters.golden import CONVERTERS, KEPT, path_of, text_of
 from tests.support.decode import wire
 from tests.support.decode.wire import UNCHANGED, delete, insert, relation, update
+from tests.support.transforms.groups import orders
 
 
 def documents(group: Group, **options: Any) -> list[Any]:
@@ -169,6 +175,58 @@ def test_changes_of_other_sources_keep_their_source_block() -> None:
         {"file": "x", "ts_ms": 7}, 7000, {"id": 2, "at": 1.5},
     )  # fmt: skip
     assert tombstone is None
+
+
+def in_avro(group: Group) -> tuple[list[Any], list[Any]]:
+    columns, schemas = JsonConverter().columns(group, with_keys=True)
+    values = encoded(columns.values, schemas.value.document(), 1).to_pylist()
+    assert schemas.key is not None
+    return values, encoded(columns.keys, schemas.key.document(), 1).to_pylist()
+
+
+def test_a_change_may_have_no_key_and_no_source() -> None:
+    keys = {"id": 1}, None
+    made = [SourceRecord(topic="t", offset={}, op="c", key=key, after={"a": 1}) for key in keys]
+    [group] = Batch.of_records(made).groups
+    found = JsonConverter(schemas_enable=True).convert(group)
+    assert found.keys is not None
+    first, second = found.keys.to_pylist()
+    assert (json.loads(first)["payload"], second) == ({"id": 1}, None)
+    event = json.loads(found.values[0].as_py())
+    require_fit(event["schema"], event["payload"])
+    assert event["payload"]["source"] is None
+    values, keys_in_avro = in_avro(group)
+    assert None not in values
+    assert [key is None for key in keys_in_avro] == [False, True]
+    hoist = build([{"type": "hoist_field", "field": "of"}])
+    assert JsonConverter().convert(hoist.apply(group.slice(1, 2))[0]).keys[0].as_py() is None
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"type": "add_fields", "computed": {"note": "nullif(after.note, 'first')"}},
+        {"type": "add_fields", "computed": {"id": "nullif(after.id, 1)"}},
+        {"type": "fields_from_headers", "fields": {"note": "none"}},
+        {"type": "value_to_key", "fields": ["note"]},
+    ],
+)
+def test_a_column_that_a_transformation_made_may_be_null(step: dict[str, Any]) -> None:
+    is_note = step["type"] != "value_to_key"
+    group = orders(insert("1", "first", "5"), insert("2", "x" if is_note else None, "5"))
+    assert group.wire is not None
+    assert group.relation is not None
+    named = [
+        replace(c, not_null=c.name == "id" or (c.name == "note" and is_note)) for c in group.relation.columns
+    ]
+    group = group.with_wire(group.wire.named(replace(group.relation, columns=tuple(named))))
+    [made] = build([step]).apply(group)
+    found = JsonConverter(schemas_enable=True).convert(made)
+    assert found.keys is not None
+    for text in (found.values[0].as_py(), *found.keys.to_pylist()):
+        document = json.loads(text)
+        require_fit(document["schema"], document["payload"])
+    in_avro(made)
 
 
 @given(st.lists(st.floats(), min_size=1), st.lists(st.floats(width=32), min_size=1))

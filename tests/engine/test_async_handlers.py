@@ -110,13 +110,17 @@ def test_an_error_of_a_coroutine_is_an_error_of_the_handler(order: Order) -> Non
     assert run.store.last == 0
 
 
+@pytest.mark.parametrize("in_task", [False, True])
 @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
-def test_no_error_ends_the_loop(error: type[BaseException]) -> None:
+def test_no_error_ends_the_loop(error: type[BaseException], in_task: bool) -> None:
     raises = True
+
+    async def fail() -> None:
+        raise error
 
     async def once(_: Any) -> None:
         if raises:
-            raise error
+            await (asyncio.gather(fail()) if in_task else fail())
 
     call = AwaitedCall(once)
     with pytest.raises(error):

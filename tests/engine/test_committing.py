@@ -165,6 +165,18 @@ class Counted:
         return self.answer
 
 
+def test_a_policy_may_look_how_far_its_task_is() -> None:
+    class Looks:
+        def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
+            return bench.committer.processed >= 20
+
+    bench = Bench(Looks())
+    bench.done()
+    assert bench.told == []
+    bench.done()
+    assert bench.told == [20]
+
+
 def test_combined_policies_are_all_asked() -> None:
     yes, no = Counted(answer=True), Counted(answer=False)
     assert not AllOf(no, yes).is_due(1, True, 0)

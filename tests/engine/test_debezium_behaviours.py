@@ -552,8 +552,9 @@ def test_a_connector_that_refuses_its_settings_ends_the_engine():
 
     source, heard, store = Refusing(), Heard(), Store()
     engine = engine_of(source, Seen().record, callbacks=heard.callbacks(), offsets=store)
-    with pytest.raises(TailraceError, match="no table"):
+    with pytest.raises(TailraceError, match="no table") as caught:
         engine.start()
+    assert caught.value.__cause__ is None
     assert source.calls == ["connector.start", "connector.stop"]
     assert store.calls == ["start", "stop"]
     assert heard.events == ["connector_stopped", "completed"]

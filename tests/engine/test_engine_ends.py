@@ -114,6 +114,15 @@ def test_a_task_whose_start_fails_is_restarted_as_well():
     assert seen.lines == {"0-0": numbers(1, 20), "1-0": numbers(1, 20)}
 
 
+@pytest.mark.parametrize(("method", "error"), [("poll", ValueError()), ("start", RetriableError())])
+def test_a_task_whose_stop_fails_has_its_next_attempt_all_the_same(method, error):
+    faults = [Fault(method, error=error), Fault("stop", error=OSError())]
+    source, seen = LinesSource(20, faults=faults), Seen()
+    engine_of(source, seen.record, options={"on_task_failure": "restart"}).run()
+    assert seen.lines["0-0"] == numbers(1, 20)
+    assert source.count("stop") == 2
+
+
 def test_an_engine_with_an_isolated_task_fails_with_its_error_at_the_end():
     faults = [Fault("start", task=0, error=ValueError()), Fault("poll", 2, task=2, error=KeyError())]
     seen, heard = Seen(), Heard()

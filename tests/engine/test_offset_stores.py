@@ -70,6 +70,11 @@ def test_engines_that_use_a_file_in_turn_keep_each_others_offsets(tmp_path: Path
         store = opened(path, name)
         assert store.read([A]) == {0: {"lsn": lsn}}
         store.stop()
+    path.unlink()
+    durable.previous_of(path).unlink()
+    store.start()
+    assert store.read([A]) == {}
+    store.stop()
 
 
 @pytest.mark.follows("offsets_locked")

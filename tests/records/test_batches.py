@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+import uuid
 from decimal import Decimal
 from typing import Any
 
@@ -246,6 +247,10 @@ def test_values_of_other_sources_become_a_batch() -> None:
             "`key.k.deep` is int first, and list",
         ),
         ([made(value=1 << 70)], "no Arrow type holds all values of `value`, which are of type int"),
+        (
+            [made(key={"id": uuid.UUID(int=1)})],
+            "no Arrow type holds all values of `key.id`, which are of type UUID",
+        ),
         ([made(value=object())], "no Arrow type holds all values of `value`, which are of type object"),
     ],
 )

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.converters.native import ArrowConverter, PythonConverter
+from tailrace.decode.values.stamps import stamp_texts
 from tailrace.records.batch import Batch
 from tailrace.records.events import Events
 from tailrace.records.group import Group
@@ -134,3 +135,12 @@ def test_rows_are_dictionaries_whatever_the_names_of_the_columns(columns: int) -
     array = pa.array(rows, pa.struct([pa.field(name, pa.int64()) for name in names]))
     assert python_values(array) == array.to_pylist() == rows
     assert [list(row) for row in python_values(array)[:5]] == [names] * 5
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_nanoseconds_are_rounded_down_to_a_datetime(zone: str | None) -> None:
+    stamps = pa.array([1_999, None, -1], pa.timestamp("ns", zone))
+    zero = dt.datetime(1970, 1, 1, tzinfo=dt.UTC if zone else None)
+    us = dt.timedelta(microseconds=1)
+    assert python_values(stamps) == [zero + us, None, zero - us]
+    assert stamp_texts(stamps).to_pylist()[2][:26] == "1969-12-31 23:59:59.999999"

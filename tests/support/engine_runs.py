@@ -183,12 +183,17 @@ class _Life:
             for _ in range(script.closers):
                 closers.append(threading.Thread(target=self._close, args=(script.close,)))
                 closers[-1].start()
+        watch = threading.Timer(FAR_S, self._hangs)
+        watch.start()
         try:
             engine.run()
         except TailraceError as error:
             # If it was closed before the start, or failed, the error says so.
             if error is not engine.error and error.kind is not Kind.ENGINE_MISUSED:
                 raise
+        finally:
+            watch.cancel()
+            watch.join()
         for closer in closers:
             closer.join(FAR_S)
             assert not closer.is_alive()
@@ -211,6 +216,10 @@ class _Life:
         time.sleep(delay_s)
         self.engine.close()
         assert self.engine.state is State.STOPPED
+
+    def _hangs(self) -> None:
+        self.world.broken.append(f"life {self.world.lives}: it does not end by itself")
+        self.engine.close()
 
     def _callback(self, name):
         def told(*_):

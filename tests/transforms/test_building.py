@@ -203,6 +203,25 @@ def test_a_foreign_transformation_that_breaks_the_contract_is_reported(broken: H
     assert "secret" not in str(caught.value)
 
 
+class Chooses:
+    """Chooses what it is told to."""
+
+    def __init__(self, flags: Any) -> None:
+        self.flags = flags
+
+    def matches(self, group: Group) -> Any:
+        return self.flags
+
+
+def test_a_foreign_predicate_may_return_a_list_and_one_that_returns_nothing_is_named() -> None:
+    drop = [{"type": "drop", "predicate": "foreign"}]
+    chosen = build(drop, {"foreign": Chooses([True, False, True, False, True])}).apply(orders())
+    assert places(chosen) == [1, 3]
+    with pytest.raises(TailraceError, match="its predicate returned object of shape") as caught:
+        build(drop, {"foreign": Chooses(None)}).apply(orders())
+    assert caught.value.context["transformation"] == "transformations[0] drop"
+
+
 @pytest.mark.follows("task_failed")
 def test_a_predicate_keeps_records_from_a_transformation_that_cannot_handle_them(
     monkeypatch: pytest.MonkeyPatch,

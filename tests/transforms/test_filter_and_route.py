@@ -77,6 +77,15 @@ def test_a_missing_column_is_an_error_with_its_place_or_null() -> None:
     assert error.context == {"table": "public.orders", "transformation": "transformations[0] filter"}
     assert pickle.loads(pickle.dumps(error)).context == error.context  # noqa: S301
     assert applied(orders(), {"type": "filter", "where": where, "missing": "null"}) == []
+    for where in ("after.pricee + 1 > 5", "lower(after.pricee) = 'x'", "after.pricee like 'x%'"):
+        with pytest.raises(TailraceError, match=r"did you mean 'price'\?"):
+            applied(orders(), {"type": "filter", "where": where})
+        assert applied(orders(), {"type": "filter", "where": where, "missing": "null"}) == []
+    flat = {"type": "flatten"}
+    with pytest.raises(TailraceError, match="no longer a change has no row after: ask for its value"):
+        applied(orders(), flat, {"type": "filter", "where": "after.price > 5"})
+    missing = {"type": "filter", "where": "after.price > 5", "missing": "null"}
+    assert applied(orders(), flat, missing) == []
     with pytest.raises(TailraceError, match="messages has no 'qty'"):
         applied(messages(b"x"), {"type": "filter", "where": "after.qty > 5"})
     assert places(applied(messages(b"x"), {"type": "filter", "where": "after.prefix = 'audit'"})) == [0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
@@ -185,4 +186,6 @@ def test_the_json_converter_writes_special_and_unchanged_values_of_flat_columns(
         )
         texts = flat.values.to_pylist()
         assert json.loads(texts[1])["cost"] == "NaN"
+        event = CloudEventsConverter().convert(only(applied(orders(), step))).values[1].as_py()
+        assert json.loads(event)["data"]["price"] == "NaN"
         assert json.loads(texts[2])["note"] == PLACEHOLDER

@@ -122,6 +122,56 @@ def test_keys_and_values_of_one_field() -> None:
     assert [row["key"] for row in by_place.values()] == [{"b": 2}, None]
 
 
+#: Types whose columns have another form in events than their Arrow type by itself, and a text of each.
+OF_FORM = {
+    "numeric": (1700, -1, "12.50"),
+    "time": (1083, 3, "04:05:11.789"),
+    "timestamp": (1114, 3, "2018-06-20 15:13:16.945"),
+    "interval": (1186, -1, "1 day"),
+    "bit": (1560, 3, "101"),
+    "uuid": (2950, -1, "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+}
+
+
+@pytest.mark.parametrize(("kind", "modifier", "text"), OF_FORM.values(), ids=OF_FORM)
+def test_a_column_has_its_form_whatever_became_of_the_other_part(kind: int, modifier: int, text: str) -> None:
+    columns = [("k", kind, modifier), ("v", 25, -1)]
+
+    def made(*steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        group = only(applied(orders(insert(text, "a"), columns=columns, key=("k",)), *steps))
+        found = JsonConverter(schemas_enable=True).convert(group)
+        assert found.keys is not None
+        value = found.values[0].as_py().replace('"optional":false', '"optional":true')  # by the key's names
+        return json.loads(found.keys[0].as_py()), json.loads(value)
+
+    key, value = made()
+    edits: list[dict[str, Any]] = [
+        {"type": "drop_fields", "fields": ["k"]},
+        {"type": "rename", "fields": {"k": "l"}},
+        {"type": "mask", "fields": ["k"]},
+        {"type": "cast", "fields": {"k": "text"}},
+        {"type": "add_fields", "static": {"k": "x"}},
+    ]
+    for edit in edits:
+        assert made({**edit, "apply_to": "row"})[0] == key
+        assert made({**edit, "apply_to": "key"})[1] == value
+    as_text = {"type": "cast", "fields": {"k": "text"}}
+    assert made({**as_text, "apply_to": "row"})[1]["payload"]["after"]["k"] == text
+    assert made({**as_text, "apply_to": "key"})[0]["payload"] == {"k": text}
+    extract, hoist = {"type": "extract_field", "field": "k"}, {"type": "hoist_field", "field": "k"}
+    single, _ = made(extract)
+    [field] = key["schema"]["fields"]
+    assert single == {
+        "schema": {n: v for n, v in field.items() if n != "field"},
+        "payload": key["payload"]["k"],
+    }
+    back, _ = made(extract, hoist)
+    assert back["payload"] == key["payload"]
+    flat = applied(orders(insert(text, "a"), columns=columns, key=("k",)), {"type": "flatten"})
+    as_data = json.loads(CloudEventsConverter().convert(only(flat)).values[0].as_py())["data"]
+    assert as_data == value["payload"]["after"]
+
+
 class Numbered:
     """Gives each record a number as its key, as `extract_field` does."""
 

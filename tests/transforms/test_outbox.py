@@ -85,6 +85,35 @@ def test_payloads_are_written_as_json() -> None:
     assert found.column("value").is_null().to_pylist() == [False, False, True, True]
 
 
+def test_payloads_of_white_space_or_no_bytes_are_empty() -> None:
+    for oid, payloads in ((TEXT, [" \n", "", None, " x "]), (17, ["\\x", "\\x", None, "\\x20"])):
+        changes = [insert(IDS[0], "x", "1", "t", payload) for payload in payloads]
+        group = orders(*changes, columns=[*COLUMNS[:4], ("payload", oid, -1)], table="outbox")
+        value = only(applied(group, {"type": "outbox", "tombstone_on_empty_payload": True})).column("value")
+        assert value.is_null().to_pylist() == [True, True, True, False]
+
+
+def test_columns_have_the_form_that_they_have_in_events() -> None:
+    stamp, of_key = ("2018-06-20 15:13:16.945", 1114, 3), ("1.5", 1700, -1)
+    columns = [*COLUMNS[:2], ("aggregateid", *of_key[1:]), *COLUMNS[3:5], ("at", *stamp[1:])]
+    row = insert(IDS[0], "Order", of_key[0], "Created", '{"n": 1}', stamp[0])
+    group = orders(row, columns=columns, table="outbox")
+    converter = JsonConverter(schemas_enable=True)
+    event = json.loads(converter.convert(group).values[0].as_py())
+    after = event["payload"]["after"]
+    schemas = {field["field"]: field for field in event["schema"]["fields"][1]["fields"]}
+
+    made = converter.convert(only(applied(group, {"type": "outbox", "additional": ["at:envelope:time"]})))
+    assert made.keys is not None
+    key, value = json.loads(made.keys[0].as_py()), json.loads(made.values[0].as_py())
+    assert key["payload"] == after["aggregateid"]
+    assert value["payload"] == {"payload": '{"n": 1}', "time": after["at"]}
+    names = [field["name"] for field in value["schema"]["fields"]]
+    assert names == [schemas["payload"]["name"], schemas["at"]["name"]]
+    alone = converter.convert(only(applied(group, {"type": "outbox"}))).values[0].as_py()
+    assert json.loads(alone)["schema"]["name"] == schemas["payload"]["name"]
+
+
 def test_the_options_determine_the_topics() -> None:
     route = {
         "type": "outbox",

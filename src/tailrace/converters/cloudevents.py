@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from tailrace.config.converters import CloudEventsOptions
-from tailrace.converters.cells.change_table import ChangeTable, row_schema
+from tailrace.converters.cells.change_table import ChangeTable, required_columns, row_schema
 from tailrace.converters.cells.from_columns import change_table_of, plain_change_table_of
-from tailrace.converters.cells.plain import convert_plain, plain_keys
+from tailrace.converters.cells.plain import convert_plain, given, plain_keys
 from tailrace.converters.cells.row_image import Field
 from tailrace.converters.connect_schemas import struct, written
 from tailrace.converters.event_plan import (
@@ -85,7 +85,8 @@ class CloudEventsConverter:
         if group.is_change:
             table = change_table_of(group)
             return table, plan_events(table, None, tombstones=self._options.tombstones_on_delete)
-        table, there = plain_change_table_of(group)
+        how, values = given(group, "value", has_schema=self._options.schemas_enable)
+        table, there = plain_change_table_of(group, how, values)
         rows = np.arange(len(table), dtype=np.int64)
         op = np.where(there, table.op, 0).astype(np.uint8)
         keys = plain_keys(group)
@@ -154,9 +155,9 @@ def _schema(table: ChangeTable, group: Group, facts: SourceInfo, *, filled: bool
     if table.is_message:
         return _message_schema(tuple(table.fields))
     is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
-    key = frozenset(() if table.key is None else (field.name for field in table.key.fields))
     name = f"{facts.name}.{table.schema}.{table.table}.Value"
-    return _data_schema(facts.connector, name, tuple(table.fields), key, filled or is_full)
+    _, required = required_columns(table, group)
+    return _data_schema(facts.connector, name, tuple(table.fields), required, filled or is_full)
 
 
 @functools.lru_cache(maxsize=256)
@@ -164,10 +165,10 @@ def _data_schema(
     connector: str,
     name: str,
     fields: tuple[Field, ...],
-    key: frozenset[str],
+    required: frozenset[str],
     all_there: bool,
 ) -> str:
-    row = row_schema(name, fields, all_there=all_there, key=key)
+    row = row_schema(name, fields, all_there=all_there, required=required)
     images = [row.document(optional=True, field=image) for image in ("before", "after")]
     return written(struct(images, f"io.debezium.connector.{connector}.Data").document())
 

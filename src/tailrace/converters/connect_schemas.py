@@ -170,7 +170,7 @@ def envelope(name: str, row: Schema, source: Schema) -> Schema:
         [
             row.document(optional=True, field="before"),
             row.document(optional=True, field="after"),
-            source.document(field="source"),
+            source.document(optional=source.type != "struct", field="source"),  # there may be none
             transaction.document(optional=True, field="transaction"),
             STRING.document(field="op"),
             *(INT64.document(optional=True, field=unit) for unit in ("ts_ms", "ts_us", "ts_ns")),

@@ -17,7 +17,7 @@ from typing import Any
 
 from tailrace.config.converters import JsonOptions
 from tailrace.converters import connect_schemas as schemas
-from tailrace.converters.cells.change_table import ChangeTable, row_schema
+from tailrace.converters.cells.change_table import ChangeTable, required_columns, row_schema
 from tailrace.converters.cells.from_columns import change_table_of
 from tailrace.converters.cells.plain import convert_plain, plain_values
 from tailrace.converters.cells.row_image import Field
@@ -134,7 +134,8 @@ class JsonConverter:
         own = schemas.SOURCE_WITH_SHARD if facts.has_shards else schemas.SOURCE
         source = own if table.source is None else table.source[1]
         name = f"{of}.{table.table}"
-        found = _table_schemas(name, tuple(table.fields), key, source, filled or is_full)
+        required = required_columns(table, group)
+        found = _table_schemas(name, tuple(table.fields), key, source, filled or is_full, required)
         return found if single is None else replace(found, key=single.fields[0].how.schema)
 
     def _events(
@@ -183,10 +184,11 @@ def _table_schemas(
     key: tuple[Field, ...] | None,
     source: Schema,
     all_there: bool,
+    required: tuple[frozenset[str], frozenset[str]],
 ) -> EventSchemas:
-    names = frozenset(() if key is None else (field.name for field in key))
-    row = row_schema(f"{name}.Value", fields, all_there=all_there, key=names)
+    of_keys, of_rows = required
+    row = row_schema(f"{name}.Value", fields, all_there=all_there, required=of_rows)
     value = schemas.envelope(name, row, source)
     if key is None:
         return EventSchemas(value, None)
-    return EventSchemas(value, row_schema(f"{name}.Key", key, all_there=True, key=names))
+    return EventSchemas(value, row_schema(f"{name}.Key", key, all_there=True, required=of_keys))

@@ -28,7 +28,6 @@ from tailrace.decode.json import json_kernel, shard_texts
 from tailrace.decode.json.templates import Json, Part, Slot, Text, Unless
 from tailrace.decode.shards import ShardPositions, own_names
 from tailrace.decode.values import forms
-from tailrace.model import Op
 from tailrace.protocol.frames import Numbers
 from tailrace.records.group import Places
 
@@ -151,7 +150,7 @@ def key_columns(table: ChangeTable, planned: Planned) -> Value:
     if table.key is None:
         return None
     rows = planned.plan.rows
-    there = table.op[rows] != ord(Op.TRUNCATE)
+    there = table.has_key[rows]
     values: dict[str, Value] = {}
     taken = rows if planned.takes_old is None else rows + len(table) * planned.takes_old
     old = table.key.old if planned.takes_old is not None else ()

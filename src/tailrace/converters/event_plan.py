@@ -75,8 +75,7 @@ def plan_events(
     keys = old_keys = None
     changed = _perhaps_changed(table, key)
     if with_keys or changed.any():
-        has_key = (table.op != ord(Op.TRUNCATE)).astype(np.uint8)
-        keys = _keys(key, key.cells.current, every, has_key, key_schema)
+        keys = _keys(key, key.cells.current, every, table.has_key.astype(np.uint8), key_schema)
     if changed.any():
         old_keys = _keys(key, key.cells.old, every, changed.astype(np.uint8), key_schema)
         changed &= pc.not_equal(old_keys, keys).fill_null(False).to_numpy(zero_copy_only=False)

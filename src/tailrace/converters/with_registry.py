@@ -230,7 +230,6 @@ def _written_by(write: Write, schema_id: int, values: Any) -> pa.Array:
 
 def _placed(error: TailraceError, rows: Places | None, topic: str) -> TailraceError:
     # The index of an event becomes that of its record.
-    context = {**error.context, "topic": topic}
-    if isinstance(context.get("row"), int) and rows is not None:
-        context["row"] = int(rows[context["row"]])
-    return TailraceError(error.kind, error.message, error.hint, context)
+    row = error.context.get("row")
+    place = {"row": int(rows[row])} if isinstance(row, int) and rows is not None else {}
+    return error.changed({"topic": topic, **place})

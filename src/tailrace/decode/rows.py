@@ -161,8 +161,7 @@ def _named(relation: Relation, name: str, read: Callable[[Cells], _Made], cells:
     try:
         return read(cells)
     except TailraceError as error:
-        where = {"table": relation.qualified_name, "column": name}
-        raise TailraceError(error.kind, error.message, error.hint, where) from error
+        raise error.changed({"table": relation.qualified_name, "column": name}) from error
 
 
 def unchanged_names(relation: Relation, tuples: Tuples) -> pa.ListArray:

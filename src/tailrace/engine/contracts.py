@@ -417,6 +417,8 @@ class SourceTask(Protocol):
     def stop(self) -> None:
         """Release all resources. Called once for each task whose `start` was called, also if that failed;
         after the last `commit`. On any thread.
+
+        :raises Exception: ends the engine; before another attempt of the task it is only logged.
         """
         ...
 

@@ -488,6 +488,8 @@ class Engine:
         """Call a function of user code, and wait for it no longer than the limit."""
         try:
             ended = BoundedCall(f"{self._parts.name}: {doing}", self, function).wait(self._limit_s)
+        except TailraceError:
+            raise  # not from itself: programs that follow causes would never end
         except Exception as error:
             raise as_engine_failure(error, doing) from error
         if not ended:

@@ -38,7 +38,7 @@ def as_task_failure(error: BaseException, number: int, doing: str) -> TailraceEr
     :param doing: the operation that failed: `poll`.
     """
     if isinstance(error, TailraceError):
-        found = TailraceError(error.kind, error.message, error.hint, {**error.context, "task": number})
+        found = error.changed({"task": number})
     else:
         found = TailraceError(
             Kind.TASK_FAILED,

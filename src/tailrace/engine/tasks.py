@@ -360,7 +360,9 @@ class TaskThread:
             supervision.stop_asked()
         except BaseException as error:  # noqa: BLE001 - it decides what follows
             wait_s = self._decide_wait(error, attempt)
-        self._end(attempt, failed=wait_s is not None or supervision.phase(self.number) is Phase.FAILED)
+        restarts = wait_s is not None
+        is_failed = restarts or supervision.phase(self.number) is Phase.FAILED
+        self._end(attempt, failed=is_failed, restarts=restarts)
         return wait_s
 
     def _start_and_poll(self, attempt: _Attempt) -> None:
@@ -425,7 +427,7 @@ class TaskThread:
         ).after(error)
         return wait_s
 
-    def _end(self, attempt: _Attempt, *, failed: bool) -> None:
+    def _end(self, attempt: _Attempt, *, failed: bool, restarts: bool) -> None:
         """End an attempt: first its processing, then, once no task polls any more, commit and stop it."""
         environment, latches = self._environment, self._environment.latches
         self._end_processing(attempt, failed=failed)
@@ -438,7 +440,10 @@ class TaskThread:
             stopped = attempt.stop()
         except BaseException as error:  # noqa: BLE001 - `Supervision` decides what follows
             stopped = True
-            self._report_failure(error, attempt)
+            if restarts:  # often a consequence: what is closed was broken or never opened
+                log.warning("a task's stop() failed", task=self.number, error=named(error))
+            else:
+                self._report_failure(error, attempt)
         if stopped and attempt.started:
             environment.notify("task_stopped", self.number)
         if attempt.unkept and not failed and latches.ending.is_set():

@@ -22,7 +22,7 @@ from tailrace.expressions.language import (
     parts_of,
     place_of,
 )
-from tailrace.expressions.sql import MISSING, SqlWriter, inputs_of
+from tailrace.expressions.sql import MISSING, SqlWriter, inputs_of, kind_below
 
 if TYPE_CHECKING:
     import duckdb
@@ -254,7 +254,7 @@ def _blamed(node: Node, writer: SqlWriter, table: pa.Table, error: duckdb.Error)
         return node
     for part in parts_of(node):
         try:
-            run(writer.sql(part), table)
+            run(writer.sql(part, kind_below(node)), table)
         except duckdb.Error as found:
             if type(found) is type(error):
                 return _blamed(part, writer, table, error)

@@ -37,6 +37,7 @@ _SAFE = {
 
 #: Prefix of the error for reading a column that does not exist; the column's place follows.
 MISSING = "tailrace: no column "
+_LACKING = f"error('{MISSING}"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -49,13 +50,14 @@ def inputs_of(text: str, roots: tuple[str, ...]) -> tuple[tuple[str, Path, int],
             found.setdefault((kind, tuple(node["column_names"])), place_of(node))
             return
         for part in parts_of(node):
-            note(part, _kind_below(node))
+            note(part, kind_below(node))
 
     note(parsed(text, roots), "column")
     return tuple((kind, path, at) for (kind, path), at in found.items())
 
 
-def _kind_below(node: Node) -> str:
+def kind_below(node: Node) -> str:
+    """Return the method of `Rows` by which a column directly below `node` is read."""
     # A column that is cast to text has PostgreSQL's text, from which DuckDB's differs for some types.
     kind = "column"
     if node["class"] == "FUNCTION":
@@ -94,11 +96,11 @@ class SqlWriter:
         return self._known[key]
 
     def _written(self, node: Node, kind: str) -> str:
-        parts = [self.sql(part, _kind_below(node)) for part in parts_of(node)]
+        parts = [self.sql(part, kind_below(node)) for part in parts_of(node)]
         match node["class"]:
             case "COLUMN_REF":
                 place = self._places[kind, tuple(node["column_names"])]
-                return f"error('{MISSING}{place}')" if place in self._missing else f"c{place}"
+                return f"{_LACKING}{place}')" if place in self._missing else f"c{place}"
             case "CONSTANT":
                 literal = node["literal"]
                 if literal["kind"] == "NULL_LITERAL":
@@ -126,7 +128,9 @@ class SqlWriter:
                     "OPERATOR_COALESCE": f"coalesce({', '.join(parts)})",
                     "COMPARE_IN": f"({first} IN ({rest}))",
                 }[node["type"]]
-        return self._call(node, parts)
+        # DuckDB takes `error` for a NULL, and does not call it for the result of most functions.
+        lacking = next((part for part in parts if part.startswith(_LACKING)), None)
+        return lacking or self._call(node, parts)
 
     def _conjunction(self, node: Node, parts: list[str]) -> str:
         # DuckDB computes all operands for all rows. One that may fail is guarded by those before it.

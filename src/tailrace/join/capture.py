@@ -353,8 +353,7 @@ class _Stream:
                 self._tables.write(self._frames, key, value, rows=rows)
             except TailraceError as error:
                 topic, partition = run.place
-                where = {"topic": topic, "partition": partition, **error.context}
-                raise TailraceError(error.kind, error.message, error.hint, where) from None
+                raise error.changed({"topic": topic, "partition": partition}) from None
         self._collected += len(found)
 
     def _idle_states(self) -> None:

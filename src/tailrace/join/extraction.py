@@ -67,8 +67,7 @@ def extracted(
     try:
         return extract(messages)
     except TailraceError as error:
-        where = {"topic": topic, "partition": int(partition), **error.context}
-        raise TailraceError(error.kind, error.message, error.hint, where) from None
+        raise error.changed({"topic": topic, "partition": int(partition)}) from None
 
 
 #: Members of a change that are used.

@@ -77,7 +77,7 @@ def as_failure(error: BaseException) -> TailraceError:
         from tailrace.spark.jobs import translated
 
         found = translated(error)
-        return TailraceError(found.kind, redact(found.message), found.hint, found.context)
+        return found.changed(message=redact(found.message))
     # TimeoutError is an OSError, too; one of a wait that timed out has no errno.
     if isinstance(error, OSError) and not (isinstance(error, TimeoutError) and error.errno is None):
         return TailraceError(

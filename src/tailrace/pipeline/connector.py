@@ -196,8 +196,7 @@ class PipelineTask:
             view = worker.view()
             pending = self._pending.get(place)
             if (error := view.task.error or (pending and pending[1])) is not None:
-                where = {"source": view.name} if view.name else {}
-                found.append(TailraceError(error.kind, error.message, error.hint, {**where, **error.context}))
+                found.append(error.changed({"source": view.name} if view.name else {}))
         return found
 
     def commit(self, partition: Partition, offset: Offset) -> None:
@@ -257,7 +256,7 @@ class PipelineTask:
                 if error.kind is not Kind.SCHEMA_PENDING:
                     raise
                 if workers[place].is_over:  # the facts are not queried any more
-                    raise TailraceError(Kind.TASK_FAILED, error.message, error.hint, error.context) from error
+                    raise error.changed(kind=Kind.TASK_FAILED) from error
                 self._pending[place] = time.monotonic() + PENDING_S, error
                 continue
             self._pending.pop(place, None)

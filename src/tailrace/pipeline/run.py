@@ -390,7 +390,7 @@ def failure_of(failed: Sequence[SourceWorker]) -> TailraceError:
     if len(errors) == 1:
         return first
     others = ", ".join(name for _, name in errors[1:])
-    found = TailraceError(first.kind, first.message, first.hint, {**first.context, "failed_too": others})
+    found = first.changed({"failed_too": others})
     found.__cause__ = first
     return found
 
@@ -399,6 +399,6 @@ def _of_sinks(error: TailraceError) -> TailraceError:
     """Return `error`; an error of sinks, which have already been retried, is returned as a final one."""
     if error.policy is not Policy.RETRY or "sinks" not in error.context:
         return error
-    found = TailraceError(Kind.TASK_FAILED, f"{error.kind}: {error.message}", error.hint, error.context)
+    found = error.changed(kind=Kind.TASK_FAILED, message=f"{error.kind}: {error.message}")
     found.__cause__ = error
     return found

@@ -255,9 +255,7 @@ class SourceWorker:
 
     def _explained(self, error: TailraceError) -> TailraceError:
         found = self._source.with_recovery(error, self.pipeline)
-        if not self.name:
-            return found
-        return TailraceError(found.kind, found.message, found.hint, {"source": self.name, **found.context})
+        return found.changed({"source": self.name}) if self.name else found
 
     def _finish(self) -> None:
         # Capture has ended, so the log's end is final: sinks write up to it.
@@ -375,12 +373,8 @@ def _sinks_failure(failed: list[SinkView]) -> TailraceError:
     first = failed[0].error or TailraceError(Kind.INTERNAL, "a sink stopped without an error", REPORT)
     others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     names = ", ".join(view.name for view in failed)
-    found = TailraceError(
-        first.kind,
-        f"feed sink {failed[0].name!r}{others}: {first.message}",
-        first.hint,
-        {"sinks": names, **first.context},
-    )
+    message = f"feed sink {failed[0].name!r}{others}: {first.message}"
+    found = first.changed({"sinks": names}, message=message)
     found.__cause__ = first
     return found
 

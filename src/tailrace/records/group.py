@@ -69,6 +69,8 @@ class Group:
         follow from the records of the group.
     :param is_second: whether each record is the second of two at its place: for an update that changed the
         key, the create after the delete (`transforms.changed_keys`). None: each has a place of its own.
+    :param relation_of_keys: the table with the columns that keys have; None: as `relation`. They differ if a
+        transformation changed rows alone or keys alone.
     :param made: by column, each row's value as a Python object, or `NOT_MADE`; `value_at` fills it.
     """
 
@@ -89,6 +91,7 @@ class Group:
     origin: SourceInfo | None = None
     orders: Numbers | None = None
     is_second: Flags | None = None
+    relation_of_keys: Relation | None = None
 
     @classmethod
     def of_changes(
@@ -148,6 +151,10 @@ class Group:
     def is_change(self) -> bool:
         """Whether the records are changes (`ENVELOPE`), and not values of their own (`PLAIN`)."""
         return self._columns is None or "value" not in self._columns.schema.names
+
+    def relation_of(self, image: str) -> Relation | None:
+        """Return the table with the columns that `image` has: `key`, `before`, `after` or `value`."""
+        return (self.relation_of_keys or self.relation) if image == "key" else self.relation
 
     def column(self, name: str) -> pa.Array:
         """Return a column; nulls if the group has none of that name."""
@@ -291,7 +298,8 @@ class Group:
     def with_columns(self, columns: pa.RecordBatch) -> Group:
         """Return records with other columns of the same length; they no longer have a `wire`."""
         made = Group.of_columns(self.topic, self.index, columns, self.relation, self.origin)
-        return replace(made, orders=self.orders, is_second=self.is_second)
+        of_keys = self.relation_of_keys
+        return replace(made, orders=self.orders, is_second=self.is_second, relation_of_keys=of_keys)
 
     def repeated(self, rows: Places, is_second: Flags, columns: pa.RecordBatch) -> Group:
         """Return new records made from those of the group, of which some share a place.
@@ -301,7 +309,7 @@ class Group:
         """
         orders = None if self.orders is None else self.orders[rows]
         made = Group.of_columns(self.topic, self.index[rows], columns, self.relation, self.origin)
-        return replace(made, orders=orders, is_second=is_second)
+        return replace(made, orders=orders, is_second=is_second, relation_of_keys=self.relation_of_keys)
 
     @property
     def size_bytes(self) -> int:
@@ -350,7 +358,9 @@ def _received(sent: bytes | None) -> pa.RecordBatch | None:
     return None if sent is None else pa.ipc.open_stream(sent).read_next_batch()
 
 
-_SENT_AS_THEY_ARE = ("topic", "index", "relation", "_changes", "origin", "orders", "is_second")
+_SENT_AS_THEY_ARE = (
+    "topic", "index", "relation", "_changes", "origin", "orders", "is_second", "relation_of_keys"
+)  # fmt: skip
 
 
 def _restored(columns: bytes | None, beside: bytes | None, others: Mapping[str, Any]) -> Group:

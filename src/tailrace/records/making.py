@@ -107,7 +107,7 @@ def _what_differs(values: Sequence[Any], name: str) -> str:
         for part in {part: None for _, value in there for part in value}:
             column = [None if value is None else value.get(part) for value in values]
             try:
-                pa.array(column)
+                pa.array([{part: each} for each in column])
             except (pa.ArrowException, OverflowError, TypeError, ValueError):
                 return _what_differs(column, f"{name}.{part}")
     kind = next(iter(kinds)).__name__ if kinds else "None"

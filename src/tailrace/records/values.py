@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode.values.stamps import stamp_texts
+from tailrace.decode.values.stamps import microseconds, stamp_texts
 
 _EPOCH = dt.date(1970, 1, 1).toordinal()
 _DAYS_MIN, _DAYS_MAX = dt.date.min.toordinal() - _EPOCH, dt.date.max.toordinal() - _EPOCH
@@ -98,8 +98,9 @@ def _dates(array: pa.Array) -> list[Any]:
 
 def _stamps(array: pa.Array) -> list[Any]:
     kind = array.type
-    if kind.unit not in _PER_DAY:
-        return _as_arrow_gives(array)
+    if kind.unit == "ns":  # a datetime has whole microseconds
+        nulls = array.is_null().to_numpy(zero_copy_only=False)
+        return _inside(pa.array(microseconds(array), pa.timestamp("us", kind.tz), mask=nulls))
     # In other time zones the local time may be out of Python's range: the bounds are a day narrower.
     less = kind.tz not in {None, "UTC"}
     first, last = (_DAYS_MIN + less) * _PER_DAY[kind.unit], (_DAYS_MAX + 1 - less) * _PER_DAY[kind.unit] - 1

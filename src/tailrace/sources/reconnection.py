@@ -77,9 +77,7 @@ class Reconnection:
     def _give_up_or_note(self, error: TailraceError, failing_s: float) -> None:
         bound_s = self._source.reconnect_s_max
         if bound_s and failing_s > bound_s:
-            raise TailraceError(
-                error.kind, f"{error.message} (tried for {failing_s:.0f} s)", error.hint, error.context
-            ) from error
+            raise error.changed(message=f"{error.message} (tried for {failing_s:.0f} s)") from error
         self.error = error
         self.count += 1
         log.warning(

@@ -236,6 +236,8 @@ class Hub:
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        except TailraceError:
+            raise
         except Exception as error:
             raise as_failure(error) from error
 

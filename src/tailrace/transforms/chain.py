@@ -49,7 +49,7 @@ class Step:
         if self.predicate is None:
             return group, None
         try:
-            flags = self.predicate.matches(group)
+            flags = np.asarray(self.predicate.matches(group))
         except (RetriableError, StopEngine):
             raise
         except Exception as error:
@@ -85,7 +85,7 @@ class Step:
     def _failure(self, error: Exception, group: Group, what: str) -> TailraceError:
         where = {"transformation": self.name, "table": described(group)}
         if isinstance(error, TailraceError):
-            return TailraceError(error.kind, error.message, error.hint, {**error.context, **where})
+            return error.changed(where)
         return TailraceError(
             Kind.TASK_FAILED,
             f"{what}: {type(error).__name__} was raised",

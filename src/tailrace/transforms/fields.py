@@ -114,9 +114,16 @@ def with_notes(group: Group, part: str, naming: Naming = same_name, special: Nam
     return found
 
 
-def with_relation(group: Group, relation: Relation | None) -> Group:
-    """Return the records with `relation` as their table."""
-    return replace(group, relation=relation)
+def with_relation(group: Group, part: str, change: Callable[[Relation], Relation]) -> Group:
+    """Return the records with their table changed, as it is for a part of them."""
+    rows, keys = group.relation, group.relation_of("key")
+    if rows is None or keys is None:
+        return group
+    return replace(
+        group,
+        relation=rows if part == KEY else change(rows),
+        relation_of_keys=keys if part == ROW else change(keys),
+    )
 
 
 def images_of(group: Group, part: str) -> tuple[str, ...]:

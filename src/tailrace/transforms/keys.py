@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,8 @@ import pyarrow as pa
 from tailrace.config.transformations import options
 from tailrace.decode.rows import specials
 from tailrace.records.group import Group
-from tailrace.transforms.fields import KEY, failure, specials_of_keys
+from tailrace.transforms.fields import KEY, failure, specials_of_keys, with_relation
+from tailrace.transforms.groups.columns import renamed
 from tailrace.transforms.groups.rows import not_sent
 from tailrace.transforms.groups.values import either, flags_of, members, struct_of
 from tailrace.transforms.selection import Operations
@@ -48,7 +49,7 @@ class ValueToKey:
         # The notes about the row's columns apply to the key's columns, too.
         every = np.ones(len(group), np.bool_)
         old = ~every if deleted is None else deleted
-        found = group.with_column("key", key)
+        found = replace(group.with_column("key", key), relation_of_keys=None)
         if "special" not in found.columns.schema.names:
             return found
         special = specials_of_keys(found.column("special"), self.given.fields, every, old)
@@ -115,7 +116,9 @@ class ExtractField:
                 "name another field, or restrict the transformation to tables that have it by a predicate",
             )
         _require_held(group, column, [name])
-        return [group.with_column(column, found[name])]
+        # The single value keeps the form of its column, which has no name any more.
+        extracted = group.with_column(column, found[name])
+        return [with_relation(extracted, self.given.apply_to, lambda each: renamed(each, {name: ""}))]
 
 
 def _require_held(group: Group, column: str, names: Sequence[str]) -> None:
@@ -146,8 +149,9 @@ class HoistField:
         column, values = _whole(group, self.given.apply_to)
         if pa.types.is_struct(values.type):
             _require_held(group, column, values.type.names)
-        hoisted = struct_of({self.given.field: values}, values.is_null(), len(group))
-        return [group.with_column(column, hoisted)]
+        field = self.given.field
+        hoisted = group.with_column(column, struct_of({field: values}, values.is_null(), len(group)))
+        return [with_relation(hoisted, self.given.apply_to, lambda each: renamed(each, {"": field}))]
 
 
 def _whole(group: Group, part: str) -> tuple[str, pa.Array]:

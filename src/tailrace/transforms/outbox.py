@@ -6,7 +6,9 @@ which empty an outbox, are dropped. Updates are logged and dropped, or stop the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +20,9 @@ from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import python_regex
 from tailrace.decode.values.json_texts import are_json, quoted
 from tailrace.expressions.language import ExpressionError
+from tailrace.model import Relation
 from tailrace.records.group import Flags, Group
-from tailrace.transforms.fields import failure
+from tailrace.transforms.fields import KEY, ROW, failure, with_relation
 from tailrace.transforms.groups.values import TEXT, cast, members, struct_of
 from tailrace.transforms.headers import with_headers
 from tailrace.transforms.routes import parted, replaced
@@ -85,8 +88,9 @@ class Outbox:
                     f"correct the option {option} or set tables to the outbox tables only",
                 )
         payload, empty = self._payload(group, columns[given.payload])
-        inside = {alias: columns[name] for name, place, alias in placed if place == "envelope"}
-        value = struct_of({"payload": payload, **inside}, empty, len(group)) if inside else payload
+        inside = {alias: name for name, place, alias in placed if place == "envelope"}
+        more = {alias: columns[name] for alias, name in inside.items()}
+        value = struct_of({"payload": payload, **more}, empty, len(group)) if inside else payload
         plain = {
             "op": group.column("op"),
             "key": columns[given.event_key],
@@ -100,6 +104,9 @@ class Outbox:
         headers = {"id": columns[given.event_id]}
         headers |= {alias: columns[name] for name, place, alias in placed if place == "header"}
         made = with_headers(group.with_columns(pa.RecordBatch.from_pydict(plain)), headers)
+        in_value = {"payload": given.payload, **inside} if inside else {"": given.payload}
+        for part, names in ((ROW, in_value), (KEY, {"": given.event_key})):
+            made = with_relation(made, part, partial(_with_columns, names))
         return self._routed(made, columns[given.route_by])
 
     def _payload(self, group: Group, payload: pa.Array) -> tuple[pa.Array, pa.Array | None]:
@@ -107,8 +114,9 @@ class Outbox:
         empty = None
         if self.given.tombstone_on_empty_payload:
             empty = pc.is_null(payload)
-            if pa.types.is_string(payload.type):
-                empty = pc.or_(empty, pc.fill_null(pc.equal(payload, ""), True))
+            if pa.types.is_string(payload.type) or pa.types.is_binary(payload.type):
+                text = payload if pa.types.is_binary(payload.type) else pc.ascii_trim_whitespace(payload)
+                empty = pc.fill_null(pc.equal(pc.binary_length(text), 0), True)
                 payload = pc.if_else(empty, pa.scalar(None, payload.type), payload)
         if self.given.expand_json_payload:
             if not pa.types.is_string(payload.type):
@@ -137,6 +145,13 @@ class Outbox:
                 )
             found.append(part.with_topic(topic))
         return found
+
+
+def _with_columns(names: Mapping[str, str], relation: Relation) -> Relation:
+    """Return a table with these columns of it, by their new names; that of a single value is empty."""
+    known = {column.name: column for column in relation.columns}
+    columns = (replace(known[name], name=new) for new, name in names.items() if name in known)
+    return replace(relation, columns=tuple(columns), primary_key=(), chosen_key=())
 
 
 def _placed(placement: str) -> tuple[str, str, str]:

@@ -25,6 +25,7 @@ from tailrace.decode.types import known_type
 from tailrace.decode.values import forms
 from tailrace.model import OWN_FORMS, Op, Relation, ValueModes
 from tailrace.protocol.frames import Bytes, Numbers
+from tailrace.records.group import Group
 from tailrace.records.orders import order_in_table
 
 # Rows of `ChangeTable.numbers`, in addition to those of `decode.json.debezium`.
@@ -68,6 +69,15 @@ class ChangeTable:
     def is_snapshot(self) -> bool:
         """Whether these are rows of a snapshot: all of a group are, or none."""
         return len(self.op) > 0 and bool(self.op[0] == ord(Op.READ))
+
+    @property
+    def has_key(self) -> Mask:
+        """Which changes have a key: no TRUNCATE has, and none whose key is null."""
+        found: Mask = self.op != ord(Op.TRUNCATE)
+        if self.key is not None and self.key.fields:
+            current, _ = self.key.kinds()
+            found &= (current != kernel.ABSENT).any(axis=0)
+        return found
 
     @property
     def fields(self) -> Sequence[Field]:
@@ -125,15 +135,29 @@ def numbers_of(us: Numbers, commit_lsn: Numbers, lsn: Numbers, xid: Numbers, ord
     return np.stack([*times_of(us), commit_lsn, lsn, xid, ordinal, ordinal + 1, order])
 
 
-def row_schema(name: str, fields: Sequence[Field], *, all_there: bool, key: frozenset[str]) -> Schema:
+def required_columns(table: ChangeTable, group: Group) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the columns that are never null: those of keys, and those of rows that are the key's."""
+    fields = () if table.key is None else table.key.fields
+    rows, keys = group.relation, group.relation_of("key")
+    if rows is None or keys is None:
+        names = frozenset(field.name for field in fields)
+        return names, names
+    # A transformation may have made the key of other columns of the table, or changed them in rows alone.
+    others = {column.name for column in keys.columns} - set(keys.key)
+    names = frozenset(field.name for field in fields if field.not_null or field.name not in others)
+    alike = rows.columns if keys is rows else set(rows.columns) & set(keys.columns)
+    return names, names & {column.name for column in alike}
+
+
+def row_schema(name: str, fields: Sequence[Field], *, all_there: bool, required: frozenset[str]) -> Schema:
     """Return the schema of a table's rows.
 
-    :param all_there: whether each row has all columns; otherwise only those of the key are required.
+    :param all_there: whether each row has all columns; otherwise only those of `required` are.
     """
     return struct(
         [
             field.how.schema.document(
-                optional=not ((field.not_null and all_there) or field.name in key), field=field.name
+                optional=not ((field.not_null and all_there) or field.name in required), field=field.name
             )
             for field in fields
         ],

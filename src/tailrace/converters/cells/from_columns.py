@@ -60,7 +60,7 @@ def of_columns(group: Group) -> ChangeTable:
         for column in old:  # NULLs in partial row images are values that were not sent
             column.kind[(choice[0] == 2) & (column.kind == kernel.NULL)] = kernel.ABSENT
     rows = dict(zip(names, zip(current, old, strict=True), strict=True)) if old else {}
-    key = _key(group, relation, noted, modes, rows)
+    key = _key(group, group.relation_of("key"), noted, modes, rows)
     source, source_column = group.column("source"), None
     if _is_postgres(source.type):
         numbers, schema, table = _postgres_source(source, relation)
@@ -127,6 +127,12 @@ def field_of(relation: Relation | None, name: str, arrow: pa.DataType, modes: Va
     if column is None:
         return Field(name, arrow_mapping(arrow, modes))
     return Field(name, type_mapping(known_type(column), modes), column.not_null)
+
+
+def single_values(relation: Relation | None, array: pa.Array, modes: ValueModes) -> tuple[Field, Values]:
+    """Return values that are not in a row, whose column has an empty name, and their mapping."""
+    field = field_of(relation, "", array.type, modes)
+    return field, of_array(array, field.how, is_rendered=_is_rendered(relation, field, array.type))
 
 
 def field_values(
@@ -216,9 +222,8 @@ def _key(
     if pa.types.is_null(key.type):
         return None
     if not pa.types.is_struct(key.type):
-        how = arrow_mapping(key.type, modes)
-        values = _column(of_array(key, how), np.ones(count, np.bool_))
-        return RowImage([Field("", how)], count, None, [values], is_single=True)
+        field, values = single_values(relation, key, modes)
+        return RowImage([field], count, None, [_column(values, np.ones(count, np.bool_))], is_single=True)
     names = [field.name for field in key.type]
     ordered = key_names(relation) if relation is not None else ()
     names = list(ordered) if set(ordered) == set(names) else names
@@ -260,17 +265,16 @@ def _letters(op: pa.Array) -> Bytes:
     return buffer[offsets[:-1]]
 
 
-def plain_change_table_of(group: Group) -> tuple[ChangeTable, Mask]:
+def plain_change_table_of(group: Group, how: TypeMapping, values: Values) -> tuple[ChangeTable, Mask]:
     """Return records that are not changes, without their keys, and which of them have a value.
 
+    :param values: of the records, with their mapping `how`.
     :raises TailraceError: `DECODE_FAILED`.
     """
     relation, count = group.relation, len(group)
     modes = debezium_modes(relation.modes if relation else OWN_FORMS)
-    value, source, op = group.column("value"), group.column("source"), group.column("op")
-    how = arrow_mapping(value.type, modes)
-    column = _column(of_array(value, how), np.ones(count, np.bool_))
-    row = RowImage([Field("value", how)], count, None, [column])
+    source, op = group.column("source"), group.column("op")
+    row = RowImage([Field("value", how)], count, None, [_column(values, np.ones(count, np.bool_))])
     letters = np.full(count, ord(Op.CREATE), np.uint8)
     if op.null_count == 0:
         letters = _letters(op)
@@ -294,7 +298,7 @@ def plain_change_table_of(group: Group) -> tuple[ChangeTable, Mask]:
         source_column,
         is_plain=True,
     )
-    return found, array_mask(value)
+    return found, array_mask(group.column("value"))
 
 
 # Sources.

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.converters.cells.connect_values import of_array, of_parts
-from tailrace.converters.cells.from_columns import field_of, field_values
+from tailrace.converters.cells.connect_values import of_parts
+from tailrace.converters.cells.from_columns import field_of, field_values, single_values
 from tailrace.converters.cells.json_values import Values, json_texts
 from tailrace.converters.connect_schemas import STRING, EventSchemas, Schema, struct
-from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, schema_name_of
+from tailrace.converters.debezium_types import TypeMapping, debezium_modes, schema_name_of
 from tailrace.converters.headers import headers_of, with_other_keys
 from tailrace.decode.rows import specials
 from tailrace.decode.values import forms
@@ -81,12 +81,11 @@ def plain_values(group: Group, prefix: str, *, has_schema: bool = True) -> Plain
 
 def plain_keys(group: Group) -> pa.Array:
     """Return keys as JSON; null stays null."""
-    return json_texts(_given(group, "key", group.column("key"))[1])
+    return json_texts(given(group, "key", has_schema=False)[1])
 
 
 def _described(group: Group, column: str, name: str, has_schema: bool) -> tuple[Values, Schema]:
-    array = group.column(column)
-    how, values = _given(group, column, _as_text(array) if has_schema else array)
+    how, values = given(group, column, has_schema=has_schema)
     schema = how.schema
     if schema.type == "struct":
         found = group.columns.schema.field(column) if column in group.columns.schema.names else None
@@ -113,14 +112,17 @@ def _as_text(array: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null()) if parts else array
 
 
-def _given(group: Group, column: str, array: pa.Array) -> tuple[TypeMapping, Values]:
-    relation = group.relation
+def given(group: Group, column: str, *, has_schema: bool) -> tuple[TypeMapping, Values]:
+    """Return the column `key` or `value` and its mapping; `has_schema` as for `plain_values`."""
+    relation, array = group.relation_of(column), group.column(column)
+    if has_schema:
+        array = _as_text(array)
     if pa.types.is_null(array.type):
         return _NOTHING, Values(array)
     modes = debezium_modes(relation.modes if relation else OWN_FORMS)
     if relation is None or not pa.types.is_struct(array.type):
-        how = arrow_mapping(array.type, modes)
-        return how, of_array(array, how)
+        field, values = single_values(relation, array, modes)
+        return field.how, values
     fields = [field_of(relation, field.name, field.type, modes) for field in array.type]
     noted = specials(group.column("special"))
     parts = [field_values(relation, field, array, noted, f"{column}.").values for field in fields]

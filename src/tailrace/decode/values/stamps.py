@@ -184,14 +184,12 @@ def stamp_texts(array: pa.Array, iso_digits: int = -1) -> pa.StringArray:
 
 
 def microseconds(array: pa.Array) -> Numbers:
-    """Return timestamps as microseconds since 1970; 0 for null."""
+    """Return timestamps as microseconds since 1970, rounded down; 0 for null."""
     numbers, unit = array.cast(pa.int64()), array.type.unit
-    if unit == "ns":
-        numbers = pc.divide(numbers, 1000)
-    elif unit != "us":
+    if unit in _US_OF:
         numbers = pc.multiply(numbers, _US_OF[unit])
     found: Numbers = np.ascontiguousarray(numbers.fill_null(0).to_numpy(zero_copy_only=False))
-    return found
+    return found // 1000 if unit == "ns" else found
 
 
 def finite(values: Any) -> Any:

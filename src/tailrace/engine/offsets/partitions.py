@@ -34,7 +34,8 @@ class TrackedPartitions:
     """
 
     def __init__(self, claim: Callable[[Partition], None]) -> None:
-        self.lock = threading.Lock()
+        # Reentrant: a policy, which is asked under it, may look at the engine's view.
+        self.lock = threading.RLock()
         self.committed_records = 0
         self.is_closed = False  # nothing more is tracked
         self.has_dropped = False  # a polled batch was dropped: an offset written now may come after it

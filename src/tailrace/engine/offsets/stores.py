@@ -209,6 +209,7 @@ class FileOffsetStore:
             raise self._unreadable(
                 error.message, f"restore the file from a backup; or {self._removal_hint}"
             ) from error
+        self._others, self._offsets = {}, {}
         if content is None:
             return
         if not self._path.exists():

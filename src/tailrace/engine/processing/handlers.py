@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import inspect
 import threading
@@ -90,10 +91,11 @@ class AwaitedCall:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    # A task that raises `SystemExit` interrupts the loop; the coroutine that awaits the task gets it, too.
+    while not loop.is_closed():
+        with contextlib.suppress(BaseException):
+            loop.run_forever()
+            loop.close()
 
 
 async def _outcome(call: Callable[..., Awaitable[Any]], given: tuple[Any, ...]) -> BaseException | None:

@@ -189,10 +189,8 @@ class KafkaOffsetStore:
             failure = self._explained(error)
             if failure.kind is Kind.OFFSETS_PREEMPTED:
                 self._lost = failure
-                raise failure from error
-            raise TailraceError(
-                Kind.OFFSETS_UNWRITABLE, failure.message, failure.hint, failure.context
-            ) from error
+                raise failure from (error.__cause__ if failure is error else error)
+            raise failure.changed(kind=Kind.OFFSETS_UNWRITABLE) from error
 
     def _explained(self, error: TailraceError) -> TailraceError:
         """Return the error to raise: a fenced producer may also have had a transaction open for too long."""

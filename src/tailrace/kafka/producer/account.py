@@ -153,7 +153,7 @@ def is_taken(offsets: OffsetsTopic, account: Account, ours: Collection[str | Non
         found = offsets.settled(account.key, account.isolation)
     except TailraceError as error:
         attempted = f"look whether another engine has taken over: {error.message}"
-        raise TailraceError(error.kind, attempted, error.hint, error.context) from error
+        raise error.changed(message=attempted) from error
     return (None if found is None else found.get("lease", "")) not in ours
 
 
@@ -174,21 +174,18 @@ def raise_out_of_time(error: TailraceError, writer: Writer) -> NoReturn:
         f"{progress.seconds:.0f} s"
     )
     if not is_over:
-        raise TailraceError(
-            Kind.SINK_WRITE_FAILED,
-            f"write a batch: the cluster aborted its transaction; {found}; no other engine has taken over",
-            "the batch is written again",
-            error.context,
+        raise error.changed(
+            kind=Kind.SINK_WRITE_FAILED,
+            message=f"write a batch: the cluster aborted its transaction; {found}; no other engine has taken "
+            "over",
+            hint="the batch is written again",
         ) from error
-    context = error.context
-    if progress.idle_s < limit_s / 2:
-        context[LIMIT_S] = round(limit_s, 3)
-    raise TailraceError(
-        Kind.SINK_WRITE_FAILED,
-        f"write a batch: {found}, and the time limit is {limit_s:g} s",
-        "the batch is written again, a smaller one if it contains several transactions of the source; this "
-        "process may have been suspended, or the cluster is slow: see its quotas",
-        context,
+    raise error.changed(
+        {LIMIT_S: round(limit_s, 3)} if progress.idle_s < limit_s / 2 else {},
+        kind=Kind.SINK_WRITE_FAILED,
+        message=f"write a batch: {found}, and the time limit is {limit_s:g} s",
+        hint="the batch is written again, a smaller one if it contains several transactions of the source; "
+        "this process may have been suspended, or the cluster is slow: see its quotas",
     ) from error
 
 
@@ -198,10 +195,10 @@ def too_long(error: TailraceError, way_out: str, **context: object) -> TailraceE
     :param error: as raised by `raise_out_of_time`.
     :param way_out: what helps other than more time.
     """
-    return TailraceError(
-        Kind.SINK_TRANSACTION_TOO_LONG,
-        f"write a transaction of the source: {error.message.removeprefix('write a batch: ')}",
-        "raise transaction.timeout.ms in `options` (and transaction.max.timeout.ms of the brokers, which "
-        f"bounds it), or the client's quota; or {way_out}",
-        {**error.context, **context},
+    return error.changed(
+        context,
+        kind=Kind.SINK_TRANSACTION_TOO_LONG,
+        message=f"write a transaction of the source: {error.message.removeprefix('write a batch: ')}",
+        hint="raise transaction.timeout.ms in `options` (and transaction.max.timeout.ms of the brokers, "
+        f"which bounds it), or the client's quota; or {way_out}",
     )

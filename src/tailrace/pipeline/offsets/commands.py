@@ -328,11 +328,9 @@ def _taken(path: Path) -> int:
     except TailraceError as error:
         if error.kind is not Kind.LOG_LOCKED:
             raise
-        raise TailraceError(
-            Kind.LOG_LOCKED,
-            "change an offset: the pipeline is running, and would overwrite it",
-            "stop it first, then repeat the command; `tailrace status FILE` shows it",
-            error.context,
+        raise error.changed(
+            message="change an offset: the pipeline is running, and would overwrite it",
+            hint="stop it first, then repeat the command; `tailrace status FILE` shows it",
         ) from None
 
 

@@ -91,4 +91,4 @@ class LogOffsetStore:
         except TailraceError as error:
             if error.kind not in {Kind.LOG_FULL, Kind.LOG_WRITE_FAILED}:
                 raise
-            raise TailraceError(Kind.OFFSETS_UNWRITABLE, error.message, error.hint, error.context) from error
+            raise error.changed(kind=Kind.OFFSETS_UNWRITABLE) from error

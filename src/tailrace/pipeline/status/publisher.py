@@ -102,10 +102,7 @@ class StatusPublisher:
             return self._broken
         first, *others = self._failed
         error = self._failed[first]
-        if not others:
-            return error
-        context = {**error.context, "failed_too": ", ".join(others)}
-        return TailraceError(error.kind, error.message, error.hint, context)
+        return error.changed({"failed_too": ", ".join(others)}) if others else error
 
     def start(self) -> None:
         """Start to publish."""

@@ -304,7 +304,7 @@ class Records:
             self._topics.require(group.topic, *table)
         except TailraceError as error:
             place = place_of([changes], int(changes.log_offset[group.index[0]]))
-            raise TailraceError(error.kind, error.message, error.hint, {**error.context, **place}) from error
+            raise error.changed(place) from error
 
     def _converted(self, group: Group, changes: TableChanges) -> Converted:
         try:

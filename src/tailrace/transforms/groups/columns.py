@@ -73,20 +73,18 @@ class Rename:
                 f"rename columns: there would be two called {', '.join(sorted(map(repr, twice)))}",
                 "choose another name, or rename or drop the other column too",
             )
-        relation = _renamed(group.relation, names) if part != KEY else group.relation
-        if group.wire is not None and relation is not None and part == BOTH:
-            return [group.with_wire(group.wire.named(relation))]
+        if group.wire is not None and group.relation is not None and part == BOTH:
+            return [group.with_wire(group.wire.named(renamed(group.relation, names)))]
 
         def edit(found: Fields) -> Fields:
             return {names.get(name, name): values for name, values in found.items()}
 
         found = with_edited(group, part, edit, lambda name: names.get(name, name))
-        return [with_relation(found, relation)]
+        return [with_relation(found, part, lambda relation: renamed(relation, names))]
 
 
-def _renamed(relation: Relation | None, names: Mapping[str, str]) -> Relation | None:
-    if relation is None:
-        return None
+def renamed(relation: Relation, names: Mapping[str, str]) -> Relation:
+    """Return a table with other names of columns."""
     return replace(
         relation,
         columns=tuple(replace(c, name=names.get(c.name, c.name)) for c in relation.columns),
@@ -128,9 +126,7 @@ def without_columns(group: Group, part: str, names: Collection[str]) -> Group:
         return {name: values for name, values in found.items() if name not in gone}
 
     found = with_edited(group, part, edit, without(gone))
-    if relation is None or part == KEY:
-        return found
-    return with_relation(found, reshaped(relation, gone, {}).relation)
+    return with_relation(found, part, lambda each: reshaped(each, gone, {}).relation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +154,14 @@ class Mask:
         if not meant:
             return [group]
         relation, wire = group.relation, group.wire
-        shape = None
-        if relation is not None:
-            shape = reshaped(relation, (), dict.fromkeys(meant, (self.given, self.salt)))
-        if wire is not None and shape is not None and part == BOTH:
-            return [group.with_wire(wire.reshaped(shape))]
+        masks = dict.fromkeys(meant, (self.given, self.salt))
+        if wire is not None and relation is not None and part == BOTH:
+            return [group.with_wire(wire.reshaped(reshaped(relation, (), masks)))]
         found = with_converted(group, part, meant, partial(self._masked_if_sent, group))
         found = with_notes(found, part, special=without(meant))
         if self.given.method != "null":
             found = self._with_specials(group, found, meant)
-        return [found if shape is None or part == KEY else with_relation(found, shape.relation)]
+        return [with_relation(found, part, lambda each: reshaped(each, (), masks).relation)]
 
     def _with_specials(self, group: Group, found: Group, meant: Collection[str]) -> Group:
         # Masks the texts in `special` for the column; `special` loses them, because they show the values.
@@ -280,16 +274,15 @@ def with_added(group: Group, part: str, added: Mapping[str, pa.Array]) -> Group:
         # A record without a key gets one with the added columns.
         group = group.with_column("key", struct_of(added, None, len(group)))
     found = with_edited(group, part, edit, without(added))
+    if part != KEY:  # their values may be null, and of any type
+        found = with_relation(found, ROW, lambda relation: reshaped(relation, set(added), {}).relation)
     texts = [name for name, values in added.items() if pa.types.is_string(values.type)]
-    return _with_texts(found, texts, part)
+    return found if part == ROW else _with_texts(found, texts, KEY)
 
 
 def _with_texts(group: Group, names: Iterable[str], part: str) -> Group:
     """Return records whose table has text columns of these names, without the forms of their former types."""
-    if group.relation is None or part == KEY:
-        return group
-    kept = set(group.relation.key) if part == ROW else set()
-    return with_relation(group, as_text(group.relation, set(names) - kept))
+    return with_relation(group, part, lambda relation: as_text(relation, set(names)))
 
 
 def _repeated(value: object, count: int) -> pa.Array:

@@ -83,6 +83,8 @@ class GroupRows:
             if not members:
                 raise NoColumnError("a change has no value of its own: ask for before or after")
             root, *members = members
+        if root in ("before", "after") and not self._group.is_change:
+            raise NoColumnError(f"a record that is no longer a change has no row {root}: ask for its value")
         alone = self._group.member(root, members[0]) if members else None
         if alone is not None:
             return _below(alone, [root, *members], 2, self._group)

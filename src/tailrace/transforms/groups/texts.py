@@ -22,7 +22,7 @@ def column_texts(group: Group, image: str, name: str, values: pa.Array) -> pa.St
 
     :raises pyarrow.ArrowNotImplementedError: if the type can't be written as text, such as a map.
     """
-    wire, relation = group.wire, group.relation
+    wire, relation = group.wire, group.relation_of(image)
     if wire is not None and relation is not None and name in cast_as_sent(relation):
         sent = wire.image_texts(image, name)
         if sent is not None:

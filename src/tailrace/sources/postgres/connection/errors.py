@@ -165,8 +165,9 @@ def of_condition(error: TailraceError, attempted: str) -> TailraceError:
     if not state or state in {LOCK_NOT_AVAILABLE, "57P01", "57P02", "57P03"} or state[:2] in {"08", "40"}:
         return error
     said = error.message.partition(": the server refused: ")[2] or error.message
-    found = condition_failure(attempted, f"the server refused the condition: {said}")
-    return TailraceError(found.kind, found.message, found.hint, {"sqlstate": state})
+    return condition_failure(attempted, f"the server refused the condition: {said}").changed(
+        {"sqlstate": state}
+    )
 
 
 def unforeseen(error: Exception) -> TailraceError:

@@ -447,7 +447,7 @@ def run_or_delegate(session: Session, command: str, attempted: str, *, before: s
         if error.kind is not Kind.SOURCE_PRIVILEGE_MISSING:
             raise
         hint = f"have a role with the privilege, such as the owner, run: {command};"
-        raise TailraceError(error.kind, error.message, hint, error.context) from None
+        raise error.changed(hint=hint) from None
 
 
 def read_only(attempted: str, command: str) -> TailraceError:

@@ -54,8 +54,7 @@ def with_way_out(error: TailraceError, config: PipelineConfig) -> TailraceError:
     if error.kind not in NEEDS_SNAPSHOT | _NEW_LOG_HELPS:
         return error
     if postgres_source(config.source).snapshot == "when_needed" and error.kind in RENEWABLE:
-        hint = f"start the pipeline again with tailrace run: {RENEWAL}"
-        return TailraceError(error.kind, error.message, hint, error.context)
+        return error.changed(hint=f"start the pipeline again with tailrace run: {RENEWAL}")
     steps = way_out(config, drop_slot=error.kind is not Kind.SLOT_MISSING)
     run = "Run" if error.kind in NEEDS_SNAPSHOT else "For a new log, run"
-    return TailraceError(error.kind, error.message, f"{error.hint}. {run}: {steps}", error.context)
+    return error.changed(hint=f"{error.hint}. {run}: {steps}")

@@ -132,8 +132,7 @@ class ChunkCopy:
             if not self._job.conditional:
                 raise
             found = of_condition(error, f"copy {self._table}")
-            context = {**found.context, COPIED: self._table}
-            raise TailraceError(found.kind, found.message, found.hint, context) from None
+            raise found.changed({COPIED: self._table}) from None
         finally:
             transport.release()
         if said != self._rows:

@@ -156,12 +156,11 @@ class IncrementalSnapshots:
         self._breaks += is_broken and COPIED in error.context
         if self._breaks < BREAKS_MAX:
             return error
-        return TailraceError(
-            Kind.SNAPSHOT_FAILED,
-            f"take a snapshot with a condition: the connection broke {self._breaks} times in a row, while "
-            f"that of the stream did not: {error.message}",
-            "correct the condition and try again: one read-only expression over the table's columns",
-            error.context,
+        return error.changed(
+            kind=Kind.SNAPSHOT_FAILED,
+            message=f"take a snapshot with a condition: the connection broke {self._breaks} times in a row, "
+            f"while that of the stream did not: {error.message}",
+            hint="correct the condition and try again: one read-only expression over the table's columns",
         )
 
     def _connect(self) -> Session:

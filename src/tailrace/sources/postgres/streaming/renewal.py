@@ -49,9 +49,8 @@ def renew(
     except TailraceError as error:
         if error.kind is not Kind.SINK_KEY_MISSING:
             raise
-        raise TailraceError(
-            error.kind, f"{lost.message}; {error.message}", f"{error.hint}. Or: {lost.hint}", error.context
-        ) from None
+        message, hint = f"{lost.message}; {error.message}", f"{error.hint}. Or: {lost.hint}"
+        raise error.changed(message=message, hint=hint) from None
     failpoints.hit("snapshot.after_plan")
     position = _kept_position(task_log, slot)
     if position is None:

@@ -62,7 +62,7 @@ class EndMarkFile:
         except (FileNotFoundError, NotADirectoryError):
             raise TailraceError(
                 Kind.LOG_MISSING,
-                "write the change log: its end mark is not there any more",
+                "write the change log: its end mark is gone",
                 "the log was moved or removed while it was written: put it back, then start again. What was "
                 "acknowledged is in it; the source sends the rest again",
                 {"file": str(self._path)},

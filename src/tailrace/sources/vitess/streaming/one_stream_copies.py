@@ -2,8 +2,8 @@
 
 If the tablet's stream ends, vtgate opens it again by itself, from the last position and with the keys of the
 tables that it last named. The tablet then reads finished tables again, and until then leaves out their
-changes: of a row that was deleted, nothing would tell. Or vtgate names no table any more, and none of those
-that remain is read. So the stream is ended, and another one names all tables.
+changes: the log would not show that a row was deleted. Or vtgate names no table, and those that remain are
+never read. So Tailrace ends the stream, and opens one that names all tables.
 """
 
 from __future__ import annotations

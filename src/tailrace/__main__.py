@@ -33,7 +33,8 @@ def main() -> None:
             try:
                 stream.flush()
             except OSError:
-                status = 120  # the interpreter's own, for output that could not be written
+                # The interpreter's own, for output that could not be written; an error's own comes first.
+                status = status or 120
         os._exit(status)
 
 

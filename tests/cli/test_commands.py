@@ -480,12 +480,12 @@ def test_a_closed_output_pipe_is_no_error(orders):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(("output", "status"), [(">/dev/full", 1), (">&-", 0)])
-def test_output_that_cannot_be_written_is_reported_without_a_traceback(orders, output, status):
+def test_output_that_cannot_be_written_is_reported_without_a_traceback(orders, output, status, unbuffered):
     command = f"{sys.executable} -m tailrace log ls {orders.directory.path} --json {output}"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, check=False, env=os.environ
-    )
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == status
     assert "Traceback" not in done.stderr
 

@@ -243,14 +243,10 @@ def _store(
     if isinstance(connector, KeepsOffsets):
         return lambda: connector.offset_store(name, settings)
     if storage is not None:
-        raise invalid(
-            "offset_storage is log, and the connector has no offset store", "choose another type"
-        )
+        raise invalid("offset_storage is log, and the connector has no offset store", "choose another type")
 
     def in_memory() -> OffsetStore:
-        log.warning(
-            "offsets are kept only in memory: the next engine starts from the beginning", engine=name
-        )
+        log.warning("offsets are kept only in memory: the next engine starts from the beginning", engine=name)
         return stores.MemoryOffsetStore()
 
     return in_memory

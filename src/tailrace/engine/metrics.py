@@ -170,9 +170,7 @@ class EngineMetrics:
                 family = _Family(kind, names, _made(registry, kind, name, description, names, settings))
                 self._families[name] = family
             if family[:2] != (kind, names):
-                raise _misused(
-                    name, "one of another kind or with other labels exists", "choose another name"
-                )
+                raise _misused(name, "one of another kind or with other labels exists", "choose another name")
             found = self._series.get(key)
             if found is None:
                 if len(self._series) >= SERIES_MAX:

@@ -42,6 +42,17 @@ def test_a_table_gets_no_feature_that_its_columns_do_not_need(tmp_path: Path) ->
     assert DeltaTable(str(tmp_path / "t")).metadata().configuration[STATISTICS] == "id,c"
 
 
+def test_columns_with_statistics_that_a_user_chose_are_kept_while_they_exist(tmp_path: Path) -> None:
+    folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
+    folder.create(table(("id", pa.int64()), ("b", pa.string())), [], 1)
+    DeltaTable(str(tmp_path / "t")).alter.set_table_properties({STATISTICS: "b"})
+    folder.committed()
+    folder.reshape([], table(("id", pa.int64()), ("b", pa.string()), ("c", pa.string())))
+    assert DeltaTable(str(tmp_path / "t")).metadata().configuration[STATISTICS] == "b"
+    folder.reshape([], table(("id", pa.int64()), ("c", pa.string())))
+    assert DeltaTable(str(tmp_path / "t")).metadata().configuration[STATISTICS] == "id,c"
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.timestamp("us")], ids=str)
 def test_a_commit_of_others_while_a_table_is_rewritten_is_not_overwritten(
     kind: pa.DataType, tmp_path: Path

@@ -37,6 +37,7 @@ from tailrace.sinks.delta.key_bounds import NOTHING
 
 #: Delta's features with which a table's data files have exactly the table's rows.
 _PLAIN_FEATURES = frozenset({"timestampNtz"})
+#: The first one has precedence.
 _STATISTICS_PROPERTIES = ("delta.dataSkippingStatsColumns", "delta.dataSkippingNumIndexedCols")
 
 #: Most attempts of a commit while others (OPTIMIZE, VACUUM, a user) commit to the table.
@@ -228,7 +229,7 @@ class DeltaFolder:
         """
         delta = self._delta
         assert delta is not None, "only of an existing table"
-        read = delta.version()
+        read, before = delta.version(), self.schema()
         allowed = self._allow(schema)
         if (delta := self._delta) is None or delta.version() != read + allowed:
             raise self._refused("rewrite a Delta table", DeltaError("another writer committed meanwhile"))
@@ -242,7 +243,7 @@ class DeltaFolder:
         except (DeltaError, CommitFailedError, OSError) as error:
             raise self._refused("rewrite a Delta table", error) from error
         self._current()
-        self._keep_statistics(schema)
+        self._keep_statistics(before, schema)
 
     def create(self, schema: pa.Schema, files: Sequence[AddedFile], version: int) -> None:
         """Create the table with its first files, in one commit.
@@ -277,9 +278,10 @@ class DeltaFolder:
 
         :raises TailraceError: as `append`.
         """
+        before = self.schema()
         self._allow(schema)
         self._write(files, "overwrite", version, schema)
-        self._keep_statistics(schema)
+        self._keep_statistics(before, schema)
 
     def make_durable(self, since: int) -> None:
         """Put the table's commits since its transaction was at `since`, and their files, on disk.
@@ -377,16 +379,20 @@ class DeltaFolder:
             self._attempt("allow a type in a Delta table", commit)
         return allowed
 
-    def _keep_statistics(self, schema: pa.Schema) -> None:
-        """Add the new columns to the property with the columns that have statistics."""
-        wanted = {
-            name: value for name, value in _configuration(schema).items() if name in _STATISTICS_PROPERTIES
-        }
+    def _keep_statistics(self, before: pa.Schema, schema: pa.Schema) -> None:
+        """Change the property with the columns that have statistics, unless a user has set it.
+
+        :param before: the columns of the table until now; `schema`: the present ones.
+        """
+        made, wanted = _statistics(before), _statistics(schema)
 
         def commit(delta: DeltaTable) -> None:
-            have = delta.metadata().configuration
-            if any(have.get(name) != value for name, value in wanted.items()):
-                _set_properties(delta, self.path, wanted)
+            known = delta.metadata().configuration
+            have = next(((name, known[name]) for name in _STATISTICS_PROPERTIES if name in known), ("", ""))
+            columns = have[1].replace("`", "").split(",") if have[0] == _STATISTICS_PROPERTIES[0] else []
+            # Writers refuse a name that is no column's, also if a user set it.
+            if have != wanted and (have == made or not set(columns) <= set(schema.names)):
+                _set_properties(delta, self.path, dict([wanted]))
 
         self._attempt("set a Delta table's properties", commit)
 
@@ -422,7 +428,13 @@ class DeltaFolder:
 
 
 def _configuration(schema: pa.Schema) -> dict[str, str]:
-    """Return the properties of a new table.
+    """Return the properties of a new table."""
+    # With one commit per second the table's log gets one file per second; a day of them is kept.
+    return {"delta.logRetentionDuration": "interval 1 days", **dict([_statistics(schema)])}
+
+
+def _statistics(schema: pa.Schema) -> tuple[str, str]:
+    """Return the property with the columns that have statistics, and its value.
 
     Only whole numbers, decimals and texts have statistics. A bound of a date or time may be
     outside of the years 1 to 9999 (PostgreSQL's infinity is), and some readers, such as deltalake,
@@ -438,13 +450,8 @@ def _configuration(schema: pa.Schema) -> dict[str, str]:
             or pa.types.is_string(field.type)
         )
     ][:_STATISTICS_COLUMNS_MAX]
-    kept = (
-        {"delta.dataSkippingStatsColumns": ",".join(names)}
-        if names
-        else {"delta.dataSkippingNumIndexedCols": "0"}
-    )
-    # With one commit per second the table's log gets one file per second; a day of them is kept.
-    return {"delta.logRetentionDuration": "interval 1 days", **kept}
+    of_names, of_number = _STATISTICS_PROPERTIES
+    return (of_names, ",".join(names)) if names else (of_number, "0")
 
 
 def _set_properties(delta: DeltaTable, path: Path, wanted: dict[str, str]) -> None:

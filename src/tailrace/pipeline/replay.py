@@ -87,7 +87,7 @@ def _require_owner(directory: LogDirectory, sink: SinkConfig) -> None:
     """
     if os.geteuid() != 0 or isinstance(sink, KafkaSinkConfig):
         return
-    owner = (directory.path / "identity.json").stat().st_uid
+    owner = directory.owner
     with tempfile.TemporaryFile(dir=directory.path) as made:  # some file systems choose the owner themselves
         is_owner = os.fstat(made.fileno()).st_uid == owner
     if not is_owner:

@@ -33,7 +33,7 @@ def table_rules(source: VitessSource) -> list[pb.Rule]:
 
 def is_sent(source: VitessSource, table: str) -> bool:
     """Return whether the server sends a table, captured or not."""
-    return any(re.search(rule.match.strip("/"), table) for rule in table_rules(source))
+    return any(re.search(rule.match.removeprefix("/"), table) for rule in table_rules(source))
 
 
 def stream_request(source: VitessSource, opened: OpenStream) -> pb.VStreamRequest:

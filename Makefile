@@ -94,7 +94,7 @@ clean: ## Remove all that was made.
 	rm -rf build dist spark-warehouse
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
-lock: setup ## Choose the versions of all dependencies anew and write them down with their hashes.
+lock: setup ## Choose the newest allowed versions of all dependencies and write them down with their hashes.
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --universal --python-version 3.11 \
 	    --extra demo --extra subscriptions --extra vitess --group dev --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml

@@ -93,9 +93,9 @@ class DemoPipeline:
 
     def _fail(self, found: str, what: str) -> None:
         with self._output.open(encoding="utf-8", errors="replace") as output:
-            last = "".join(deque(output, maxlen=15)).strip()
+            last = " | ".join(line.strip() for line in deque(output, maxlen=2))  # an error and its hint
         raise TailraceError(
             Kind.INTERNAL,
-            f"wait for the pipeline ({what}): {found}; its last output:\n{last}",
+            f"wait for the pipeline ({what}): {found}; its last output: {last}",
             f"all of its output is in {self._output}",
         )

@@ -17,7 +17,8 @@ from tailrace.failpoints import FailpointError
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.batches import fill, not_shrinking
 from tests.support.kafka.shares_rig import opened, records, sink_of, write
-from tests.support.spark.wire import HandmadeLog
+from tests.support.kafka_cluster import alter
+from tests.support.spark.wire import HandmadeLog, insert
 
 WARNING = "batches are too large for a topic: smaller ones now"
 
@@ -92,6 +93,24 @@ def test_the_lower_limit_of_an_existing_topic_is_respected(
         sink.close()
     assert [warning["bytes"] for warning in warnings(logs)] == [54_000]
     assert set(written(kafka, topic_name).values()) == {1}
+
+
+def test_a_limit_that_is_lowered_while_the_sink_runs_is_respected(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    letters = f"{topic_name}-letters"
+    with HandmadeLog(tmp_path / "log") as log:
+        sink = opened(sink_of(kafka, topic_name, 0, dead_letter_topic=letters), log)
+        write(sink, log, fill(log, 10, 6000, not_shrinking))
+        alter(kafka, f"{topic_name}.public.orders", "max.message.bytes", "20000")
+        end = log.commit(*(insert(1, 50 + n, not_shrinking(random.Random(n), 9000)) for n in range(10)))
+        large = log.commit(insert(1, 100, not_shrinking(random.Random(1), 30_000)))
+        assert write(sink, log, end).dead_letters == 0
+        assert write(sink, log, large).dead_letters == 1
+        sink.close()
+    keys = [f'{{"id":{row}}}'.encode() for row in (*range(10), *range(50, 60))]
+    assert written(kafka, topic_name) == dict.fromkeys(keys, 1)
+    assert [key for key, _ in records(kafka, letters)] == [b'{"id":100}']
 
 
 def test_batch_sizes_in_the_options_are_used(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:

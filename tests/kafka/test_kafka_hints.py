@@ -11,24 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+import yaml
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tailrace import Engine
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.postgres.slot.way_out import with_way_out
 from tailrace.testing import LinesSource
+from tailrace.transforms import factory
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.orders import Orders, run, written
-from tests.support.kafka.shares_rig import NOTES, opened, records, sink_of, write
+from tests.support.kafka.shares_rig import NOTES, ORDERS, opened, records, sink_of, write
+from tests.support.kafka_cluster import alter
 from tests.support.orders_log import LogOfOrders
-from tests.support.spark.wire import HandmadeLog, insert
+from tests.support.spark.wire import HandmadeLog, insert, truncate
 from tests.support.wait import wait_until
 
 ALL = [1, 2, 3, 4, 5, 6, 7]
@@ -52,18 +48,6 @@ def refused(kind: str, orders: Orders) -> str:
     said = " ".join(run("replay", orders.file, "--sink", "out", status=1).split())
     assert kind in said
     return said
-
-
-def alter(kafka: EmbeddedKafka, topic: str, name: str, value: str) -> None:
-    """Set a topic's setting, as `kafka-configs --alter --add-config` does."""
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    resource.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-    admin.incremental_alter_configs([resource])[resource].result(60)
-    asked = ConfigResource(ResourceType.TOPIC, topic)
-    wait_until(
-        lambda: admin.describe_configs([asked])[asked].result(60)[name].value == value, 60, "the broker"
-    )
 
 
 # ---------------------------------------------------------------------- topics
@@ -140,6 +124,27 @@ def test_a_compacted_topic_accepts_no_records_without_a_key(
         write(sink, log, end)
         sink.close()
     assert [key for key, _ in records(kafka, topic)] == [None, None]
+
+
+@pytest.mark.follows("sink_misconfigured")
+def test_a_truncate_is_dropped_before_a_compacted_topic(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    rule = {"tables": ["*.*"], "settings": {"cleanup.policy": "compact"}}
+    with HandmadeLog(tmp_path / "log") as log:
+        end = log.commit(ORDERS, insert(1, 1, "one"), truncate(1), insert(1, 2, "two"))
+        sink = opened(sink_of(kafka, topic_name, 0, topics=[rule]), log)
+        with pytest.raises(TailraceError) as caught:
+            write(sink, log, end)
+        sink.close()
+        assert caught.value.kind is Kind.SINK_MISCONFIGURED
+        step = re.search(r"(\{type: filter.*?\})", caught.value.hint)
+        assert step is not None, caught.value.hint
+        chain = factory.build([yaml.safe_load(step[1])])
+        sink = opened(sink_of(kafka, topic_name, 0, chain=chain), log)
+        write(sink, log, end)
+        sink.close()
+    assert [key for key, _ in records(kafka, f"{topic_name}.public.orders")] == [b'{"id":1}', b'{"id":2}']
 
 
 @pytest.mark.follows("sink_misconfigured")

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tailrace import Engine
 from tailrace.config import load_engine
 from tailrace.pipeline.connector import PipelineConnector
+from tailrace_bench.support import debezium
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.folding import _changes, _folded
 from tests.support.kafka.reading import read_topic
@@ -146,3 +149,57 @@ def test_the_metrics_count_what_a_sink_has_written(
         orders.execute("insert into orders values (5000, 'y')")
         wait_until(lambda: number("rows_total") == 101, TIMEOUT_S, "one more")
     assert number("running") == 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.ci
+def test_a_pipeline_takes_over_from_debezium_without_a_gap(
+    orders: Database, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    if not debezium.is_here():
+        pytest.skip("Debezium was not fetched: make bench-peers")
+    topic, theirs = f"{orders.name}.public.orders", f"debezium_{orders.name}"
+    orders.execute("create publication dbz_publication for all tables")
+    orders.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [theirs])
+    file = _file(tmp_path, orders, kafka, atomic=True)
+    given = yaml.safe_load(file.read_text())
+    given["source"] |= {"snapshot": "never", "slot": f"ours_{orders.name}"}
+    file.write_text(json.dumps(given))
+
+    def insert(first: int) -> None:
+        for at in range(first, first + 60, 3):
+            orders.execute(f"insert into orders select n, 'new' from generate_series({at}, {at + 2}) n")
+
+    # Capture begins without sinks; Debezium then stops within a transaction.
+    without = tmp_path / "without.yaml"
+    without.write_text(json.dumps({**given, "sinks": []}))
+    _run(without)
+    insert(1000)
+    peer = {
+        "topic.prefix": orders.name,
+        "database.dbname": orders.name,
+        "publication.name": "dbz_publication",
+        "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
+        "offset.storage.file.filename": str(tmp_path / "debezium.dat"),
+        "offset.flush.interval.ms": "0",
+        "max.batch.size": "10",
+        "max.queue.size": "20",
+    }
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.create_topics([NewTopic(topic, 3, 1)])[topic].result(60)
+    producer = {"bootstrap.servers": kafka.bootstrap}
+    debezium.receive(orders.server, theirs, 32, "kafka", 1, tmp_path, producer, peer)
+    insert(2000)
+    before = {value["after"]["id"] for _, value in _events(kafka, topic)}
+    slot = "select active, confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s"
+    wait_until(lambda: not orders.query(slot, [theirs])[0][0], 60, "Debezium's end")
+    [(_, lsn)] = orders.query(slot, [theirs])
+    _run(without)
+    done = ["offsets", "set", str(file), "--to", lsn, "--skip-changes", "--yes"]
+    subprocess.run([sys.executable, "-m", "tailrace", *done], check=True, timeout=TIMEOUT_S)
+    _run(file)
+    found = Counter(value["after"]["id"] for _, value in _events(kafka, topic))
+    assert set(found) == {*range(1000, 1060), *range(2000, 2060)}
+    again = {number for number, count in found.items() if count > 1}
+    # Debezium acknowledged what it had written but for its last batches.
+    assert again < before, lsn

@@ -18,6 +18,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     ResourcePatternType,
     ResourceType,
     ScramCredentialInfo,
@@ -150,3 +153,15 @@ class Principal:
 def principal(kafka: EmbeddedKafka) -> Principal:
     """A new user for each test."""
     return Principal(kafka, f"cdc-{next(_names)}", "c4n4ry-S3cret")
+
+
+def alter(kafka: EmbeddedKafka, topic: str, name: str, value: str) -> None:
+    """Set a topic's setting, as `kafka-configs --alter --add-config` does."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    resource.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    admin.incremental_alter_configs([resource])[resource].result(60)
+    asked = ConfigResource(ResourceType.TOPIC, topic)
+    wait_until(
+        lambda: admin.describe_configs([asked])[asked].result(60)[name].value == value, 60, "the broker"
+    )

@@ -28,14 +28,14 @@ from tailrace.kafka.client.failures import LIMIT_S
 from tailrace.kafka.producer.account import too_long
 from tailrace.kafka.producer.task_producer import TaskProducer
 from tailrace.records.batch import Batch, Offset, Partition
-from tailrace.records.events import Events
+from tailrace.records.events import Events, bytes_of
 
 log = structlog.get_logger(__name__)
 
 #: Limits of a transaction, which ends at either: bytes of its values, and its time limit divided by this.
 _BYTES_MAX = 16 << 20
 _TIME_SHARE = 4
-#: Records of a batch that are sent between two checks of these limits.
+#: Most records of a batch that are sent between two checks of these limits; fewer if they are large.
 _RECORDS = 4096
 
 
@@ -82,7 +82,7 @@ class TransactionCommits(Commits):
             if self._failure is not None or self._partitions.is_closed:
                 return  # the batch is delivered again
             try:
-                for first, last in self._cuts(batch):
+                for first, last in self._cuts(events):
                     for topic, found in events.by_topic(first, last):
                         self._producer.send(topic, found)
                     self._mark(batch, first, last)
@@ -151,11 +151,12 @@ class TransactionCommits(Commits):
             else:
                 tracker.mark_places(batch.number, range(first, last))
 
-    def _cuts(self, batch: Batch) -> Iterator[tuple[int, int]]:
+    def _cuts(self, events: Events) -> Iterator[tuple[int, int]]:
         """Yield the ranges of places that are sent together: a transaction may end after each."""
-        ends = batch.transaction_ends
+        batch, ends = events.batch, events.batch.transaction_ends
         if self._splits:
-            bounds = [*range(0, batch.polled, _RECORDS), batch.polled]
+            fitting = _BYTES_MAX // 2 * batch.polled // max(1, sum(map(bytes_of, events.converted)))
+            bounds = [*range(0, batch.polled, max(1, min(fitting, _RECORDS))), batch.polled]
         elif ends is None or ends[-1] or not ends.any():
             bounds = [0, batch.polled]
         else:

@@ -48,8 +48,9 @@ REFUSED_LIMIT = "transaction_timeout"
 #: Errors of topics that can't be created with the settings wanted.
 _UNFIT = frozenset({KafkaError.INVALID_CONFIG, KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION})
 _KEY_WANTED = (
-    "a compacted topic takes only records with a key: name columns that identify the table's rows in "
-    "source.message_keys, or change the topic's cleanup.policy (a broker that validates schemas says so, too)"
+    "a compacted topic takes only records with a key: drop a TRUNCATE, which has none, by the transformation "
+    "{type: filter, where: op != 't'}; name columns that identify the rows of a table without a key in "
+    "source.message_keys; or change the topic's cleanup.policy (a broker that validates schemas says so, too)"
 )
 #: Hints for errors that only the user can correct.
 _MISCONFIGURED = {

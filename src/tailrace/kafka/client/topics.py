@@ -173,9 +173,12 @@ class Topics:
         """The numbers of partitions that are known, by topic."""
         return dict(self._partitions)
 
-    def largest(self, name: str) -> int | None:
-        """Return a topic's maximum batch size in bytes; None if the principal may not read it."""
-        if name not in self._largest:
+    def largest(self, name: str, *, again: bool = False) -> int | None:
+        """Return a topic's maximum batch size in bytes; None if the principal may not read it.
+
+        :param again: ask the cluster even if the size is known: it may have been changed.
+        """
+        if again or name not in self._largest:
             self._largest[name] = self._limit(name)
         return self._largest[name]
 

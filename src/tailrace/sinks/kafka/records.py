@@ -185,8 +185,8 @@ class Records:
         return bool(self._config.schema_changes_topic) and any(block.header.has_schema for block in blocks)
 
     def fits(self, topic: str) -> int:
-        """Return the largest batch for a topic, in bytes, that fits even if it does not compress."""
-        limit = self._topics.largest(topic) if topic else None
+        """Return the largest batch for a topic, in bytes, that fits now even if it does not compress."""
+        limit = self._topics.largest(topic, again=True) if topic else None
         return SAFE_BATCH_BYTES if limit is None else min(SAFE_BATCH_BYTES, limit * 9 // 10)
 
     @property

@@ -8,7 +8,6 @@ the tables, and for each of them a test shows that it still exists.
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tailrace.converters.debezium import JsonConverter
 from tailrace.records.batch import Batch
 from tailrace.records.events import Events
 from tailrace_bench.support import debezium
+from tests.support.debezium import require_debezium
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
@@ -246,15 +246,6 @@ def theirs(pg: Database, slot: str, with_schemas: bool, directory: Path) -> list
     return debezium.events(pg.server, slot, f"{PREFIX}.public.{LAST}", settings, directory)
 
 
-def require_peer() -> None:
-    """Skip the test if Debezium was not fetched; under CI fail it."""
-    if debezium.is_here():
-        return
-    if os.environ.get("CI"):
-        pytest.fail("Debezium was not fetched, and CI compares with it: make bench-peers", pytrace=False)
-    pytest.skip("Debezium was not fetched: make bench-peers")
-
-
 def members(event: debezium.PeerEvent, with_schemas: bool) -> Any:
     assert event.value is not None
     found = json.loads(event.value)
@@ -264,7 +255,7 @@ def members(event: debezium.PeerEvent, with_schemas: bool) -> Any:
 @pytest.mark.timeout(900)
 @pytest.mark.ci
 def test_keys_and_values_equal_debeziums_byte_for_byte(pg: Database, tmp_path: Path) -> None:
-    require_peer()
+    require_debezium()
     make(pg)
     found = ours(pg, tmp_path)
     for with_schemas, slot in ((False, f"a_{pg.name}"), (True, f"b_{pg.name}")):
@@ -320,7 +311,7 @@ insert into last_of_all values (1);
 def test_an_update_that_changes_the_key_is_transformed_as_by_kafka_connect(
     pg: Database, tmp_path: Path
 ) -> None:
-    require_peer()
+    require_debezium()
     pg.execute(MOVES)
     pg.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [f"a_{pg.name}"])
     found: list[tuple[str, Any, Any]] = []

@@ -25,6 +25,7 @@ from tailrace.records.group import Group
 from tailrace_bench.support import debezium
 from tests.support.capture.captured import capturing
 from tests.support.converters.peer_values import ITEMS, MODES, VALUES, row
+from tests.support.debezium import require_debezium
 from tests.support.postgres import Database
 
 SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "1").split(",")]
@@ -38,8 +39,7 @@ LAST = "last_of_all"
 @pytest.mark.timeout(900)
 @pytest.mark.ci
 def test_random_values_equal_debeziums(pg: Database, tmp_path: Path, seed: int) -> None:
-    if not debezium.is_here():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("Debezium was not fetched: make bench-peers")
+    require_debezium()
     columns = ", ".join(f"{name} {kind}" for name, kind in zip(NAMES, TYPES, strict=True))
     pg.execute(f"create table t (id int primary key, {columns})")
     pg.execute(f"create table {LAST} (id int primary key)")

@@ -18,7 +18,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tailrace_servers.kafka import EmbeddedKafka
-from tests.support.join.chain import DebeziumChain, SinkChain, require_debezium
+from tests.support.debezium import require_debezium
+from tests.support.join.chain import DebeziumChain, SinkChain
 from tests.support.kafka.debezium_topics import JoinTopics
 from tests.support.kafka.join_process import PLANTED
 from tests.support.kafka.reading import read_topic

@@ -16,7 +16,7 @@ import tailrace
 from tailrace_bench.support import debezium
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.converters.registry import FakeRegistry
-from tests.support.join.chain import require_debezium
+from tests.support.debezium import require_debezium
 from tests.support.kafka.orders import run
 from tests.support.kafka.pipelines import pipeline
 from tests.support.postgres import Database

@@ -21,6 +21,7 @@ from tailrace.config import load_engine
 from tailrace.pipeline.connector import PipelineConnector
 from tailrace_bench.support import debezium
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.debezium import require_debezium
 from tests.support.kafka.folding import _changes, _folded
 from tests.support.kafka.reading import read_topic
 from tests.support.postgres import Database
@@ -156,8 +157,7 @@ def test_the_metrics_count_what_a_sink_has_written(
 def test_a_pipeline_takes_over_from_debezium_without_a_gap(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    if not debezium.is_here():
-        pytest.skip("Debezium was not fetched: make bench-peers")
+    require_debezium()
     topic, theirs = f"{orders.name}.public.orders", f"debezium_{orders.name}"
     orders.execute("create publication dbz_publication for all tables")
     orders.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [theirs])

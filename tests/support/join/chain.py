@@ -15,7 +15,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from tailrace_bench.support import debezium
@@ -31,15 +30,6 @@ Row = tuple[str, int | None, int, int, int]
 
 TABLES = ("orders", "items")
 KEYS = 40
-
-
-def require_debezium() -> None:
-    """Skip the test if Debezium's engine was not fetched; under CI fail it."""
-    if debezium.is_here():
-        return
-    if os.environ.get("CI"):
-        pytest.fail("Debezium was not fetched: make bench-peers", pytrace=False)
-    pytest.skip("Debezium was not fetched: make bench-peers")
 
 
 class Chain:

@@ -167,6 +167,14 @@ def test_the_two_records_have_the_others_key_as_a_header() -> None:
     assert made.slice(1, 3).is_second.tolist() == [False, True]
 
 
+def test_a_route_does_not_split_the_updates_of_other_topics() -> None:
+    group = group_of(insert("1", "a", None), update("2", "b", "1.00", key=("1", None, None)))
+    for regex, ops in ((".*orders", ["c", "d", "c"]), (".*others", ["c", "u"])):
+        route = {"type": "route", "regex": regex, "replacement": "all", "key_field": "was"}
+        [made] = build([route], splits_updates=True).apply(group)
+        assert made.column("op").to_pylist() == ops
+
+
 def moved(route: str) -> ReadyBatch:
     """An update that changed the key, with a change before and after it, as they go to a handler."""
     group = group_of(

@@ -54,7 +54,7 @@ def _loses_former_key(step: Any, group: Group) -> bool:
     if isinstance(step, ExtractField | HoistField):
         return step.given.apply_to == KEY
     if isinstance(step, Routing):
-        return step.given.key_field is not None
+        return step.given.key_field is not None and step.may_route(group)
     if isinstance(step, AddFields) and step.expressions and step.given.apply_to != ROW:
         return True  # the values are computed from the row after
     if isinstance(step, AddFields | FieldsFromHeaders) and step.given.apply_to == KEY:

@@ -169,6 +169,10 @@ def test_a_column_has_its_form_whatever_became_of_the_other_part(kind: int, modi
     as_text = {"type": "cast", "fields": {"k": "text"}}
     assert made({**as_text, "apply_to": "row"})[1]["payload"]["after"]["k"] == text
     assert made({**as_text, "apply_to": "key"})[0]["payload"] == {"k": text}
+    hoisted = made({"type": "hoist_field", "field": "of"})[0]
+    assert hoisted["payload"] == {"of": key["payload"]}
+    [of] = hoisted["schema"]["fields"]
+    assert [{**each, "optional": False} for each in of["fields"]] == key["schema"]["fields"]
     extract, hoist = {"type": "extract_field", "field": "k"}, {"type": "hoist_field", "field": "k"}
     single, _ = made(extract)
     [field] = key["schema"]["fields"]

@@ -56,6 +56,10 @@ STEPS: dict[str, tuple[list[dict[str, Any]], Any]] = {
         [{"type": "add_fields", "computed": {"odd": "coalesce(after.id, before.id) % 2"}, **BOTH}],
         lambda key: {"id": key, "odd": key % 2},
     ),
+    "null": (
+        [{"type": "add_fields", "static": {"of": None}, **BOTH}, {"type": "flatten"}],
+        lambda key: {"id": key, "of": None},
+    ),
     "move to a header": (
         [{"type": "set_headers", "headers": {"number": "after.id"}, "operation": "move", "missing": "null"}],
         lambda key: {"id": key},

@@ -107,6 +107,7 @@ def _with_changed_key(group: Group) -> Places:
     key, before, after = map(members, images)
     if any({_type(before, name), _type(after, name)} != {values.type} for name, values in key.items()):
         return none
+    key = {name: values for name, values in key.items() if not pa.types.is_null(values.type)}
     rows = np.flatnonzero(_UPDATES.matches(group) & ~_is_unknown(group, list(key)))
     if len(rows):
         # Most updates with a complete row before have equal keys: no need to compare their texts.

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import threading
+import warnings
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from tailrace import failpoints
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.lock import LOCK_NAME
+from tailrace.changelog.lock import LOCK_NAME, is_locked
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
@@ -168,6 +169,27 @@ def test_of_processes_that_open_a_log_at_once_one_writes(
         outcomes = sorted((told / str(process.pid)).read_text() for process in started)
         assert outcomes[-1] == "writer"
         assert all(outcome.startswith(Kind.LOG_LOCKED) for outcome in outcomes[:-1])
+
+
+def test_a_process_that_was_forked_does_not_keep_the_lock(log: LogDirectory) -> None:
+    lock = log.task_path("0") / LOCK_NAME
+    writer = LogWriter.open(log, "0")
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # this process may have threads
+        child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)  # until the parent closes the pipe
+        os._exit(0)
+    try:
+        assert is_locked(lock)
+        writer.close()
+        LogWriter.open(log, "0").close()
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.follows("log_fenced")

@@ -20,6 +20,7 @@ import pytest
 from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.converters.contract import Converter
+from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.with_registry import AvroConverter, JsonSchemaConverter
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.pipeline.preflight.kafka import converter_findings
@@ -30,6 +31,7 @@ from tests.support.converters.customers import FACTS, groups, groups_of, transac
 from tests.support.converters.registry import FakeRegistry, Fault
 from tests.support.decode.wire import insert, relation
 from tests.support.kafka_cluster import Authority
+from tests.support.transforms.groups import applied
 from tests.support.wait import wait_until
 
 BASE = [("id", 23, -1), ("name", 25, -1)]
@@ -219,6 +221,42 @@ def test_a_value_that_does_not_fit_is_reported_with_its_record() -> None:
         assert (error.kind, error.context["row"], error.context["member"]) == (
             Kind.CONVERSION_FAILED, 1, "after.on",
         )  # fmt: skip
+
+
+def test_a_value_of_a_flat_row_that_does_not_fit_is_reported_with_its_column() -> None:
+    shape = [relation(16385, "customers", [("id", 23, -1), ("on", 1082, -1)], ("id",))]
+    [group] = groups(transaction(insert("1", "2024-01-01"), insert("2", "infinity")), shape)
+    hoist = {"type": "hoist_field", "field": "of", "apply_to": "row"}
+    with FakeRegistry() as registry:
+        for steps, member in (([{"type": "flatten"}], "on"), ([{"type": "flatten"}, hoist], "of.on")):
+            [flat] = applied(group, *steps)
+            error = refused(AvroConverter(registry_url=registry.url), flat)
+            assert (error.kind, error.context["row"], error.context["member"]) == (
+                Kind.CONVERSION_FAILED, 1, member,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "step",
+    [{"static": {"of": None}}, {"computed": {"of": "after.nothing"}, "missing": "null"}],
+)
+def test_a_column_that_was_added_to_a_key_may_be_null(step: dict[str, Any]) -> None:
+    to_key = {"type": "value_to_key", "fields": ["id", "of"]}
+    [group] = applied(of_columns(BASE, "1", "a"), {"type": "add_fields", **step}, to_key)
+    with FakeRegistry() as registry:
+        events = AvroConverter(registry_url=registry.url).convert(group)
+        assert events.keys is not None
+        [key] = events.keys.to_pylist()
+        schema = registry.schema(int.from_bytes(key[1:5], "big"))
+        assert decoded(key, schema) == {"id": 1, "of": None}
+
+
+def test_the_former_topic_in_a_key_is_never_null() -> None:
+    route = {"type": "route", "regex": ".*", "replacement": "all", "key_field": "was"}
+    [group] = applied(of_columns(BASE, "1", "a"), route)
+    [key] = JsonConverter(schemas_enable=True).convert(group).keys.to_pylist()
+    fields = json.loads(key)["schema"]["fields"]
+    assert [(field["field"], field["optional"]) for field in fields] == [("id", False), ("was", False)]
 
 
 def test_records_that_are_no_changes_have_schemas_too() -> None:

@@ -313,7 +313,7 @@ def test_hstores_are_documents_or_maps(rows: list[dict[str, str | None]]) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["x", '"a"', '"a"=>', '"a"=>1', '"a"=>"b",', '"a"=>"b", ', '"a"=>NULLx', '"a']
+    "text", ["x", '"a"', '"a"=>', '"a"=>1', '"a"=>"b",', '"a"=>"b", ', '"a"=>NULLx', '"a"=>NULx', '"a']
 )
 def test_an_invalid_hstore_stays_text(text: str) -> None:
     lines, typed, special = given_as(ValueModes(hstore="map"), HSTORE, [text])

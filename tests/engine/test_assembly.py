@@ -226,6 +226,7 @@ async def awaited_and_iterated(_):
         ({"processor": awaited, "on_record": None}, "processor is an async function"),
         ({"on_record": awaited_and_iterated}, "on_record is an async generator"),
         ({"on_record": iterated}, "on_record is a generator"),
+        ({"on_record": manual(print)}, "which is for handlers of batches"),
         ({"on_record": None, "on_batch": manual(iterated)}, "on_batch is a generator"),  # type: ignore[arg-type]
     ],
 )

@@ -141,6 +141,12 @@ def test_real_has_32_bits_and_float_has_64() -> None:
         value("after.x::real", x=pa.array([1e300]))
 
 
+@pytest.mark.parametrize("text", ["after.n * after.n", "after.n * 99999999.99", "(after.n + 0) * after.n"])
+def test_a_product_of_decimals_is_exact(text: str) -> None:
+    price = Decimal("99999999.99")
+    assert value(text, n=pa.array([price], pa.decimal128(10, 2))) == price * price
+
+
 def test_columns_of_every_type_are_compared_with_quoted_texts() -> None:
     moment = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
     columns = {

@@ -56,6 +56,10 @@ STEPS: dict[str, tuple[list[dict[str, Any]], Any]] = {
         [{"type": "add_fields", "computed": {"odd": "coalesce(after.id, before.id) % 2"}, **BOTH}],
         lambda key: {"id": key, "odd": key % 2},
     ),
+    "null": (
+        [{"type": "add_fields", "static": {"of": None}, **BOTH}, {"type": "flatten"}],
+        lambda key: {"id": key, "of": None},
+    ),
     "move to a header": (
         [{"type": "set_headers", "headers": {"number": "after.id"}, "operation": "move", "missing": "null"}],
         lambda key: {"id": key},
@@ -165,6 +169,14 @@ def test_the_two_records_have_the_others_key_as_a_header() -> None:
     again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own
     assert again.is_second.tolist() == made.is_second.tolist()
     assert made.slice(1, 3).is_second.tolist() == [False, True]
+
+
+def test_a_route_does_not_split_the_updates_of_other_topics() -> None:
+    group = group_of(insert("1", "a", None), update("2", "b", "1.00", key=("1", None, None)))
+    for regex, ops in ((".*orders", ["c", "d", "c"]), (".*others", ["c", "u"])):
+        route = {"type": "route", "regex": regex, "replacement": "all", "key_field": "was"}
+        [made] = build([route], splits_updates=True).apply(group)
+        assert made.column("op").to_pylist() == ops
 
 
 def moved(route: str) -> ReadyBatch:

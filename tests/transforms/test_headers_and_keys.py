@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -12,6 +13,7 @@ from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.connect_schemas import Schema
 from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
+from tailrace.records.group import Group
 from tailrace.records.record import Record
 from tailrace.transforms.changed_keys import split
 from tests.support.decode.wire import UNCHANGED, delete, insert, truncate, update
@@ -79,6 +81,15 @@ def test_a_key_is_made_of_columns_also_for_deletes() -> None:
         applied(partial, {"type": "value_to_key", "fields": ["nothing"]})
     audit = messages(b"x")
     assert only(applied(audit, {"type": "value_to_key", "fields": ["id"]})) is audit
+
+
+def test_a_key_is_made_of_columns_of_a_connector_without_tables() -> None:
+    rows_of = pa.RecordBatch.from_pydict(
+        {"op": ["c", "d"], "after": [{"n": 1}, None], "before": [None, {"n": 2}]}
+    )
+    group = Group.of_columns("lines", np.arange(2), rows_of)
+    found = only(applied(group, {"type": "value_to_key", "fields": ["n"]}))
+    assert found.column("key").to_pylist() == [{"n": 1}, {"n": 2}]
 
 
 def test_a_key_of_an_unchanged_value_is_refused() -> None:
@@ -158,6 +169,10 @@ def test_a_column_has_its_form_whatever_became_of_the_other_part(kind: int, modi
     as_text = {"type": "cast", "fields": {"k": "text"}}
     assert made({**as_text, "apply_to": "row"})[1]["payload"]["after"]["k"] == text
     assert made({**as_text, "apply_to": "key"})[0]["payload"] == {"k": text}
+    hoisted = made({"type": "hoist_field", "field": "of"})[0]
+    assert hoisted["payload"] == {"of": key["payload"]}
+    [of] = hoisted["schema"]["fields"]
+    assert [{**each, "optional": False} for each in of["fields"]] == key["schema"]["fields"]
     extract, hoist = {"type": "extract_field", "field": "k"}, {"type": "hoist_field", "field": "k"}
     single, _ = made(extract)
     [field] = key["schema"]["fields"]

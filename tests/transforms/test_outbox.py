@@ -154,6 +154,21 @@ def test_other_tables_and_other_columns() -> None:
         applied(events(), {"type": "outbox", "additional": ["type:body"]})
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"event_key": "price"}, {"payload": "price"}, {"event_id": "price"}, {"additional": ["price:envelope"]}],
+)
+def test_a_value_that_its_type_cannot_hold_does_not_become_null_in_an_event(given: dict[str, Any]) -> None:
+    columns = [*COLUMNS, ("price", 1700, (12 << 16) + 2 + 4)]
+    group = orders(insert(IDS[0], "a", "1", "t", "{}", "1", "NaN"), columns=columns, table="outbox")
+    with pytest.raises(TailraceError, match="'price' has a value that its type can't hold") as caught:
+        applied(group, {"type": "outbox", **given})
+    assert caught.value.kind is Kind.TRANSFORM_FAILED
+    as_text = {"type": "cast", "fields": {"price": "text"}}
+    [event] = rows(applied(group, as_text, {"type": "outbox", **given})).values()
+    assert "NaN" in str(event)
+
+
 def test_the_json_converter_writes_a_json_payload_unchanged() -> None:
     expand = {"type": "outbox", "expand_json_payload": True}
     cases: list[tuple[dict[str, Any], Any]] = [({}, {"n": 1}), ({"schemas_enable": True}, '{"n": 1}')]

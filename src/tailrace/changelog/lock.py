@@ -22,6 +22,29 @@ LOCK_NAME = "lock"
 _PATIENCE_S, _RETRY_S = 0.5, 0.02
 _LOOK_S = 0.2
 
+#: By descriptor: device and number of the file that is locked through it, or was.
+_locked: dict[int, tuple[int, int]] = {}
+
+
+def _let_go() -> None:
+    # In a forked process: its copies of descriptors would hold the locks after the writer has ended. They are
+    # replaced, not closed: copies of the objects that hold locks may close them.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd, file in _locked.items():
+        with contextlib.suppress(OSError):
+            if _file_of(fd) == file:
+                os.dup2(nothing, fd, inheritable=False)
+    os.close(nothing)
+    _locked.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _file_of(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
 
 def take_lock(task_path: Path) -> int:
     """Lock a task for writing and return the descriptor that holds the lock; closing it releases it.
@@ -68,6 +91,7 @@ def lock_file(path: Path, holder: str, *, mode: int = FILE_MODE, patience_s: flo
     with contextlib.suppress(OSError):  # a full disk: the holder is not named
         os.ftruncate(fd, 0)
         os.pwrite(fd, holder.encode(), 0)
+    _locked[fd] = _file_of(fd)
     return fd
 
 

@@ -260,5 +260,5 @@ def plain_columns(found: PlainValues, *, with_keys: bool) -> tuple[EventColumns,
 
 def _held(values: Values) -> pa.Array:
     if values.odd is not None and (found := array_mask(values.odd)).any():
-        raise misfit("", int(values.odd_rows[np.argmax(found)]))
+        raise misfit(values.member, int(values.odd_rows[np.argmax(found)]))
     return values.array

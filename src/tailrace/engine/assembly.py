@@ -303,6 +303,8 @@ def _handler(arguments: Arguments, options: EngineOptions, runner: Runner, stage
     for name, one in given.items():
         called = one.call if isinstance(one, Manual) else one
         check_called(name, called, may_be_async=one is not processor)
+    if isinstance(record, Manual):
+        raise invalid("on_record is manual(…), which is for handlers of batches", "pass it as on_batch")
     processing = options.record_processing
     if batch is not None and processing.order != "ordered":
         raise invalid(

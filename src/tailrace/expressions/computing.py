@@ -218,7 +218,7 @@ def _computed(text: str, roots: tuple[str, ...], rows: Rows) -> pa.Array:
     inputs = inputs_of(text, roots)
     for place, (kind, path, at) in enumerate(inputs):
         try:
-            columns[f"c{place}"] = _bound(getattr(rows, kind)(path))
+            columns[f"c{place}"] = _wide(_bound(getattr(rows, kind)(path)))
         except NoColumnError as error:
             missing[place] = str(error)
         except pa.ArrowNotImplementedError:
@@ -335,6 +335,12 @@ def _kind(found: str) -> str:
     if found.startswith(("DATE", "TIMESTAMP")):
         return "a point in time"
     return found.strip('"').lower()
+
+
+def _wide(values: pa.Array) -> pa.Array:
+    # In DuckDB the product of decimals of up to 18 digits has no more than 18.
+    is_short = pa.types.is_decimal(values.type) and values.type.precision < 19
+    return values.cast(pa.decimal128(19, values.type.scale)) if is_short else values
 
 
 def _bound(values: pa.Array) -> pa.Array:

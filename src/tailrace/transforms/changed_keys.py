@@ -54,7 +54,7 @@ def _loses_former_key(step: Any, group: Group) -> bool:
     if isinstance(step, ExtractField | HoistField):
         return step.given.apply_to == KEY
     if isinstance(step, Routing):
-        return step.given.key_field is not None
+        return step.given.key_field is not None and step.may_route(group)
     if isinstance(step, AddFields) and step.expressions and step.given.apply_to != ROW:
         return True  # the values are computed from the row after
     if isinstance(step, AddFields | FieldsFromHeaders) and step.given.apply_to == KEY:
@@ -107,6 +107,7 @@ def _with_changed_key(group: Group) -> Places:
     key, before, after = map(members, images)
     if any({_type(before, name), _type(after, name)} != {values.type} for name, values in key.items()):
         return none
+    key = {name: values for name, values in key.items() if not pa.types.is_null(values.type)}
     rows = np.flatnonzero(_UPDATES.matches(group) & ~_is_unknown(group, list(key)))
     if len(rows):
         # Most updates with a complete row before have equal keys: no need to compare their texts.

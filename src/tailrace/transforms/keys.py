@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from tailrace.transforms.groups.rows import not_sent
 from tailrace.transforms.groups.values import either, flags_of, members, struct_of
 from tailrace.transforms.selection import Operations
 
-_DELETES = Operations("d")
+_DELETES, _MESSAGES = Operations("d"), Operations("m")
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -36,7 +36,7 @@ class ValueToKey:
         self._require_no_unchanged(group)
         if not group.is_change:
             return [self._with_key(group, self._key(group, group.column("value")), None)]
-        if group.relation is None:
+        if _MESSAGES.matches(group).any():
             return [group]
         deleted = _DELETES.matches(group)
         key = self._key(group, group.column("after"))
@@ -115,22 +115,25 @@ class ExtractField:
                 f"extract a field: the {column} has no field {name!r}",
                 "name another field, or restrict the transformation to tables that have it by a predicate",
             )
-        _require_held(group, column, [name])
+        require_held(group, column, [name])
         # The single value keeps the form of its column, which has no name any more.
         extracted = group.with_column(column, found[name])
         return [with_relation(extracted, self.given.apply_to, lambda each: renamed(each, {name: ""}))]
 
 
-def _require_held(group: Group, column: str, names: Sequence[str]) -> None:
-    # The field's entry in `special` is lost, and the null in its column would be read as its value.
+def require_held(group: Group, column: str, names: Iterable[str]) -> None:
+    """Refuse fields with values that their types can't hold, before their entries in `special` are lost.
+
+    :raises TailraceError: `TRANSFORM_FAILED`: the null in the field's column would be read as its value.
+    """
     noted = specials(group.column("special"))
     for name in names:
         rows, _ = noted.get(f"{column}.{name}", (_NO_ROWS, None))
         if len(rows) and members(group.column(column))[name].take(pa.array(rows)).null_count:
             raise failure(
                 group,
-                f"change the {column}'s shape: its field {name!r} has a value that its type can't "
-                "hold, such as NaN or infinity, and would become null",
+                f"move a field: {name!r} has a value that its type can't hold, such as NaN or infinity, and "
+                "would become null",
                 f"cast it to text first: {{type: cast, fields: {{{name}: text}}}}",
             )
 
@@ -148,7 +151,7 @@ class HoistField:
         """
         column, values = _whole(group, self.given.apply_to)
         if pa.types.is_struct(values.type):
-            _require_held(group, column, values.type.names)
+            require_held(group, column, values.type.names)
         field = self.given.field
         hoisted = group.with_column(column, struct_of({field: values}, values.is_null(), len(group)))
         return [with_relation(hoisted, self.given.apply_to, lambda each: renamed(each, {"": field}))]

@@ -25,6 +25,7 @@ from tailrace.records.group import Flags, Group
 from tailrace.transforms.fields import KEY, ROW, failure, with_relation
 from tailrace.transforms.groups.values import TEXT, cast, members, struct_of
 from tailrace.transforms.headers import with_headers
+from tailrace.transforms.keys import require_held
 from tailrace.transforms.routes import parted, replaced
 from tailrace.transforms.selection import Operations
 
@@ -87,6 +88,7 @@ class Outbox:
                     f"read an outbox: the table has no column {name!r}",
                     f"correct the option {option} or set tables to the outbox tables only",
                 )
+        require_held(group, "after", wanted.values())
         payload, empty = self._payload(group, columns[given.payload])
         inside = {alias: name for name, place, alias in placed if place == "envelope"}
         more = {alias: columns[name] for alias, name in inside.items()}

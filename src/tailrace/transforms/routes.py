@@ -6,17 +6,20 @@ The records themselves stay unchanged and are not decoded, unless the former top
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import REFERENCE, ROOTS, python_regex
+from tailrace.decode.postgres_types import OIDS
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
+from tailrace.model import Column, Relation
 from tailrace.records.group import Group
-from tailrace.transforms.fields import failure
+from tailrace.transforms.fields import KEY, failure, with_relation
 from tailrace.transforms.groups.rows import GroupRows, described, fitting_expression
 from tailrace.transforms.groups.values import edited
 
@@ -47,6 +50,10 @@ class Routing:
     @classmethod
     def of(cls, given: options.Route) -> Routing:
         return cls(given, None if given.topic is None else Expression(given.topic, ROOTS))
+
+    def may_route(self, group: Group) -> bool:
+        """Return whether a record of the group may get another topic."""
+        return self.topic is not None or self._by_topic(group)[0][0] not in (None, group.topic)
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records, a group for each topic. A record without a new topic keeps its own.
@@ -93,6 +100,12 @@ def parted(group: Group, names: pa.StringArray) -> list[tuple[str | None, Group]
     ]
 
 
+def _with_text(name: str, relation: Relation) -> Relation:
+    """Return a table with another column: of texts, never NULL."""
+    others = (column for column in relation.columns if column.name != name)
+    return replace(relation, columns=(*others, Column(name, OIDS["text"], -1, False, not_null=True)))
+
+
 def _routed(group: Group, topic: str, key_field: str | None) -> Group:
     if not topic.strip():
         raise TailraceError(
@@ -107,5 +120,5 @@ def _routed(group: Group, topic: str, key_field: str | None) -> Group:
     if key_field is not None and not pa.types.is_null(group.column("key").type):
         former = pa.repeat(pa.scalar(group.topic), len(group))
         key = edited(group.column("key"), lambda found: {**found, key_field: former})
-        group = group.with_column("key", key)
+        group = with_relation(group.with_column("key", key), KEY, partial(_with_text, key_field))
     return group.with_topic(topic)

@@ -142,9 +142,8 @@ def required_columns(table: ChangeTable, group: Group) -> tuple[frozenset[str], 
     if rows is None or keys is None:
         names = frozenset(field.name for field in fields)
         return names, names
-    # A transformation may have made the key of other columns of the table, or changed them in rows alone.
-    others = {column.name for column in keys.columns} - set(keys.key)
-    names = frozenset(field.name for field in fields if field.not_null or field.name not in others)
+    # A transformation may have made the key of other columns, or changed them in rows alone.
+    names = frozenset(field.name for field in fields if field.not_null or field.name in keys.key)
     alike = rows.columns if keys is rows else set(rows.columns) & set(keys.columns)
     return names, names & {column.name for column in alike}
 

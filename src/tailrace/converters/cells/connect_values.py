@@ -303,7 +303,9 @@ def of_parts(array: pa.StructArray, parts: Sequence[Values]) -> Values:
         return Values(structs)
     rows = np.unique(np.concatenate(found))
     texts = struct_texts(array, [json_texts(part) for part in parts])
-    return Values(structs, rows, texts.take(pa.array(rows)))
+    at = next(at for at, part in enumerate(parts) if part.odd is not None and rows[0] in part.odd_rows)
+    member = ".".join(filter(None, [names[at], parts[at].member]))
+    return Values(structs, rows, texts.take(pa.array(rows)), member)
 
 
 def _nulls(array: pa.Array) -> pa.Array | None:

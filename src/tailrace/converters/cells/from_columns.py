@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.converters.cells.change_table import TABLE_ORDER, ChangeTable, key_names, numbers_of, of_wire
-from tailrace.converters.cells.connect_values import of_array, of_cells
+from tailrace.converters.cells.connect_values import of_array, of_cells, of_parts
 from tailrace.converters.cells.json_values import (
     Mask,
     Rows,
@@ -20,7 +20,7 @@ from tailrace.converters.cells.json_values import (
     lengths_of,
 )
 from tailrace.converters.cells.row_image import ColumnValues, Field, RowImage
-from tailrace.converters.connect_schemas import Schema
+from tailrace.converters.connect_schemas import Schema, struct
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
 from tailrace.decode import images, kernel
 from tailrace.decode.gather import array_mask, replaced, text_buffers, text_cells
@@ -124,15 +124,32 @@ def field_of(relation: Relation | None, name: str, arrow: pa.DataType, modes: Va
     :param modes: all must be set.
     """
     column = _table_column(relation, name, arrow)
-    if column is None:
+    if column is not None:
+        return Field(name, type_mapping(known_type(column), modes), column.not_null)
+    if relation is None or not pa.types.is_struct(arrow):
         return Field(name, arrow_mapping(arrow, modes))
-    return Field(name, type_mapping(known_type(column), modes), column.not_null)
+    # `hoist_field` makes a field of a row or key: its members are columns of the table.
+    parts = tuple(field_of(relation, each.name, each.type, modes).how for each in arrow)
+    members = [
+        part.schema.document(optional=each.nullable, field=each.name)
+        for part, each in zip(parts, arrow, strict=True)
+    ]
+    return Field(name, TypeMapping(forms.RAW, struct(members), "{}", parts))
+
+
+def _values_of(relation: Relation | None, field: Field, array: pa.Array) -> Values:
+    # `field` as `field_of` returns it.
+    if relation is not None and pa.types.is_struct(array.type) and field.how.in_parts:
+        inside = map(Field, [each.name for each in array.type], field.how.in_parts)
+        parts = [_values_of(relation, each, array.field(place)) for place, each in enumerate(inside)]
+        return of_parts(array, parts)
+    return of_array(array, field.how, is_rendered=_is_rendered(relation, field, array.type))
 
 
 def single_values(relation: Relation | None, array: pa.Array, modes: ValueModes) -> tuple[Field, Values]:
     """Return values that are not in a row, whose column has an empty name, and their mapping."""
     field = field_of(relation, "", array.type, modes)
-    return field, of_array(array, field.how, is_rendered=_is_rendered(relation, field, array.type))
+    return field, _values_of(relation, field, array)
 
 
 def field_values(
@@ -143,7 +160,7 @@ def field_values(
     if not pa.types.is_struct(rows.type) or rows.type.get_field_index(field.name) < 0:
         return _nothing(count)
     array = rows.field(rows.type.get_field_index(field.name))
-    values = of_array(array, field.how, is_rendered=_is_rendered(relation, field, array.type))
+    values = _values_of(relation, field, array)
     special = noted.get(prefix + field.name)
     if special is not None:
         values = _with_special(values, *special, field.how)

@@ -29,11 +29,13 @@ class Values:
 
     :param odd_rows: rows (ascending) of values that the type can't represent; `array` is undefined there.
     :param odd: the JSON of these values, as long as `odd_rows`.
+    :param member: of structs: the path of a member that its type can't represent in the first of these rows.
     """
 
     array: pa.Array
     odd_rows: Rows = field(default_factory=lambda: NO_ROWS)
     odd: pa.Array | None = None
+    member: str = ""
 
 
 def json_texts(values: Values) -> pa.LargeStringArray:

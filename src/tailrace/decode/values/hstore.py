@@ -38,6 +38,7 @@ def _pair(b, p, end):  # type: ignore[no-untyped-def]
         and b[value] == _CAPITAL_N
         and b[value + 1] == _CAPITAL_U
         and b[value + 2] == _CAPITAL_L
+        and b[value + 3] == _CAPITAL_L
     ):
         return key_end, value, value + 4
     return nothing

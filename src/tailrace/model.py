@@ -120,13 +120,11 @@ class Column:
 class Relation:
     """One version of a table's schema, in force from the Relation message on.
 
-    `primary_key` comes from the catalogue, not from the stream, and is empty if it is not
-    known; it is used only if the replica identity does not identify the key. `version` counts the
-    schemas that the log has had under the table's name; 0: not known. `replaced` is the relation
-    that had the name before, and `replaced_name` the name that relation had soon after, if it existed.
-    `modes` are the forms of values that the reader chose.
-    `chosen_key` is from the configuration and takes precedence over both keys. `pending`: capture does not
-    have the catalogue facts yet.
+    `primary_key` comes from the catalogue, not from the stream, and is empty if it is not known; it is used
+    only if the replica identity does not identify the key. `version` counts the schemas that the log has had
+    under the table's name; 0: not known. `modes` are the forms of values that the reader chose. `chosen_key`
+    is from the configuration and takes precedence over both keys. `pending`: capture does not have the
+    catalogue facts yet.
     """
 
     oid: int
@@ -136,8 +134,6 @@ class Relation:
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...] = ()
     version: int = 0
-    replaced: int = 0
-    replaced_name: tuple[str, str] | None = None
     modes: ValueModes = OWN_FORMS
     chosen_key: tuple[str, ...] = ()
     pending: bool = False

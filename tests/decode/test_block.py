@@ -278,6 +278,27 @@ def test_whole_old_rows_of_updates_are_typed() -> None:
     assert only(transaction(insert("1", "1.00", oid=A)), [full]).old_rows() is None
 
 
+def test_one_column_of_an_image_is_that_of_the_whole_image() -> None:
+    shape = relation(A, "a", [("id", 23, -1), ("note", 25, -1)], key=("id",), identity="f")
+    sent = (
+        insert("1", "a", oid=A),
+        update("1", UNCHANGED, oid=A, old=("1", "a")),
+        delete("1", "a", oid=A, mark=b"O"),
+        truncate(A),
+    )
+    for rows in (sent, sent[:1]):
+        changes = only(transaction(shape, *rows))
+        for image in ("key", "before", "after"):
+            whole = changes.images().column(image)
+            for name in ("id", "note"):
+                found = changes.image_column(image, name)
+                if image == "key" and name not in changes.relation.key:
+                    assert found is None
+                    continue
+                assert found.equals(whole.flatten()[whole.type.get_field_index(name)])
+        assert changes.image_column("after", "other") is None
+
+
 EDGE = 256  # slots of the table of groups, for blocks of up to 64 tables
 
 

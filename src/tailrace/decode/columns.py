@@ -65,9 +65,6 @@ def _numbers(cells: Cells, arrow: pa.DataType) -> npt.NDArray[Any] | None:
     if pa.types.is_signed_integer(arrow):
         values = np.empty(len(cells), arrow.to_pandas_dtype())
         whole = digits.read_integers(*cells.arrays, np.iinfo(values.dtype).max, values)
-    elif pa.types.is_float64(arrow):
-        values = np.empty(len(cells), np.uint64)
-        whole = digits.read_doubles(*cells.arrays, values)
     elif pa.types.is_decimal128(arrow) and arrow.scale < digits.DIGITS_MAX:
         values = np.empty((len(cells), 2), np.int64)
         bound = 10 ** min(arrow.precision, digits.DIGITS_MAX - 1)

@@ -60,11 +60,6 @@ class Cells:
         """Return the total size of the texts, in bytes."""
         return int(self.length.sum(dtype=np.int64))
 
-    def text(self, row: int) -> bytes:
-        """Return one cell's text; for rare rows and tests."""
-        at = int(self.start[row])
-        return self.buffer[at : at + int(self.length[row])].tobytes()
-
 
 @intrinsic
 def _copy_bytes(typing_context, target, to, source, at, length):  # type: ignore[no-untyped-def]  # noqa: ARG001

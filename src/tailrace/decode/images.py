@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tailrace.decode import kernel
 from tailrace.decode.envelope import image_choices
@@ -106,27 +105,27 @@ def _message(tuples: Tuples) -> pa.StructArray:
     return pa.StructArray.from_arrays(content, fields=_MESSAGE)
 
 
-def _row(relation: Relation, tuples: Tuples, name: str, specials: Specials) -> pa.Array:
-    everything, prefix = range(len(relation.columns)), f"{name}."
+def _row(
+    relation: Relation, tuples: Tuples, name: str, specials: Specials, only: str | None = None
+) -> pa.Array:
+    # `only`: the one column that is decoded.
+    names = [column.name for column in relation.columns]
+    wanted = set(names if name != "key" else relation.key) & (set(names) if only is None else {only})
+    places, prefix = [place for place, each in enumerate(names) if each in wanted], f"{name}."
     if name == "key":
-        in_key = [c for c in everything if relation.columns[c].name in set(relation.key)]
         # Null for a truncate. The current row of a delete is what was sent of the old row: at least its key.
         there = tuples.op != ord(Op.TRUNCATE)
-        return (
-            _struct(relation, tuples.column, in_key, there, specials, prefix)
-            if in_key
-            else pa.nulls(len(tuples))
-        )
+        if not places:
+            return pa.nulls(len(tuples))
+        return _struct(relation, tuples.column, places, there, specials, prefix)
     choice_before, choice_after = image_choices(tuples)
     if name == "after":
-        return _struct(relation, tuples.column, everything, choice_after != 0, specials, prefix)
+        return _struct(relation, tuples.column, places, choice_after != 0, specials, prefix)
     if not choice_before.any():
         types = column_types(relation)
-        row = pa.struct([pa.field(relation.columns[c].name, types[c].arrow) for c in everything])
-        return pa.nulls(len(tuples), row)
-    every = np.arange(len(tuples))
-    old = functools.partial(tuples.old_column, rows=every)
-    return _struct(relation, old, everything, choice_before != 0, specials, prefix)
+        return pa.nulls(len(tuples), pa.struct([pa.field(names[c], types[c].arrow) for c in places]))
+    old = functools.partial(tuples.old_column, rows=np.arange(len(tuples)))
+    return _struct(relation, old, places, choice_before != 0, specials, prefix)
 
 
 def _struct(
@@ -154,20 +153,10 @@ def image_column(tuples: Tuples, image: str, name: str) -> pa.Array | None:
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     relation = tuples.relation
-    names = () if relation is None else tuple(column.name for column in relation.columns)
-    if relation is None or name not in names or (image == "key" and name not in relation.key):
+    known = () if relation is None else relation.key if image == "key" else [c.name for c in relation.columns]
+    if relation is None or name not in known:
         return None
-    place, before = names.index(name), image == "before"
-    kind = column_types(relation)[place]
-    in_before, in_after = image_choices(tuples)
-    if before and not in_before.any():
-        return pa.nulls(len(tuples), kind.arrow)
-    cells = tuples.old_column(place, np.arange(len(tuples))) if before else tuples.column(place)
-    present = in_before if before else in_after if image == "after" else tuples.op != ord(Op.TRUNCATE)
-    values = typed_column(relation, name, kind, cells, [])
-    return (
-        values if present.all() else pc.if_else(pa.array(present != 0), values, pa.scalar(None, kind.arrow))
-    )
+    return _row(relation, tuples, image, [], name).flatten()[0]
 
 
 def source_of(relation: Relation | None, fields: Numbers, shards: ShardPositions | None) -> pa.StructArray:

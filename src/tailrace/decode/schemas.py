@@ -159,10 +159,4 @@ def _with_facts(relation: Relation, facts: Facts) -> Relation:
         )
         for column, known in zip(relation.columns, facts.columns, strict=True)
     )
-    return dataclasses.replace(
-        relation,
-        columns=columns,
-        version=facts.version,
-        replaced=facts.replaced,
-        replaced_name=facts.replaced_name,
-    )
+    return dataclasses.replace(relation, columns=columns, version=facts.version)

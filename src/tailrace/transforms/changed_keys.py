@@ -23,8 +23,7 @@ from tailrace.transforms.fields import BOTH, KEY, ROW, field_names, own_specials
 from tailrace.transforms.flatten import Flatten
 from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
 from tailrace.transforms.groups.rows import not_sent
-from tailrace.transforms.groups.texts import column_texts
-from tailrace.transforms.groups.values import either, flags_of, members
+from tailrace.transforms.groups.values import column_texts, either, flags_of, members
 from tailrace.transforms.headers import FieldsFromHeaders, SetHeaders
 from tailrace.transforms.keys import ExtractField, HoistField
 from tailrace.transforms.routes import Routing

@@ -43,8 +43,7 @@ from tailrace.transforms.fields import (
     without,
 )
 from tailrace.transforms.groups.rows import GroupRows, computed, metadata_column
-from tailrace.transforms.groups.texts import column_texts
-from tailrace.transforms.groups.values import TEXT, cast, struct_of
+from tailrace.transforms.groups.values import TEXT, cast, column_texts, struct_of
 
 
 @dataclass(frozen=True, slots=True)

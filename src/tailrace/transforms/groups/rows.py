@@ -24,7 +24,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression, NoColumnError
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Flags, Group
-from tailrace.transforms.groups.texts import column_texts
+from tailrace.transforms.groups.values import column_texts
 
 
 class GroupRows:

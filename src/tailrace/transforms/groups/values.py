@@ -12,11 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode.gather import end_to_end
+from tailrace.decode.gather import end_to_end, replaced
+from tailrace.decode.postgres_types import item_of
+from tailrace.decode.rows import specials
+from tailrace.decode.types import cast_as_sent, known_type
 from tailrace.decode.values.texts import texts_of
 from tailrace.expressions import computing
 from tailrace.expressions.language import ExpressionError
-from tailrace.records.group import Flags
+from tailrace.model import Relation
+from tailrace.records.group import Flags, Group
 
 TEXT = "VARCHAR"
 
@@ -78,3 +82,28 @@ def either(condition: Flags, first: pa.Array, second: pa.Array) -> pa.Array:
     count = len(first)
     places = np.arange(count) + np.where(condition, count, 0)
     return end_to_end([second, first]).take(pa.array(places))
+
+
+def column_texts(group: Group, image: str, name: str, values: pa.Array) -> pa.StringArray:
+    """Return the texts of a field of `key`, `before`, `after` or `value` with the values `values`.
+
+    While a group is not decoded, they are those that the source sent. Otherwise they are made from the typed
+    values, and from `special`, which has the text of a value that its column can't hold.
+
+    :raises pyarrow.ArrowNotImplementedError: if the type can't be written as text, such as a map.
+    """
+    wire, relation = group.wire, group.relation_of(image)
+    if wire is not None and relation is not None and name in cast_as_sent(relation):
+        sent = wire.image_texts(image, name)
+        if sent is not None:
+            return sent
+    texts = texts_of(values, _delimiter(relation, name))
+    noted = specials(group.column("special"))
+    found = noted.get(f"{image}.{name}")
+    return texts if found is None else replaced(texts, *found)
+
+
+def _delimiter(relation: Relation | None, name: str) -> str:
+    columns = () if relation is None else relation.columns
+    found = next((item_of(known_type(column)) for column in columns if column.name == name), None)
+    return "," if found is None else found[1]

@@ -50,7 +50,6 @@ class VitessCapture:
         self._source = source
         self._path = path
         self._options = LogOptions(segment_bytes=log_config.segment_bytes, compression=log_config.compression)
-        self._name = name
         self._listener = listener
         self._stopping = threading.Event()
         self._appender: Appender | None = None

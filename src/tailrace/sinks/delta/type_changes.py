@@ -24,11 +24,9 @@ _BPCHAR, _VARCHAR, _TEXT, _NAME = OIDS["bpchar"], OIDS["varchar"], OIDS["text"],
 _NUMERIC = OIDS["numeric"]
 _TEXTS = frozenset({_NAME, _TEXT, _VARCHAR})
 #: Types whose cast to text gives the same text as their output function.
-_WRITTEN_ALIKE = frozenset(
-    OIDS[name]
-    for name in "json jsonb uuid int4range int8range numrange "
-    "int4multirange int8multirange nummultirange".split()
-)
+_WRITTEN_ALIKE = frozenset(OIDS[name] for name in ("json", "jsonb", "uuid")) | {
+    OIDS[f"{of}{kind}"] for of in ("int4", "int8", "num") for kind in ("range", "multirange")
+}
 #: Types of a composite's attributes whose text no setting of the session that alters the table changes.
 _PLAIN = frozenset(
     OIDS[name] for name in ("bool", "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid")

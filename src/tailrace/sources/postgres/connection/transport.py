@@ -593,9 +593,7 @@ def result_fields(result: pq.abc.PGresult) -> dict[str, str]:
 
 def result_failure(result: pq.abc.PGresult | None, attempted: str) -> TailraceError:
     """Return the error for a failed result of libpq."""
-    if result is None:
-        return connection_lost(attempted, "the connection ended")
-    fields = result_fields(result)
-    if not fields["C"]:
+    fields = {} if result is None else result_fields(result)
+    if not fields.get("C"):
         return connection_lost(attempted, "the connection ended")
     return from_fields(fields, attempted)

@@ -188,6 +188,17 @@ def test_rows_come_once_whatever_the_sort_order_of_their_key(
     assert sorted(read_log(tmp_path / "log").snapshot) == list(range(1, 501))
 
 
+def test_a_key_of_the_type_char_is_read_although_the_server_cannot_plan_its_comparison(
+    pg: Database, tmp_path: Path
+) -> None:
+    pg.execute('create table t(id int, k "char", primary key (k, id))')
+    pg.execute('insert into t select n, chr(65 + n % 26)::"char" from generate_series(1, 500) n')
+    pg.execute("analyze t")
+    with capturing(pg.dsn, tmp_path / "log", snapshot_chunk_rows=100) as running:
+        running.wait_for("streaming")
+    assert sorted(read_log(tmp_path / "log").snapshot) == list(range(1, 501))
+
+
 def test_values_with_newlines_and_no_columns_are_counted_right(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute(r"insert into items select n, e'a\nb\\c\td\n' from generate_series(1, 1000) n")

@@ -43,13 +43,18 @@ def test_chosen_tables_are_read_in_order_and_all_are_streamed(pg: Database, tmp_
 def test_conditions_by_table_choose_the_rows(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
-    where = {"public.items": "id > 1000 -- recent", "public.pl*": "id <= 10 or id = 11"}
+    where = {
+        "public.items": "id > 1000 -- recent",
+        "public.pl*": "id <= 10 or id = 11",
+        "public.parts": "parts.id <= 7",  # by the root's name, whose partitions are read
+    }
     with capturing(pg.dsn, log, snapshot_where=where, **SMALL) as running:
         running.wait_for("streaming")
         running.catch_up(pg.query, 60)
     tables = fold(log)
     assert tables["items"].ops == {"r": 2000}
     assert tables["plain"].ops == {"r": 11}
+    assert tables["parts"].ops == {"r": 7}
     assert tables["pairs"].ops == {"r": 2500}
 
 

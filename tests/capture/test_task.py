@@ -26,6 +26,7 @@ from tailrace.sources.postgres.connection.server import start_command
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.connection.transport import NOTHING, Received, SocketTransport
 from tailrace.sources.postgres.streaming import capture_task
+from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace.sources.postgres.streaming.stream import Stream
 from tailrace_servers.install import find_install, has_install
 from tailrace_servers.postgres import EmbeddedPostgres
@@ -483,6 +484,23 @@ def test_a_broken_session_reports_that_in_every_call(pg: Database) -> None:
             assert raised.value.kind in {Kind.SOURCE_UNREACHABLE, Kind.SOURCE_SHUTTING_DOWN}
 
 
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("select lastval()", Kind.SOURCE_QUERY_FAILED),
+        ("select 'no_such'::regtype", Kind.SOURCE_QUERY_FAILED),
+        ("select pg_read_file('/no/such')", Kind.SOURCE_UNREACHABLE),
+    ],
+)
+def test_a_failed_query_is_no_lost_slot(pg: Database, statement: str, kind: Kind) -> None:
+    with (
+        Session.connect(PostgresSource(dsn=pg.dsn), threading.Event()) as session,
+        pytest.raises(TailraceError) as raised,
+    ):
+        session.run(statement, "ask")
+    assert raised.value.kind is kind
+
+
 @pytest.mark.follows("source_query_failed")
 def test_a_failed_statement_leads_to_its_error_in_the_servers_log(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
@@ -534,6 +552,32 @@ def test_a_damaged_message_is_requested_again(
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.catch_up(pg.query)
     assert read_log(tmp_path / "log").inserts == list(range(1, 11))
+
+
+def test_another_server_that_answers_after_the_checks_is_not_streamed_from(
+    make_server: Callable[..., EmbeddedPostgres], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = make_server(), make_server()
+    for each in (first, second):
+        each.execute(CREATE_ITEMS)
+        each.execute("create publication tailrace_t for all tables")
+    second.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
+    proxy = Proxy(first.port)
+    proxy.start()
+    dsn = first.dsn().replace(str(first.port), str(proxy.port))
+    with capturing(dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    second.execute(INSERT, [1, 10])
+
+    def fail_over(*_: object) -> None:
+        proxy.upstream_port = second.port
+
+    monkeypatch.setattr(CaptureTask, "_keep_failover", fail_over)
+    try:
+        assert kind_of(run_to_end(dsn, tmp_path / "log")) is Kind.SOURCE_CHANGED
+    finally:
+        proxy.close()
+    assert read_log(tmp_path / "log").inserts == []
 
 
 def test_a_database_other_than_the_logs_is_refused(pg: Database, tmp_path: Path) -> None:

@@ -314,3 +314,18 @@ def test_chunks_of_a_table_with_invalid_texts_as_keys_do_not_overlap(
         running.wait_for("streaming")
     ids = [row["id"] for row in rows_of(changes_in(tmp_path / "log"))]
     assert len(ids) == len(set(ids)) == 3000
+
+
+def test_a_key_with_a_nondeterministic_collation_is_read_in_chunks(in_encoding: Any, tmp_path: Path) -> None:
+    pg = in_encoding("LATIN1")
+    if not pg.query("select 1 from pg_collation where collprovider = 'i'"):
+        pytest.skip("this server has no ICU")
+    pg.execute("create collation loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    pg.execute("create table t(id text collate loose primary key)")
+    pg.execute("insert into t select chr(65 + i % 26) || i from generate_series(1, 3000) i")
+    pg.execute("analyze t")
+    with capturing(pg.dsn, tmp_path / "log", snapshot_chunk_rows=100) as running:
+        running.wait_for("streaming")
+        assert running.task.progress().snapshot["public.t"].chunks > 1
+    ids = [row["id"] for row in rows_of(changes_in(tmp_path / "log"))]
+    assert len(ids) == len(set(ids)) == 3000

@@ -89,3 +89,21 @@ def test_following_the_hint_after_a_lost_slot_helps(own_pg: EmbeddedPostgres, tm
     assert sorted(json.loads(line)["after"]["id"] for line in shown) == list(range(1, 21))
     assert (root / "log.before").is_dir()
     assert server.query("show max_slot_wal_keep_size") == [("64GB",)]
+
+
+def test_status_reports_a_dropped_slot_before_the_next_run(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    own_pg.execute("create table items(id int primary key)")
+    own_pg.create_database("other")
+    file = tmp_path / "shop.yaml"
+    source = {"host": "127.0.0.1", "port": own_pg.port, "user": "postgres", "dbname": "postgres"}
+    content = {"name": "shop", "source": source, "log": {"path": "log"}}
+    file.write_text(yaml.safe_dump(content))
+    assert tailrace("run", str(file), "--until-caught-up").returncode == 0
+    own_pg.execute("select pg_drop_replication_slot(%s)", [SLOT])
+    found = status(file)
+    assert (found["state"], found["error"]["kind"]) == ("needs_snapshot", "slot_missing")
+    assert "(1) mv" in found["error"]["hint"]
+    # The log's slot is not missing in another database.
+    source["dbname"] = "other"
+    file.write_text(yaml.safe_dump(content))
+    assert status(file)["error"] is None

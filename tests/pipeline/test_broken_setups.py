@@ -276,6 +276,8 @@ BROKEN = [
            sql("alter database {db} owner to postgres", "revoke create on database {db} from {cdc}")),
     Broken("table owned by another", P, "does not own the table",
            sql("alter table orders owner to postgres", "grant select on orders to {cdc}")),
+    Broken("role whose transactions are read only", M, "default_transaction_read_only is on",
+           sql("alter role {cdc} set default_transaction_read_only = on")),
     Broken("table not published", Kind.PUBLICATION_MISMATCH, "does not have this table",
            sql("create table b(id int primary key)", "alter table b owner to {cdc}",
                "create publication tailrace_shop for table orders")),

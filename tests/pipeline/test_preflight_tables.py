@@ -65,6 +65,19 @@ def test_partitions_that_the_snapshot_can_not_read_or_that_are_unlogged_are_name
     assert preflight(file) == []
 
 
+def test_a_foreign_partition_is_named(pg, tmp_path):
+    pg.execute(
+        "create foreign data wrapper far; create server there foreign data wrapper far; "
+        "create table root (id int) partition by range (id); "
+        "create table low partition of root for values from (0) to (9); alter table low add primary key (id)"
+    )
+    pg.execute("create foreign table high partition of root for values from (9) to (99) server there")
+    (foreign,) = checked(tmp_path, pg, "")
+    assert foreign.severity is Severity.WARNING
+    assert foreign.table == "public.root"
+    assert 'the partition "public"."high" of "public"."root" is a foreign table' in foreign.message
+
+
 def test_a_key_with_generated_columns_needs_a_later_server(pg, tmp_path):
     pg.execute(
         "create table t (a int, b int, id int generated always as (1000 * a + b) stored primary key);"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,17 @@ def test_a_value_that_does_not_fit_is_refused_unless_it_may_be_null() -> None:
     with pytest.raises(Unfit):
         cast_exactly(values, pa.int32(), "c")
     assert cast_exactly(values, pa.int32(), "c", lenient=True).to_pylist() == [1, None, None]
+
+
+def test_integers_become_a_decimal_of_fewer_digits_if_they_fit() -> None:
+    values = pa.chunked_array([pa.array([9999, -1, None], pa.int32())])
+    assert cast_exactly(values, pa.decimal128(5, 1), "c").to_pylist() == [
+        Decimal("9999.0"),
+        Decimal(-1),
+        None,
+    ]
+    with pytest.raises(Unfit):
+        cast_exactly(pa.array([10000], pa.int32()), pa.decimal128(5, 1), "c")
 
 
 def test_infinite_dates_become_infinite_timestamps() -> None:

@@ -75,7 +75,7 @@ def _commands(dsn: str, source: PostgresSource) -> list[str]:
         [orders] = published_tables(session, source)
         columns = [column.name for column in orders.columns]
         plan = plan_table(session, orders, source)
-        return [chunk.copy_command(columns, ()) for chunk in chunks_of(plan.relations)]
+        return [chunk.copy_command(orders.name, columns, ()) for chunk in chunks_of(plan.relations)]
     finally:
         session.close()
 

@@ -141,6 +141,8 @@ def cast_exactly(values: Any, kind: pa.DataType, name: str, *, lenient: bool = F
     """
     if values.type == kind:
         return values
+    if pa.types.is_integer(values.type) and pa.types.is_decimal(kind):
+        values = pc.cast(values, pa.decimal128(19, 0))  # its own cast requires digits for every integer
     if pa.types.is_decimal(values.type) and (pa.types.is_decimal(kind) or pa.types.is_integer(kind)):
         digits = kind.scale if pa.types.is_decimal(kind) else 0
         if digits < values.type.scale:

@@ -24,9 +24,13 @@ _BPCHAR, _VARCHAR, _TEXT, _NAME = OIDS["bpchar"], OIDS["varchar"], OIDS["text"],
 _NUMERIC = OIDS["numeric"]
 _TEXTS = frozenset({_NAME, _TEXT, _VARCHAR})
 #: Types whose cast to text gives the same text as their output function.
-_WRITTEN_ALIKE = frozenset({OIDS["json"], OIDS["jsonb"], OIDS["uuid"]})
-#: The same for kinds of types: enumerations, composites, ranges, multiranges.
-_KINDS_WRITTEN_ALIKE = frozenset("ecrm")
+_WRITTEN_ALIKE = frozenset(OIDS[name] for name in ("json", "jsonb", "uuid")) | {
+    OIDS[f"{of}{kind}"] for of in ("int4", "int8", "num") for kind in ("range", "multirange")
+}
+#: Types of a composite's attributes whose text no setting of the session that alters the table changes.
+_PLAIN = frozenset(
+    OIDS[name] for name in ("bool", "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid")
+)
 _CITEXT = "citext"
 #: Types whose values are rounded to the digits of their modifier; without one they have most digits.
 _WITH_DIGITS = frozenset(OIDS[name] for name in ("time", "timetz", "timestamp", "timestamptz"))
@@ -109,9 +113,9 @@ def _to_another(old: ValueType, new: ValueType) -> Coercion | None:
         cut = new.modifier - 4 if new.oid == _VARCHAR and new.modifier >= 4 else None
         if old.oid == _BPCHAR:
             return Coercion(trimmed=True, cut=cut)
-        alike = (
-            is_text or old.oid in _WRITTEN_ALIKE or old.kind in _KINDS_WRITTEN_ALIKE or old.name == _CITEXT
-        )
+        alike = is_text or old.oid in _WRITTEN_ALIKE or old.kind == "e" or old.name == _CITEXT
+        if old.kind == "c":
+            alike = bool(old.parts) and all(int(of.split()[0]) in _PLAIN for _, of in old.parts)
         return Coercion(cut=cut) if alike and (old.kind or old.oid < FIRST_NOT_BUILT_IN) else None
     if new.kind == "e":
         return SAME if is_text or old.kind == "e" else None

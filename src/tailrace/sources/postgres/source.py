@@ -32,6 +32,8 @@ from tailrace.sources.postgres.slot.health import concerns, look
 from tailrace.sources.postgres.slot.way_out import with_way_out
 from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
+from tailrace.sources.postgres.streaming.reconcile import CapturePhase, slot_missing
+from tailrace.sources.postgres.streaming.task_log import capture_state
 from tailrace.sources.progress import SourceLook
 
 SERVER_VERSION_MIN = 130000
@@ -66,8 +68,8 @@ class PostgresSourceType:
         hurried = source.model_copy(update={"connect_timeout": max(2, int(timeout_s))})
         with Session.connect(hurried, stop) as session:
             end, health = _wal_end(session), look(session, source.slot)
-        if health is None:
-            return SourceLook(end)
+            if health is None:
+                return SourceLook(end, lost=_lost_slot(session, source, directory))
         found = tuple(concerns(source.slot, health, source.slot_watch))
         lost = None
         if health.invalidation:
@@ -151,6 +153,19 @@ class PostgresCheck:
         if self._checked is not None:
             self._checked.session.close()
             self._checked = None
+
+
+def _lost_slot(session: Session, source: PostgresSource, directory: LogDirectory) -> TailraceError | None:
+    """Return the error for the missing slot of a log of this server that needs one."""
+    state, kept = capture_state(directory), directory.identity.source
+    if state is None or state.phase not in {CapturePhase.STREAMING, CapturePhase.RENEWING}:
+        return None
+    [row] = session.run(
+        "SELECT system_identifier::text AS system, current_database() AS database FROM pg_control_system()",
+        "identify the server",
+    )
+    found = SourceFingerprint(kept.type, row.text("system"), row.text("database"), source.slot)
+    return slot_missing("look at the replication slot", source.slot) if found == kept else None
 
 
 def _wal_end(session: Session) -> int:

@@ -42,20 +42,6 @@ _STATES: dict[str, tuple[Kind, str]] = {
     ),
     "57P05": (Kind.SOURCE_UNREACHABLE, "the server ended an idle session; it is tried again"),
     "55006": (Kind.SLOT_IN_USE, "stop the other process, or give this pipeline a slot of its own"),
-    "55000": (
-        Kind.SLOT_INVALIDATED,
-        (
-            "the slot can no longer be used: drop it, raise max_slot_wal_keep_size, and begin a new log "
-            "with a new snapshot"
-        ),
-    ),
-    "58P01": (
-        Kind.SLOT_INVALIDATED,
-        (
-            "WAL that the slot needs was removed: drop it, raise max_slot_wal_keep_size or wal_keep_size, "
-            "and begin a new log with a new snapshot"
-        ),
-    ),
     "42501": (
         Kind.SOURCE_PRIVILEGE_MISSING,
         (
@@ -75,7 +61,10 @@ _STATES: dict[str, tuple[Kind, str]] = {
         Kind.SOURCE_MISCONFIGURED,
         "all replication slots are taken: drop one that is not needed or raise max_replication_slots",
     ),
-    "25006": (Kind.SOURCE_MISCONFIGURED, "the server is read only: connect to the primary"),
+    "25006": (
+        Kind.SOURCE_MISCONFIGURED,
+        "transactions are read only: connect to the primary, with default_transaction_read_only = off",
+    ),
     "3D000": (Kind.SOURCE_MISCONFIGURED, "check source.dbname"),
     "0A000": (Kind.SOURCE_MISCONFIGURED, "the server does not support what is needed here"),
     "08P01": (Kind.PROTOCOL_VIOLATION, REPORT_STREAM),
@@ -85,6 +74,25 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "53": (Kind.SOURCE_UNREACHABLE, "the server ran out of a resource; it is tried again"),
     "57": (Kind.SOURCE_UNREACHABLE, "the statement was ended on the server; it is tried again"),
     "58": (Kind.SOURCE_UNREACHABLE, "the server's operating system reported an error"),
+}
+
+#: What is attempted while a slot is streamed, and what two states mean only then.
+STARTING, STREAMING = "start replication", "read the stream"
+_STREAM_STATES: dict[str, tuple[Kind, str]] = {
+    "55000": (
+        Kind.SLOT_INVALIDATED,
+        (
+            "the slot can no longer be used: drop it, raise max_slot_wal_keep_size, and begin a new log "
+            "with a new snapshot"
+        ),
+    ),
+    "58P01": (
+        Kind.SLOT_INVALIDATED,
+        (
+            "WAL that the slot needs was removed: drop it, raise max_slot_wal_keep_size or wal_keep_size, "
+            "and begin a new log with a new snapshot"
+        ),
+    ),
 }
 
 _SLOT_GONE = (
@@ -110,9 +118,13 @@ def from_fields(fields: dict[str, str], attempted: str) -> TailraceError:
     :param attempted: what was being done, such as "start replication".
     """
     state = fields.get("C", "")
-    if state == "42704":
-        # In both an object is missing; the routine distinguishes them in every language of the server.
-        kind, hint = _PUBLICATION_GONE if "ublication" in fields.get("R", "") else _SLOT_GONE
+    routine = fields.get("R", "")  # the same in every language of the server
+    if state == "42704" and "ublication" in routine:
+        kind, hint = _PUBLICATION_GONE
+    elif state == "42704" and "ReplicationSlot" in routine:
+        kind, hint = _SLOT_GONE
+    elif state in _STREAM_STATES and attempted in {STARTING, STREAMING}:
+        kind, hint = _STREAM_STATES[state]
     else:
         kind, hint = _STATES.get(state) or _STATES.get(state[:2]) or (Kind.SOURCE_QUERY_FAILED, _SERVERS_LOG)
     said = (

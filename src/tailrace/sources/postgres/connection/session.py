@@ -21,7 +21,7 @@ from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import REPORT, Kind, Stopped, TailraceError
 from tailrace.model import parse_lsn
 from tailrace.secrets import redact
-from tailrace.sources.postgres.connection.errors import connection_lost, from_connecting
+from tailrace.sources.postgres.connection.errors import STARTING, connection_lost, from_connecting
 from tailrace.sources.postgres.connection.text_encoding import SQL_ASCII, TextEncoding
 from tailrace.sources.postgres.connection.transport import (
     LibpqTransport,
@@ -242,7 +242,7 @@ class Session:
 
     def streaming(self, frame_bytes_max: int) -> Transport:
         """Return the transport for START_REPLICATION; the session must not be used for anything else."""
-        return self._transport(frame_bytes_max, "start replication", copies=False)
+        return self._transport(frame_bytes_max, STARTING, copies=False)
 
     def copying(self, row_bytes_max: int, attempted: str) -> Transport:
         """Return the transport for one COPY … TO STDOUT; `release` it before the next command."""

@@ -38,6 +38,8 @@ from tailrace.sources.postgres.connection.backend_messages import (
     split_wire,
 )
 from tailrace.sources.postgres.connection.errors import (
+    STARTING,
+    STREAMING,
     connection_lost,
     from_fields,
     from_notice,
@@ -209,7 +211,7 @@ class SocketTransport:
         self._sending = threading.Lock()
         self._copies = copies
         self._attempted = attempted
-        self._doing = attempted or "start replication"
+        self._doing = attempted or STARTING
         self._closed = False
 
     def start(self, command: bytes, deadline_s: float, waiting: Callable[[], None] = lambda: None) -> None:
@@ -225,7 +227,7 @@ class SocketTransport:
                     continue
                 if kind not in {b"W", b"H"}:
                     raise self._out_of_step()
-                self._doing = self._attempted or "read the stream"
+                self._doing = self._attempted or STREAMING
                 return
         raise connection_lost(self._doing, f"no answer within {deadline_s:g} s")
 
@@ -418,7 +420,7 @@ class LibpqTransport:
         self._writable = select.poll()
         self._writable.register(pgconn.socket, select.POLLOUT)
         self._attempted = attempted
-        self._doing = attempted or "start replication"
+        self._doing = attempted or STARTING
         self._copied = False  # the server sent the last CopyData
         self._closed = False
 
@@ -443,7 +445,7 @@ class LibpqTransport:
             result = self._pgconn.get_result()
         if result is None or result.status not in {pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_OUT}:
             raise result_failure(result, self._doing)
-        self._doing = self._attempted or "read the stream"
+        self._doing = self._attempted or STREAMING
 
     def receive(self, wait_s: float) -> Received:
         received = self._collect()
@@ -591,9 +593,7 @@ def result_fields(result: pq.abc.PGresult) -> dict[str, str]:
 
 def result_failure(result: pq.abc.PGresult | None, attempted: str) -> TailraceError:
     """Return the error for a failed result of libpq."""
-    if result is None:
-        return connection_lost(attempted, "the connection ended")
-    fields = result_fields(result)
-    if not fields["C"]:
+    fields = {} if result is None else result_fields(result)
+    if not fields.get("C"):
         return connection_lost(attempted, "the connection ended")
     return from_fields(fields, attempted)

@@ -23,6 +23,7 @@ from tailrace.sources.postgres.schema.publication import (
     create_command,
     not_meant,
     operations_left_out,
+    partition_warnings,
     publication_row,
     published_names,
     read_only,
@@ -30,7 +31,6 @@ from tailrace.sources.postgres.schema.publication import (
     refusal_repair,
     snapshot_command,
     split_refused,
-    unlogged_warning,
     unmatched,
     why_missing,
 )
@@ -142,7 +142,7 @@ def _publication_findings(
                 f"the log has begun, but its publication {name!r} no longer exists",
                 "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
             )
-        elif server.flag("standby"):
+        elif server["read_only"] == "on":
             command = create_command(session, source, tables)
             yield from_failure(read_only(f"create the publication {name!r}", command))
         elif not server.flag("superuser"):
@@ -243,10 +243,8 @@ def _table_findings(
         for each in dict.fromkeys([table.full_name, *(part.full_name for part in table.parts)]):
             if (row := rows.get(each)) is not None:
                 yield from _reading_findings(checked.server, row)
-    for part in table.parts:
-        if part.unlogged:
-            unlogged = unlogged_warning(part.full_name, table.full_name)
-            yield warning(Kind.SOURCE_MISCONFIGURED, unlogged.message, unlogged.repair, name)
+    for concern in partition_warnings(table):
+        yield warning(Kind.SOURCE_MISCONFIGURED, concern.message, concern.repair, name)
     if table.refused:
         yield warning(
             Kind.SOURCE_MISCONFIGURED,

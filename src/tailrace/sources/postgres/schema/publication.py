@@ -223,6 +223,24 @@ def unlogged_warning(name: Name, captured_as: Name) -> SourceWarning:
     )
 
 
+def partition_warnings(table: SourceTable, *, via_root: bool = True) -> list[SourceWarning]:
+    """Return warnings of partitions, or of the table itself, whose changes PostgreSQL does not replicate."""
+    found = [
+        unlogged_warning(part.full_name, table.full_name if via_root else part.full_name)
+        for part in table.parts
+        if part.unlogged
+    ]
+    return found + [
+        SourceWarning(
+            f"partition_foreign:{'.'.join(name)}",
+            f"the partition {quote_table(*name)} of {table.sql} is a foreign table: a snapshot reads its "
+            "rows, but PostgreSQL does not replicate it, and its changes are not captured",
+            "detach the partition; or leave it so, if its rows do not change",
+        )
+        for name in table.foreign
+    ]
+
+
 def publication_warnings(
     session: Session, source: PostgresSource, captured: Collection[int] = ()
 ) -> list[SourceWarning]:
@@ -254,10 +272,10 @@ def publication_warnings(
     if publication is None:
         return found
     found += [
-        unlogged_warning(part.full_name, table.full_name if publication.flag("via_root") else part.full_name)
+        warning
         for table in tables
-        for part in table.parts
-        if part.unlogged and table.is_among(published)
+        if table.is_among(published)
+        for warning in partition_warnings(table, via_root=publication.flag("via_root"))
     ]
     if operations := operations_left_out(publication):
         found.append(
@@ -451,11 +469,12 @@ def run_or_delegate(session: Session, command: str, attempted: str, *, before: s
 
 
 def read_only(attempted: str, command: str) -> TailraceError:
-    """Return the error for a command on a standby, which is read only."""
+    """Return the error for a command in a session whose transactions are read only."""
     return TailraceError(
         Kind.SOURCE_MISCONFIGURED,
-        f"{attempted}: the server is read only, as a standby is",
-        f"on the primary: {command};",
+        f"{attempted}: the role's transactions are read only here: the server is a standby, or "
+        "default_transaction_read_only is on",
+        f"on the primary, as a role whose transactions are not read only: {command};",
     )
 
 

@@ -26,8 +26,9 @@ WITH RECURSIVE {tree("relkind IN ('r', 'p')")}, parts AS (
              l.oid IN (SELECT attrelid FROM pg_attribute WHERE attgenerated = 'v' AND NOT attisdropped),
              l.oid IN (SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate),
              l.relpersistence = 'u')
-             ORDER BY ln.nspname, l.relname) AS parts
-    FROM tree t JOIN pg_class l ON l.oid = t.oid AND l.relkind = 'r'
+             ORDER BY ln.nspname, l.relname) FILTER (WHERE l.relkind = 'r') AS parts,
+         json_agg(json_build_array(ln.nspname, l.relname)) FILTER (WHERE l.relkind = 'f') AS foreign_parts
+    FROM tree t JOIN pg_class l ON l.oid = t.oid AND l.relkind IN ('r', 'f')
     JOIN pg_namespace ln ON ln.oid = l.relnamespace
    GROUP BY t.root
 )
@@ -36,7 +37,7 @@ SELECT n.nspname AS schema, c.relname AS table, c.oid AS oid, c.relkind = 'p' AS
        CASE WHEN c.relispartition THEN (
          SELECT string_agg(a.relid::oid::text, ' ') FROM pg_partition_ancestors(c.oid) AS a
           WHERE a.relid <> c.oid) END AS ancestors,
-       p.parts AS parts
+       p.parts AS parts, p.foreign_parts AS foreign_parts
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN parts p ON p.root = c.oid
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
    AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
@@ -95,6 +96,7 @@ class SourceTable:
     partitioned: bool
     has_children: bool  # by inheritance
     parts: tuple[Part, ...]
+    foreign: tuple[Name, ...]  # its partitions that are foreign tables
 
     @property
     def full_name(self) -> Name:
@@ -158,4 +160,5 @@ def _table(row: Row) -> SourceTable:
         partitioned=row.flag("partitioned"),
         has_children=row.flag("has_children"),
         parts=tuple(Part(*part) for part in json.loads(row["parts"] or "[]")),
+        foreign=tuple((schema, name) for schema, name in json.loads(row["foreign_parts"] or "[]")),
     )

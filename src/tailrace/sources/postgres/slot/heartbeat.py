@@ -114,6 +114,7 @@ def _captured(tables: Sequence[Row], publication: str) -> SourceWarning:
 
 _ON_STANDBY = SourceWarning(
     "heartbeat_on_standby",
-    "the heartbeat can't write: the server is read only. Keepalives are acknowledged instead",
-    "remove action or query from source.heartbeat, or connect to the primary",
+    "the heartbeat can't write: transactions are read only. Keepalives are acknowledged instead",
+    "remove action or query from source.heartbeat, or connect to the primary, as a role without "
+    "default_transaction_read_only",
 )

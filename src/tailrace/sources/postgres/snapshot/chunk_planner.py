@@ -51,7 +51,8 @@ SELECT DISTINCT coalesce(i.indrelid, l.relation) AS oid
 """
 
 # ORDER BY uses a type's own operators of any schema, a comparison only those of pg_catalog: chunks of keys
-# that are sorted with others (ltree, citext) would overlap, or could not be read.
+# that are sorted with others (ltree, citext) would overlap, or could not be read. PostgreSQL 18 can't plan
+# an inequality of "char" ("cache lookup failed for collation 0").
 _SORTED_BY_OTHERS = """
 SELECT 1 AS found
   FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod
@@ -59,7 +60,7 @@ SELECT 1 AS found
        AND a.amoplefttype = c.opcintype AND a.amoprighttype = c.opcintype
   JOIN pg_operator o ON o.oid = a.amopopr
  WHERE m.amname = 'btree' AND c.opcdefault AND c.opcintype IN ({types})
-   AND o.oprnamespace <> 'pg_catalog'::regnamespace
+   AND (o.oprnamespace <> 'pg_catalog'::regnamespace OR c.opcintype = '"char"'::regtype)
  LIMIT 1
 """
 

@@ -81,7 +81,7 @@ class ChunkJob:
         filters = [text for text in (self.table.row_filter, self.where) if text]
         # The stream continues with the same Relation message, which has the columns that are left out.
         columns = [None if column.left_out else column.name for column in self.table.columns]
-        return self.chunk.copy_command(columns, filters)
+        return self.chunk.copy_command(self.table.name, columns, filters)
 
 
 class ChunkCopy:

@@ -105,16 +105,18 @@ class Chunk:
     relation: ChunkedRelation
     part: int  # of the relation, from 0
 
-    def copy_command(self, columns: Sequence[str | None], filters: Sequence[str]) -> str:
+    def copy_command(self, table: str, columns: Sequence[str | None], filters: Sequence[str]) -> str:
         """Return the COPY command that reads its rows.
 
+        :param table: the name that `filters` may give the relation, which may be a partition.
         :param columns: names in the order of the log's columns; None: NULL instead of the values.
         :param filters: further SQL conditions on the rows.
         """
         conditions = [f"({text})" for text in (*filters, self.relation.condition(self.part)) if text]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         named = ", ".join("NULL" if name is None else quote_identifier(name) for name in columns)
-        return f"COPY (SELECT {named} FROM ONLY {self.relation.sql}{where}) TO STDOUT"  # noqa: S608 - quoted
+        source = f"ONLY {self.relation.sql} AS {quote_identifier(table)}"
+        return f"COPY (SELECT {named} FROM {source}{where}) TO STDOUT"  # noqa: S608 - quoted
 
 
 def chunks_of(relations: Sequence[ChunkedRelation]) -> Iterator[Chunk]:
@@ -168,7 +170,8 @@ def sample_query(relation: ChunkedRelation, percent: float, chunks: int, *, asci
     names = [quote_identifier(column.name) for column in relation.key]
     order = ", ".join(names)
     values = ", ".join(f"{name}::text AS k{number}" for number, name in enumerate(names))
-    usable = " AND ".join(f"{name}::text !~ '[^\\x01-\\x7f]'" for name in names) if ascii_only else "true"
+    ascii_text = "{}::text COLLATE \"C\" !~ '[^\\x01-\\x7f]'"  # some collations have no expressions
+    usable = " AND ".join(ascii_text.format(name) for name in names) if ascii_only else "true"
     return (
         f"WITH sampled AS MATERIALIZED (SELECT {order} FROM ONLY {relation.sql} "  # noqa: S608 - quoted
         f"TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1) WHERE {usable}), "

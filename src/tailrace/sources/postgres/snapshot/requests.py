@@ -12,7 +12,7 @@ import structlog
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_condition, unforeseen
-from tailrace.sources.postgres.connection.quoting import quote_table
+from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_table
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import published_oids, published_table
 from tailrace.sources.postgres.schema.publication import add_command
@@ -205,7 +205,8 @@ def check_condition(session: Session, schema: str, name: str, where: str) -> Non
     """
     attempted = f"take a snapshot of {schema}.{name}"
     try:
-        session.parse(f"SELECT FROM ONLY {quote_table(schema, name)} WHERE (\n{where}\n)", attempted)
+        relation = f"ONLY {quote_table(schema, name)} AS {quote_identifier(name)}"  # as a chunk's command
+        session.parse(f"SELECT FROM {relation} WHERE (\n{where}\n)", attempted)
     except TailraceError as error:
         raise of_condition(error, attempted) from None
 

@@ -23,6 +23,7 @@ from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import format_lsn
 from tailrace.sources.postgres.connection import server
+from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.column_lists import check_disclosure
 from tailrace.sources.postgres.schema.publication import (
@@ -203,6 +204,9 @@ class CaptureTask:
         self._connections.error = None
         with ExitStack() as stack:
             session = stack.enter_context(Session.connect(self._source, self._stopping, replication=True))
+            if server.system(session)[:2] != (facts.system_identifier, facts.timeline):
+                attempted = "connect to the server that was compared with the log"
+                raise connection_lost(attempted, "another server, or another timeline of it, answers now")
             timeline = self._timeline_of(task_log, session, facts)
             if timeline is not None:
                 stack.callback(timeline.close)

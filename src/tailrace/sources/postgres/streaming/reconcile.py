@@ -166,18 +166,23 @@ def decide(source: ServerState, log: LogFacts, mode: SnapshotMode) -> Start:
 
 def _check_slot(source: ServerState, log: LogFacts) -> None:
     if source.slot is None:
-        raise TailraceError(
-            Kind.SLOT_MISSING,
-            f"resume at {format_lsn(log.position)}: the slot {log.source.slot!r} does not exist",
-            "it was dropped, or a failover switched to a server without it: changes since then are lost; "
-            + _NEW_LOG.format(drop=""),
-            {"slot": log.source.slot},
-        )
+        raise slot_missing(f"resume at {format_lsn(log.position)}", log.source.slot)
     _check_kind(source.slot, source, log)
     _check_own(source.slot, source, log)
     _check_sound(source.slot, log)
     _check_position(source.slot, log)
     _check_free(source.slot, log)
+
+
+def slot_missing(attempted: str, slot: str) -> TailraceError:
+    """Return the error for a log whose slot does not exist."""
+    return TailraceError(
+        Kind.SLOT_MISSING,
+        f"{attempted}: the slot {slot!r} does not exist",
+        "it was dropped, or a failover switched to a server without it: changes since then are lost; "
+        + _NEW_LOG.format(drop=""),
+        {"slot": slot},
+    )
 
 
 def _check_same_source(source: ServerState, log: LogFacts) -> None:

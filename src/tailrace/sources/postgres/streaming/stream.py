@@ -16,7 +16,7 @@ import structlog
 from tailrace.errors import REPORT_STREAM, Kind, Stopped, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US, format_lsn
 from tailrace.protocol import frames
-from tailrace.sources.postgres.connection.errors import UNTIL_BACK, connection_lost
+from tailrace.sources.postgres.connection.errors import STREAMING, UNTIL_BACK, connection_lost
 from tailrace.sources.postgres.connection.text_encoding import TextEncoding
 from tailrace.sources.postgres.connection.transport import Keepalive, Transport
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
@@ -109,7 +109,7 @@ class Stream:
                 silent_s = time.monotonic() - heard_at
                 if silent_s > self._silence_s:
                     self.was_silent = True
-                    raise connection_lost("read the stream", f"nothing came for {silent_s:.0f} s")
+                    raise connection_lost(STREAMING, f"nothing came for {silent_s:.0f} s")
                 if silent_s > self._silence_s / 2 and not asked:
                     asked = True
                     self._status.ask()

@@ -606,3 +606,32 @@ def test_a_schema_set_in_the_query_is_refused(spark: Any, log: HandmadeLog) -> N
     with pytest.raises(Exception, match="schema_changed") as caught:
         given.load(str(log.path)).collect()
     assert "If the query sets a schema, remove it" in translated(caught.value).hint
+
+
+@pytest.mark.parametrize("options", [{}, {"table": "public.orders"}])
+def test_what_is_not_for_a_query_causes_no_micro_batch(
+    log: HandmadeLog, options: dict[str, str]
+) -> None:
+    fill(log, 2)
+    query = as_planned(log, readerName="dashboards", **options)
+    done = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    log.append(frames.control_frame(frames.PROGRESS, 1260, 0, {}))
+    if options:
+        log.commit(insert(2, "7"))
+    log.writer.sync()
+    assert query.latestOffset(done, ReadAllAvailable()) == done
+    # Nor does it delay retention.
+    assert Readers.open(log.path).require("dashboards").offsets == {"0": done["offset"]}
+    log.commit(insert(1, "9", "1", ""))
+    follows = query.latestOffset(done, ReadAllAvailable())
+    assert follows["offset"] == log.writer.durable.offset
+
+
+def test_what_is_not_for_a_query_is_passed_with_each_segment_of_the_log(tmp_path: Path) -> None:
+    with HandmadeLog(tmp_path / "log", options=LogOptions(segment_bytes=1)) as log:
+        fill(log, 2)
+        query = as_planned(log, table="public.orders")
+        done = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+        for number in range(2):
+            log.commit(insert(2, str(number)))
+        assert query.latestOffset(done, ReadAllAvailable())["offset"] == log.writer.durable.offset

@@ -226,6 +226,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._reader.end().offset if self._target is None else self._target
         if begin >= end:
             return start
+        if self._is_idle(begin, end):
+            self.commit(start)  # Spark itself does so when it plans the next micro-batch
+            return start
         if isinstance(limit, ReadAllAvailable):
             return self._positions.encode(end, begin)
         # Spark passes only one limit; if both options are set, both apply.
@@ -258,6 +261,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Readers.open(self._options.path).commit(
                 self._options.reader_name, self._options.task, self._positions.decode(end)
             )
+
+    def _is_idle(self, begin: int, end: int) -> bool:
+        """Return whether a range has nothing for the query, and lies in one segment of the log.
+
+        At such an end a micro-batch would be empty and would not allow retention to remove anything.
+        """
+        from tailrace.decode.schemas import Catalog
+        from tailrace.ranges.changes import concerns
+
+        blocks = self._reader.blocks(begin, end)
+        if blocks[0].segment != blocks[-1].segment:
+            return False
+        if self._options.table is None:
+            return not any(block.header.rows for block in blocks)
+        wanted = Catalog(self._reader.schema_before(blocks[0])).named({self._options.table})
+        return not any(concerns(block, wanted) for block in blocks)
 
     def _register(self, offset: int) -> None:
         from tailrace.changelog.retention.readers import Readers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import structlog
 
@@ -17,6 +18,7 @@ from tailrace.join.planning import (
     Settling,
     first_plan,
     next_plan,
+    require_identifiers,
 )
 from tailrace.spark.join.cluster import JoinCluster
 from tailrace.spark.join.options import LATEST, GivenOffsets, JoinReadOptions
@@ -87,9 +89,9 @@ class JoinPlanner:
             _require_known(ending, state, self._options.transactions, "endingOffsets")
             wanted |= ending.places
             transactions = transactions if ending.transactions is None else ending.transactions
+            _require_in_order(before, wanted, transactions)
         data = {
-            place: Ends(ends.first, max(wanted[place], before.partitions[place].end), ends.written)
-            for place, ends in state.data.items()
+            place: Ends(ends.first, wanted[place], ends.written) for place, ends in state.data.items()
         }
         settled = SettledTransactions(
             transactions, {place: ends.written for place, ends in state.data.items()}
@@ -100,8 +102,9 @@ class JoinPlanner:
     def await_committed(self, plan: BatchPlan) -> None:
         """Wait until all records of a plan can be read.
 
-        :raises TailraceError: `SOURCE_UNREACHABLE`.
+        :raises TailraceError: `SOURCE_UNREACHABLE`; `LOG_RANGE_GONE` if a topic was created again since.
         """
+        require_identifiers(plan, self._cluster.topics)
         self._cluster.await_committed({place: each.end for place, each in plan.partitions.items()})
 
     def close(self) -> None:
@@ -134,6 +137,17 @@ class JoinPlanner:
             self._new_from, self._later_new_from = self._later_new_from, state.transactions.committed
             self._looked_s = time.monotonic()
         return found
+
+
+def _require_in_order(start: BatchPlan, ends: Mapping[Place, int], transactions: int) -> None:
+    for place, each in start.partitions.items():
+        if each.end > ends[place] or start.end > transactions:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                "join topics of Kafka in Spark: startingOffsets is after endingOffsets",
+                "set larger endingOffsets, or leave them out; load() fixes both",
+                {"topic": place[0], "partition": place[1], "start": each.end, "end": ends[place]},
+            )
 
 
 def _require_known(given: GivenOffsets, state: ClusterState, transactions: str, option: str) -> None:

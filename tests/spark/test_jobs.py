@@ -61,7 +61,8 @@ def test_cancelling_jobs_starts_no_spark() -> None:
 
 def test_a_job_that_is_cancelled_while_spark_starts_is_not_run() -> None:
     threads = Threads()
-    jobs = jobs_of(threads, lambda: jobs.cancel())
+    jobs: Jobs[Any, Any]
+    jobs = jobs_of(threads, lambda: jobs.cancel())  # noqa: PLW0108 - there is none yet
     future = jobs.submit(1)
     threads.kept.pop()()
     assert isinstance(future.exception(0), GivenUpError)

@@ -235,6 +235,10 @@ def test_a_stream_continues_from_its_checkpoint_and_without_one_from_the_start(
     assert Stream(spark, log, checkpoint).run().rows == []
     shutil.rmtree(checkpoint)
     assert len(Stream(spark, log, checkpoint).run().rows) == 12
+    shutil.rmtree(checkpoint)
+    assert Stream(spark, log, checkpoint, startingOffset="latest").run().rows == []
+    fill(log, 1, first=3)
+    assert {row.xid for row in Stream(spark, log, checkpoint, startingOffset="latest").run().rows} == {704}
 
 
 @pytest.mark.parametrize("starting", ["latest", "earliest"])
@@ -248,10 +252,10 @@ def test_a_first_batch_that_was_planned_is_the_same_after_a_restart(log: Handmad
     end = before.latestOffset(begin, ReadAllAvailable())
     fill(log, 1, first=3)
     after = as_planned(log, startingOffset=starting)
-    splits = [each.value for each in after.partitions(after.initialOffset(), end)]
+    splits = [each.value[0] for each in after.partitions(after.initialOffset(), end)]
     assert (splits[0].start, splits[-1].end) == (begin["offset"], end["offset"])
     follows = after.latestOffset(end, ReadAllAvailable())
-    splits = [each.value for each in after.partitions(end, follows)]
+    splits = [each.value[0] for each in after.partitions(end, follows)]
     assert (splits[0].start, splits[-1].end) == (end["offset"], log.writer.durable.offset)
     assert after.partitions(follows, follows) == []
 
@@ -609,9 +613,7 @@ def test_a_schema_set_in_the_query_is_refused(spark: Any, log: HandmadeLog) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"table": "public.orders"}])
-def test_what_is_not_for_a_query_causes_no_micro_batch(
-    log: HandmadeLog, options: dict[str, str]
-) -> None:
+def test_what_is_not_for_a_query_causes_no_micro_batch(log: HandmadeLog, options: dict[str, str]) -> None:
     fill(log, 2)
     query = as_planned(log, readerName="dashboards", **options)
     done = query.latestOffset(query.initialOffset(), ReadAllAvailable())

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from tailrace.changelog.reader import LogReader
     from tailrace.decode.changes import TableChanges
+    from tailrace.decode.column_policy import TablePolicy
     from tailrace.spark.position import LogPosition
 
 
@@ -109,9 +110,11 @@ class TailraceDataSource(DataSource):
 
 
 class SplitPartition(InputPartition):
-    """A Spark partition: an input split of the log, or None for an empty range."""
+    """A Spark partition: an input split of the log with the columns that are delivered, and how they are
+    masked, as of the planning of its batch; or None for an empty range.
+    """
 
-    value: InputSplit | None
+    value: tuple[InputSplit, TablePolicy] | None
 
 
 class _Rows:
@@ -122,26 +125,23 @@ class _Rows:
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        from tailrace.spark import position
-
         self._options = options
         self._schema = schema
-        self._table_policy = position.table_policy(options.path, options.task, raw=options.raw)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tailrace.spark.schema import Conformer, to_arrow
 
-        split = partition.value
-        if split is None:
+        if partition.value is None:
             return
+        split, table_policy = partition.value
         conformer = Conformer(to_arrow(self._schema))
-        for decoded in self._decoded(split):
+        for decoded in self._decoded(split, table_policy):
             if self._options.table is not None:
                 yield from map(conformer.rows, decoded)
             elif decoded:
                 yield conformer.envelopes(decoded, split.task)
 
-    def _decoded(self, split: InputSplit) -> Iterator[list[TableChanges]]:
+    def _decoded(self, split: InputSplit, table_policy: TablePolicy) -> Iterator[list[TableChanges]]:
         """Yield the changes of an input split; waits before those of an altered table for its new schema."""
         from tailrace.ranges.changes import PENDING_S, decoded_batches
         from tailrace.spark.folders import not_shared
@@ -152,7 +152,7 @@ class _Rows:
         while True:
             try:
                 for decoded in decoded_batches(
-                    options.path, split, wanted, options.value_modes, self._table_policy
+                    options.path, split, wanted, options.value_modes, table_policy
                 ):
                     yield decoded.changes
                     rest = tuple(block for block in split.blocks if block.header.end > decoded.end)
@@ -189,7 +189,7 @@ class BatchReader(DataSourceReader):
                 {"log": self._options.path},
             )
         # Without partitions Spark would read one that it creates itself.
-        return _partitions(reader, self._options.task, start, end) or [SplitPartition(None)]
+        return _partitions(reader, self._options, start, end) or [SplitPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._rows.read(partition)
@@ -248,7 +248,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         first, last = self._positions.batch(start, end)
-        return _partitions(self._reader, self._options.task, first, last)
+        return _partitions(self._reader, self._options, first, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._rows.read(partition)
@@ -299,7 +299,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return LogPosition(self._options.path, self._options.task, self._options.table)
 
 
-def _partitions(reader: LogReader, task: str, start: int, end: int) -> list[InputPartition]:
+def _partitions(reader: LogReader, options: ReadOptions, start: int, end: int) -> list[InputPartition]:
+    from tailrace.spark import position
+
     if start >= end:
         return []
-    return [SplitPartition(split) for split in input_splits(task, reader.blocks(start, end), start, end)]
+    table_policy = position.table_policy(options.path, options.task, raw=options.raw)
+    splits = input_splits(options.task, reader.blocks(start, end), start, end)
+    return [SplitPartition((split, table_policy)) for split in splits]

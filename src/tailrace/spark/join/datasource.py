@@ -95,6 +95,9 @@ class JoinBatchReader(DataSourceReader):
         return _partitions(decoded(self._plan)) or [JoinInputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Spark plans a frame once, and may read it much later, or again.
+        with _planning(self._options) as planner:
+            planner.require_topics(decoded(self._plan))
         return _rows(partition, self._options, keep_progress=False)
 
 

@@ -89,10 +89,9 @@ class JoinPlanner:
             _require_known(ending, state, self._options.transactions, "endingOffsets")
             wanted |= ending.places
             transactions = transactions if ending.transactions is None else ending.transactions
-            _require_in_order(before, wanted, transactions)
-        data = {
-            place: Ends(ends.first, wanted[place], ends.written) for place, ends in state.data.items()
-        }
+            bounds = {place: (each.end, wanted[place]) for place, each in before.partitions.items()}
+            _require_in_order({(self._options.transactions, 0): (before.end, transactions), **bounds})
+        data = {place: Ends(ends.first, wanted[place], ends.written) for place, ends in state.data.items()}
         settled = SettledTransactions(
             transactions, {place: ends.written for place, ends in state.data.items()}
         )
@@ -102,10 +101,16 @@ class JoinPlanner:
     def await_committed(self, plan: BatchPlan) -> None:
         """Wait until all records of a plan can be read.
 
-        :raises TailraceError: `SOURCE_UNREACHABLE`; `LOG_RANGE_GONE` if a topic was created again since.
+        :raises TailraceError: `SOURCE_UNREACHABLE`.
+        """
+        self._cluster.await_committed({place: each.end for place, each in plan.partitions.items()})
+
+    def require_topics(self, plan: BatchPlan) -> None:
+        """Refuse a plan of which a topic was created again since.
+
+        :raises TailraceError: `LOG_RANGE_GONE`.
         """
         require_identifiers(plan, self._cluster.topics)
-        self._cluster.await_committed({place: each.end for place, each in plan.partitions.items()})
 
     def close(self) -> None:
         """Close the connections."""
@@ -139,14 +144,14 @@ class JoinPlanner:
         return found
 
 
-def _require_in_order(start: BatchPlan, ends: Mapping[Place, int], transactions: int) -> None:
-    for place, each in start.partitions.items():
-        if each.end > ends[place] or start.end > transactions:
+def _require_in_order(bounds: Mapping[Place, tuple[int, int]]) -> None:
+    for (topic, number), (start, end) in bounds.items():
+        if start > end:
             raise TailraceError(
                 Kind.CONFIG_INVALID,
-                "join topics of Kafka in Spark: startingOffsets is after endingOffsets",
+                f"join topics of Kafka in Spark: startingOffsets is {start}, after endingOffsets, {end}",
                 "set larger endingOffsets, or leave them out; load() fixes both",
-                {"topic": place[0], "partition": place[1], "start": each.end, "end": ends[place]},
+                {"topic": topic, "partition": number},
             )
 
 

@@ -123,6 +123,6 @@ def test_an_unknown_table_is_refused_with_the_known_ones() -> None:
 def test_two_tables_with_the_same_name_for_the_option_are_refused() -> None:
     known = relations([relation(1, "a.b.c", {"id": INT8})])
     known += [replace(each, schema="a.b", table="c") for each in known]
-    with pytest.raises(TailraceError, match=r"schemas a, a\.b have tables of this name") as caught:
+    with pytest.raises(TailraceError, match=r"schemas a, a\.b have such a table") as caught:
         table_schema(known, "a.b.c")
     assert "envelopes" in caught.value.hint

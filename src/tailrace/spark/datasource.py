@@ -205,6 +205,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows = _Rows(options, schema)
         self._target: int | None = None
         self._registered = False
+        # The last idle range that was found, and its segment: Spark asks up to a hundred times a second.
+        self._idle = -1, -1, ""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         from tailrace.spark import position
@@ -270,13 +272,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from tailrace.decode.schemas import Catalog
         from tailrace.ranges.changes import concerns
 
-        blocks = self._reader.blocks(begin, end)
-        if blocks[0].segment != blocks[-1].segment:
+        start, seen, segment = self._idle
+        blocks = self._reader.blocks(seen if start == begin else begin, end)
+        if not blocks:
+            return True
+        if start != begin:
+            segment = blocks[0].segment
+        if segment != blocks[-1].segment:
             return False
         if self._options.table is None:
-            return not any(block.header.rows for block in blocks)
-        wanted = Catalog(self._reader.schema_before(blocks[0])).named({self._options.table})
-        return not any(concerns(block, wanted) for block in blocks)
+            is_idle = not any(block.header.rows for block in blocks)
+        else:
+            wanted = Catalog(self._reader.schema_before(blocks[0])).named({self._options.table})
+            is_idle = not any(concerns(block, wanted) for block in blocks)
+        if is_idle:
+            self._idle = begin, end, segment
+        return is_idle
 
     def _register(self, offset: int) -> None:
         from tailrace.changelog.retention.readers import Readers

@@ -90,7 +90,7 @@ def table_schema(known: Sequence[Relation], table: str, table_policy: TablePolic
     if len(schemas := sorted({relation.schema for relation in versions})) > 1:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"read table {table!r} from the change log: schemas {', '.join(schemas)} have tables of this name",
+            f"read table {table!r} from the change log: schemas {', '.join(schemas)} have such a table",
             "leave the option table out, and select by the columns schema and table of the envelopes",
         )
     columns: dict[str, pa.DataType] = {}

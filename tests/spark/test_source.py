@@ -61,6 +61,13 @@ def log(tmp_path: Path) -> Iterator[HandmadeLog]:
         yield log
 
 
+@pytest.fixture
+def log_in_segments(tmp_path: Path) -> Iterator[HandmadeLog]:
+    """A log with a segment for each transaction."""
+    with HandmadeLog(tmp_path / "log", options=LogOptions(segment_bytes=1)) as log:
+        yield log
+
+
 def read(spark: Any, log: HandmadeLog, **options: Any) -> Any:
     return spark.read.format("tailrace").options(**options).load(str(log.path))
 
@@ -279,6 +286,26 @@ def test_a_first_batch_whose_start_retention_has_removed_is_refused(spark: Any, 
         assert apply(log.directory, "0", RetentionRules(size_bytes=1)).segments
         with pytest.raises(Exception, match="log_range_gone"):
             Stream(spark, log, checkpoint).run()
+
+
+@pytest.mark.follows("log_range_gone")
+def test_a_stream_that_retention_overtook_begins_with_what_is_there(log_in_segments: HandmadeLog) -> None:
+    log = log_in_segments
+    fill(log, 1)
+    query = as_planned(log)
+    kept = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    fill(log, 3, first=1)
+    assert apply(log.directory, "0", RetentionRules(size_bytes=1)).segments
+    with pytest.raises(TailraceError, match="log_range_gone") as caught:
+        query.latestOffset(kept, ReadAllAvailable())
+    assert "startingOffset earliest, a stream also with a new checkpoint" in caught.value.hint
+    again = as_planned(log, startingOffset="earliest")
+    begin = again.initialOffset()
+    assert again.partitions(begin, again.latestOffset(begin, ReadAllAvailable()))
+    with pytest.raises(TailraceError, match="log_range_gone") as caught:
+        list(rows_of(log, startingOffset="0"))
+    assert "startingOffset earliest" in caught.value.hint
+    assert list(rows_of(log, startingOffset="earliest"))
 
 
 def test_a_checkpoint_of_a_query_of_another_table_is_refused(
@@ -538,9 +565,9 @@ def items_pending(pending: int) -> bytes:
     return frames.control_frame(frames.FACTS, 1, 0, found.as_json())
 
 
-def rows_of(log: HandmadeLog, table: str) -> Iterator[Any]:
-    """Yield the batches of a table, as a task reads them."""
-    source = TailraceDataSource({"path": str(log.path), "table": table})
+def rows_of(log: HandmadeLog, **options: str) -> Iterator[Any]:
+    """Yield the batches of a read, as a task reads them."""
+    source = TailraceDataSource({"path": str(log.path), **options})
     reader = source.reader(source.schema())
     (partition,) = reader.partitions()
     return reader.read(partition)
@@ -555,7 +582,7 @@ def test_reading_an_altered_table_waits_until_the_catalogue_shows_the_change(
         log.commit(items_pending(7), ITEMS, insert(2, "7"))
         settling = threading.Timer(1.0, lambda: log.commit(items_pending(0)))
         settling.start()
-        batches = [batch["id"].to_pylist() for batch in rows_of(log, "public.items")]
+        batches = [batch["id"].to_pylist() for batch in rows_of(log, table="public.items")]
         settling.join()
     assert [number for batch in batches for number in batch] == [0, 1, 7]
 
@@ -566,7 +593,7 @@ def test_the_wait_for_an_altered_table_has_a_timeout(
     log.commit(items_pending(7), ITEMS, insert(2, "7"))
     monkeypatch.setattr(datasource, "_PENDING_S_MAX", 0.0)
     with pytest.raises(TailraceError) as caught:
-        list(rows_of(log, "public.items"))
+        list(rows_of(log, table="public.items"))
     assert caught.value.kind is Kind.SCHEMA_PENDING
 
 
@@ -579,22 +606,22 @@ def test_a_table_is_read_whatever_is_wrong_with_another_one(
     log.commit(items_pending(7), ITEMS, secrets, ORDERS, *rows)
     rules = ColumnPolicy.model_validate({"columns_exclude": ["public.secrets.id"]})
     keep_disclosure(log.directory, "0", rules)
-    assert [batch["id"].to_pylist() for batch in rows_of(log, "public.orders")] == [[1]]
+    assert [batch["id"].to_pylist() for batch in rows_of(log, table="public.orders")] == [[1]]
     for table, kind in [("public.items", Kind.SCHEMA_PENDING), ("public.secrets", Kind.CONFIG_INVALID)]:
         with pytest.raises(TailraceError) as caught:
-            list(rows_of(log, table))
+            list(rows_of(log, table=table))
         assert caught.value.kind is kind
 
 
 def test_a_table_that_has_a_name_only_within_a_block_is_found(log: HandmadeLog) -> None:
     names = [relation(2, f"public.{name}", {"id": INT4}) for name in ("old", "items", "new", "items")]
     log.commit(*(frame for n, name in enumerate(names) for frame in (name, insert(2, str(n)))))
-    assert [batch["id"].to_pylist() for batch in rows_of(log, "public.items")] == [[1], [3]]
+    assert [batch["id"].to_pylist() for batch in rows_of(log, table="public.items")] == [[1], [3]]
 
 
 def test_an_executor_without_the_log_is_named(log: HandmadeLog) -> None:
     log.commit(ITEMS, insert(2, "7"))
-    batches = rows_of(log, "public.items")
+    batches = rows_of(log, table="public.items")
     os.rename(log.path, f"{log.path}.elsewhere")
     with pytest.raises(
         TailraceError, match=r"the log on the Spark executor on .*: there is no log"
@@ -629,11 +656,13 @@ def test_what_is_not_for_a_query_causes_no_micro_batch(log: HandmadeLog, options
     assert follows["offset"] == log.writer.durable.offset
 
 
-def test_what_is_not_for_a_query_is_passed_with_each_segment_of_the_log(tmp_path: Path) -> None:
-    with HandmadeLog(tmp_path / "log", options=LogOptions(segment_bytes=1)) as log:
-        fill(log, 2)
-        query = as_planned(log, table="public.orders")
-        done = query.latestOffset(query.initialOffset(), ReadAllAvailable())
-        for number in range(2):
-            log.commit(insert(2, str(number)))
-        assert query.latestOffset(done, ReadAllAvailable())["offset"] == log.writer.durable.offset
+def test_what_is_not_for_a_query_is_passed_with_each_segment_of_the_log(
+    log_in_segments: HandmadeLog,
+) -> None:
+    log = log_in_segments
+    fill(log, 2)
+    query = as_planned(log, table="public.orders")
+    done = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    for number in range(2):
+        log.commit(insert(2, str(number)))
+    assert query.latestOffset(done, ReadAllAvailable())["offset"] == log.writer.durable.offset

@@ -50,6 +50,21 @@ _PENDING_S_MAX = 120.0
 _UNLIMITED = 1 << 61
 
 
+@contextlib.contextmanager
+def _hints_of_queries() -> Iterator[None]:
+    """Give `LOG_RANGE_GONE` the hint for a query; the log's own one is for sinks."""
+    try:
+        yield
+    except TailraceError as error:
+        if error.kind is not Kind.LOG_RANGE_GONE:
+            raise
+        raise error.changed(
+            hint="begin at what the log has: with startingOffset earliest, a stream also with a new "
+            "checkpoint and a new target; before that, if every row is needed, take a new snapshot "
+            "(`tailrace snapshot FILE --table T`). With the option readerName, retention waits for a stream"
+        ) from None
+
+
 class TailraceDataSource(DataSource):
     """`format("tailrace")`. Spark creates an instance for each `load()`, calls `schema`, and then
     pickles it into the processes that plan and read.
@@ -135,11 +150,12 @@ class _Rows:
             return
         split, table_policy = partition.value
         conformer = Conformer(to_arrow(self._schema))
-        for decoded in self._decoded(split, table_policy):
-            if self._options.table is not None:
-                yield from map(conformer.rows, decoded)
-            elif decoded:
-                yield conformer.envelopes(decoded, split.task)
+        with _hints_of_queries():
+            for decoded in self._decoded(split, table_policy):
+                if self._options.table is not None:
+                    yield from map(conformer.rows, decoded)
+                elif decoded:
+                    yield conformer.envelopes(decoded, split.task)
 
     def _decoded(self, split: InputSplit, table_policy: TablePolicy) -> Iterator[list[TableChanges]]:
         """Yield the changes of an input split; waits before those of an altered table for its new schema."""
@@ -175,6 +191,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._rows = _Rows(options, schema)
 
+    @_hints_of_queries()
     def partitions(self) -> list[InputPartition]:
         from tailrace.spark import position
 
@@ -208,6 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The last idle range that was found, and its segment: Spark asks up to a hundred times a second.
         self._idle = -1, -1, ""
 
+    @_hints_of_queries()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         from tailrace.spark import position
 
@@ -220,6 +238,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.bytes_max)
         return ReadAllAvailable()
 
+    @_hints_of_queries()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         from tailrace.spark import position
 
@@ -248,6 +267,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._reader.end().offset
 
+    @_hints_of_queries()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         first, last = self._positions.batch(start, end)
         return _partitions(self._reader, self._options, first, last)

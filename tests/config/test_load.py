@@ -183,6 +183,11 @@ name: again
         ),
         (edited("cdc@db.example/shop", "x/y?client_encoding=latin1"), "source.dsn", "sets client_encoding"),
         (edited("${env:PG_PASSWORD}", "${vault:x}"), "source.password", "reference"),
+        (
+            GOOD.partition("source")[0] + "source: {type: kafka-join, registry: {registry_url: [nowhere]}}\n",
+            "source.registry.registry_url[0]",
+            "of the form http://host:port",
+        ),
     ],
 )
 def test_a_problem_is_reported_at_its_place(tmp_path, text, place, words):

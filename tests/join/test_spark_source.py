@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tailrace.errors import Kind, TailraceError
@@ -217,6 +218,34 @@ def test_a_read_has_the_configured_start_and_end(
             assert failure(caught.value).kind is kind
 
 
+def test_a_stream_continues_although_the_records_at_its_first_start_are_removed(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
+) -> None:
+    topics = JoinTopics(kafka, topic_name, join_seed, partitions=1)
+    topics.write(20)
+    given = json.dumps({"data": {topics.data[0]: {0: 0}}, "transactions": 0})
+    rows = JoinStream(spark, tmp_path, options_of(topics, startingOffsets=given)).rows
+    last = {(row.topic, row.partition): row.offset for row in sorted(rows, key=lambda row: row.offset)}
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    removed = [TopicPartition(*place, offset) for place, offset in last.items()]
+    for done in admin.delete_records(removed).values():
+        done.result(60)
+    topics.write(5)
+    rows += JoinStream(spark, tmp_path, options_of(topics, startingOffsets=given)).rows
+    assert by_key(rows) == topics.expected, join_seed
+    with pytest.raises(Exception, match="log_range_gone"):
+        read(spark, topics, startingOffsets=given).collect()
+
+
+def test_an_end_before_the_start_is_refused(spark: Any, kafka: EmbeddedKafka, topic_name: str) -> None:
+    topics = JoinTopics(kafka, topic_name, 1, partitions=1)
+    topics.write(10)
+    for end in ({"data": {topics.data[0]: {0: 1}}}, {"data": {}, "transactions": 1}):
+        with pytest.raises(Exception, match=r"startingOffsets is \d+, after endingOffsets, 1") as caught:
+            read(spark, topics, startingOffsets="latest", endingOffsets=json.dumps(end))
+        assert failure(caught.value).kind is Kind.CONFIG_INVALID
+
+
 def failure(error: BaseException) -> TailraceError:
     found = translated(error)
     assert isinstance(found, TailraceError), error
@@ -235,6 +264,8 @@ def failure(error: BaseException) -> TailraceError:
         ({"kafka.sasl.password": "clear"}, "sasl.password"),
         ({"kafka.isolation.level": "read_uncommitted"}, "isolation.level"),
         ({"extraction": "nowhere:Thing"}, "nowhere:Thing"),
+        ({"extraction": "json:JSONDecoder"}, "methods of tailrace.join.extraction.Extraction"),
+        ({"extraction": "json:loads"}, "methods of tailrace.join.extraction.Extraction"),
     ],
 )
 def test_topics_that_cannot_be_joined_are_refused(
@@ -265,12 +296,15 @@ def test_recreated_topics_are_refused(
     topics = JoinTopics(kafka, topic_name, 1)
     topics.write(10)
     JoinStream(spark, tmp_path, options_of(topics))
+    frame = read(spark, topics)
+    assert frame.count() > 0
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
     for done in admin.delete_topics([*topics.data, topics.transactions]).values():
         done.result(60)
     wait_until(lambda: not admin.list_topics(timeout=10).topics.keys() & {*topics.data}, WAIT_S, "their end")
     again = JoinTopics(kafka, topic_name, 2)
     again.write(40)
-    with pytest.raises(Exception, match="created again") as caught:
-        JoinStream(spark, tmp_path, options_of(again))
-    assert failure(caught.value).kind is Kind.LOG_RANGE_GONE
+    for reads in (frame.count, lambda: JoinStream(spark, tmp_path, options_of(again))):
+        with pytest.raises(Exception, match="created again") as caught:
+            reads()
+        assert failure(caught.value).kind is Kind.LOG_RANGE_GONE

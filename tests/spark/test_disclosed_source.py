@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tailrace.changelog.disclosure import keep_disclosure, kept_disclosure
 from tailrace.config import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
+from tailrace.spark.datasource import TailraceDataSource
 from tests.support.orders_log import LogOfOrders
 
 SALT = "a salt that is long enough"
@@ -56,3 +58,25 @@ def test_rules_of_a_later_version_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TailraceError) as caught:
         kept_disclosure(log.directory, "0")
     assert caught.value.kind is Kind.LOG_FORMAT_UNKNOWN
+
+
+def test_a_running_stream_follows_what_capture_records(tmp_path: Path) -> None:
+    """The rules of a micro-batch are those when it is planned."""
+    log = LogOfOrders(tmp_path / "log")
+    log.insert(1)
+    source = TailraceDataSource({"path": str(tmp_path / "log")})
+    stream = source.streamReader(source.schema())
+    place = stream.initialOffset()
+
+    def next_batch() -> list[Any]:
+        nonlocal place
+        before, place = place, stream.latestOffset(place, ReadAllAvailable())
+        (partition,) = stream.partitions(before, place)
+        return [dict(row) for batch in stream.read(partition) for row in batch["after"].to_pylist()]
+
+    assert next_batch() == [{"id": "1", "what": "thing"}]
+    mask = {"columns": ["*.*.what"], "method": "fixed", "value": "hidden"}
+    keep_disclosure(log.directory, "0", ColumnPolicy.model_validate({"masks": [mask]}))
+    log.insert(2)
+    assert next_batch() == [{"id": "2", "what": "hidden"}]
+    log.close()

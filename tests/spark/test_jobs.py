@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.engine.failures import GivenUpError
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark.processing import jobs as jobs_module
 from tailrace.spark.processing.jobs import ExecutorCall, Jobs, wire
@@ -27,10 +28,11 @@ class Threads:
         self.kept.append(call)
 
 
-def jobs_of(threads: Threads) -> Jobs[Any, Any]:
-    def session() -> Any:
-        raise RuntimeError("there is no Spark")
+def no_session() -> Any:
+    raise RuntimeError("there is no Spark")
 
+
+def jobs_of(threads: Threads, session: Callable[[], Any] = no_session) -> Jobs[Any, Any]:
     return Jobs(session, b"", threads, 1, threading.Event(), "test")  # type: ignore[arg-type]
 
 
@@ -47,6 +49,23 @@ def test_a_call_submitted_after_the_end_is_cancelled() -> None:
     assert_over([first, jobs.submit(2)])
     threads.kept.pop()()
     assert threads.kept == []
+
+
+def test_cancelling_jobs_starts_no_spark() -> None:
+    threads, started = Threads(), []
+    jobs = jobs_of(threads, lambda: started.append("Spark"))
+    jobs.submit(1)
+    jobs.cancel()
+    assert started == []
+
+
+def test_a_job_that_is_cancelled_while_spark_starts_is_not_run() -> None:
+    threads = Threads()
+    jobs: Jobs[Any, Any]
+    jobs = jobs_of(threads, lambda: jobs.cancel())  # noqa: PLW0108 - there is none yet
+    future = jobs.submit(1)
+    threads.kept.pop()()
+    assert isinstance(future.exception(0), GivenUpError)
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -116,3 +118,11 @@ def test_an_unknown_table_is_refused_with_the_known_ones() -> None:
         table_schema(known, "public.order")
     assert caught.value.kind is Kind.TABLE_UNKNOWN
     assert caught.value.hint.startswith("similar or known here: public.orders")
+
+
+def test_two_tables_with_the_same_name_for_the_option_are_refused() -> None:
+    known = relations([relation(1, "a.b.c", {"id": INT8})])
+    known += [replace(each, schema="a.b", table="c") for each in known]
+    with pytest.raises(TailraceError, match=r"schemas a, a\.b have such a table") as caught:
+        table_schema(known, "a.b.c")
+    assert "envelopes" in caught.value.hint

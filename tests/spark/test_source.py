@@ -61,6 +61,13 @@ def log(tmp_path: Path) -> Iterator[HandmadeLog]:
         yield log
 
 
+@pytest.fixture
+def log_in_segments(tmp_path: Path) -> Iterator[HandmadeLog]:
+    """A log with a segment for each transaction."""
+    with HandmadeLog(tmp_path / "log", options=LogOptions(segment_bytes=1)) as log:
+        yield log
+
+
 def read(spark: Any, log: HandmadeLog, **options: Any) -> Any:
     return spark.read.format("tailrace").options(**options).load(str(log.path))
 
@@ -235,6 +242,10 @@ def test_a_stream_continues_from_its_checkpoint_and_without_one_from_the_start(
     assert Stream(spark, log, checkpoint).run().rows == []
     shutil.rmtree(checkpoint)
     assert len(Stream(spark, log, checkpoint).run().rows) == 12
+    shutil.rmtree(checkpoint)
+    assert Stream(spark, log, checkpoint, startingOffset="latest").run().rows == []
+    fill(log, 1, first=3)
+    assert {row.xid for row in Stream(spark, log, checkpoint, startingOffset="latest").run().rows} == {704}
 
 
 @pytest.mark.parametrize("starting", ["latest", "earliest"])
@@ -248,10 +259,10 @@ def test_a_first_batch_that_was_planned_is_the_same_after_a_restart(log: Handmad
     end = before.latestOffset(begin, ReadAllAvailable())
     fill(log, 1, first=3)
     after = as_planned(log, startingOffset=starting)
-    splits = [each.value for each in after.partitions(after.initialOffset(), end)]
+    splits = [each.value[0] for each in after.partitions(after.initialOffset(), end)]
     assert (splits[0].start, splits[-1].end) == (begin["offset"], end["offset"])
     follows = after.latestOffset(end, ReadAllAvailable())
-    splits = [each.value for each in after.partitions(end, follows)]
+    splits = [each.value[0] for each in after.partitions(end, follows)]
     assert (splits[0].start, splits[-1].end) == (end["offset"], log.writer.durable.offset)
     assert after.partitions(follows, follows) == []
 
@@ -275,6 +286,26 @@ def test_a_first_batch_whose_start_retention_has_removed_is_refused(spark: Any, 
         assert apply(log.directory, "0", RetentionRules(size_bytes=1)).segments
         with pytest.raises(Exception, match="log_range_gone"):
             Stream(spark, log, checkpoint).run()
+
+
+@pytest.mark.follows("log_range_gone")
+def test_a_stream_that_retention_overtook_begins_with_what_is_there(log_in_segments: HandmadeLog) -> None:
+    log = log_in_segments
+    fill(log, 1)
+    query = as_planned(log)
+    kept = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    fill(log, 3, first=1)
+    assert apply(log.directory, "0", RetentionRules(size_bytes=1)).segments
+    with pytest.raises(TailraceError, match="log_range_gone") as caught:
+        query.latestOffset(kept, ReadAllAvailable())
+    assert "startingOffset earliest, a stream also with a new checkpoint" in caught.value.hint
+    again = as_planned(log, startingOffset="earliest")
+    begin = again.initialOffset()
+    assert again.partitions(begin, again.latestOffset(begin, ReadAllAvailable()))
+    with pytest.raises(TailraceError, match="log_range_gone") as caught:
+        list(rows_of(log, startingOffset="0"))
+    assert "startingOffset earliest" in caught.value.hint
+    assert list(rows_of(log, startingOffset="earliest"))
 
 
 def test_a_checkpoint_of_a_query_of_another_table_is_refused(
@@ -534,9 +565,9 @@ def items_pending(pending: int) -> bytes:
     return frames.control_frame(frames.FACTS, 1, 0, found.as_json())
 
 
-def rows_of(log: HandmadeLog, table: str) -> Iterator[Any]:
-    """Yield the batches of a table, as a task reads them."""
-    source = TailraceDataSource({"path": str(log.path), "table": table})
+def rows_of(log: HandmadeLog, **options: str) -> Iterator[Any]:
+    """Yield the batches of a read, as a task reads them."""
+    source = TailraceDataSource({"path": str(log.path), **options})
     reader = source.reader(source.schema())
     (partition,) = reader.partitions()
     return reader.read(partition)
@@ -551,7 +582,7 @@ def test_reading_an_altered_table_waits_until_the_catalogue_shows_the_change(
         log.commit(items_pending(7), ITEMS, insert(2, "7"))
         settling = threading.Timer(1.0, lambda: log.commit(items_pending(0)))
         settling.start()
-        batches = [batch["id"].to_pylist() for batch in rows_of(log, "public.items")]
+        batches = [batch["id"].to_pylist() for batch in rows_of(log, table="public.items")]
         settling.join()
     assert [number for batch in batches for number in batch] == [0, 1, 7]
 
@@ -562,7 +593,7 @@ def test_the_wait_for_an_altered_table_has_a_timeout(
     log.commit(items_pending(7), ITEMS, insert(2, "7"))
     monkeypatch.setattr(datasource, "_PENDING_S_MAX", 0.0)
     with pytest.raises(TailraceError) as caught:
-        list(rows_of(log, "public.items"))
+        list(rows_of(log, table="public.items"))
     assert caught.value.kind is Kind.SCHEMA_PENDING
 
 
@@ -575,22 +606,22 @@ def test_a_table_is_read_whatever_is_wrong_with_another_one(
     log.commit(items_pending(7), ITEMS, secrets, ORDERS, *rows)
     rules = ColumnPolicy.model_validate({"columns_exclude": ["public.secrets.id"]})
     keep_disclosure(log.directory, "0", rules)
-    assert [batch["id"].to_pylist() for batch in rows_of(log, "public.orders")] == [[1]]
+    assert [batch["id"].to_pylist() for batch in rows_of(log, table="public.orders")] == [[1]]
     for table, kind in [("public.items", Kind.SCHEMA_PENDING), ("public.secrets", Kind.CONFIG_INVALID)]:
         with pytest.raises(TailraceError) as caught:
-            list(rows_of(log, table))
+            list(rows_of(log, table=table))
         assert caught.value.kind is kind
 
 
 def test_a_table_that_has_a_name_only_within_a_block_is_found(log: HandmadeLog) -> None:
     names = [relation(2, f"public.{name}", {"id": INT4}) for name in ("old", "items", "new", "items")]
     log.commit(*(frame for n, name in enumerate(names) for frame in (name, insert(2, str(n)))))
-    assert [batch["id"].to_pylist() for batch in rows_of(log, "public.items")] == [[1], [3]]
+    assert [batch["id"].to_pylist() for batch in rows_of(log, table="public.items")] == [[1], [3]]
 
 
 def test_an_executor_without_the_log_is_named(log: HandmadeLog) -> None:
     log.commit(ITEMS, insert(2, "7"))
-    batches = rows_of(log, "public.items")
+    batches = rows_of(log, table="public.items")
     os.rename(log.path, f"{log.path}.elsewhere")
     with pytest.raises(
         TailraceError, match=r"the log on the Spark executor on .*: there is no log"
@@ -606,3 +637,32 @@ def test_a_schema_set_in_the_query_is_refused(spark: Any, log: HandmadeLog) -> N
     with pytest.raises(Exception, match="schema_changed") as caught:
         given.load(str(log.path)).collect()
     assert "If the query sets a schema, remove it" in translated(caught.value).hint
+
+
+@pytest.mark.parametrize("options", [{}, {"table": "public.orders"}])
+def test_what_is_not_for_a_query_causes_no_micro_batch(log: HandmadeLog, options: dict[str, str]) -> None:
+    fill(log, 2)
+    query = as_planned(log, readerName="dashboards", **options)
+    done = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    log.append(frames.control_frame(frames.PROGRESS, 1260, 0, {}))
+    if options:
+        log.commit(insert(2, "7"))
+    log.writer.sync()
+    assert query.latestOffset(done, ReadAllAvailable()) == done
+    # Nor does it delay retention.
+    assert Readers.open(log.path).require("dashboards").offsets == {"0": done["offset"]}
+    log.commit(insert(1, "9", "1", ""))
+    follows = query.latestOffset(done, ReadAllAvailable())
+    assert follows["offset"] == log.writer.durable.offset
+
+
+def test_what_is_not_for_a_query_is_passed_with_each_segment_of_the_log(
+    log_in_segments: HandmadeLog,
+) -> None:
+    log = log_in_segments
+    fill(log, 2)
+    query = as_planned(log, table="public.orders")
+    done = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    for number in range(2):
+        log.commit(insert(2, str(number)))
+    assert query.latestOffset(done, ReadAllAvailable())["offset"] == log.writer.durable.offset

@@ -59,6 +59,9 @@ REMOVED: Mapping[str, str] = {
 }
 
 
+_MARKED = re.compile(r"<.*>|(function-\w+|tuple)\[.*\]", re.DOTALL)
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
     """A problem at `path` in the file (empty: of the file as a whole)."""
@@ -132,7 +135,8 @@ def _path(loc: Path, tags: tuple[str, ...]) -> Path:
 
 def _is_marked(part: object) -> bool:
     # Tags of unions with a function as discriminator are marked by < and >, so that they differ from keys.
-    return isinstance(part, str) and part.startswith("<") and part.endswith(">")
+    # Of other unions, pydantic names the type: `tuple[str, ...]`.
+    return isinstance(part, str) and _MARKED.fullmatch(part) is not None
 
 
 def _message(detail: ErrorDetails, model: type[Section], tags: tuple[str, ...]) -> str:

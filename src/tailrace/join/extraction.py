@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,7 @@ class Transactions:
     times_ms: pa.Array
 
 
+@runtime_checkable
 class Extraction(Protocol):
     """Extracts keys and orders from messages; users can supply one for other topics. Any thread."""
 

@@ -242,10 +242,7 @@ def require_same_topics(before: BatchPlan, state: ClusterState) -> None:
 
     :raises TailraceError: `LOG_RANGE_GONE`.
     """
-    for topic, identifier in before.topics.items():
-        if (found := state.topics.get(topic)) != identifier:
-            what = "is not one of the query's any more" if found is None else "was created again since"
-            raise _gone(f"topic {topic} {what}", {"topic": topic})
+    require_identifiers(before, state.topics)
     if before.end > state.transactions.committed:
         raise _gone("the transaction topic has fewer records than it had", {"offset": before.end})
     for (topic, number), each in before.partitions.items():
@@ -259,12 +256,24 @@ def require_same_topics(before: BatchPlan, state: ClusterState) -> None:
             raise _gone(f"the records of topic {topic} that come next were removed", where)
 
 
+def require_identifiers(plan: BatchPlan, topics: Mapping[str, str]) -> None:
+    """Refuse topics that are not those of a plan.
+
+    :param topics: identifiers by topic.
+    :raises TailraceError: `LOG_RANGE_GONE`.
+    """
+    for topic, identifier in plan.topics.items():
+        if (found := topics.get(topic)) != identifier:
+            what = "is not one of the query's any more" if found is None else "was created again since"
+            raise _gone(f"topic {topic} {what}", {"topic": topic})
+
+
 def _gone(found: str, where: dict[str, Any]) -> TailraceError:
     return TailraceError(
         Kind.LOG_RANGE_GONE,
         f"go on with a join: {found}",
-        "raise retention.ms of the topics; to begin at what is there, start the query with a new checkpoint "
-        "and a new target",
+        "name all topics of the checkpoint in the options, and keep their records longer (retention.ms); to "
+        "begin at what is there, load() again, a stream with a new checkpoint and a new target",
         where,
     )
 

@@ -209,7 +209,7 @@ def _next_blocks(
     frames ends its batch: another relation may have a wanted name after it.
     """
     begin = 0
-    while wanted is not None and begin < len(blocks) and not _concerns(blocks[begin], wanted):
+    while wanted is not None and begin < len(blocks) and not concerns(blocks[begin], wanted):
         begin += 1
     end, size = begin, 0
     while end < len(blocks):
@@ -217,7 +217,7 @@ def _next_blocks(
         follows = end == begin or header.log_offset == blocks[end - 1].header.end
         if not follows or (end > begin and size + header.raw_size > DECODED_BYTES_MAX):
             break
-        if wanted is not None and not _concerns(blocks[end], wanted):
+        if wanted is not None and not concerns(blocks[end], wanted):
             break
         end, size = end + 1, size + header.raw_size
         if wanted is not None and header.has_schema:
@@ -225,7 +225,8 @@ def _next_blocks(
     return blocks[begin:end], blocks[end:]
 
 
-def _concerns(block: BlockRef | HeldBlock, wanted: frozenset[int]) -> bool:
+def concerns(block: BlockRef | HeldBlock, wanted: frozenset[int]) -> bool:
+    """Return whether a run may have changes of relations with these oids, or describes tables."""
     header = block.header
     return header.has_schema or header.tables is None or not wanted.isdisjoint(header.tables)
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from tailrace.changelog.reader import LogReader
     from tailrace.decode.changes import TableChanges
+    from tailrace.decode.column_policy import TablePolicy
     from tailrace.spark.position import LogPosition
 
 
@@ -47,6 +48,21 @@ if TYPE_CHECKING:
 _PENDING_S_MAX = 120.0
 #: A number of rows or bytes that no log has; a sum with a log offset still has 64 bits.
 _UNLIMITED = 1 << 61
+
+
+@contextlib.contextmanager
+def _hints_of_queries() -> Iterator[None]:
+    """Give `LOG_RANGE_GONE` the hint for a query; the log's own one is for sinks."""
+    try:
+        yield
+    except TailraceError as error:
+        if error.kind is not Kind.LOG_RANGE_GONE:
+            raise
+        raise error.changed(
+            hint="begin at what the log has: with startingOffset earliest, a stream also with a new "
+            "checkpoint and a new target; before that, if every row is needed, take a new snapshot "
+            "(`tailrace snapshot FILE --table T`). With the option readerName, retention waits for a stream"
+        ) from None
 
 
 class TailraceDataSource(DataSource):
@@ -109,9 +125,11 @@ class TailraceDataSource(DataSource):
 
 
 class SplitPartition(InputPartition):
-    """A Spark partition: an input split of the log, or None for an empty range."""
+    """A Spark partition: an input split of the log with the columns that are delivered, and how they are
+    masked, as of the planning of its batch; or None for an empty range.
+    """
 
-    value: InputSplit | None
+    value: tuple[InputSplit, TablePolicy] | None
 
 
 class _Rows:
@@ -122,26 +140,24 @@ class _Rows:
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        from tailrace.spark import position
-
         self._options = options
         self._schema = schema
-        self._table_policy = position.table_policy(options.path, options.task, raw=options.raw)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tailrace.spark.schema import Conformer, to_arrow
 
-        split = partition.value
-        if split is None:
+        if partition.value is None:
             return
+        split, table_policy = partition.value
         conformer = Conformer(to_arrow(self._schema))
-        for decoded in self._decoded(split):
-            if self._options.table is not None:
-                yield from map(conformer.rows, decoded)
-            elif decoded:
-                yield conformer.envelopes(decoded, split.task)
+        with _hints_of_queries():
+            for decoded in self._decoded(split, table_policy):
+                if self._options.table is not None:
+                    yield from map(conformer.rows, decoded)
+                elif decoded:
+                    yield conformer.envelopes(decoded, split.task)
 
-    def _decoded(self, split: InputSplit) -> Iterator[list[TableChanges]]:
+    def _decoded(self, split: InputSplit, table_policy: TablePolicy) -> Iterator[list[TableChanges]]:
         """Yield the changes of an input split; waits before those of an altered table for its new schema."""
         from tailrace.ranges.changes import PENDING_S, decoded_batches
         from tailrace.spark.folders import not_shared
@@ -152,7 +168,7 @@ class _Rows:
         while True:
             try:
                 for decoded in decoded_batches(
-                    options.path, split, wanted, options.value_modes, self._table_policy
+                    options.path, split, wanted, options.value_modes, table_policy
                 ):
                     yield decoded.changes
                     rest = tuple(block for block in split.blocks if block.header.end > decoded.end)
@@ -175,6 +191,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._rows = _Rows(options, schema)
 
+    @_hints_of_queries()
     def partitions(self) -> list[InputPartition]:
         from tailrace.spark import position
 
@@ -189,7 +206,7 @@ class BatchReader(DataSourceReader):
                 {"log": self._options.path},
             )
         # Without partitions Spark would read one that it creates itself.
-        return _partitions(reader, self._options.task, start, end) or [SplitPartition(None)]
+        return _partitions(reader, self._options, start, end) or [SplitPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._rows.read(partition)
@@ -205,7 +222,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows = _Rows(options, schema)
         self._target: int | None = None
         self._registered = False
+        # The last idle range that was found, and its segment: Spark asks up to a hundred times a second.
+        self._idle = -1, -1, ""
 
+    @_hints_of_queries()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         from tailrace.spark import position
 
@@ -218,6 +238,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.bytes_max)
         return ReadAllAvailable()
 
+    @_hints_of_queries()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         from tailrace.spark import position
 
@@ -225,6 +246,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._register(begin)
         end = self._reader.end().offset if self._target is None else self._target
         if begin >= end:
+            return start
+        if self._is_idle(begin, end):
+            self.commit(start)  # Spark itself does so when it plans the next micro-batch
             return start
         if isinstance(limit, ReadAllAvailable):
             return self._positions.encode(end, begin)
@@ -243,9 +267,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._reader.end().offset
 
+    @_hints_of_queries()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         first, last = self._positions.batch(start, end)
-        return _partitions(self._reader, self._options.task, first, last)
+        return _partitions(self._reader, self._options, first, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._rows.read(partition)
@@ -258,6 +283,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Readers.open(self._options.path).commit(
                 self._options.reader_name, self._options.task, self._positions.decode(end)
             )
+
+    def _is_idle(self, begin: int, end: int) -> bool:
+        """Return whether a range has nothing for the query, and lies in one segment of the log.
+
+        At such an end a micro-batch would be empty and would not allow retention to remove anything.
+        """
+        from tailrace.decode.schemas import Catalog
+        from tailrace.ranges.changes import concerns
+
+        start, seen, segment = self._idle
+        blocks = self._reader.blocks(seen if start == begin else begin, end)
+        if not blocks:
+            return True
+        if start != begin:
+            segment = blocks[0].segment
+        if segment != blocks[-1].segment:
+            return False
+        if self._options.table is None:
+            is_idle = not any(block.header.rows for block in blocks)
+        else:
+            wanted = Catalog(self._reader.schema_before(blocks[0])).named({self._options.table})
+            is_idle = not any(concerns(block, wanted) for block in blocks)
+        if is_idle:
+            self._idle = begin, end, segment
+        return is_idle
 
     def _register(self, offset: int) -> None:
         from tailrace.changelog.retention.readers import Readers
@@ -280,7 +330,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return LogPosition(self._options.path, self._options.task, self._options.table)
 
 
-def _partitions(reader: LogReader, task: str, start: int, end: int) -> list[InputPartition]:
+def _partitions(reader: LogReader, options: ReadOptions, start: int, end: int) -> list[InputPartition]:
+    from tailrace.spark import position
+
     if start >= end:
         return []
-    return [SplitPartition(split) for split in input_splits(task, reader.blocks(start, end), start, end)]
+    table_policy = position.table_policy(options.path, options.task, raw=options.raw)
+    splits = input_splits(options.task, reader.blocks(start, end), start, end)
+    return [SplitPartition((split, table_policy)) for split in splits]

@@ -44,11 +44,11 @@ class JobGroup:
     name: str
     description: str
 
-    def cancel(self, session: Callable[[], SparkSession]) -> None:
+    def cancel(self, session: SparkSession) -> None:
         """Cancel the group's jobs, including those that are about to start. Never raises."""
         try:
             # Unlike `cancelJobGroup`, this also cancels a job that is about to start.
-            session().sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.name)  # noqa: SLF001
+            session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.name)  # noqa: SLF001
         except Exception as error:  # noqa: BLE001 - a Spark that has ended runs no jobs
             what = self.description
             log.warning("Spark's jobs could not be cancelled", what=what, error=type(error).__name__)

@@ -75,7 +75,8 @@ def table_schema(known: Sequence[Relation], table: str, table_policy: TablePolic
     """Return the schema that covers every version of `table`, metadata columns last.
 
     :param table_policy: which columns are delivered, and how they are masked.
-    :raises TailraceError: `TABLE_UNKNOWN`, naming tables of similar names.
+    :raises TailraceError: `TABLE_UNKNOWN`, naming tables of similar names; `CONFIG_INVALID` if tables of
+        several schemas have this name, because of dots.
     """
     versions = [table_policy.relation(relation) for relation in known if relation.qualified_name == table]
     if not versions:
@@ -85,6 +86,12 @@ def table_schema(known: Sequence[Relation], table: str, table_policy: TablePolic
             Kind.TABLE_UNKNOWN,
             f"read table {table!r} from the change log: this range of the log has no such table",
             f"similar or known here: {', '.join(near)}" if near else "the log has no table yet",
+        )
+    if len(schemas := sorted({relation.schema for relation in versions})) > 1:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"read table {table!r} from the change log: schemas {', '.join(schemas)} have such a table",
+            "leave the option table out, and select by the columns schema and table of the envelopes",
         )
     columns: dict[str, pa.DataType] = {}
     own = len(METADATA)

@@ -152,7 +152,7 @@ class RemoteCapture:
                 stop_by_s = stop_by_s or now_s + STOP_S
                 if now_s > stop_by_s:
                     log.warning("the capturing task does not end: its job is cancelled", group=group.name)
-                    group.cancel(lambda: session)
+                    group.cancel(session)
                     return None
         return job.error
 

@@ -77,7 +77,8 @@ class JoinCluster:
         require_reachable(settings, ANSWER_S)
         self._admin = AdminClients(settings)
         self._consumers: dict[str, Consumer] = {}
-        self._topics()
+        #: Identifiers by topic, when the connection began.
+        self.topics = self._topics()[0]
 
     def state(self) -> ClusterState:
         """Return the first and last offsets of the topics.

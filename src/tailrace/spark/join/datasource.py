@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tailrace.errors import Kind, TailraceError
 from tailrace.join.planning import BatchLimits, BatchPlan, decoded, encoded
 from tailrace.spark.join.options import JoinReadOptions
 
@@ -53,8 +54,13 @@ class JoinDataSource(DataSource):
 
         options = JoinReadOptions.parse(self.options)
         options.made_extraction()
-        with _planning(options) as planner:
-            self._pinned = encoded(planner.whole_range())
+        try:
+            with _planning(options) as planner:
+                self._pinned = encoded(planner.whole_range())
+        except TailraceError as error:
+            # Only a batch needs the start: a stream that continues from its checkpoint does not use it.
+            if error.kind is not Kind.LOG_RANGE_GONE:
+                raise
         return to_spark(SCHEMA)
 
     def reader(self, schema: StructType) -> JoinBatchReader:
@@ -89,6 +95,9 @@ class JoinBatchReader(DataSourceReader):
         return _partitions(decoded(self._plan)) or [JoinInputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Spark plans a frame once, and may read it much later, or again.
+        with _planning(self._options) as planner:
+            planner.require_topics(decoded(self._plan))
         return _rows(partition, self._options, keep_progress=False)
 
 

@@ -177,10 +177,13 @@ class JoinReadOptions(JoinedTopics):
             return extraction_of(self)
         module, _, name = self.extraction.partition(":")
         try:
-            found: Extraction = getattr(importlib.import_module(module), name)()
-        except (ImportError, AttributeError, ValueError) as error:
+            found: object = getattr(importlib.import_module(module), name)()
+            if not isinstance(found, Extraction):
+                raise TypeError
+        except Exception as error:
             raise _invalid(
                 f"the extraction {self.extraction!r} can't be created: {type(error).__name__}",
-                "write it as package.module:Class, importable on the driver and the executors",
+                "write it as package.module:Class, importable on the driver and the executors, created "
+                "without arguments, and with the methods of tailrace.join.extraction.Extraction",
             ) from error
         return found

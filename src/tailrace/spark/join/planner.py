@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import structlog
 
@@ -17,6 +18,7 @@ from tailrace.join.planning import (
     Settling,
     first_plan,
     next_plan,
+    require_identifiers,
 )
 from tailrace.spark.join.cluster import JoinCluster
 from tailrace.spark.join.options import LATEST, GivenOffsets, JoinReadOptions
@@ -87,10 +89,9 @@ class JoinPlanner:
             _require_known(ending, state, self._options.transactions, "endingOffsets")
             wanted |= ending.places
             transactions = transactions if ending.transactions is None else ending.transactions
-        data = {
-            place: Ends(ends.first, max(wanted[place], before.partitions[place].end), ends.written)
-            for place, ends in state.data.items()
-        }
+            bounds = {place: (each.end, wanted[place]) for place, each in before.partitions.items()}
+            _require_in_order({(self._options.transactions, 0): (before.end, transactions), **bounds})
+        data = {place: Ends(ends.first, wanted[place], ends.written) for place, ends in state.data.items()}
         settled = SettledTransactions(
             transactions, {place: ends.written for place, ends in state.data.items()}
         )
@@ -103,6 +104,13 @@ class JoinPlanner:
         :raises TailraceError: `SOURCE_UNREACHABLE`.
         """
         self._cluster.await_committed({place: each.end for place, each in plan.partitions.items()})
+
+    def require_topics(self, plan: BatchPlan) -> None:
+        """Refuse a plan of which a topic was created again since.
+
+        :raises TailraceError: `LOG_RANGE_GONE`.
+        """
+        require_identifiers(plan, self._cluster.topics)
 
     def close(self) -> None:
         """Close the connections."""
@@ -134,6 +142,17 @@ class JoinPlanner:
             self._new_from, self._later_new_from = self._later_new_from, state.transactions.committed
             self._looked_s = time.monotonic()
         return found
+
+
+def _require_in_order(bounds: Mapping[Place, tuple[int, int]]) -> None:
+    for (topic, number), (start, end) in bounds.items():
+        if start > end:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"join topics of Kafka in Spark: startingOffsets is {start}, after endingOffsets, {end}",
+                "set larger endingOffsets, or leave them out; load() fixes both",
+                {"topic": topic, "partition": number},
+            )
 
 
 def _require_known(given: GivenOffsets, state: ClusterState, transactions: str, option: str) -> None:

@@ -122,6 +122,7 @@ class Jobs(Generic[Load, Done]):
         self._waiting: deque[tuple[bytes, Future[Done]]] = deque()
         self._running = 0
         self._cancelled = False
+        self._found: SparkSession | None = None
 
     def submit(self, load: Load) -> Future[Done]:
         """Schedule a call of the function with `load`.
@@ -154,8 +155,8 @@ class Jobs(Generic[Load, Done]):
             self._waiting.clear()
         for _, future in waiting:
             _drop(future)
-        if running:
-            self._group.cancel(self._session)
+        if running and self._found is not None:
+            self._group.cancel(self._found)
 
     def _work(self) -> None:
         # On the pool: runs one job, then returns the thread to other work.
@@ -208,7 +209,9 @@ class Jobs(Generic[Load, Done]):
                 future.set_exception(found)
 
     def _job(self, loads: Sequence[bytes]) -> list[bytes]:
-        session = self._session()
+        session = self._found = self._session()
+        if self._cancelled:  # perhaps before there was a session
+            raise GivenUpError
         tasks = min(len(loads), 2 * session.sparkContext.defaultParallelism)
         return collect(session, self._call, loads, tasks, self._group)
 

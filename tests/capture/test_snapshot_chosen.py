@@ -44,7 +44,7 @@ def test_conditions_by_table_choose_the_rows(pg: Database, tmp_path: Path) -> No
     create_tables(pg)
     log = tmp_path / "log"
     where = {
-        "public.items": "id > 1000 -- recent",
+        "public.items": "public.items.id > 1000 -- recent",
         "public.pl*": "id <= 10 or id = 11",
         "public.parts": "parts.id <= 7",  # by the root's name, whose partitions are read
     }
@@ -62,11 +62,15 @@ def test_a_condition_that_the_server_refuses_is_reported_before_anything_is_read
     pg: Database, tmp_path: Path
 ) -> None:
     create_tables(pg)
-    error = run_to_end(pg.dsn, tmp_path / "log", snapshot_where={"public.items": "no_such > 1"})
-    assert error is not None
-    assert error.kind is Kind.SNAPSHOT_FAILED
-    assert "public.items" in error.message
-    assert "no_such" in error.message
+    for table, where, named in (
+        ("public.items", "no_such > 1", "no_such"),
+        ("public.parts", "public.parts.id > 1", "parts"),  # its partitions have other names
+    ):
+        error = run_to_end(pg.dsn, tmp_path / "log", snapshot_where={table: where})
+        assert error is not None
+        assert error.kind is Kind.SNAPSHOT_FAILED
+        assert table in error.message
+        assert named in error.message
     # Corrected, it begins.
     until_whole(pg, tmp_path / "log")
     assert fold(tmp_path / "log")["items"].ops == {"r": 3000}

@@ -21,7 +21,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.pgoutput import relation_message, type_message
-from tailrace.sources.postgres.connection.quoting import quote_table
+from tailrace.sources.postgres.connection.quoting import quote_literal, quote_table
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.published_tables import (
     GENERATED_VERSION_MIN,
@@ -184,6 +184,13 @@ def meant_tables(session: Session, source: PostgresSource, oids: Sequence[int]) 
 def published_oids(session: Session, source: PostgresSource) -> dict[tuple[str, str], int]:
     """Return the oids of the publication's tables by schema and name. One query."""
     return {row.name: row.number("oid") for row in _listed(session, source)}
+
+
+def is_partitioned(session: Session, schema: str, name: str) -> bool:
+    """Return whether a table is partitioned."""
+    table = quote_literal(quote_table(schema, name))
+    query = f"SELECT 1 AS found FROM pg_class WHERE oid = to_regclass({table}) AND relkind = 'p'"  # noqa: S608
+    return bool(session.run(query, "look at a table"))
 
 
 def relation_row(session: Session, oid: int) -> Row | None:

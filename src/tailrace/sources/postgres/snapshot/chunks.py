@@ -115,7 +115,9 @@ class Chunk:
         conditions = [f"({text})" for text in (*filters, self.relation.condition(self.part)) if text]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         named = ", ".join("NULL" if name is None else quote_identifier(name) for name in columns)
-        source = f"ONLY {self.relation.sql} AS {quote_identifier(table)}"
+        source = f"ONLY {self.relation.sql}"
+        if self.relation.name != table:
+            source += f" AS {quote_identifier(table)}"
         return f"COPY (SELECT {named} FROM {source}{where}) TO STDOUT"  # noqa: S608 - quoted
 
 

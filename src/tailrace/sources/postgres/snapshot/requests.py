@@ -14,7 +14,7 @@ from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_condition, unforeseen
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_table
 from tailrace.sources.postgres.connection.session import Session
-from tailrace.sources.postgres.schema.catalog import published_oids, published_table
+from tailrace.sources.postgres.schema.catalog import is_partitioned, published_oids, published_table
 from tailrace.sources.postgres.schema.publication import add_command
 from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.snapshot.plan import (
@@ -205,7 +205,9 @@ def check_condition(session: Session, schema: str, name: str, where: str) -> Non
     """
     attempted = f"take a snapshot of {schema}.{name}"
     try:
-        relation = f"ONLY {quote_table(schema, name)} AS {quote_identifier(name)}"  # as a chunk's command
+        relation = f"ONLY {quote_table(schema, name)}"
+        if is_partitioned(session, schema, name):
+            relation += f" AS {quote_identifier(name)}"  # as in the commands that read its partitions
         session.parse(f"SELECT FROM {relation} WHERE (\n{where}\n)", attempted)
     except TailraceError as error:
         raise of_condition(error, attempted) from None

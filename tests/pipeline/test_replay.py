@@ -101,9 +101,15 @@ def test_an_intact_target_is_not_changed_and_spark_is_not_started(orders, target
     assert FakeSpark.asked == 0
 
 
-def test_a_replay_that_was_stopped_does_not_claim_that_the_sink_is_complete(orders, targets, tmp_path):
+def test_a_replay_that_was_stopped_does_not_claim_that_the_sink_is_complete(
+    orders, targets, tmp_path, monkeypatch
+):
+    def refuse(*_):
+        raise TailraceError(Kind.SINK_WRITE_FAILED, "write: the disk is full")
+
     end = orders.insert(1)
     pipeline = pipeline_on(tmp_path)
+    monkeypatch.setattr(MemorySink, "write", refuse)
     replay = Replay(pipeline, choose_sink(pipeline, "0"))
     replay.stop()
     replay.run()

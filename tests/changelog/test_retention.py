@@ -204,6 +204,18 @@ def test_a_temporary_reader_that_begins_during_retention_is_known_to_have_ended(
     assert readers.all() == []
 
 
+def test_files_that_a_killed_process_left_are_removed_once_no_process_can_use_them(log: LogDirectory) -> None:
+    readers = Readers(log)
+    readers.register("lake", {"0": 0})
+    left, new = (log.path / "readers" / name for name in (".replay%3Aout%3A1.tmp", ".lake.json.1.tmp"))
+    for file in (left, new):
+        file.touch()
+    os.utime(left, (0, 0))
+    readers.remove_ended()
+    assert not left.exists()
+    assert new.exists()
+
+
 def test_a_temporary_reader_whose_lock_can_not_be_looked_at_stays(
     log: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

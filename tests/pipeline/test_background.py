@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.config import PipelineConfig
 from tailrace.errors import Kind, Policy
-from tailrace.pipeline.background import as_failure
+from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.spark_host import SparkHost
 from tests.support.wait import wait_until
 
@@ -113,6 +113,18 @@ def test_a_timeout_without_a_file_is_not_reported_as_a_failed_write() -> None:
     assert as_failure(TimeoutError()).kind is Kind.INTERNAL
     assert as_failure(TimeoutError(110, "Connection timed out", "/mnt/lake")).kind is Kind.SINK_WRITE_FAILED
     assert as_failure(OSError("words of a library")).kind is Kind.SINK_WRITE_FAILED
+
+
+def test_an_error_of_the_operating_system_is_reported_by_the_part_that_met_it() -> None:
+    def fail() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/mnt/shards")
+
+    capture = Background("capture", fail, Kind.SOURCE_UNREACHABLE)
+    capture.start()
+    assert capture.join(SOON_S)
+    assert capture.error is not None
+    assert capture.error.kind is Kind.SOURCE_UNREACHABLE
+    assert capture.error.context == {"file": "/mnt/shards"}
 
 
 def test_a_broken_connection_to_java_is_not_reported_as_a_failed_write() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tailrace.config import load
@@ -159,6 +161,15 @@ def test_little_disk_space_is_a_warning_and_none_an_error(pg, tmp_path, monkeypa
     assert room(100 << 30) == []
     assert room(100 << 20) == [Severity.WARNING]
     assert room(1 << 20) == [Severity.ERROR]
+
+
+def test_a_read_only_file_system_is_not_reported_as_a_matter_of_rights(tmp_path, monkeypatch):
+    file = tmp_path / "pipeline.yaml"
+    file.write_text("name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: ./log}\n")
+    mounted = type("Mounted", (), {"f_flag": os.ST_RDONLY})
+    monkeypatch.setattr(f"{preflight_module.__name__}.os.statvfs", lambda _: mounted)
+    [finding] = [finding for finding in preflight(file) if finding.kind is Kind.LOG_WRITE_FAILED]
+    assert "mounted read-only" in finding.message
 
 
 def test_a_broken_check_does_not_hide_the_others(pg, tmp_path, monkeypatch):

@@ -101,6 +101,24 @@ def test_an_intact_target_is_not_changed_and_spark_is_not_started(orders, target
     assert FakeSpark.asked == 0
 
 
+def test_a_replay_that_was_stopped_does_not_claim_that_the_sink_is_complete(
+    orders, targets, tmp_path, monkeypatch
+):
+    def refuse(*_):
+        raise TailraceError(Kind.SINK_WRITE_FAILED, "write: the disk is full")
+
+    end = orders.insert(1)
+    pipeline = pipeline_on(tmp_path)
+    monkeypatch.setattr(MemorySink, "write", refuse)
+    replay = Replay(pipeline, choose_sink(pipeline, "0"))
+    replay.stop()
+    replay.run()
+    assert (
+        replay.summary()
+        == f"sink out: stopped, 0 rows written, 0 of {end} reached; the same command continues."
+    )
+
+
 def test_a_copy_leaves_no_reader_registered(orders, targets, tmp_path):
     end = orders.insert(1)
     replayed(pipeline_on(tmp_path), into=tmp_path / "copy")
@@ -176,6 +194,15 @@ def test_root_leaves_no_files_in_the_target_of_another_users_pipeline(orders, ta
     assert targets == {}
     replayed(pipeline_on(tmp_path), into=tmp_path / "copy")
     assert [span.end for span in targets[str(tmp_path / "copy")]] == [end]
+
+
+def test_a_copy_in_the_directory_of_the_log_or_a_sink_is_refused(orders, targets, tmp_path):
+    orders.insert(1)
+    for place in (tmp_path / "log", tmp_path / "out", tmp_path / "out" / "within", tmp_path):
+        with pytest.raises(TailraceError, match="overlaps the directory of") as caught:
+            replayed(pipeline_on(tmp_path), into=place)
+        assert caught.value.kind is Kind.CONFIG_INVALID
+    assert targets == {}
 
 
 def test_an_empty_target_may_begin_later(orders, targets, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,19 @@ def test_a_file_in_place_of_the_log_is_reported_as_a_problem_of_the_log(tmp_path
     with pytest.raises(TailraceError, match="lock the change log") as refused:
         Run(from_mapping(content, tmp_path)).run()
     assert refused.value.kind is Kind.LOG_WRITE_FAILED
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is root")
+def test_root_leaves_no_files_in_the_log_of_another_users_pipeline(tmp_path: Path) -> None:
+    LogOfOrders(tmp_path / "log").close()
+    os.chown(tmp_path / "log" / "identity.json", 65534, 65534)
+    held = sorted((tmp_path / "log").rglob("*"))
+    source = {"host": "127.0.0.1", "port": 1, "reconnect_s_max": 0.1}
+    content = {"name": "shop", "source": source, "log": {"path": "log"}}
+    with pytest.raises(TailraceError, match="its files would be root's") as refused:
+        Run(from_mapping(content, tmp_path)).run()
+    assert refused.value.kind is Kind.ENVIRONMENT_UNFIT
+    assert sorted((tmp_path / "log").rglob("*")) == held
 
 
 def test_a_directory_with_other_files_is_refused_and_not_changed(tmp_path: Path) -> None:

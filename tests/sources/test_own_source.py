@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.connector import PipelineConnector
 from tailrace.protocol.metadata_frames import shard_states
 from tailrace.sources.registry import source_type
+from tailrace.testing import source_types
 from tailrace.testing.conformance import check_source
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.reading import read_topic
 from tests.support.postgres import Database
-from tests.support.sources.text_shards import TextShards, TextShardsSection
+from tests.support.sources.text_shards import TextShards, TextShardsCapture, TextShardsSection
 
 TIMEOUT_S = 240
 SHARDS = ("a", "b", "c")
@@ -104,7 +106,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.syspath_prepend(str(info.parent))
     root = Path(__file__).resolve().parents[2]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(info.parent), str(root)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (info.parent, root, root / "src"))))
     return info.parent
 
 
@@ -240,6 +242,42 @@ def test_a_source_that_breaks_its_contract_is_found(tmp_path: Path) -> None:
         check_source(Forgetful(), section, tmp_path / "log", commit)
 
 
+def test_a_capture_that_fails_ends_the_check_of_its_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    World(tmp_path / "shards", 12)
+    section = TextShardsSection(folder=tmp_path / "shards", shards=SHARDS)
+    monkeypatch.setattr(TextShardsCapture, "_snapshot", lambda _: 1 / 0)
+    began_s = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        check_source(TextShards(), section, tmp_path / "log", lambda: 1)
+    assert time.monotonic() - began_s < source_types.WAIT_S / 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("package")
+def test_masks_apply_to_sinks_handlers_and_readers_that_know_only_the_logs_path(tmp_path: Path) -> None:
+    World(tmp_path / "shards", 13)
+    masks = [{"columns": ["public.orders.what"], "method": "fixed"}]
+    file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n", masks=masks)
+    file.write_text(file.read_text().replace("name: shop", "name: my-shop"))
+    _tailrace("run", file, "--until-caught-up")
+    [lines] = (tmp_path / "lines" / "public.orders").glob("*.jsonl")
+    assert json.loads(lines.read_text())["after"] == {"id": 1, "shard": "a", "what": "****"}
+    assert _tailrace("log", "show", tmp_path / "log", "--json") == lines.read_text()
+
+    file.write_text(file.read_text().replace("path: ./log", "path: ./other").partition("sinks:")[0])
+    seen: list[Any] = []
+    engine = Engine(
+        name="own",
+        connector=PipelineConnector(),
+        settings=load_engine(file).as_settings() | {"until_caught_up": True},
+        on_record=lambda record: seen.append(record.after["what"]),
+    )
+    engine.run()
+    assert seen == ["****"]
+
+
 @pytest.mark.usefixtures("package")
 @pytest.mark.slow
 def test_a_handler_gets_the_records_of_an_engine(tmp_path: Path) -> None:
@@ -268,6 +306,8 @@ def test_problems_of_its_section_are_reported_at_their_place(tmp_path: Path) -> 
     assert "source.shards" in said
     assert "source.colour" in said
     file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n", shards=["a", "nowhere"])
+    assert "the shard 'nowhere' is not there" in _tailrace("check", file, status=None)
+    file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n", shards=["nowhere"], folder="shards")
     assert "the shard 'nowhere' is not there" in _tailrace("check", file, status=None)
 
 

@@ -173,11 +173,6 @@ class LogDirectory:
         except OSError as error:
             raise durable.write_failure(error, f"make the folder {name}", path) from error
 
-    @property
-    def owner(self) -> int:
-        """The number of the user who owns the log."""
-        return (self.path / _IDENTITY).stat().st_uid
-
     def give_to_owner(self, path: Path) -> bool:
         """Give a file that root created in the log to the log's owner; return whether it is the owner's."""
         return durable.give_to_owner(path, self.path / _IDENTITY)

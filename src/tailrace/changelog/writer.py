@@ -132,7 +132,7 @@ class LogWriter:
     ) -> None:
         """Use `open` instead."""
         self._listener = listener
-        self._task, self._options = task, options
+        self.directory, self.task, self._options = directory, task, options
         self._log_id = directory.identity.log_id
         self._path = directory.task_path(task)
         self._mark, self._lock_fd = mark, lock_fd
@@ -180,9 +180,9 @@ class LogWriter:
             undo.callback(mark.close)
             writer = cls(directory, task, options or LogOptions(), mark, lock_fd, listener)
             writer._recover(before.offset)
+            if listener is not None:
+                listener.opened(writer)
             undo.pop_all()
-        if listener is not None:
-            listener.opened(writer)
         return writer
 
     @property
@@ -337,7 +337,7 @@ class LogWriter:
         self.close()
 
     def _recover(self, durable_to: int) -> None:
-        recovered: Recovered = recover(self._path, self._log_id, self._task, durable_to)
+        recovered: Recovered = recover(self._path, self._log_id, self.task, durable_to)
         with self._ending("publish the end of the change log", self._path):
             self._mark.publish(recovered.tail)
         tail = self._durable = recovered.tail

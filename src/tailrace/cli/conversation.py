@@ -70,7 +70,7 @@ def conversation(
     except Exception as error:  # noqa: BLE001 - every error is printed as text, not as a trace
         from tailrace.pipeline.background import as_failure
 
-        fail(as_failure(error), debug=debug, as_json=as_json)
+        fail(as_failure(error, Kind.ENVIRONMENT_UNFIT), debug=debug, as_json=as_json)
 
 
 def speaking(*, chatty: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:

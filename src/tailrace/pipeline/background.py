@@ -14,11 +14,25 @@ from tailrace.secrets import redact
 log = structlog.get_logger(__name__)
 
 
-class Background:
-    """Runs `function` once, on a daemon thread: a hung one can't keep the process alive."""
+#: What was attempted, and what to do, if the operating system refuses something, by the kind of the error.
+_REFUSED = {
+    Kind.SINK_WRITE_FAILED: ("work with a file", "check room, permissions and the health of the disk"),
+    Kind.ENVIRONMENT_UNFIT: ("work with a file", "check room, permissions and the health of the disk"),
+    Kind.SOURCE_UNREACHABLE: ("read from the source", "check that it can be reached, and read by this user"),
+}
 
-    def __init__(self, name: str, function: Callable[[], None]) -> None:
+
+class Background:
+    """Runs `function` once, on a daemon thread: a hung one can't keep the process alive.
+
+    :param refused: as of `as_failure`.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[[], None], refused: Kind = Kind.SINK_WRITE_FAILED
+    ) -> None:
         self._name = name
+        self._refused = refused
         self._function = function
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._ended = threading.Event()
@@ -46,7 +60,7 @@ class Background:
         try:
             self._function()
         except BaseException as error:
-            failure = as_failure(error)
+            failure = as_failure(error, self._refused)
             if failure is not error:
                 failure.__cause__ = error  # --debug shows it
             self._error = failure
@@ -69,8 +83,11 @@ def _is_from_spark(error: BaseException) -> bool:
     return place.partition(".")[0] in ("pyspark", "py4j")
 
 
-def as_failure(error: BaseException) -> TailraceError:
-    """Return `error` as a TailraceError, with passwords removed from texts of other libraries."""
+def as_failure(error: BaseException, refused: Kind = Kind.SINK_WRITE_FAILED) -> TailraceError:
+    """Return `error` as a TailraceError, with passwords removed from texts of other libraries.
+
+    :param refused: the kind of an error of the operating system, which depends on the failed part.
+    """
     if isinstance(error, TailraceError):
         return error
     if _is_from_spark(error):
@@ -80,10 +97,11 @@ def as_failure(error: BaseException) -> TailraceError:
         return found.changed(message=redact(found.message))
     # TimeoutError is an OSError, too; one of a wait that timed out has no errno.
     if isinstance(error, OSError) and not (isinstance(error, TimeoutError) and error.errno is None):
+        attempted, hint = _REFUSED[refused]
         return TailraceError(
-            Kind.SINK_WRITE_FAILED,
-            f"work with a file: {error.strerror or type(error).__name__}",
-            "check room, permissions and the health of the disk",
+            refused,
+            f"{attempted}: {error.strerror or type(error).__name__}",
+            hint,
             {"file": str(error.filename)} if error.filename else {},
         )
     # The text of an unexpected error may quote anything, so only its type is shown.

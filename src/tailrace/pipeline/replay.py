@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.patterns import one_column
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
-from tailrace.pipeline.log.root import is_running
+from tailrace.pipeline.log.root import is_running, require_owner
 from tailrace.pipeline.log.schemas import versions
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
@@ -56,6 +55,24 @@ def choose_sink(pipeline: PipelineConfig, which: str) -> SinkConfig:
     )
 
 
+def _require_apart(into: Path, pipeline: PipelineConfig) -> None:
+    """Check that a copy overlaps neither the log nor a sink.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    held = {"the log": pipeline.log.path}
+    held |= {f"sink {sink.name!r}": sink.path for sink in pipeline.sinks if isinstance(sink, FolderSink)}
+    place = into.resolve()
+    for owner, path in held.items():
+        other = path.resolve()
+        if place.is_relative_to(other) or other.is_relative_to(place):
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"replay into {os.fspath(into)}: it overlaps the directory of {owner}",
+                "name a new directory with --into",
+            )
+
+
 def require_not_fed(config: EngineConfig, pipeline: PipelineConfig, sink: SinkConfig) -> None:
     """Check that no engine feeds a Kafka sink: a replay would fence its producer, and the sink would stop.
 
@@ -76,25 +93,6 @@ def require_not_fed(config: EngineConfig, pipeline: PipelineConfig, sink: SinkCo
             Kind.SINK_LOCKED,
             f"replay sink {sink.name!r}: the pipeline is running, and writes it",
             "it needs no replay while the pipeline writes it; otherwise stop the pipeline first",
-            {"sink": sink.name},
-        )
-
-
-def _require_owner(directory: LogDirectory, sink: SinkConfig) -> None:
-    """Check that the engine of the log's owner can go on with the files that this replay leaves.
-
-    :raises TailraceError: `ENVIRONMENT_UNFIT` if it runs as root for another user's pipeline.
-    """
-    if os.geteuid() != 0 or isinstance(sink, KafkaSinkConfig):
-        return
-    owner = directory.owner
-    with tempfile.TemporaryFile(dir=directory.path) as made:  # some file systems choose the owner themselves
-        is_owner = os.fstat(made.fileno()).st_uid == owner
-    if not is_owner:
-        raise TailraceError(
-            Kind.ENVIRONMENT_UNFIT,
-            f"replay sink {sink.name!r} as root: its files would be root's, but the log is of user {owner}",
-            f"run it as that user (sudo -u '#{owner}' …), or name another directory with --into",
             {"sink": sink.name},
         )
 
@@ -153,6 +151,7 @@ class Replay:
                 "leave --into out",
             )
         if into is not None:
+            _require_apart(into, pipeline)
             self._sink = sink.model_copy(update={"path": into})
         self._is_copy = into is not None
         self._begin = begin
@@ -182,8 +181,9 @@ class Replay:
         if self._sink.on_spark and self._pipeline.spark.start == "eager":
             require_java()
         directory = LogDirectory.open(self._pipeline.log.path)
-        if not self._is_copy:
-            _require_owner(directory, self._sink)
+        if not self._is_copy and not isinstance(self._sink, KafkaSinkConfig):
+            attempted, way_out = f"replay sink {self._sink.name!r}", "name another directory with --into"
+            require_owner(directory.path, attempted, way_out)
         with LogReader.open(directory, TASK) as reader:
             tail = reader.end()
             _require_columns(directory, self._pipeline.source, reader.renames())
@@ -215,6 +215,11 @@ class Replay:
         """Return a sentence that says what the replay wrote."""
         assert self._feed is not None
         view = self._feed.view
+        if self._stop.is_set() and (view.position or 0) < self._end:
+            return (
+                f"sink {view.name}: stopped, {view.rows:,} rows written, {view.position or 0} of {self._end} "
+                "reached; the same command continues."
+            )
         if view.rows == 0 and view.bytes == 0:
             held = f"sink {view.name} already holds everything up to {self._end}; nothing was written again."
             if not isinstance(self._sink, FolderSink):

@@ -109,10 +109,10 @@ class SourceWorker:
                 listener=listener,
             )
         )
-        self._capture = self._background("capture", self._capture_task.run)
+        self._capture = self._background("capture", self._capture_task.run, Kind.SOURCE_UNREACHABLE)
         self._feeding = [self._background(f"sink-{feed.view.name}", feed.run) for feed in self._feeds]
         self._retaining = RetentionTimer(pipeline.log, TASK, self._source.snapshots(pipeline.log.path))
-        self._target = self._background("ask-source", self._ask_for_target)
+        self._target = self._background("ask-source", self._ask_for_target, Kind.SOURCE_UNREACHABLE)
         self._target_position: int | None = None
         self._stop_wanted = threading.Event()
         self._finishing = False
@@ -306,7 +306,8 @@ class SourceWorker:
         paths = [feed.realtime for feed in self._feeds if feed.realtime is not None]
         if self._reading is not None:
             paths.append(self._reading.realtime)
-        handover = None if self._is_remote else Handover([path.buffer for path in paths], self._durable)
+        buffers = [path.buffer for path in paths]
+        handover = None if self._is_remote else Handover(buffers, self._durable, self.pipeline.source)
         for path in paths:
             path.attach(handover)
         return handover
@@ -319,7 +320,6 @@ class SourceWorker:
 
     def _feed(self, config: SinkConfig, semaphore: FairSemaphore) -> SinkWorker:
         pipeline = self.pipeline
-        rules = pipeline.source.disclosure
         return SinkWorker(
             config,
             pipeline.name,
@@ -328,19 +328,21 @@ class SourceWorker:
             self._spark,
             semaphore=semaphore,
             source=self.name,
-            rules=None if rules.discloses_all else rules,
+            rules=pipeline.source.awaited_policy,
             realtime=RealtimePath(config.name, pipeline.realtime, pipeline.log.segment_bytes),
         )
 
-    def _background(self, work: str, function: Callable[[], None]) -> Background:
+    def _background(
+        self, work: str, function: Callable[[], None], refused: Kind = Kind.SINK_WRITE_FAILED
+    ) -> Background:
         if not self.name:
-            return Background(work, function)
+            return Background(work, function, refused)
 
         def run() -> None:
             structlog.contextvars.bind_contextvars(source=self.name)
             function()
 
-        return Background(f"{work}-{self.name}", run)
+        return Background(f"{work}-{self.name}", run, refused)
 
 
 def task_view(task: Capture) -> CaptureView:

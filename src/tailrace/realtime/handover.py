@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.changelog.format import BlockHeader, HeldBlock, Tail
 from tailrace.changelog.writer import Insertion, LogWriter
+from tailrace.config.source.section import SourceSection
 from tailrace.errors import TailraceError
 from tailrace.protocol.frames import Bytes
 from tailrace.realtime.buffer import BlockBuffer
@@ -25,11 +27,18 @@ class Handover:
     :param buffers: of the consumers; a block is copied once for all of them, as capture reuses its receive
         buffer.
     :param on_durable: called when new blocks have become durable, on the thread that called `sync`.
+    :param source: its column policy is stored with the log, unless its capture does so.
     """
 
-    def __init__(self, buffers: Sequence[BlockBuffer], on_durable: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        buffers: Sequence[BlockBuffer],
+        on_durable: Callable[[], None],
+        source: SourceSection | None = None,
+    ) -> None:
         self._buffers = tuple(buffers)
         self._on_durable = on_durable
+        self._policy = None if source is None or source.reads_column_names else source.disclosure
         # Of `_inserted`. Its holder waits for the writer's locks: callbacks within these must not take it.
         self._lock = threading.Lock()
         self._inserted: list[Insertion] = []  # frames that are not known to be durable, in order
@@ -37,6 +46,8 @@ class Handover:
         self._position = -1
 
     def opened(self, writer: LogWriter) -> None:
+        if self._policy is not None:
+            keep_disclosure(writer.directory, writer.task, self._policy)
         self._position = writer.durable.position
         self.cut(writer.offset)
         self._say_durable(writer.durable.offset)

@@ -38,26 +38,26 @@ def check_source(source: Source, section: SourceSection, log: Path, commit: Call
     def capture(listener: LogListener | None = None) -> Capture:
         return source.capture(section, log, options, name="conformance", listener=listener)
 
-    with _running(capture(_Listener(news))) as first:
-        _wait(lambda: first.caught_up(source.end(section, stop)), "what was there is in the log")
+    with _running(capture(_Listener(news))) as (first, wait):
+        wait(lambda: first.caught_up(source.end(section, stop)), "what was there is in the log")
         begun = _rows(log)
         news.clear()
         before, expected = source.end(section, stop), commit()
         end = source.end(section, stop)
         require(end > before, "`end` rises with every commit")
-        _wait(lambda: first.caught_up(end), "`caught_up` says so once a transaction is durable")
+        wait(lambda: first.caught_up(end), "`caught_up` says so once a transaction is durable")
         require(news.wait(WAIT_S), "the log's writer has the `listener`")
         require(first.progress().durable.position >= end, "`progress` tells what is durable")
         require(_rows(log) == begun + expected, "each change is in the log once")
         _check_alone(capture())
     expected += commit()
-    with _running(capture()) as second:
+    with _running(capture()) as (second, wait):
         end = source.end(section, stop)
-        _wait(lambda: second.caught_up(end), "what was committed while nothing ran is captured later")
+        wait(lambda: second.caught_up(end), "what was committed while nothing ran is captured later")
         # One more transaction, so that changes that a faulty source repeats are in the log, too.
         expected += commit()
         after = source.end(section, stop)
-        _wait(lambda: second.caught_up(after), "`caught_up` says so once a transaction is durable")
+        wait(lambda: second.caught_up(after), "`caught_up` says so once a transaction is durable")
     require(_rows(log) == begun + expected, "what is in the log is not captured again")
 
 
@@ -93,7 +93,8 @@ def _check_alone(other: Capture) -> None:
 
 
 @contextmanager
-def _running(capture: Capture) -> Iterator[Capture]:
+def _running(capture: Capture) -> Iterator[tuple[Capture, Callable[[Callable[[], bool], str], None]]]:
+    """Run a capture during the block; yield it, and a function that waits for a rule while it runs."""
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -104,8 +105,15 @@ def _running(capture: Capture) -> Iterator[Capture]:
 
     thread = threading.Thread(target=run, name="conformance-capture", daemon=True)
     thread.start()
+
+    def wait(is_so: Callable[[], bool], rule: str) -> None:
+        wait_until(lambda: is_so() or not thread.is_alive(), WAIT_S, _LOOK_S)
+        require(
+            is_so(), f"{rule} ({WAIT_S:.0f} s)" if thread.is_alive() else f"{rule}: `run` has ended before"
+        )
+
     try:
-        yield capture
+        yield capture, wait
     except AssertionError:
         if failed:
             raise failed[0] from None
@@ -128,7 +136,3 @@ def _rows(log: Path) -> int:
         return 0
     with LogReader.open(directory, TASK) as reader:
         return sum(block.header.rows for block in reader.blocks(reader.start, reader.end().offset))
-
-
-def _wait(is_so: Callable[[], bool], rule: str) -> None:
-    require(wait_until(is_so, WAIT_S, _LOOK_S), f"{rule} ({WAIT_S:.0f} s)")

@@ -21,6 +21,7 @@ from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import LogListener, LogWriter, Tail
 from tailrace.config import PipelineConfig
+from tailrace.config.fields import LocalPath
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.section import SourceSection
 from tailrace.errors import Kind, TailraceError
@@ -38,7 +39,7 @@ class TextShardsSection(SourceSection):
     """The settings of the source."""
 
     type: Literal["text_shards"] = "text_shards"
-    folder: Path = Field(description="Where the shards are.")
+    folder: LocalPath = Field(description="Where the shards are.")
     shards: tuple[str, ...] = Field(min_length=1, description="Names of the shards.")
 
     @property

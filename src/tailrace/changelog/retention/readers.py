@@ -22,6 +22,8 @@ from tailrace.errors import Kind, TailraceError
 
 READERS = "readers"
 _SUFFIX, _LOCK_SUFFIX = ".json", ".temporary"
+#: Age beyond which no process renames its temporary file any more, in seconds.
+_LEFT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,11 @@ class Readers:
             os.close(fd)
 
     def remove_ended(self) -> None:
-        """Remove temporary readers whose process has ended."""
+        """Remove temporary readers whose process has ended, and files that a killed process left."""
+        for left in self._path.glob(f".*{durable.TEMPORARY_SUFFIX}"):
+            with contextlib.suppress(OSError):  # its process may rename it, or another user own it
+                if time.time() - left.stat().st_mtime > _LEFT_S:
+                    left.unlink()
         for lock in self._path.glob(f".*{_LOCK_SUFFIX}"):
             if os.access(lock, os.R_OK) and not is_locked(lock):
                 self.remove(decode_name(lock.name[1:].removesuffix(_LOCK_SUFFIX)))

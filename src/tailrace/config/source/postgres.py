@@ -153,6 +153,7 @@ class PostgresSource(SourceSection, LibpqOptions):
     """A PostgreSQL database whose changes are captured."""
 
     snapshot_has_keys_once: ClassVar[bool] = True
+    reads_column_names: ClassVar[bool] = True
 
     type: Literal["postgresql"] = Field(default="postgresql", description="Kind of the source.")
     dsn: Dsn | None = Field(

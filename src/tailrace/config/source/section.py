@@ -21,6 +21,8 @@ class SourceSection(ValueHandling, ColumnPolicy):
     #: Whether a snapshot in the log has each key of a table once, so that mirrors need not search it for
     #: duplicates. If it may have a key several times, the last row counts.
     snapshot_has_keys_once: ClassVar[bool] = False
+    #: Whether capture reads the names of columns from the server, and stores the column policy after them.
+    reads_column_names: ClassVar[bool] = False
 
     type: str = Field(description="Kind of the source.")
     reconnect_delay_s: float = Field(
@@ -45,6 +47,11 @@ class SourceSection(ValueHandling, ColumnPolicy):
     def source_name(self) -> str:
         """The name among several sources; empty for the only one."""
         return str(getattr(self, "name", ""))
+
+    @property
+    def awaited_policy(self) -> ColumnPolicy | None:
+        """The column policy that capture must have stored before sinks read; None: they need not wait."""
+        return self.disclosure if self.reads_column_names and not self.discloses_all else None
 
     @property
     def connect_timeout_s(self) -> float:

@@ -123,8 +123,8 @@ class LogConsumer:
         if TASK not in directory.tasks() or not directory.segments(TASK):
             self._refuse_if_begun()
             return False
-        rules = self._pipeline.source.disclosure
-        if not rules.discloses_all and not disclosure_is_kept(directory, TASK, rules):
+        rules = self._pipeline.source.awaited_policy
+        if rules is not None and not disclosure_is_kept(directory, TASK, rules):
             return False  # capture has not asked the server yet which columns the rules name
         reader = LogReader.open(directory, TASK)
         self._log_id = directory.identity.log_id

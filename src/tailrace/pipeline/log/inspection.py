@@ -27,6 +27,7 @@ from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.pipeline.log.consumer import next_split
+from tailrace.pipeline.status.document import last_written
 from tailrace.ranges import plan
 from tailrace.ranges.batches import MESSAGES_TOPIC
 from tailrace.ranges.changes import DecodedBatch, PendingWaits, decoded_batches
@@ -140,9 +141,17 @@ def _lines(
 
 
 def origin_of(directory: LogDirectory) -> SourceInfo:
-    """Return the content of the field `source` for changes in this log."""
-    source = directory.identity.source
-    return SourceInfo.of(source.slot.removeprefix("tailrace_"), source)
+    """Return the content of the field `source` for changes in this log, with the name of the pipeline that
+    last wrote it; if it left no status, with the slot's.
+    """
+    source, path = directory.identity.source, directory.path
+    if (status := last_written(path)) is not None:
+        name = status["name"]
+    elif (status := last_written(path.parent)) is not None:  # of several sources
+        name = f"{status['name']}_{path.name}"
+    else:
+        name = source.slot.removeprefix("tailrace_")
+    return SourceInfo.of(name, source)
 
 
 def _exact(wanted: Selection) -> tuple[str, ...] | None:

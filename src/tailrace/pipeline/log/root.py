@@ -14,6 +14,7 @@ pipeline with one source has used is refused: no sink would continue there.
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from tailrace.changelog import durable
@@ -29,11 +30,34 @@ _IDENTITY = "identity.json"
 def take_root(config: EngineConfig) -> int:
     """Lock the root for this engine, creating it if needed; closing the descriptor releases the lock.
 
-    :raises TailraceError: `LOG_LOCKED`; as `check_roots`; `LOG_FULL`, `LOG_WRITE_FAILED`.
+    :raises TailraceError: `LOG_LOCKED`; as `check_roots` and `require_owner`; `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
     check_roots(config)
+    for pipeline in config.pipelines:
+        if (pipeline.log.path / _IDENTITY).exists():
+            way_out = "give the directories of the log and of the sinks to root (chown -R root …)"
+            require_owner(pipeline.log.path, "run the pipeline", way_out)
     durable.make_directory(config.log.path)
     return take_lock(config.log.path)
+
+
+def require_owner(log_path: Path, attempted: str, way_out: str) -> None:
+    """Check that the pipeline of the log's owner can go on with the files that this process will leave.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if it is root's, and the pipeline another user's.
+    """
+    owner = (log_path / _IDENTITY).stat().st_uid
+    if os.geteuid() != 0 or owner == 0:
+        return
+    with tempfile.TemporaryFile(dir=log_path) as made:  # some file systems choose the owner themselves
+        is_owner = os.fstat(made.fileno()).st_uid == owner
+    if not is_owner:
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT,
+            f"{attempted} as root: its files would be root's, but the log is of user {owner}",
+            f"run it as that user (sudo -u '#{owner}' …), or {way_out}",
+            {"path": str(log_path)},
+        )
 
 
 def check_roots(config: EngineConfig) -> None:

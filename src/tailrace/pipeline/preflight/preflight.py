@@ -335,7 +335,13 @@ def _room(place: str, path: Path, full: Kind, unwritable: Kind) -> Iterator[Find
             unwritable, f"{place}: {existing} is not a directory", f"correct {place}, or move the file away"
         )
         return
-    if not os.access(existing, os.W_OK | os.X_OK):
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        yield error(
+            unwritable,
+            f"{place}: the file system of {existing} is mounted read-only",
+            f"mount it for writing, or choose another {place}",
+        )
+    elif not os.access(existing, os.W_OK | os.X_OK):
         yield error(
             unwritable,
             f"{place}: this user may not write in {existing}",

@@ -20,6 +20,7 @@ from tailrace.engine.logs import to_logging
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.remote.channel import Channel, Report
+from tailrace.realtime.handover import Handover
 from tailrace.sources.contract import Capture
 from tailrace.sources.registry import source_type
 
@@ -117,10 +118,15 @@ class Attempt:
 
     def run(self) -> None:
         """Capture; see `carry_out`."""
-        task = source_type(self._pipeline.source.type).capture(
-            self._pipeline.source, self._pipeline.log.path, self._pipeline.log, name=self._pipeline.name
+        source = self._pipeline.source
+        task = source_type(source.type).capture(
+            source,
+            self._pipeline.log.path,
+            self._pipeline.log,
+            name=self._pipeline.name,
+            listener=Handover((), lambda: None, source),
         )
-        capture = Background("capture", task.run)
+        capture = Background("capture", task.run, Kind.SOURCE_UNREACHABLE)
         capture.start()
         while not capture.join(TURN_S):
             self._listen(task)

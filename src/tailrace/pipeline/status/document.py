@@ -49,7 +49,7 @@ def document(config: EngineConfig) -> dict[str, Any]:
 
     Never raises for a broken pipeline: the document's `error` has the failure.
     """
-    written = _read(config.log.path / FILE_NAME)
+    written = last_written(config.log.path)
     if not is_running(config):
         return view_at_rest(config, written, PipelineState.STOPPED).as_json()
     fresh = written is not None and time.time() - written.get("updated_us", 0) / 1e6 < FRESH_S
@@ -58,9 +58,10 @@ def document(config: EngineConfig) -> dict[str, Any]:
     return view_at_rest(config, None, PipelineState.STARTING).as_json()
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def last_written(root: Path) -> dict[str, Any] | None:
+    """Return the document that the last engine on the directory `log.path` wrote; None if it wrote none."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads((root / FILE_NAME).read_bytes())
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) and isinstance(content.get("sinks"), list) else None

@@ -69,6 +69,21 @@ def test_a_commit_of_others_while_a_table_is_rewritten_is_not_overwritten(
     assert DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["id"].to_pylist() == [7]
 
 
+def test_the_columns_of_a_table_are_not_noted_again_because_of_a_users_comment(tmp_path: Path) -> None:
+    folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
+    schema = table(("id", pa.int64()), ("b", pa.string()))
+    folder.create(schema, [], 1)
+    DeltaTable(str(tmp_path / "t")).alter.set_column_metadata("b", {"comment": "theirs"})
+    folder.committed()
+    folder.note_columns(schema)
+    later = table(("b", pa.string()), ("id", pa.int64()))
+    assert [field.name for field in folder.unnoted(schema)] == []
+    folder.note_columns(later)
+    found = DeltaTable(str(tmp_path / "t"))
+    assert found.version() == 3
+    assert found.schema().fields[1].metadata == {"comment": "theirs", "tailrace.column": "1.0.25.-1"}
+
+
 def test_properties_are_not_set_over_another_commit(tmp_path: Path) -> None:
     folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
     folder.create(table(("id", pa.int64())), [], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import subprocess
@@ -677,6 +678,33 @@ def test_a_table_of_a_mirror_that_somebody_removes_or_sets_back_stops_it_until_i
     write_alone(sink, log, middle, end)
     write_alone(sink, log, end, last)
     assert [row["n"] for row in table(tmp_path / "lake")] == [1, 3]
+
+
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_a_table_that_was_given_a_column_mapping_is_left_as_it_is(kind, tmp_path, log):
+    begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
+    end = log.commit(insert(1, 2, "two", 2))
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, begun)
+    commits = tmp_path / "lake" / "public.accounts" / "_delta_log"
+    found = (json.loads(line) for line in (commits / f"{0:020d}.json").read_text().splitlines())
+    metadata = next(action["metaData"] for action in found if "metaData" in action)
+    schema = json.loads(metadata["schemaString"])
+    inner = [each for field in schema["fields"] if isinstance(field["type"], dict)
+             for each in field["type"].get("fields", [])]  # fmt: skip
+    for number, field in enumerate([*schema["fields"], *inner], 1):
+        mapping = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
+        field["metadata"] |= mapping
+    schema["fields"][1]["name"] = "renamed"
+    metadata["schemaString"] = json.dumps(schema)
+    metadata["configuration"] |= {"delta.columnMapping.mode": "name"}
+    actions = [{"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": metadata}]
+    (commits / f"{1:020d}.json").write_text("".join(f"{json.dumps(each)}\n" for each in actions))
+    with pytest.raises(TailraceError) as raised:
+        write(sink, log, begun, end)
+    assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert "column mapping" in raised.value.message
+    assert DeltaTable(str(commits.parent)).version() == 1
 
 
 @pytest.mark.parametrize("unsent", [False, True], ids=["all was sent", "a value was not sent"])

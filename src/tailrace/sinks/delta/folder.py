@@ -45,6 +45,7 @@ COMMIT_ATTEMPTS_MAX = 8
 #: Most columns with statistics: Delta's default.
 _STATISTICS_COLUMNS_MAX = 32
 _UNWRITABLE = "check the table's folder; what was committed is known and will not be written again"
+_ELSEWHERE = "give the sink a new, empty path and let it read the log from its start"
 _UNREADABLE = (
     "check the table's folder. After a loss of power its last commits may be half-written: remove the files "
     "_delta_log/<version>.json that can't be read, from the highest version down; their content is written "
@@ -99,16 +100,27 @@ class DeltaFolder:
             raise self._refused("read a Delta table", error, _UNREADABLE) from error
 
     def require_ours(self) -> None:
-        """Check that the table, if there is one, was made for this pipeline and log.
+        """Check that the table, if there is one, was made for this pipeline and log, and its files' columns
+        have their names.
 
-        :raises TailraceError: `SINK_FOREIGN`.
+        :raises TailraceError: `SINK_FOREIGN`, `SINK_SCHEMA_REFUSED`.
         """
-        if self._delta is not None and self._transaction() is None:
+        if self._delta is None:
+            return
+        if self._transaction() is None:
             raise TailraceError(
                 Kind.SINK_FOREIGN,
                 "write to a Delta table: it has no record of this pipeline and log",
                 "another writer created it, or created it again: move the table away, or give the sink "
                 "its own path",
+                self.context,
+            )
+        if self._delta.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+            # delta-rs drops the columns' mapping when it writes a schema: nobody could read the table then.
+            raise TailraceError(
+                Kind.SINK_SCHEMA_REFUSED,
+                "write to a Delta table: it was given a column mapping (`delta.columnMapping.mode`)",
+                _ELSEWHERE,
                 self.context,
             )
 
@@ -165,7 +177,7 @@ class DeltaFolder:
                 "follow a change of schema: the table was given features that its files can't be rewritten "
                 f"with ({', '.join(sorted(foreign)) or 'partitions'})",
                 # DROP FEATURE leaves `checkpointProtection`, which delta-rs can't write either.
-                "give the sink a new, empty path and let it read the log from its start",
+                _ELSEWHERE,
                 self.context,
             )
         added = pa.table(self._delta.get_add_actions(flatten=True))
@@ -190,9 +202,12 @@ class DeltaFolder:
             self._attempt("add columns to a Delta table", commit)
 
     def unnoted(self, schema: pa.Schema) -> list[pa.Field]:
-        """Return those of `schema`'s columns, all of which the table has, whose metadata differs there."""
-        have = self.schema()
-        return [field for field in schema if field.metadata not in (None, have.field(field.name).metadata)]
+        """Return those of `schema`'s columns, all of which the table has, whose metadata the table lacks.
+
+        The table's columns may have more, such as a user's comment.
+        """
+        have = {field.name: field.metadata or {} for field in self.schema()}
+        return [field for field in schema if not (field.metadata or {}).items() <= have[field.name].items()]
 
     def has_columns(self, schema: pa.Schema) -> bool:
         """Return whether the table has `schema`'s columns, with their types and metadata, and no others."""
@@ -422,7 +437,9 @@ class DeltaFolder:
         return TailraceError(
             Kind.SINK_WRITE_FAILED,
             f"{attempted}: {found}",
-            hint,
+            f"it was given features that delta-rs can't write: {_ELSEWHERE}"
+            if "Unsupported table features" in found
+            else hint,
             self.context,
         )
 

@@ -100,7 +100,9 @@ def merge_small(work: SmallMerge) -> bool:
         raise TailraceError(
             Kind.SINK_WRITE_FAILED,
             f"merge changes into a mirror: {type(error).__name__}",
-            "another writer may have committed to the table meanwhile; the merge is tried again",
+            "another writer may have committed to the table meanwhile, and the merge is tried again; if it "
+            "fails each time, a property, constraint or feature that the table was given refuses it "
+            "(`delta.appendOnly`, `CHECK`): remove that, or give the sink a new, empty path",
             {"table": work.table},
         ) from error
     return True

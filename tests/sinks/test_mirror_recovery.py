@@ -202,6 +202,17 @@ def test_a_merge_of_a_few_large_changes_is_left_to_spark(tmp_path, log, monkeypa
         write_alone(sink, log, small, end)
 
 
+def test_a_merge_that_takes_unsent_values_from_a_table_with_deletion_vectors_is_left_to_spark(tmp_path, log):
+    begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1), insert(1, 2, "two", 2))
+    end = log.commit(update(1, 1, UNCHANGED, 5))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, 0, begun)
+    theirs = DeltaTable(str(tmp_path / "lake" / "public.accounts"))
+    theirs.alter.set_table_properties({"delta.enableDeletionVectors": "true"})
+    with pytest.raises(SparkNeededError):
+        write_alone(sink, log, begun, end)
+
+
 def test_spark_rewrites_a_large_table_and_this_process_a_small_one(tmp_path, log, monkeypatch):
     begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1), insert(1, 2, "two", 2))
     without_note = relation(1, "public.accounts", {"id": INT8, "n": INT4})

@@ -442,7 +442,8 @@ class DeltaSink:
         """Return whether a table is gone, or has less than when the position was recorded."""
         if (committed := folder.committed()) is None:
             return not folder.exists()
-        return committed < (self._recorded(task) or {}).get("tables", {}).get(folder.path.name, 0)
+        had: dict[str, int] = (self._recorded(task) or {}).get("tables", {})
+        return committed < had.get(folder.path.name, 0)
 
     def _columns_since(self, task: str) -> int | None:
         """Return the log offset of a change whose columns, but not its row, a table may have; None: none."""

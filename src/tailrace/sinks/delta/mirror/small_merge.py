@@ -126,7 +126,10 @@ def _has_special_texts(table: DeltaTable, path: str) -> bool:
     # With Arrow's own file system: its threads may call that of delta-rs, which is in Python, for a second
     # after the last read, and this aborts a process that ends meanwhile.
     files = fs.SubTreeFileSystem(path, fs.LocalFileSystem())
-    held = table.to_pyarrow_table(columns=[POSITION], filesystem=files)[POSITION]
+    try:
+        held = table.to_pyarrow_table(columns=[POSITION], filesystem=files)[POSITION]
+    except DeltaError:  # it has a feature that only Spark reads, such as deletion vectors
+        return True
     return any(part.field("special").null_count < len(part) for part in held.chunks)
 
 

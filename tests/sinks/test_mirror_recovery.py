@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from tailrace import failpoints
 from tailrace.changelog import runs
@@ -716,6 +716,25 @@ def test_a_table_that_was_given_a_column_mapping_is_left_as_it_is(kind, tmp_path
     assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
     assert "column mapping" in raised.value.message
     assert DeltaTable(str(commits.parent)).version() == 1
+
+
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_a_table_that_was_given_partitions_gets_no_rows_until_it_has_none(kind, tmp_path, log):
+    begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
+    end = log.commit(insert(1, 2, "two", 2))
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, begun)
+    folder = str(tmp_path / "lake" / "public.accounts")
+    rows = DeltaTable(folder).to_pyarrow_table()
+    write_deltalake(folder, rows, mode="overwrite", schema_mode="overwrite", partition_by=["note"])
+    with pytest.raises(TailraceError) as raised:
+        write(sink, log, begun, end)
+    assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert "partitions" in raised.value.message
+    write_deltalake(folder, rows, mode="overwrite", schema_mode="overwrite", partition_by=[])
+    write(sink, log, begun, end)
+    found = DeltaTable(folder).to_pyarrow_table().to_pylist()
+    assert sorted((row["id"], row["note"]) for row in found) == [(1, "one"), (2, "two")]
 
 
 @pytest.mark.parametrize("unsent", [False, True], ids=["all was sent", "a value was not sent"])

@@ -115,12 +115,15 @@ class DeltaFolder:
                 "its own path",
                 self.context,
             )
-        if self._delta.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-            # delta-rs drops the columns' mapping when it writes a schema: nobody could read the table then.
+        metadata = self._delta.metadata()
+        mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
+        if mapped or metadata.partition_columns:
+            # delta-rs drops the mapping when it writes a schema: nobody could read the table then. And a reader
+            # takes the values of partition columns from Delta's log, not from our files.
             raise TailraceError(
                 Kind.SINK_SCHEMA_REFUSED,
-                "write to a Delta table: it was given a column mapping (`delta.columnMapping.mode`)",
-                _ELSEWHERE,
+                f"write to a Delta table: it was given {'a column mapping' if mapped else 'partitions'}",
+                _ELSEWHERE if mapped else f"rewrite it without partitions, or {_ELSEWHERE}",
                 self.context,
             )
 
@@ -165,17 +168,15 @@ class DeltaFolder:
     def data_files(self) -> list[str]:
         """Return the paths of the table's data files, which have exactly the table's rows.
 
-        :raises TailraceError: `SINK_SCHEMA_REFUSED` if the table has partitions or features of Delta
-            with which that is not so.
+        :raises TailraceError: `SINK_SCHEMA_REFUSED` if a feature of Delta is enabled with which that is not so.
         """
         assert self._delta is not None, "only of an existing table"
         foreign = set(self._delta.protocol().reader_features or ()) - _PLAIN_FEATURES
-        partitioned = bool(self._delta.metadata().partition_columns)
-        if foreign or partitioned:
+        if foreign:
             raise TailraceError(
                 Kind.SINK_SCHEMA_REFUSED,
                 "follow a change of schema: the table was given features that its files can't be rewritten "
-                f"with ({', '.join(sorted(foreign)) or 'partitions'})",
+                f"with ({', '.join(sorted(foreign))})",
                 # DROP FEATURE leaves `checkpointProtection`, which delta-rs can't write either.
                 _ELSEWHERE,
                 self.context,

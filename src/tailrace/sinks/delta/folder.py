@@ -118,8 +118,8 @@ class DeltaFolder:
         metadata = self._delta.metadata()
         mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
         if mapped or metadata.partition_columns:
-            # delta-rs drops the mapping when it writes a schema: nobody could read the table then. And a reader
-            # takes the values of partition columns from Delta's log, not from our files.
+            # delta-rs drops the mapping when it writes a schema, and nobody can read the table then. Values of
+            # partition columns are read from Delta's log, not from our files.
             raise TailraceError(
                 Kind.SINK_SCHEMA_REFUSED,
                 f"write to a Delta table: it was given {'a column mapping' if mapped else 'partitions'}",
@@ -168,7 +168,7 @@ class DeltaFolder:
     def data_files(self) -> list[str]:
         """Return the paths of the table's data files, which have exactly the table's rows.
 
-        :raises TailraceError: `SINK_SCHEMA_REFUSED` if a feature of Delta is enabled with which that is not so.
+        :raises TailraceError: `SINK_SCHEMA_REFUSED` if the table has features with which that is not so.
         """
         assert self._delta is not None, "only of an existing table"
         foreign = set(self._delta.protocol().reader_features or ()) - _PLAIN_FEATURES
@@ -320,15 +320,24 @@ class DeltaFolder:
                 actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
             except FileNotFoundError:
                 break  # Delta has removed this old commit: a checkpoint has its content
-            for path in (action["add"]["path"] for action in actions if "add" in action):
+            for file in self._files_of(actions):
                 with contextlib.suppress(FileNotFoundError):  # it was replaced, and VACUUM removed it
-                    sync_file(self.path / urllib.parse.unquote(path))
+                    sync_file(file)
             sync_file(commit)
             if any(self._is_up_to(action, since) for action in actions):
                 break
-        for directory in (log, self.path, self.path.parent):
-            durable.sync_directory(directory)
+        for directory in (log, self.path, self.path.parent, self.path / "_change_data"):
+            with contextlib.suppress(FileNotFoundError):  # without a change data feed
+                durable.sync_directory(directory)
         self._durable = delta.version()
+
+    def _files_of(self, actions: Sequence[dict[str, Any]]) -> list[Path]:
+        """Return the files that a commit added: of rows, of the change data feed, and deletion vectors."""
+        found = [action[kind] for action in actions for kind in ("add", "cdc") if kind in action]
+        files = [self.path / urllib.parse.unquote(each["path"]) for each in found]
+        # Their names are encoded in the commit: those of other commits are synced once more.
+        vectors = any(each.get("deletionVector") for each in found)
+        return [*files, *(self.path.rglob("deletion_vector_*.bin") if vectors else ())]
 
     def _is_up_to(self, action: dict[str, Any], since: int) -> bool:
         moved = action.get("txn", {})

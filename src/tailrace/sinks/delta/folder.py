@@ -118,8 +118,8 @@ class DeltaFolder:
         metadata = self._delta.metadata()
         mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
         if mapped or metadata.partition_columns:
-            # delta-rs drops the mapping when it writes a schema, and nobody can read the table then. Values of
-            # partition columns are read from Delta's log, not from our files.
+            # delta-rs drops the mapping when it writes a schema, and nobody can read the table then. Partition
+            # columns are read from Delta's log, not from our files.
             raise TailraceError(
                 Kind.SINK_SCHEMA_REFUSED,
                 f"write to a Delta table: it was given {'a column mapping' if mapped else 'partitions'}",

@@ -118,7 +118,7 @@ class DeltaFolder:
         metadata = self._delta.metadata()
         mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
         if mapped or metadata.partition_columns:
-            # delta-rs drops the mapping when it writes a schema, and nobody can read the table then. Partition
+            # delta-rs drops the mapping when it writes a schema: nobody can read the table then. Partition
             # columns are read from Delta's log, not from our files.
             raise TailraceError(
                 Kind.SINK_SCHEMA_REFUSED,

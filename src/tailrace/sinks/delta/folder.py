@@ -299,8 +299,9 @@ class DeltaFolder:
         self._write(files, "overwrite", version, schema)
         self._keep_statistics(before, schema)
 
-    def make_durable(self, since: int) -> None:
+    def make_durable(self, since: int) -> int:
         """Put the table's commits since its transaction was at `since`, and their files, on disk.
+        Return where its transaction is.
 
         Neither delta-rs nor Spark does this, and the sink's position must not survive a commit that is lost.
         The commits may be those of a process that died before it put them on disk.
@@ -308,8 +309,9 @@ class DeltaFolder:
         log = self.path / "_delta_log"
         delta = self._current()
         assert delta is not None, "only after a commit"
+        committed = self._transaction() or 0
         if delta.version() == self._durable:
-            return
+            return committed
         for version in range(delta.version(), self._durable, -1):
             commit = log / f"{version:020d}.json"
             with contextlib.suppress(FileNotFoundError):  # few versions have one; it replaces older commits
@@ -330,6 +332,7 @@ class DeltaFolder:
             with contextlib.suppress(FileNotFoundError):  # without a change data feed
                 durable.sync_directory(directory)
         self._durable = delta.version()
+        return committed
 
     def _files_of(self, actions: Sequence[dict[str, Any]]) -> list[Path]:
         """Return the files that a commit added: of rows, of the change data feed, and deletion vectors."""

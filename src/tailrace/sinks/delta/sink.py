@@ -267,9 +267,11 @@ class DeltaSink:
         done = {str(each.folder.path.relative_to(self._path)): span.end for each in work}
         self._tables_have(span.task).update(done)
         with writing(self.name, "make commits durable"):
-            for directory, committed in self._tables_have(span.task).items():
+            for directory, committed in [*self._tables_have(span.task).items()]:
                 if committed > have:  # by this write, or by an earlier one that failed before this step
-                    self._folder(span.task, directory, directory).make_durable(have)
+                    # A merge that changes no row makes no commit: the table has what it had.
+                    made = self._folder(span.task, directory, directory).make_durable(have)
+                    self._tables_have(span.task)[directory] = made
         remove_folder(staging)
         failpoints.hit("sink.after_publish")
 

@@ -718,19 +718,6 @@ def test_a_table_that_was_given_a_column_mapping_is_left_as_it_is(kind, tmp_path
     assert DeltaTable(str(commits.parent)).version() == 1
 
 
-def test_a_range_that_changes_no_row_of_a_mirror_is_no_sign_of_an_older_copy(tmp_path, log):
-    ends = [
-        log.commit(ACCOUNTS, insert(1, 1, "one", 1)),
-        log.commit(insert(1, 0, "none", 0), delete(1, 0, None, None)),
-        log.commit(update(1, 1, "changed", 3)),
-    ]
-    for start, end in pairwise([0, *ends]):
-        sink = opened("mirror", tmp_path / "lake", log)
-        write_alone(sink, log, start, end)
-        sink.close()
-    assert [row["n"] for row in table(tmp_path / "lake")] == [3]
-
-
 @pytest.mark.parametrize("kind", ["append", "mirror"])
 def test_a_table_that_was_given_partitions_gets_no_rows_until_it_has_none(kind, tmp_path, log):
     begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1))

@@ -162,6 +162,28 @@ def test_published_files_that_a_user_deletes_are_not_written_again(tmp_path, log
     assert sink.position("0") == ends[3]
 
 
+@pytest.mark.parametrize("gone", ["????????????????.json", "*"], ids=["manifests", "all records"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_files_whose_manifests_somebody_removed_stop_the_sink(kind, gone, tmp_path, log):
+    lake, ends = tmp_path / "lake", fill(log, 3)
+    sink = opened(kind, lake, log, tables=("public.*",))
+    write(sink, log, 0, ends[1])
+    between = log.commit(relation(9, "other.t", {"id": INT8}), insert(9, 1))
+    (end,) = fill(log, 1, first=4)[1:]
+    write(sink, log, ends[1], ends[3])
+    write(sink, log, ends[3], between)
+    write(sink, log, between, end)
+    sink.close()
+    for manifest in (lake / "_tailrace" / "manifests" / "0").glob(gone):
+        manifest.unlink()
+    sink = opened(kind, lake, log, tables=("public.*",))
+    for _ in range(2):
+        with pytest.raises(TailraceError) as raised:
+            sink.position("0")
+        assert raised.value.kind is Kind.SINK_DAMAGED
+        assert "new, empty path" in raised.value.hint
+
+
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_published_files_may_be_deleted_though_a_crash_left_the_staging_folder(
     kind, tmp_path, log, monkeypatch

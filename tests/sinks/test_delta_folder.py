@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -69,6 +70,21 @@ def test_a_commit_of_others_while_a_table_is_rewritten_is_not_overwritten(
     assert DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["id"].to_pylist() == [7]
 
 
+def test_the_columns_of_a_table_are_not_noted_again_because_of_a_users_comment(tmp_path: Path) -> None:
+    folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
+    schema = table(("id", pa.int64()), ("b", pa.string()))
+    folder.create(schema, [], 1)
+    DeltaTable(str(tmp_path / "t")).alter.set_column_metadata("b", {"comment": "theirs"})
+    folder.committed()
+    folder.note_columns(schema)
+    later = table(("b", pa.string()), ("id", pa.int64()))
+    assert [field.name for field in folder.unnoted(schema)] == []
+    folder.note_columns(later)
+    found = DeltaTable(str(tmp_path / "t"))
+    assert found.version() == 3
+    assert found.schema().fields[1].metadata == {"comment": "theirs", "tailrace.column": "1.0.25.-1"}
+
+
 def test_properties_are_not_set_over_another_commit(tmp_path: Path) -> None:
     folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
     folder.create(table(("id", pa.int64())), [], 1)
@@ -107,6 +123,33 @@ def test_commits_of_others_that_delta_has_removed_are_not_synced(tmp_path: Path,
     folder.append([], 3)
     folder.make_durable(2)
     assert synced == [f"{5:020d}.json"]
+
+
+def test_all_files_of_a_commit_are_synced(tmp_path: Path, monkeypatch) -> None:
+    path, synced = tmp_path / "t", []
+    monkeypatch.setattr(delta_folder, "sync_file", lambda file: synced.append(file.relative_to(path)))
+    folder = DeltaFolder(path, "lake", "public.t", "app")
+    folder.create(table(("id", pa.int64())), [], 1)
+    DeltaTable(str(path)).alter.set_table_properties({"delta.enableDeletionVectors": "true"})
+    folder.make_durable(1)
+    (path / "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin").touch()
+    file = {"partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+    vector = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "offset": 4, "sizeInBytes": 40}
+    actions = [
+        {"add": {**file, "path": "a%20b.parquet", "deletionVector": {**vector, "cardinality": 6}}},
+        {"cdc": {**file, "path": "_change_data/c.parquet", "dataChange": False}},
+        {"txn": {"appId": "app", "version": 2}},
+    ]
+    commit = path / "_delta_log" / f"{2:020d}.json"
+    commit.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    synced.clear()
+    folder.make_durable(1)
+    assert set(map(str, synced)) >= {
+        "_change_data/c.parquet",
+        f"_delta_log/{2:020d}.json",
+        "a b.parquet",
+        "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",
+    }
 
 
 @pytest.mark.parametrize("name", ["50%", "a\\b"])

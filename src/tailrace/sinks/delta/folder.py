@@ -45,6 +45,7 @@ COMMIT_ATTEMPTS_MAX = 8
 #: Most columns with statistics: Delta's default.
 _STATISTICS_COLUMNS_MAX = 32
 _UNWRITABLE = "check the table's folder; what was committed is known and will not be written again"
+_ELSEWHERE = "give the sink a new, empty path and let it read the log from its start"
 _UNREADABLE = (
     "check the table's folder. After a loss of power its last commits may be half-written: remove the files "
     "_delta_log/<version>.json that can't be read, from the highest version down; their content is written "
@@ -99,16 +100,30 @@ class DeltaFolder:
             raise self._refused("read a Delta table", error, _UNREADABLE) from error
 
     def require_ours(self) -> None:
-        """Check that the table, if there is one, was made for this pipeline and log.
+        """Check that the table, if there is one, was made for this pipeline and log, and its files' columns
+        have their names.
 
-        :raises TailraceError: `SINK_FOREIGN`.
+        :raises TailraceError: `SINK_FOREIGN`, `SINK_SCHEMA_REFUSED`.
         """
-        if self._delta is not None and self._transaction() is None:
+        if self._delta is None:
+            return
+        if self._transaction() is None:
             raise TailraceError(
                 Kind.SINK_FOREIGN,
                 "write to a Delta table: it has no record of this pipeline and log",
                 "another writer created it, or created it again: move the table away, or give the sink "
                 "its own path",
+                self.context,
+            )
+        metadata = self._delta.metadata()
+        mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
+        if mapped or metadata.partition_columns:
+            # delta-rs drops the mapping when it writes a schema: nobody can read the table then. Partition
+            # columns are read from Delta's log, not from our files.
+            raise TailraceError(
+                Kind.SINK_SCHEMA_REFUSED,
+                f"write to a Delta table: it was given {'a column mapping' if mapped else 'partitions'}",
+                _ELSEWHERE if mapped else f"rewrite it without partitions, or {_ELSEWHERE}",
                 self.context,
             )
 
@@ -153,19 +168,17 @@ class DeltaFolder:
     def data_files(self) -> list[str]:
         """Return the paths of the table's data files, which have exactly the table's rows.
 
-        :raises TailraceError: `SINK_SCHEMA_REFUSED` if the table has partitions or features of Delta
-            with which that is not so.
+        :raises TailraceError: `SINK_SCHEMA_REFUSED` if the table has features with which that is not so.
         """
         assert self._delta is not None, "only of an existing table"
         foreign = set(self._delta.protocol().reader_features or ()) - _PLAIN_FEATURES
-        partitioned = bool(self._delta.metadata().partition_columns)
-        if foreign or partitioned:
+        if foreign:
             raise TailraceError(
                 Kind.SINK_SCHEMA_REFUSED,
                 "follow a change of schema: the table was given features that its files can't be rewritten "
-                f"with ({', '.join(sorted(foreign)) or 'partitions'})",
+                f"with ({', '.join(sorted(foreign))})",
                 # DROP FEATURE leaves `checkpointProtection`, which delta-rs can't write either.
-                "give the sink a new, empty path and let it read the log from its start",
+                _ELSEWHERE,
                 self.context,
             )
         added = pa.table(self._delta.get_add_actions(flatten=True))
@@ -190,9 +203,12 @@ class DeltaFolder:
             self._attempt("add columns to a Delta table", commit)
 
     def unnoted(self, schema: pa.Schema) -> list[pa.Field]:
-        """Return those of `schema`'s columns, all of which the table has, whose metadata differs there."""
-        have = self.schema()
-        return [field for field in schema if field.metadata not in (None, have.field(field.name).metadata)]
+        """Return those of `schema`'s columns, all of which the table has, whose metadata the table lacks.
+
+        The table's columns may have more, such as a user's comment.
+        """
+        have = {field.name: field.metadata or {} for field in self.schema()}
+        return [field for field in schema if not (field.metadata or {}).items() <= have[field.name].items()]
 
     def has_columns(self, schema: pa.Schema) -> bool:
         """Return whether the table has `schema`'s columns, with their types and metadata, and no others."""
@@ -283,8 +299,9 @@ class DeltaFolder:
         self._write(files, "overwrite", version, schema)
         self._keep_statistics(before, schema)
 
-    def make_durable(self, since: int) -> None:
+    def make_durable(self, since: int) -> int:
         """Put the table's commits since its transaction was at `since`, and their files, on disk.
+        Return where its transaction is.
 
         Neither delta-rs nor Spark does this, and the sink's position must not survive a commit that is lost.
         The commits may be those of a process that died before it put them on disk.
@@ -292,8 +309,9 @@ class DeltaFolder:
         log = self.path / "_delta_log"
         delta = self._current()
         assert delta is not None, "only after a commit"
+        committed = self._transaction() or 0
         if delta.version() == self._durable:
-            return
+            return committed
         for version in range(delta.version(), self._durable, -1):
             commit = log / f"{version:020d}.json"
             with contextlib.suppress(FileNotFoundError):  # few versions have one; it replaces older commits
@@ -304,15 +322,25 @@ class DeltaFolder:
                 actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
             except FileNotFoundError:
                 break  # Delta has removed this old commit: a checkpoint has its content
-            for path in (action["add"]["path"] for action in actions if "add" in action):
+            for file in self._files_of(actions):
                 with contextlib.suppress(FileNotFoundError):  # it was replaced, and VACUUM removed it
-                    sync_file(self.path / urllib.parse.unquote(path))
+                    sync_file(file)
             sync_file(commit)
             if any(self._is_up_to(action, since) for action in actions):
                 break
-        for directory in (log, self.path, self.path.parent):
-            durable.sync_directory(directory)
+        for directory in (log, self.path, self.path.parent, self.path / "_change_data"):
+            with contextlib.suppress(FileNotFoundError):  # without a change data feed
+                durable.sync_directory(directory)
         self._durable = delta.version()
+        return committed
+
+    def _files_of(self, actions: Sequence[dict[str, Any]]) -> list[Path]:
+        """Return the files that a commit added: of rows, of the change data feed, and deletion vectors."""
+        found = [action[kind] for action in actions for kind in ("add", "cdc") if kind in action]
+        files = [self.path / urllib.parse.unquote(each["path"]) for each in found]
+        # Their names are encoded in the commit: those of other commits are synced once more.
+        vectors = any(each.get("deletionVector") for each in found)
+        return [*files, *(self.path.rglob("deletion_vector_*.bin") if vectors else ())]
 
     def _is_up_to(self, action: dict[str, Any], since: int) -> bool:
         moved = action.get("txn", {})
@@ -422,7 +450,9 @@ class DeltaFolder:
         return TailraceError(
             Kind.SINK_WRITE_FAILED,
             f"{attempted}: {found}",
-            hint,
+            f"it was given features that delta-rs can't write: {_ELSEWHERE}"
+            if "Unsupported table features" in found
+            else hint,
             self.context,
         )
 

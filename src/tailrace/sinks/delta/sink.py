@@ -19,16 +19,14 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tailrace import failpoints
 from tailrace.changelog.reader import LogReader
-from tailrace.config.patterns import matches_any
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange
-from tailrace.protocol import frames
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.renames import Renames
 from tailrace.ranges import plan
@@ -39,7 +37,15 @@ from tailrace.sinks.delta.folder import AddedFile, DeltaFolder
 from tailrace.sinks.delta.mirror.merge import remove_unread
 from tailrace.sinks.delta.mirror.small_merge import remove_unread_small
 from tailrace.sinks.delta.settings import require_same_settings
-from tailrace.sinks.delta.table_identity import Displaced, Holder, home_folders, name_now, place
+from tailrace.sinks.delta.table_identity import (
+    Displaced,
+    Holder,
+    facts_within,
+    home_folders,
+    name_now,
+    place,
+    read_from,
+)
 from tailrace.sinks.delta.wanted_tables import note_read_again, returned
 from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
 from tailrace.sinks.write_job import FileFormat, SinkInput, StagedFile, write_files
@@ -129,7 +135,7 @@ class DeltaSink:
         self._target: Target | None = None
         self._folders: dict[tuple[str, str], DeltaFolder] = {}
         self._have: dict[str, dict[str, int]] = {}
-        self._positions: dict[str, int | None] = {}
+        self._records: dict[str, dict[str, Any] | None] = {}
         self._noting = threading.Lock()
 
     def open(self, log: LogIdentity, pipeline: str) -> None:
@@ -143,10 +149,8 @@ class DeltaSink:
 
     def position(self, task: str) -> int | None:
         """As `contract.Sink.position`: the content of the position file."""
-        if task not in self._positions:
-            content = self._opened().read(_position_file(task))
-            self._positions[task] = None if content is None else int(content["position"])
-        return self._positions[task]
+        content = self._recorded(task)
+        return None if content is None else int(content["position"])
 
     def reach(self, task: str) -> int | None:
         """As `contract.Sink.reach`: tables may be ahead of the position."""
@@ -204,7 +208,7 @@ class DeltaSink:
         if self._target is not None:
             self._target.close()
         self._target = None
-        self._folders, self._have, self._positions = {}, {}, {}
+        self._folders, self._have, self._records = {}, {}, {}
 
     # ------------------------------------------------------------------ steps of a write
 
@@ -257,15 +261,17 @@ class DeltaSink:
             self._require_there(log, LogRange(span.task, have, span.end), work, begun)
         with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit", with_tags_of(spark)) as pool:
             # All tables are committed, also after a failure; the first error is raised.
-            outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
+            outcomes = [pool.submit(self._commit_table, spark, span.task, each) for each in work]
         for outcome in outcomes:
             outcome.result()
         done = {str(each.folder.path.relative_to(self._path)): span.end for each in work}
         self._tables_have(span.task).update(done)
         with writing(self.name, "make commits durable"):
-            for directory, committed in self._tables_have(span.task).items():
+            for directory, committed in [*self._tables_have(span.task).items()]:
                 if committed > have:  # by this write, or by an earlier one that failed before this step
-                    self._folder(span.task, directory, directory).make_durable(have)
+                    # A merge that changes no row makes no commit: the table has what it had.
+                    made = self._folder(span.task, directory, directory).make_durable(have)
+                    self._tables_have(span.task)[directory] = made
         remove_folder(staging)
         failpoints.hit("sink.after_publish")
 
@@ -338,7 +344,8 @@ class DeltaSink:
     def _require_there(
         self, log: Path, span: LogRange, work: Sequence[TableWork], begun: Mapping[int, int]
     ) -> None:
-        """Check that no table of `work` was removed from the target, unless its rows are read again.
+        """Check that no table of `work` was removed from the target, or replaced by an older copy, unless its
+        rows are read again.
 
         :param begun: the log offset at which the mirror's rows of a relation begin, as far as it is known.
         :raises TailraceError: `SINK_DAMAGED`.
@@ -347,14 +354,14 @@ class DeltaSink:
             oid: Displaced(each.table, span.start)
             for each in work
             if begun.get(oid := each.files[-1].source.oid, span.start) < span.start
-            and each.folder.committed() is None
-            and not each.folder.exists()
+            and self._has_less(span.task, each.folder)
         }
         if lost := self._not_read_again(log, span, gone):
             named = sorted(lost.values())
             raise TailraceError(
                 Kind.SINK_DAMAGED,
-                f"mirror a table: the folder of {', '.join(named)} is gone, and with it the mirror's rows",
+                f"mirror a table: the folder of {', '.join(named)} is gone, or an older copy replaced it: "
+                "the mirror's rows are missing",
                 f"{_read_again(named)}; or give the sink a new, empty path, so that it reads the log from "
                 "its start",
                 {"sink": self.name, "tables": named},
@@ -397,11 +404,20 @@ class DeltaSink:
                 lost[oid] = ".".join(name)
         return lost
 
-    def _commit_table(self, spark: SparkSession | None, work: TableWork) -> None:
+    def _commit_table(self, spark: SparkSession | None, task: str, work: TableWork) -> None:
         committed = work.folder.committed()
         if committed is not None and committed >= work.version:
             return
         work.folder.require_ours()
+        if not self._mode.follows_names and committed is not None and self._has_less(task, work.folder):
+            raise TailraceError(
+                Kind.SINK_DAMAGED,
+                "write to a Delta table: it lacks changes that it had, as an older copy of it does",
+                f"stop the pipeline and remove {self._opened().state / _position_file(task)}: if the log "
+                "still has its start, it is read again, and tables get what they lack; or give the sink a "
+                "new, empty path",
+                work.folder.context,
+            )
         failpoints.hit("sink.before_commit")
         with writing(self.name, "commit to a Delta table"):
             self._mode.commit(spark, work)
@@ -413,10 +429,23 @@ class DeltaSink:
         assert self._target is not None, "open comes first"
         return self._target
 
+    def _recorded(self, task: str) -> dict[str, Any] | None:
+        if task not in self._records:
+            self._records[task] = self._opened().read(_position_file(task))
+        return self._records[task]
+
     def _record(self, task: str, position: int) -> None:
-        self._positions.pop(task, None)  # so that it is read again if this fails half-way
-        self._opened().write(_position_file(task), {"position": position})
-        self._positions[task] = position
+        self._records.pop(task, None)  # so that it is read again if this fails half-way
+        record = {"position": position, "tables": dict(self._tables_have(task))}
+        self._opened().write(_position_file(task), record)
+        self._records[task] = record
+
+    def _has_less(self, task: str, folder: DeltaFolder) -> bool:
+        """Return whether a table is gone, or has less than when the position was recorded."""
+        if (committed := folder.committed()) is None:
+            return not folder.exists()
+        had: dict[str, int] = (self._recorded(task) or {}).get("tables", {})
+        return committed < had.get(folder.path.name, 0)
 
     def _columns_since(self, task: str) -> int | None:
         """Return the log offset of a change whose columns, but not its row, a table may have; None: none."""
@@ -467,31 +496,6 @@ class DeltaSink:
             return {}
         holders = self._holders(task)
         return {oid: holders[directory].committed for oid, directory in home_folders(holders).items()}
-
-
-def read_from(log: Path, span: LogRange, tables: tuple[str, ...] | None) -> dict[int, int]:
-    """Return, by oid, the log offset from which on the log has all rows of a table, as of the range's end,
-    for tables that a snapshot has read again as a whole.
-
-    :param tables: patterns of the tables that the sink gets; None: all.
-    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
-    """
-    facts = facts_within(log, LogRange(span.task, span.end, span.end))
-    return {
-        each.relation: each.read_from
-        for each in facts
-        if each.read_from and (tables is None or matches_any(tables, each.schema, each.table))
-    }
-
-
-def facts_within(log: Path, span: LogRange) -> list[Facts]:
-    """Return the facts in force at a range's start, followed by those in it, in order.
-
-    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
-    """
-    with LogReader.open(log, span.task) as reader:
-        known = reader.all_schema_frames(span.start, span.end)
-    return [Facts.from_json(frames.control_json(each)) for each in known if each[frames.KIND_AT] == ord("x")]
 
 
 def _by_directory(staged: Sequence[StagedFile]) -> list[tuple[str, tuple[StagedFile, ...]]]:

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from tailrace.changelog.reader import LogReader
+from tailrace.config.patterns import matches_any
+from tailrace.model import LogRange
+from tailrace.protocol import frames
 from tailrace.protocol.facts import Facts
 from tailrace.sinks.write_job import StagedFile
 
@@ -96,3 +101,28 @@ def name_now(own: Facts, facts: Iterable[Facts]) -> tuple[str, str] | None:
     if not after:
         return own.schema, own.table
     return next((each.replaced_name for each in after if each.replaced_name is not None), None)
+
+
+def read_from(log: Path, span: LogRange, tables: tuple[str, ...] | None) -> dict[int, int]:
+    """Return, by oid, the log offset from which on the log has all rows of a table, as of the range's end,
+    for tables that a snapshot has read again as a whole.
+
+    :param tables: patterns of the tables that the sink gets; None: all.
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
+    """
+    facts = facts_within(log, LogRange(span.task, span.end, span.end))
+    return {
+        each.relation: each.read_from
+        for each in facts
+        if each.read_from and (tables is None or matches_any(tables, each.schema, each.table))
+    }
+
+
+def facts_within(log: Path, span: LogRange) -> list[Facts]:
+    """Return the facts in force at a range's start, followed by those in it, in order.
+
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
+    """
+    with LogReader.open(log, span.task) as reader:
+        known = reader.all_schema_frames(span.start, span.end)
+    return [Facts.from_json(frames.control_json(each)) for each in known if each[frames.KIND_AT] == ord("x")]

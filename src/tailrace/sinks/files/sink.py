@@ -72,7 +72,9 @@ class FileSink:
         """As `contract.Sink.position`: the end of the last manifest."""
         self._settle()
         if task not in self._positions:
-            self._positions[task] = self._manifests(task).position()
+            position = self._manifests(task).position()
+            self._require_manifests(task, position or 0)
+            self._positions[task] = position
         return self._positions[task]
 
     def reach(self, task: str) -> int | None:
@@ -123,6 +125,22 @@ class FileSink:
             if (last := manifests.last()) is not None:
                 self._publish(manifests, last)
         self._settled = True
+
+    def _require_manifests(self, task: str, position: int) -> None:
+        """Check that no manifest of a visible file is gone: its range would be written once more.
+
+        :raises TailraceError: `SINK_DAMAGED`.
+        """
+        first = f"{names.task_name(task)}-{position:016x}"
+        for file in self._path.glob(f"*/{names.task_name(task)}-{'?' * 16}-*.{self.type}"):
+            if file.name >= first:
+                raise TailraceError(
+                    Kind.SINK_DAMAGED,
+                    f"read the sink's position: the file {file.name} is after it, so a manifest is gone",
+                    "put the newest manifests back into _tailrace/manifests, or give the sink a new, empty "
+                    "path and let it read the log from its start",
+                    {"sink": self.name, "path": str(file)},
+                )
 
     # ------------------------------------------------------------------ steps of a write
 

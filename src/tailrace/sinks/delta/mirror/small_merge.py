@@ -100,7 +100,9 @@ def merge_small(work: SmallMerge) -> bool:
         raise TailraceError(
             Kind.SINK_WRITE_FAILED,
             f"merge changes into a mirror: {type(error).__name__}",
-            "another writer may have committed to the table meanwhile; the merge is tried again",
+            "another writer may have committed to the table meanwhile, and the merge is tried again; if it "
+            "fails each time, a property, constraint or feature that the table was given refuses it "
+            "(`delta.appendOnly`, `CHECK`): remove that, or give the sink a new, empty path",
             {"table": work.table},
         ) from error
     return True
@@ -124,7 +126,10 @@ def _has_special_texts(table: DeltaTable, path: str) -> bool:
     # With Arrow's own file system: its threads may call that of delta-rs, which is in Python, for a second
     # after the last read, and this aborts a process that ends meanwhile.
     files = fs.SubTreeFileSystem(path, fs.LocalFileSystem())
-    held = table.to_pyarrow_table(columns=[POSITION], filesystem=files)[POSITION]
+    try:
+        held = table.to_pyarrow_table(columns=[POSITION], filesystem=files)[POSITION]
+    except DeltaError:  # it has a feature that only Spark reads, such as deletion vectors
+        return True
     return any(part.field("special").null_count < len(part) for part in held.chunks)
 
 

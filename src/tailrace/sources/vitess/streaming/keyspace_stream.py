@@ -337,13 +337,14 @@ class KeyspaceStream:
             events = ((event, end) for event in chunk_events_of(copied, made))
             self.shards[shard].move(is_further=made.rows > 0)
         is_done = False
+        # First: a journal among the events ends what the shard still notes.
+        described = transcoder.take_streamed()
+        if copied is None and (named := self._copies.streamed(shard, received.attempt, described)):
+            commands += self.coordinator.step(named)
         for event, at in events:
             commands += self.coordinator.step(event)
             end = at if isinstance(event, JournalReached) else end
             is_done = is_done or (isinstance(event, ChunkReached) and event.is_done)
-        described = transcoder.take_streamed()
-        if copied is None and (named := self._copies.streamed(shard, received.attempt, described)):
-            commands += self.coordinator.step(named)
         if end:
             self._write(stream, made.frames[:end], made.position, commands)
         self._carry_out(commands)
@@ -544,7 +545,7 @@ class KeyspaceStream:
     def _look_for_targets(self, now_s: float) -> None:
         """Move the log's position to each wanted one whose shards' ends the log has reached."""
         if (end := self._ends.turn(now_s)) is not None:
-            for shard, gtids in end.ends.items():
+            for shard, gtids in end.read.items():
                 self._silent.doubt_if_behind(shard, gtids)
             self._targets.append(end)
         if not self._targets or not self._snapshots.is_idle:

@@ -169,7 +169,11 @@ def test_a_run_until_caught_up_ends_with_the_command_that_helps(tmp_path: Path) 
         vtgate.reshard(["80-"], ["80-c0", "c0-"])
         vtgate.change("80-c0", rows={})
         vtgate.complete("80-")
-        said = tailrace("run", file, "--until-caught-up", status=1)
+        slowly = (
+            "import time; from tailrace.pipeline.sink_worker import SinkWorker; run = SinkWorker.run; "
+            "SinkWorker.run = lambda self: (time.sleep(5), run(self))"
+        )
+        said = tailrace("run", file, "--until-caught-up", status=1, before=slowly)
         assert "shards_lost" in said
         assert "tailrace snapshot FILE --lost" in said
         # The sinks have everything that is not lost.

@@ -137,7 +137,7 @@ class KeyspaceStream:
         self._failure: BaseException | None = None
         ask = asked_by(vtgate.query, source.keyspace, source.tablet_type, self._serving_keys_of)
         self._tables = LogTables(appender.schema_in_force, ask, source.shard_column or "")
-        self._snapshots = AskedSnapshots(
+        self.snapshots = AskedSnapshots(
             directory, source, vtgate, appender, self._tables, self.coordinator, self._step
         )  # fmt: skip
         self._copies = ShardCopies(
@@ -531,7 +531,7 @@ class KeyspaceStream:
                 self._step(ShardsServing(serving))
             self._silent.turn(now_s)
         self._copies.turn(now_s)
-        self._snapshots.turn(now_s)
+        self.snapshots.turn(now_s)
         self._look_for_targets(now_s)
 
     def _serving_keys_of(self, shard: str) -> tuple[str, ...]:
@@ -548,7 +548,7 @@ class KeyspaceStream:
             for shard, gtids in end.read.items():
                 self._silent.doubt_if_behind(shard, gtids)
             self._targets.append(end)
-        if not self._targets or not self._snapshots.is_idle:
+        if not self._targets or not self.snapshots.is_idle:
             return
         for target in list(self._targets):
             if missing := target.missing(self.coordinator):

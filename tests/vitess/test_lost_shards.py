@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.snapshots import VitessSnapshots
+from tailrace.sources.vitess.source import VitessSourceType
 from tailrace.sources.vitess.streaming import keyspace_stream, serving_shards, shard_streams, silent_shards
 from tailrace.sources.vitess.streaming.capture_task import VitessCapture
 from tests.support.vitess.capturing import Capturing, capturing, frames_of, shard_states_of
@@ -112,6 +114,27 @@ def test_a_restored_shard_is_never_caught_up_although_nothing_is_missing(
     assert (error.kind, error.context["key_ranges"]) == (Kind.SHARDS_LOST, "80-")
 
 
+def test_catching_up_waits_for_what_the_primary_has_and_the_replica_that_is_read_lacks(
+    tmp_path: Path,
+) -> None:
+    source, stop = VitessSourceType(), threading.Event()
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address, tablet_type="replica") as found:
+        found.wait_for_shards("0")
+        section = found.section
+        before = source.end(section, stop)
+        vtgate.change("0", lag=1, is_silent=True)
+        vtgate.write("0", (1, 0))
+        end = source.end(section, stop)
+        assert end > before
+        until_s = time.monotonic() + 2
+        while time.monotonic() < until_s:
+            assert not found.capture.caught_up(end)
+            time.sleep(0.05)
+        vtgate.change("0", lag=0, is_silent=False)
+        wait_until(lambda: found.capture.caught_up(end), 30, "the primary's change")
+    assert found.counters() == {1: [0]}
+
+
 def test_catching_up_waits_for_pending_changes_before_it_fails_for_lost_ones(tmp_path: Path) -> None:
     with FakeVtgate("-40", "40-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
@@ -146,7 +169,11 @@ def test_a_run_until_caught_up_ends_with_the_command_that_helps(tmp_path: Path) 
         vtgate.reshard(["80-"], ["80-c0", "c0-"])
         vtgate.change("80-c0", rows={})
         vtgate.complete("80-")
-        said = tailrace("run", file, "--until-caught-up", status=1)
+        slowly = (
+            "import time; from tailrace.pipeline.sink_worker import SinkWorker; run = SinkWorker.run; "
+            "SinkWorker.run = lambda self: (time.sleep(5), run(self))"
+        )
+        said = tailrace("run", file, "--until-caught-up", status=1, before=slowly)
         assert "shards_lost" in said
         assert "tailrace snapshot FILE --lost" in said
         # The sinks have everything that is not lost.

@@ -166,6 +166,7 @@ def test_a_request_for_an_unreadable_table_fails_alone(tmp_path: Path) -> None:
         assert [warning.key for warning in snapshots.warnings] == [
             f"snapshot_failed:{snapshots.known()[-1]['id']}"
         ]
+        assert list(found.capture.progress().warnings) == snapshots.warnings
         with pytest.raises(TailraceError) as refused:
             snapshots.request([WHOLE], "id > 5")
         assert refused.value.kind is Kind.CONFIG_INVALID
@@ -174,6 +175,7 @@ def test_a_request_for_an_unreadable_table_fails_alone(tmp_path: Path) -> None:
         snapshots.request([WHOLE], "")
         _wait_for_end(tmp_path)
         assert not snapshots.warnings
+        assert not found.capture.progress().warnings
 
 
 class _Vtgate:

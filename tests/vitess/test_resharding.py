@@ -15,7 +15,7 @@ from tailrace.pipeline.status.views import CaptureView, PipelineState, PipelineV
 from tailrace.protocol.metadata_frames import kept_frames
 from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.rows.tables import LogTables
-from tailrace.sources.vitess.streaming import silent_shards
+from tailrace.sources.vitess.streaming import keyspace_stream, silent_shards
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.fake_vtgate import KEYSPACE, TABLE, FakeVtgate
 from tests.support.wait import wait_until
@@ -59,6 +59,28 @@ def test_w1_a_merge_is_followed_whether_its_journal_is_lost_or_not(tmp_path: Pat
     _assert_once_and_in_order(found, {1: 2})
     junctions = [request for request in vtgate.requests if len(request.vgtid.shard_gtids) > 1]
     assert bool(junctions) == is_lost
+
+
+@pytest.mark.slow
+def test_a_change_of_a_table_yet_to_be_copied_is_not_forgotten_at_a_journal_right_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyspace_stream, "APPEND_INTERVAL_S", 2.0)
+    settings = {"snapshot": "initial", "snapshot_connections": 1}
+    with FakeVtgate("-40", "40-80", "80-") as vtgate:
+        vtgate.change("-40", lost_copies=1)
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            wait_until(lambda: not vtgate.shards["-40"].lost_copies, 30, "a copy without rows")
+            vtgate.change("-40", is_silent=True)  # what follows comes at once
+            vtgate.write("-40", (1, 0))
+            vtgate.reshard(["-40", "40-80"], ["-80"])
+            vtgate.change("-40", is_silent=False)
+            journal = vtgate.shards["-80"].gtid()
+            found.wait_for_shards("-80", "80-")
+    (request, *_) = (each for each in vtgate.requests if each.vgtid.shard_gtids[0].shard == "-80")
+    (position,) = request.vgtid.shard_gtids
+    assert position.gtid == journal  # from a later one, a delete in between would be lost
+    assert [key.table_name for key in position.table_pks] == [TABLE]
 
 
 @pytest.mark.slow

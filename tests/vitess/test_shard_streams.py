@@ -15,6 +15,7 @@ from grpc.aio import _channel as grpc_channel
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.connection import vtgate as vtgate_module
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, SILENT, Status
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.streaming import shard_streams
@@ -237,3 +238,18 @@ def test_a_failed_watch_of_a_connection_is_restarted(monkeypatch: pytest.MonkeyP
         with closing(Vtgate.connect(source)) as vtgate:
             assert vtgate.is_connected
     assert failed
+
+
+def test_a_connection_without_queries_for_long_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = vtgate_module._options
+    idle = ("grpc.client_idle_timeout_ms", 1000)
+    monkeypatch.setattr(vtgate_module, "_options", lambda source: [*options(source), idle])
+    with FakeVtgate("0") as fake:
+        source = VitessSource.model_validate({"hosts": [fake.address], "keyspace": KEYSPACE})
+        with closing(Vtgate.connect(source)) as vtgate:
+            vtgate.query("show tables", "list the tables")
+            wait_until(lambda: vtgate._channel.get_state() is grpc.ChannelConnectivity.IDLE, 10)
+            assert vtgate.is_connected
+            wait_until(lambda: vtgate._channel.get_state() is grpc.ChannelConnectivity.READY, 10)
+            fake._wait(fake._server.stop(None))
+            wait_until(lambda: not vtgate.is_connected, 10)

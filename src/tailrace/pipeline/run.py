@@ -325,9 +325,12 @@ class Run:
             if failed and (over or len(failed) == len(sources.workers) or self._on_failure != "isolate"):
                 error = failure_of(failed)
                 retries, restarts, wait_s = self._next_attempt(error)
+                is_over = all(worker.is_over for worker in failed)
                 if wait_s is None:
-                    return
-                if all(worker.is_over for worker in failed):
+                    # Only raised until caught up: the log has all other changes, and sinks write them first.
+                    if is_over or error.kind is not Kind.SHARDS_LOST:
+                        return
+                elif is_over:
                     self._retries, self._restarts = retries, restarts
                     log.warning("capture failed, restarting", error=str(error), wait_s=wait_s)
                     self._stop_wanted.wait(wait_s)

@@ -21,6 +21,14 @@ PURGED = (
     "target: shop.-80.primary: vttablet: rpc error: code = Unknown desc = stream (at source tablet) error: "
     "Cannot replicate because the master purged required binary logs. (errno 1236) (sqlstate HY000)"
 )
+TRUNCATED = PURGED.replace(
+    "Cannot replicate because the master purged required binary logs",
+    "binlog truncated in the middle of event; consider out of disk space on master",
+)
+RESTORED = PURGED.replace(
+    "Cannot replicate because the master purged required binary logs",
+    "Slave has more GTIDs than the master has, using the master's SERVER_UUID",
+)
 UNDESCRIBED = (
     "vttablet: rpc error: code = Unknown desc = stream (at source tablet) error @ 1-7: failed to build table "
     "replication plan for table orders: cannot determine table columns for orders: event has [8 246], schema "
@@ -46,6 +54,8 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
         (Status("INTERNAL", JOURNAL), EndReason.PARTICIPANTS_ABSENT, ("-80", "80-c0")),
         (Status("INTERNAL", "stream terminated by RST_STREAM"), EndReason.INTERRUPTED, ()),
         (Status("UNKNOWN", PURGED), EndReason.PURGED, ()),
+        (Status("UNKNOWN", TRUNCATED), EndReason.INTERRUPTED, ()),
+        (Status("UNKNOWN", RESTORED), EndReason.BEHIND, ()),
         (Status("UNKNOWN", UNDESCRIBED), EndReason.UNDESCRIBED, ()),
         (Status("UNKNOWN", DROPPED), EndReason.UNDESCRIBED, ()),
         (Status("INVALID_ARGUMENT", "GTIDSet Mismatch: requested …"), EndReason.BEHIND, ()),

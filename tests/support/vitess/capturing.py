@@ -36,6 +36,7 @@ class Capturing:
 
     def __init__(self, log: Path, section: VitessSource) -> None:
         self._log = log
+        self.section = section
         self.capture = VitessCapture(section, log, LogConfig(path=log), name="shop")
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)

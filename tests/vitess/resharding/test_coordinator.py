@@ -166,6 +166,19 @@ def test_a_lost_journal_is_read_in_one_stream_with_all_participants() -> None:
     assert found.shards["-80"].state is ShardMode.STREAMING
 
 
+@pytest.mark.parametrize(
+    ("reason", "mode"),
+    [(EndReason.PURGED, ShardMode.STREAMING), (EndReason.UNSENT, ShardMode.NEEDS_SNAPSHOT)],
+)
+def test_in_one_stream_with_all_participants_only_a_failure_of_its_own_shard_loses_it(
+    reason: EndReason, mode: ShardMode
+) -> None:
+    found = _running("-40", "40-80", "80-")
+    _end(found, "-40", EndReason.PARTICIPANTS_ABSENT, "-40", "40-80")
+    _end(found, "-40", reason)
+    assert found.shards["-40"].state is mode
+
+
 def test_events_of_a_stream_after_its_end_are_refused() -> None:
     found = _running("0")
     attempt = found.shards["0"].attempt

@@ -58,7 +58,8 @@ class VitessSource(SourceSection):
     tls: Literal["verify-full", "disable"] | None = Field(
         default=None,
         description="`verify-full`: TLS, and the certificate must be the host's; `disable`: plain text. "
-        "Default: `disable` if all hosts are this machine, otherwise `verify-full`.",
+        "Default: `disable` if all hosts are this machine and no other setting of TLS is given, otherwise "
+        "`verify-full`.",
     )
     tls_ca: FileName | None = Field(
         default=None, description="PEM file of trusted authorities. Default: the system's."

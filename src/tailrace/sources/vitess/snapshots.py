@@ -89,6 +89,15 @@ class KeptSnapshots:
         directory.state_write(_NAME, {"snapshots": [asdict(each) for each in self.all]})
 
     @property
+    def warnings(self) -> list[SourceWarning]:
+        """The warning about the last snapshot, if it failed."""
+        last = self.all[-1] if self.all else None
+        if last is None or last.state is not Outcome.FAILED or last.error is None:
+            return []
+        message = f"the snapshot {last.id} failed: {last.error['message']}"
+        return [SourceWarning(f"snapshot_failed:{last.id}", message, str(last.error["hint"]))]
+
+    @property
     def open(self) -> AskedSnapshot | None:
         """The snapshot in progress."""
         return self.all[-1] if self.all and self.all[-1].state is Outcome.OPEN else None
@@ -139,19 +148,9 @@ class VitessSnapshots:
     @property
     def warnings(self) -> list[SourceWarning]:
         try:
-            kept = KeptSnapshots.read(LogDirectory.open(self._log))
+            return KeptSnapshots.read(LogDirectory.open(self._log)).warnings
         except TailraceError:
             return []  # the next start reports the error
-        last = kept.all[-1] if kept.all else None
-        if last is None or last.state is not Outcome.FAILED or last.error is None:
-            return []
-        return [
-            SourceWarning(
-                f"snapshot_failed:{last.id}",
-                f"the snapshot {last.id} failed: {last.error['message']}",
-                str(last.error["hint"]),
-            )
-        ]
 
     @property
     def unfinished(self) -> Mapping[str, TableProgress]:

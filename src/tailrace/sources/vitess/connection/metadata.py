@@ -80,6 +80,11 @@ def tablets(vtgate: Vtgate, source: VitessSource) -> list[Tablet]:
     return [Tablet(*map(str, row[2:5])) for row in rows if row[1] == source.keyspace]
 
 
+def of_primary(source: VitessSource) -> VitessSource:
+    """Return a source whose shards' primaries are asked."""
+    return source.model_copy(update={"tablet_type": "primary"})
+
+
 def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str) -> Future[list[Row]]:
     """Query the transactions that a shard has executed, and those whose binlogs it has purged: one row."""
     return vtgate.ask(_GTIDS, f"ask the shard {shard} for its GTIDs", _target(source, shard))
@@ -127,8 +132,8 @@ def _first_position(vtgate: Vtgate, request: pb.VStreamRequest, deadline_s: floa
 
 
 def newest_gtids(vtgate: Vtgate, source: VitessSource) -> dict[str, str]:
-    """Return the transactions that each serving shard has executed."""
-    asked = {shard: ask_gtids(vtgate, source, shard) for shard in serving_shards(vtgate, source)}
+    """Return the transactions that the primary of each serving shard has executed."""
+    asked = {shard: ask_gtids(vtgate, of_primary(source), shard) for shard in serving_shards(vtgate, source)}
     deadline_s = 2 * source.connect_timeout
     return {
         shard: str(answer_of(answer, deadline_s, f"ask the shard {shard} for its position")[0][0] or "")

@@ -120,7 +120,9 @@ class Vtgate:
     @property
     def is_connected(self) -> bool:
         """Whether the connection is open, as far as gRPC knows."""
-        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+        # One that is idle, such as after half an hour without a query, opens again if its vtgate is there.
+        state = self._channel.get_state(try_to_connect=True)
+        return state in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE}
 
     def close(self) -> None:
         """Close the connection and its streams. Idempotent."""

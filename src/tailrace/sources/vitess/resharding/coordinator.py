@@ -268,9 +268,9 @@ class Coordinator:
             if event.reason is EndReason.PARTICIPANTS_ABSENT:
                 changes["kept"] = shard.kept.by_one_stream(self.common_key)
             self._move(event.shard, ENDED[event.reason], **changes)
-        elif shard.state is ShardMode.JUNCTION:
-            # The refusal may concern another participant: a stream of this shard alone shows it.
-            self._move(event.shard, ShardEvent.LOST, **changes | {"refusals": 0})
+        elif shard.state is ShardMode.JUNCTION and refusal[0] > 1:
+            # The server's refusal may concern another participant.
+            self._move(event.shard, ShardEvent.REFUSED, **changes | {"refusals": 0})
         elif shard.refusals + 1 < refusal[0]:
             self._move(event.shard, ShardEvent.INTERRUPTED, **changes)
         else:

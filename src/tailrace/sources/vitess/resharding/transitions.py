@@ -45,6 +45,7 @@ class ShardEvent(enum.StrEnum):
     INTERRUPTED = "ended, or silent"
     UNKNOWN = "ended, shard unknown"
     LOST = "stream can't continue"
+    REFUSED = "stream with all participants can't continue"
     LISTED = "serves"
     NOT_LISTED = "others have its keys"
     SNAPSHOT_BEGUN = "snapshot of its keys begun"
@@ -94,10 +95,8 @@ TRANSITIONS: dict[tuple[ShardMode, ShardEvent], Move] = {
     (_M.JUNCTION, _E.BEGINNING): (_M.JUNCTION, (_C.KEEP, _C.LIST)),
     **_while_read(_M.JUNCTION, _C.OPEN_JUNCTION),
     (_M.JUNCTION, _E.COPIED): (_M.JUNCTION, (_C.KEEP,)),
-    (_M.JUNCTION, _E.LOST): (
-        _M.COPYING,
-        (_C.OPEN,),
-    ),  # another participant's stream may be the cause: a stream of this shard alone shows it
+    # Another participant's stream may be the cause: a stream of this shard alone shows it.
+    (_M.JUNCTION, _E.REFUSED): (_M.COPYING, (_C.OPEN,)),
     (_M.COPYING, _E.LISTED): (_M.COPYING, (_C.KEEP,)),
     (_M.JUNCTION, _E.LISTED): (_M.JUNCTION, (_C.KEEP,)),
     (_M.STREAMING, _E.LISTED): (_M.STREAMING, (_C.KEEP,)),

@@ -19,6 +19,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError, error_json
 from tailrace.sources.appender import Appender
+from tailrace.sources.progress import SourceWarning
 from tailrace.sources.row_frames import RowFrames
 from tailrace.sources.snapshot_requests import Request, request_files, take_requests
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
@@ -71,6 +72,11 @@ class AskedSnapshots:
     def is_idle(self) -> bool:
         """Whether no requested snapshot is in progress or waits."""
         return self._kept.open is None and not request_files(self._directory)
+
+    @property
+    def warnings(self) -> list[SourceWarning]:
+        """The warning about the last snapshot, if it failed. Any thread."""
+        return self._kept.warnings
 
     def turn(self, now_s: float) -> None:
         """Take the next request, or continue the snapshot in progress.

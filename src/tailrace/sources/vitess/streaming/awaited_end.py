@@ -11,7 +11,7 @@ import structlog
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError
-from tailrace.sources.vitess.connection.metadata import ask_gtids, serving_shards
+from tailrace.sources.vitess.connection.metadata import ask_gtids, of_primary, serving_shards
 from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
@@ -25,10 +25,15 @@ ASK_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class AwaitedEnd:
-    """A position that the log gets once it has the transactions in `ends`, those of each shard when asked."""
+    """A position that the log gets once it has the transactions in `ends`: those of each shard's primary when
+    it was asked.
+
+    :param read: those of a tablet of the type that is read, which may lag.
+    """
 
     position: int
     ends: Mapping[str, GtidSet]
+    read: Mapping[str, GtidSet]
 
     def missing(self, coordinator: Coordinator) -> list[str]:
         """Return the shards whose ends the log has not reached."""
@@ -68,7 +73,7 @@ class EndQuestion:
         self._source, self._vtgate = source, vtgate
         self._lock = threading.Lock()
         self._wanted = 0
-        self._asked: tuple[int, dict[str, Future[list[Row]]]] | None = None
+        self._asked: tuple[int, dict[str, tuple[Future[list[Row]], Future[list[Row]]]]] | None = None
         self._again_at_s = float("-inf")
 
     def want(self, position: int) -> None:
@@ -84,17 +89,15 @@ class EndQuestion:
         if self._asked is None:
             if now_s >= self._again_at_s and (position := self._take()):
                 shards = serving_shards(self._vtgate, self._source)
-                self._asked = (
-                    position,
-                    {shard: ask_gtids(self._vtgate, self._source, shard) for shard in shards},
-                )
+                self._asked = (position, {shard: self._ask(shard) for shard in shards})
             return None
         position, answers = self._asked
-        if not all(answer.done() for answer in answers.values()):
+        if not all(answer.done() for both in answers.values() for answer in both):
             return None
         self._asked = None
         try:
-            gtids = {shard: str(answer.result()[0][0] or "") for shard, answer in answers.items()}
+            ends = {shard: _gtids(newest) for shard, (newest, _) in answers.items()}
+            return AwaitedEnd(position, ends, {shard: _gtids(read) for shard, (_, read) in answers.items()})
         except TailraceError as error:
             if error.policy is not Policy.RETRY:
                 raise
@@ -102,12 +105,20 @@ class EndQuestion:
             self.want(position)
             self._again_at_s = now_s + ASK_AGAIN_S
             return None
-        return AwaitedEnd(position, {shard: GtidSet.parse(gtid) for shard, gtid in gtids.items()})
+
+    def _ask(self, shard: str) -> tuple[Future[list[Row]], Future[list[Row]]]:
+        newest = ask_gtids(self._vtgate, of_primary(self._source), shard)
+        is_read = self._source.tablet_type == "primary"
+        return newest, newest if is_read else ask_gtids(self._vtgate, self._source, shard)
 
     def _take(self) -> int:
         with self._lock:
             wanted, self._wanted = self._wanted, 0
         return wanted
+
+
+def _gtids(answer: Future[list[Row]]) -> GtidSet:
+    return GtidSet.parse(answer.result()[0][0] or "")
 
 
 def _has(coordinator: Coordinator, shard: str, end: GtidSet) -> bool:

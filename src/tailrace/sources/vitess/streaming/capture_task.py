@@ -123,7 +123,9 @@ class VitessCapture:
             reconnects=self._connections.count,
             error=self._connections.error,
             health=self._health(),
-            warnings=() if stream is None else tuple(shard_warnings(stream.coordinator)),
+            warnings=()
+            if stream is None
+            else (*shard_warnings(stream.coordinator), *stream.snapshots.warnings),
         )
 
     def _health(self) -> SourceHealth | None:

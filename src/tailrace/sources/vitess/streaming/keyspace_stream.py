@@ -137,7 +137,7 @@ class KeyspaceStream:
         self._failure: BaseException | None = None
         ask = asked_by(vtgate.query, source.keyspace, source.tablet_type, self._serving_keys_of)
         self._tables = LogTables(appender.schema_in_force, ask, source.shard_column or "")
-        self._snapshots = AskedSnapshots(
+        self.snapshots = AskedSnapshots(
             directory, source, vtgate, appender, self._tables, self.coordinator, self._step
         )  # fmt: skip
         self._copies = ShardCopies(
@@ -337,13 +337,14 @@ class KeyspaceStream:
             events = ((event, end) for event in chunk_events_of(copied, made))
             self.shards[shard].move(is_further=made.rows > 0)
         is_done = False
+        # First: a journal among the events ends what the shard still notes.
+        described = transcoder.take_streamed()
+        if copied is None and (named := self._copies.streamed(shard, received.attempt, described)):
+            commands += self.coordinator.step(named)
         for event, at in events:
             commands += self.coordinator.step(event)
             end = at if isinstance(event, JournalReached) else end
             is_done = is_done or (isinstance(event, ChunkReached) and event.is_done)
-        described = transcoder.take_streamed()
-        if copied is None and (named := self._copies.streamed(shard, received.attempt, described)):
-            commands += self.coordinator.step(named)
         if end:
             self._write(stream, made.frames[:end], made.position, commands)
         self._carry_out(commands)
@@ -530,7 +531,7 @@ class KeyspaceStream:
                 self._step(ShardsServing(serving))
             self._silent.turn(now_s)
         self._copies.turn(now_s)
-        self._snapshots.turn(now_s)
+        self.snapshots.turn(now_s)
         self._look_for_targets(now_s)
 
     def _serving_keys_of(self, shard: str) -> tuple[str, ...]:
@@ -544,10 +545,10 @@ class KeyspaceStream:
     def _look_for_targets(self, now_s: float) -> None:
         """Move the log's position to each wanted one whose shards' ends the log has reached."""
         if (end := self._ends.turn(now_s)) is not None:
-            for shard, gtids in end.ends.items():
+            for shard, gtids in end.read.items():
                 self._silent.doubt_if_behind(shard, gtids)
             self._targets.append(end)
-        if not self._targets or not self._snapshots.is_idle:
+        if not self._targets or not self.snapshots.is_idle:
             return
         for target in list(self._targets):
             if missing := target.missing(self.coordinator):

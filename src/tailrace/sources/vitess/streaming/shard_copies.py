@@ -23,7 +23,7 @@ import numpy as np
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.connection.metadata import ask_gtids, serving_shards
+from tailrace.sources.vitess.connection.metadata import ask_gtids, of_primary, serving_shards
 from tailrace.sources.vitess.connection.vtgate import Vtgate, answer_of
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
@@ -293,8 +293,7 @@ class ShardCopies:
         attempted = f"ask the shard {shard} for its position"
         executed = answer_of(asked, 2 * self._source.connect_timeout, attempted)[0][0]
         # All changes of a table created after the position are sent. A replica may lack an earlier table.
-        primary = self._source.model_copy(update={"tablet_type": "primary"})
-        if chunks := planned_chunks(self._vtgate, primary, shard, (), self._share()):
+        if chunks := planned_chunks(self._vtgate, of_primary(self._source), shard, (), self._share()):
             return chunks
         gtid = str(GtidSet.parse(executed or ""))
         self._step(CopyPlanned(shard, attempt, (CopyChunk(""),)))

@@ -10,7 +10,7 @@ import structlog
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import TailraceError
-from tailrace.sources.vitess.connection.metadata import ask_gtids, ask_gtids_of_any
+from tailrace.sources.vitess.connection.metadata import ask_gtids, ask_gtids_of_any, of_primary
 from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import Event, Probed, ProbeFailed
@@ -61,7 +61,7 @@ class SilentShards:
         now_us: Callable[[], int],
     ) -> None:
         self._source, self._vtgate = source, vtgate
-        self._primary = source.model_copy(update={"tablet_type": "primary"})
+        self._primary = of_primary(source)
         self._coordinator = coordinator
         self._shards = shards
         self._step = step

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.reading import Message, read_topic
-from tests.support.vitess.end_to_end import lines_of, tailrace
+from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 from tests.support.vitess.fake_vtgate import FakeVtgate
 
 pytestmark = pytest.mark.timeout(600)
@@ -85,6 +85,19 @@ def _assert_says_its_shard(rows: list[dict[str, Any]]) -> None:
         assert int(number) > last[f"{row['_shard']} {server}"]
         last[f"{row['_shard']} {server}"] = int(number)
     assert {row["_shard"] for row in rows} == {"0", "-80", "80-", "-40", "40-c0", "c0-"}
+
+
+def test_masked_columns_are_masked_in_a_sink_and_for_readers_of_the_log(tmp_path: Path) -> None:
+    masks = [{"columns": ["*.*.counter"], "method": "null"}]
+    with FakeVtgate("0") as vtgate:
+        file = pipeline_file(tmp_path, vtgate, "counters", sinks=["jsonl"], snapshot="never", masks=masks)
+        tailrace("run", file, "--until-caught-up")
+        vtgate.write("0", (1, 77_777))
+        tailrace("run", file, "--until-caught-up")
+    [line] = lines_of(tmp_path, "counters")
+    assert line["after"] == {"id": 1, "counter": None}
+    [change] = tailrace("log", "show", tmp_path / "log", "--json").splitlines()
+    assert json.loads(change)["after"] == line["after"]
 
 
 @pytest.mark.slow

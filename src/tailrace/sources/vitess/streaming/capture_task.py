@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tailrace.changelog.directory import TASK, LogDirectory
-from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.vitess import VitessSource
@@ -138,11 +137,6 @@ class VitessCapture:
         fingerprint = SourceFingerprint("vitess", self._source.keyspace, self._source.keyspace, "")
         directory = self._directory = LogDirectory.create_or_open(self._path, fingerprint)
         writer = LogWriter.open(directory, TASK, options=self._options, listener=self._listener)
-        try:
-            keep_disclosure(directory, TASK, self._source.disclosure)
-        except BaseException:
-            writer.close()
-            raise
         self._appender = Appender(writer, self._stopping)
         self._appender.start()
         return self._appender

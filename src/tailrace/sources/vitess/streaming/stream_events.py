@@ -32,7 +32,7 @@ _SHARD = re.compile(r'shard:"([^"]*)"')
 #: Patterns in the status message of a stream's end, and the reason that they mean; the first match counts.
 _REASONS = (
     (re.compile(r"shard provided in VGTID, .*, not found", re.DOTALL), EndReason.SHARD_UNKNOWN),
-    (re.compile(r"purged required binary logs|\(errno 1789\)|no longer has"), EndReason.PURGED),
+    (re.compile(r"purged (?:required )?binary logs|\(errno 1789\)|no longer has"), EndReason.PURGED),
     (re.compile(r"unknown table \S+ in schema|cannot determine table columns"), EndReason.UNDESCRIBED),
     (re.compile(r"GTIDSet Mismatch|has more GTIDs than", re.IGNORECASE), EndReason.BEHIND),
 )

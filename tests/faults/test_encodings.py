@@ -318,7 +318,8 @@ def test_chunks_of_a_table_with_invalid_texts_as_keys_do_not_overlap(
 
 def test_a_key_with_a_nondeterministic_collation_is_read_in_chunks(in_encoding: Any, tmp_path: Path) -> None:
     pg = in_encoding("LATIN1")
-    if not pg.query("select 1 from pg_collation where collprovider = 'i'"):
+    # Rows of pg_collation say nothing: the server may have been built without ICU all the same.
+    if pg.query("select 1 from pg_config() where name = 'CONFIGURE' and setting like '%without-icu%'"):
         pytest.skip("this server has no ICU")
     pg.execute("create collation loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
     pg.execute("create table t(id text collate loose primary key)")

@@ -71,6 +71,7 @@ def test_a_change_of_a_table_yet_to_be_copied_is_not_forgotten_at_a_journal_righ
         vtgate.change("-40", lost_copies=1)
         with capturing(tmp_path, vtgate.address, **settings) as found:
             wait_until(lambda: not vtgate.shards["-40"].lost_copies, 30, "a copy without rows")
+            found.wait_for_mode("streaming", "40-80", "80-")
             vtgate.change("-40", is_silent=True)  # what follows comes at once
             vtgate.write("-40", (1, 0))
             vtgate.reshard(["-40", "40-80"], ["-80"])

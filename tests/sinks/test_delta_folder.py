@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
@@ -52,6 +54,24 @@ def test_columns_with_statistics_that_a_user_chose_are_kept_while_they_exist(tmp
     assert DeltaTable(str(tmp_path / "t")).metadata().configuration[STATISTICS] == "b"
     folder.reshape([], table(("id", pa.int64()), ("c", pa.string())))
     assert DeltaTable(str(tmp_path / "t")).metadata().configuration[STATISTICS] == "id,c"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.decimal128(38, 3), "12345678901234567890.12"),
+        (pa.decimal128(38, 38), "0." + "9" * 38),
+        (pa.decimal128(16, 2), "99999999999999.99"),
+        (pa.decimal128(15, 2), "9999999999999.99"),
+    ],
+    ids=str,
+)
+def test_readers_that_use_statistics_find_every_decimal(kind: pa.DataType, text: str, tmp_path: Path) -> None:
+    folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
+    folder.create(table(("id", pa.int64()), ("d", kind)), [], 1)
+    write_deltalake(tmp_path / "t", pa.table({"id": [1], "d": pa.array([Decimal(text)], kind)}), mode="append")
+    found = DeltaTable(tmp_path / "t").to_pyarrow_dataset()
+    assert found.count_rows(filter=ds.field("d") == pa.scalar(Decimal(text), kind)) == 1
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.timestamp("us")], ids=str)

@@ -44,6 +44,8 @@ _STATISTICS_PROPERTIES = ("delta.dataSkippingStatsColumns", "delta.dataSkippingN
 COMMIT_ATTEMPTS_MAX = 8
 #: Most columns with statistics: Delta's default.
 _STATISTICS_COLUMNS_MAX = 32
+#: Most digits of a decimal with statistics: delta-rs writes the bounds as doubles, which hold so many exactly.
+_STATISTICS_DIGITS_MAX = 15
 _UNWRITABLE = "check the table's folder; what was committed is known and will not be written again"
 _ELSEWHERE = "give the sink a new, empty path and let it read the log from its start"
 _UNREADABLE = (
@@ -466,9 +468,9 @@ def _configuration(schema: pa.Schema) -> dict[str, str]:
 def _statistics(schema: pa.Schema) -> tuple[str, str]:
     """Return the property with the columns that have statistics, and its value.
 
-    Only whole numbers, decimals and texts have statistics. A bound of a date or time may be
+    Only whole numbers, decimals of few digits and texts have statistics. A bound of a date or time may be
     outside of the years 1 to 9999 (PostgreSQL's infinity is), and some readers, such as deltalake,
-    can't open a table with such statistics.
+    can't open a table with such statistics. A rounded bound would hide rows from queries.
     """
     names = [
         field.name
@@ -476,7 +478,7 @@ def _statistics(schema: pa.Schema) -> tuple[str, str]:
         if _PLAIN_NAME.fullmatch(field.name)
         and (
             pa.types.is_integer(field.type)
-            or pa.types.is_decimal(field.type)
+            or (pa.types.is_decimal(field.type) and field.type.precision <= _STATISTICS_DIGITS_MAX)
             or pa.types.is_string(field.type)
         )
     ][:_STATISTICS_COLUMNS_MAX]

@@ -69,7 +69,8 @@ def test_columns_with_statistics_that_a_user_chose_are_kept_while_they_exist(tmp
 def test_readers_that_use_statistics_find_every_decimal(kind: pa.DataType, text: str, tmp_path: Path) -> None:
     folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
     folder.create(table(("id", pa.int64()), ("d", kind)), [], 1)
-    write_deltalake(tmp_path / "t", pa.table({"id": [1], "d": pa.array([Decimal(text)], kind)}), mode="append")
+    rows = pa.table({"id": [1], "d": pa.array([Decimal(text)], kind)})
+    write_deltalake(tmp_path / "t", rows, mode="append")
     found = DeltaTable(tmp_path / "t").to_pyarrow_dataset()
     assert found.count_rows(filter=ds.field("d") == pa.scalar(Decimal(text), kind)) == 1
 

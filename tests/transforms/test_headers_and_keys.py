@@ -119,18 +119,28 @@ def test_keys_and_values_of_one_field() -> None:
         applied(orders(), {"type": "extract_field", **value})
     with pytest.raises(TailraceError, match="has no field 'z'"):
         applied(orders(), {"type": "extract_field", "field": "z"})
+    by_place = rows(applied(group, {"type": "value_to_key", "fields": ["b"]}))
+    assert [row["key"] for row in by_place.values()] == [{"b": 2}, None]
+
+
+@pytest.mark.parametrize(("oid", "text"), [(1700, "NaN"), (1231, "{1.50,NaN}"), (1231, "{{NaN}}")])
+def test_a_value_that_its_type_cannot_hold_is_not_lost_when_its_field_is_moved(oid: int, text: str) -> None:
+    columns = [("id", 23, -1), ("note", 25, -1), ("price", oid, ((12 << 16) | 2) + 4)]
+    group = orders(insert("1", "a", text), columns=columns)
     priced = [{"type": "value_to_key", "fields": ["price"]}, {"type": "extract_field", "field": "price"}]
     flat = [{"type": "flatten"}, {"type": "extract_field", "field": "price", "apply_to": "row"}]
     hoist = {"type": "hoist_field", "field": "of"}
     for steps in (priced, flat, [flat[0], hoist | {"apply_to": "row"}], [priced[0], hoist]):
         with pytest.raises(TailraceError, match="'price' has a value that its type can't hold") as caught:
-            applied(orders(insert("1", "a", "NaN")), *steps)
+            applied(group, *steps)
         assert caught.value.hint == "cast it to text first: {type: cast, fields: {price: text}}"
         as_text = {"type": "cast", "fields": {"price": "text"}}
-        [made] = applied(orders(insert("1", "a", "NaN")), as_text, *steps)
+        [made] = applied(group, as_text, *steps)
         assert "NaN" in str(made.column("key" if steps[0] is priced[0] else "value").to_pylist())
-    by_place = rows(applied(group, {"type": "value_to_key", "fields": ["b"]}))
-    assert [row["key"] for row in by_place.values()] == [{"b": 2}, None]
+    move = {"type": "set_headers", "headers": {"of": "after.price"}, "operation": "move"}
+    with pytest.raises(TailraceError, match="'price' has a value that its type can't hold"):
+        applied(group, move)
+    assert only(applied(group, as_text, move)).headers.to_pylist() == [{"of": text}]
 
 
 #: Types whose columns have another form in events than their Arrow type by itself, and a text of each.

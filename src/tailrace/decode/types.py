@@ -30,6 +30,9 @@ _NUMERIC, _MONEY, _BYTEA, _DATE, _TIME, _TIMETZ, _TIMESTAMP, _TIMESTAMPTZ, _INTE
 
 _MAP = pa.map_(pa.string(), pa.string())
 
+#: Different decimals of so many digits are different doubles.
+_DOUBLE_DIGITS = 15
+
 #: Columns of every row after the table's own columns.
 METADATA = (
     pa.field("_op", pa.string()),
@@ -112,6 +115,21 @@ def numeric_shape(modifier: int) -> tuple[int, int] | None:
     if modifier < 4:
         return None
     return ((modifier - 4) >> 16) & 0xFFFF, (((modifier - 4) & 0x7FF) ^ 1024) - 1024
+
+
+def rounded_by(value: ValueType, modes: ValueModes) -> str:
+    """Return the setting under which different values of a type may be equal in typed columns; "": none."""
+    found = item_of(value)
+    if found is not None:
+        return rounded_by(found[0], modes)
+    if value.oid in {_NUMERIC, _MONEY} and modes.decimal == "double":
+        shape = numeric_shape(value.modifier)
+        short = value.oid == _NUMERIC and shape is not None and shape[0] <= _DOUBLE_DIGITS
+        return "" if short else "decimal_handling_mode"
+    to_milliseconds = modes.time == "connect" and not 0 <= value.modifier <= 3
+    if (value.oid == _TIME and to_milliseconds) or (value.oid == _TIMETZ and modes.time is not None):
+        return "time_precision_mode"
+    return "interval_handling_mode" if value.oid == _INTERVAL and modes.interval == "numeric" else ""
 
 
 def _numeric(value: ValueType, modes: ValueModes) -> ColumnType:

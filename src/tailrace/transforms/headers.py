@@ -15,6 +15,7 @@ from tailrace.transforms.fields import ROW, field_names
 from tailrace.transforms.groups.columns import with_added, without_columns
 from tailrace.transforms.groups.rows import GroupRows, computed
 from tailrace.transforms.groups.values import members, struct_of
+from tailrace.transforms.keys import require_held
 
 
 def with_headers(group: Group, added: Mapping[str, pa.Array]) -> Group:
@@ -45,11 +46,14 @@ class SetHeaders:
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the headers.
 
-        :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit the records.
+        :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit the records, or if a column is
+            moved whose type can't hold one of its values.
         """
         added = computed(group, self.expressions, self.given.missing, "set the header")
-        found = with_headers(group, added)
-        return [without_columns(found, ROW, self.meant(field_names(found, ROW)))]
+        moved = self.meant(field_names(group, ROW))
+        if moved:
+            require_held(group, "after" if group.is_change else "value", moved)
+        return [without_columns(with_headers(group, added), ROW, moved)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,11 @@ def require_held(group: Group, column: str, names: Iterable[str]) -> None:
     noted = specials(group.column("special"))
     for name in names:
         rows, _ = noted.get(f"{column}.{name}", (_NO_ROWS, None))
-        if len(rows) and members(group.column(column))[name].take(pa.array(rows)).null_count:
+        if not len(rows):
+            continue
+        held = members(group.column(column))[name].take(pa.array(rows))
+        # In an array, the item that its type can't hold is null.
+        if held.null_count or (pa.types.is_list(held.type) and held.flatten().null_count):
             raise failure(
                 group,
                 f"move a field: {name!r} has a value that its type can't hold, such as NaN or infinity, and "

@@ -44,7 +44,7 @@ _STATISTICS_PROPERTIES = ("delta.dataSkippingStatsColumns", "delta.dataSkippingN
 COMMIT_ATTEMPTS_MAX = 8
 #: Most columns with statistics: Delta's default.
 _STATISTICS_COLUMNS_MAX = 32
-#: Most digits of a decimal with statistics: delta-rs writes the bounds as doubles, which hold so many exactly.
+#: Most digits of a decimal with statistics: delta-rs writes bounds as doubles, which hold so many exactly.
 _STATISTICS_DIGITS_MAX = 15
 _UNWRITABLE = "check the table's folder; what was committed is known and will not be written again"
 _ELSEWHERE = "give the sink a new, empty path and let it read the log from its start"

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tailrace.decode.changes import TableChanges
+from tailrace.decode.types import known_type, rounded_by, row_schema
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
 from tailrace.sinks.delta.mirror.net_changes import (
@@ -130,7 +131,23 @@ def open_net(path: str, relation: Relation, *, reads_once: bool) -> NetWriter:
             "`keyless: full_row` for the sink); or leave it out of the sink's `tables`",
             {"table": relation.qualified_name},
         )
+    _require_exact_key(relation)
     return NetWriter(path, relation, reads_once=reads_once)
+
+
+def _require_exact_key(relation: Relation) -> None:
+    for column in relation.columns:
+        setting = rounded_by(known_type(column), relation.modes) if column.name in relation.key else ""
+        if setting:
+            raise TailraceError(
+                Kind.SINK_SCHEMA_REFUSED,
+                f"mirror a table: {setting} rounds its key column {column.name!r}, so that different rows "
+                "could have the same key",
+                f"cast the column to text (`transformations` of the sink), or choose another {setting} or "
+                "none; if the mirror has the table already, with a new, empty path; or leave the table out "
+                "of the sink's `tables`",
+                {"table": relation.qualified_name, "column": column.name},
+            )
 
 
 def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict[str, Any]:
@@ -164,8 +181,6 @@ def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict
 
 def empty_events(relation: Relation) -> pa.Table:
     """Return an empty table with the schema of a table's events."""
-    from tailrace.decode.types import row_schema
-
     rows = row_schema(relation)
     own = [rows.field(column.name) for column in relation.columns]
     extra = [

@@ -117,7 +117,7 @@ EXACT = [
 
 @pytest.mark.parametrize(("name", "modifier", "modes", "texts"), [*ROUNDED, *EXACT])
 def test_no_two_rows_of_a_mirror_become_one_by_a_handling_mode(
-    name: str, modifier: int, modes: dict[str, str], texts: tuple[str, str], tmp_path: Path
+    name: str, modifier: int, modes: dict[str, Any], texts: tuple[str, str], tmp_path: Path
 ) -> None:
     with HandmadeLog(tmp_path / "log") as log:
         shape = relation(1, "public.t", {"id": (OIDS[name], modifier)})

@@ -339,7 +339,8 @@ class DeltaSink:
         due = {oid: each for oid, each in awaited.items() if oid in there}
         if lost := self._not_read_again(log, span, due):
             raise _left_out(self.name, lost)
-        note_read_again(self._opened(), name, due)
+        missing = {oid: each for oid, each in awaited.items() if oid not in due}
+        note_read_again(self._opened(), name, self._given, missing)
 
     def _require_there(
         self, log: Path, span: LogRange, work: Sequence[TableWork], begun: Mapping[int, int]

@@ -515,7 +515,8 @@ def _displaced(sink: str, tables: Mapping[int, str], without_key: set[int]) -> T
         Kind.SINK_SCHEMA_REFUSED,
         f"mirror a table: {', '.join(named)} had another name, under which the mirror has its rows or the "
         "sink gets none; a mirror does not move them",
-        f"{hint}; or leave a table out with the sink's `tables`, also one that no longer exists",
+        f"{hint}; or leave a table out with the sink's `tables`, also one that no longer exists, or is a "
+        "partition now",
         {"sink": sink, "tables": named},
     )
 

@@ -138,6 +138,19 @@ def test_when_needed_ignores_no_other_mismatch(source: ServerState, kind: Kind) 
     assert failure.value.kind is kind
 
 
+@pytest.mark.parametrize(("flushed", "is_refused"), [(4000, True), (4500, True), (4501, False)])
+def test_a_server_that_was_behind_the_log_is_taken_back_once_its_slot_was_advanced(
+    flushed: int, is_refused: bool
+) -> None:
+    log = replace(LOG, state=replace(STATE, behind_at=4500))
+    if not is_refused:
+        assert decide(slot(confirmed_flush_lsn=flushed), log, "initial") == Start(Action.RESUME, POSITION)
+        return
+    with pytest.raises(TailraceError, match="at an earlier start") as failure:
+        decide(slot(confirmed_flush_lsn=flushed), log, "when_needed")
+    assert failure.value.kind is Kind.SOURCE_BEHIND_LOG
+
+
 def test_a_slot_in_use_names_the_process() -> None:
     with pytest.raises(TailraceError, match="42"):
         decide(slot(active_pid=42), LOG, "initial")
@@ -148,4 +161,5 @@ def test_snapshot_only_is_done_once_the_snapshot_is_in_the_log() -> None:
 
 
 def test_the_state_is_written_and_read() -> None:
-    assert CaptureState.from_json(STATE.as_json()) == STATE
+    state = replace(STATE, own_publication=True, behind_at=7)
+    assert CaptureState.from_json(state.as_json()) == state

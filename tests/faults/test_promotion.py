@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -167,6 +168,45 @@ def test_a_server_restored_from_a_backup_is_behind_the_log(
     assert error.kind is Kind.SOURCE_BEHIND_LOG
     assert "restored backup" in error.hint
     assert len(ids(restored)) == 100
+
+
+def test_a_restored_server_stays_refused_when_its_wal_has_reached_the_logs_end(
+    primary: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    def copied(source: Path, target: Path) -> None:
+        primary.stop()
+        shutil.rmtree(target, ignore_errors=True)
+        subprocess.run(["cp", "-a", source, target], check=True)
+        primary.start()
+
+    def wal_end() -> int:
+        return parse_lsn(primary.query("select pg_current_wal_flush_lsn()::text")[0][0])
+
+    with capturing(primary.dsn(), tmp_path / "log") as running:
+        running.wait_for("streaming")
+        running.catch_up(primary.query)
+    copied(primary.data, tmp_path / "earlier")
+    with capturing(primary.dsn(), tmp_path / "log") as running:
+        primary.execute(INSERT.format(101, 9000))
+        running.catch_up(primary.query)
+    end = wal_end()
+    copied(primary.data, tmp_path / "later")
+    copied(tmp_path / "earlier", primary.data)
+    assert wal_end() < end
+    for number in range(2):
+        if number == 1:
+            while wal_end() <= end + 65536:
+                primary.execute("insert into items select max(id) + 1, repeat('y', 100000) from items")
+        error = run_to_end(primary.dsn(), tmp_path / "log")
+        assert error is not None
+        assert error.kind is Kind.SOURCE_BEHIND_LOG
+        assert ("at an earlier start" in error.message) is (number == 1)
+    # A later state, as the hint says.
+    copied(tmp_path / "later", primary.data)
+    with capturing(primary.dsn(), tmp_path / "log") as running:
+        primary.execute(INSERT.format(9001, 9010))
+        running.catch_up(primary.query)
+    assert sorted(read_log(tmp_path / "log").ids) == ids(primary) == list(range(1, 9011))
 
 
 @pytest.mark.ci

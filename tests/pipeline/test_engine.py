@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
 
 import pytest
 
+from tailrace.changelog.reader import LogReader
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import LogRange
 from tailrace.pipeline import run as run_module
 from tailrace.pipeline import source_worker as worker_module
+from tailrace.pipeline.preflight.preflight import _targets
 from tailrace.pipeline.run import Run
 from tailrace.pipeline.status.display import Pace, Sample, duration, line, size
 from tailrace.pipeline.status.document import FILE_NAME, document
 from tailrace.pipeline.status.views import PipelineState, SinkState
+from tailrace.ranges.plan import InputSplit
+from tailrace.sinks.build import build
 from tailrace.sources.postgres.source import PostgresSourceType
 from tests.support.pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tests.support.wait import wait_until
@@ -70,6 +76,39 @@ def stage(tmp_path, monkeypatch):
     yield staged
     if staged.capture is not None:
         staged.capture.log.close()
+
+
+def test_a_log_that_lacks_changes_of_a_sink_does_not_grow(stage, tmp_path):
+    """Otherwise the sink would continue, at a later start, after changes that it does not have."""
+    engine = stage.engine()
+    log, older = stage.capture.log, tmp_path / "older"
+    (sink, _) = stage.config.sinks
+    log.insert(1)
+    shutil.copytree(log.directory.path, older)
+    end = log.insert(2)
+    target = build(sink, stage.config.pipelines[0].source, log.directory.path)
+    target.open(log.directory.identity, "shop")
+    with LogReader.open(log.directory, "0") as reader:
+        split = InputSplit("0", 0, 0, end, tuple(reader.blocks(0, end)))
+    target.write(None, log.directory.path, LogRange("0", 0, end), [split])
+    target.close()
+    log.close()
+    shutil.rmtree(log.directory.path)
+    older.rename(log.directory.path)
+    stage.capture.run = lambda: pytest.fail("capture began")
+    run = running(engine)
+    assert run.join(60)
+    assert run.error.kind is Kind.SINK_AHEAD_OF_LOG
+    assert any(finding.kind is Kind.SINK_AHEAD_OF_LOG for finding in _targets(stage.config))
+
+
+def test_a_source_stops_at_a_sink_elsewhere_that_has_more_than_its_log(stage):
+    stage.failures["one"] = TailraceError(Kind.SINK_AHEAD_OF_LOG, "ahead")
+    run = running(stage.engine())
+    stage.capture.phase = "streaming"
+    stage.capture.log.insert(1)
+    assert run.join(60)
+    assert run.error.kind is Kind.SINK_AHEAD_OF_LOG
 
 
 def test_a_stop_ends_everything_without_an_error(stage):

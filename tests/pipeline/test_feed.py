@@ -10,6 +10,7 @@ import pytest
 
 from tailrace.backoff import Backoff
 from tailrace.changelog.disclosure import keep_disclosure, keep_renames
+from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
@@ -145,6 +146,27 @@ def test_a_sink_waits_until_capture_has_started_with_the_same_rules(orders, quic
     wait_until(lambda: target.spans, 60, "the sink to begin")
     feed.stop()
     assert running.join(60)
+
+
+def test_a_sink_waits_for_capture_while_the_end_mark_is_behind_after_a_loss_of_power(orders, quick):
+    target = Target()
+    first = orders.insert(1)
+    with orders.power_lost():
+        second = orders.insert(2)
+        fed(feed_of(orders, target), second)
+    assert LogReader.open(orders.directory, "0").end().offset == first
+    view = fed(feed_of(orders, target), first)  # without capture
+    assert (view.state, view.error) == (SinkState.STOPPED, None)
+    feed = feed_of(orders, target)
+    running = Background("feed", feed.run)
+    running.start()
+    assert not running.join(0.05)
+    orders.open_again()
+    third = orders.insert(3)
+    wait_until(lambda: len(target.spans) == 2, 60, "the sink to continue")
+    feed.stop()
+    assert running.join(60)
+    assert target.spans == [(0, second), (second, third)]
 
 
 def test_a_second_run_writes_only_what_is_new(orders, quick):

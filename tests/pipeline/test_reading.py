@@ -98,6 +98,21 @@ def test_reading_continues_exactly_after_the_record_of_any_offset(
     log.close()
 
 
+def test_reading_waits_for_capture_while_the_end_mark_is_behind_after_a_loss_of_power(log):
+    pipeline = pipeline_at(log.directory.path)
+    log.insert(1)
+    with log.power_lost():
+        log.insert(2)
+        reading = LogConsumer("shop", pipeline, None)
+        assert [number for number, *_ in drained(reading)] == [1, 2]
+    again = LogConsumer("shop", pipeline, reading.offset)
+    for _ in range(2):
+        assert again.next() is None
+    log.open_again()
+    log.insert(3)
+    assert [number for number, *_ in drained(again)] == [3]
+
+
 def test_a_batch_without_records_advances_the_offset(log):
     reading = LogConsumer("shop", pipeline_at(log.directory.path), None)
     end = log.progress()

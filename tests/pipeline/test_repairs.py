@@ -206,6 +206,44 @@ def test_a_mirror_stops_at_a_rename_and_its_hint_helps(place: SimpleNamespace, c
         lake.require_equal(pg, *there)
 
 
+@pytest.mark.follows("sink_schema_refused", "table_missing")
+def test_a_table_that_becomes_a_partition_of_one_with_its_name_is_mirrored_under_that_name(
+    place: SimpleNamespace,
+) -> None:
+    pg, log = place.pg, place.log
+    pg.execute("create table orders(id int primary key, what text)")
+    pg.execute("insert into orders select n, 'old' from generate_series(1, 20) n")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+        running.catch_up(pg.query, 60)
+        lake = place.mirror(tables=None)
+        lake.follow()
+        pg.execute(
+            "begin; alter table orders rename to orders_old; "
+            "alter index orders_pkey rename to orders_old_key; create table orders(id int primary key, what text) partition by range (id); "
+            "alter table orders attach partition orders_old for values from (0) to (100); "
+            "create table orders_new partition of orders for values from (100) to (200); commit"
+        )
+        pg.execute("insert into orders values (21, 'first'), (121, 'second')")
+        pg.execute(f"alter publication {SLOT} add table orders")
+        running.catch_up(pg.query, 60)
+        with pytest.raises(TailraceError) as raised:
+            lake.follow()
+        failed = await_end(running, log, request(log, *tables_to_read_again(raised.value)))
+        assert failed.error is not None
+        assert "it is a partition" in failed.error["message"]
+        assert failed.error["hint"].startswith("take one of public.orders. If a mirror asks")
+        lake.close()
+        assert "is a partition now" in raised.value.hint
+        lake = place.mirror(tables=(r"/public\.(?!orders_old$).*/",))
+        asked = request(log, "public.orders")
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+        pg.execute("update orders set what = 'later' where id in (1, 121)")
+        running.catch_up(pg.query, 60)
+        lake.follow()
+        lake.require_equal(pg, "orders")
+
+
 def test_a_mirror_of_all_tables_from_the_logs_start_follows_a_swap_of_tables_without_a_snapshot(
     place: SimpleNamespace,
 ) -> None:
@@ -309,7 +347,12 @@ def test_a_mirror_stops_at_a_column_that_its_settings_excluded_for_a_while(place
         pg.execute("alter table people rename note to remark")
         for name in ("note", "remark", "note"):  # excluded under each of its names
             assert len(follow(f"public.people.{name}").rows("people", "id")) > 1
-        with pytest.raises(TailraceError, match=r"public\.people, or columns of it") as refused:
+        for _ in range(2):
+            with pytest.raises(TailraceError, match=r"public\.people, or columns of it") as refused:
+                follow()
+            # Left out again, as the hint allows.
+            assert len(follow("public.people.note").rows("people", "id")) > 1
+        with pytest.raises(TailraceError, match=r"public\.people, or columns of it"):
             follow()
         asked = request(log, *tables_to_read_again(refused.value))
         assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE

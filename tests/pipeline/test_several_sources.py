@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import subprocess
 import threading
 from typing import Any
 
 import pytest
+import yaml
 
+from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.durable import make_directory
 from tailrace.config import EngineConfig, EngineOptions
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import SourceFingerprint
 from tailrace.pipeline import run as run_module
 from tailrace.pipeline import source_worker as worker_module
 from tailrace.pipeline.log.root import check_roots, take_root
+from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.pipeline.remote.channel import Channel
 from tailrace.pipeline.run import Run
 from tailrace.pipeline.status.display import Pace, ProgressDisplay, line
 from tailrace.pipeline.status.document import document
 from tailrace.pipeline.status.views import PipelineState, SinkState
+from tailrace.sources.postgres.slot.way_out import with_way_out
 from tailrace.sources.postgres.source import PostgresSourceType
 from tests.support.pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tests.support.wait import wait_until
@@ -337,6 +345,34 @@ def test_directories_of_a_single_source_or_of_other_sources_are_refused(tmp_path
         check_roots(config)
     assert caught.value.kind is kind
     assert not (tmp_path / "log" / "lock").exists()
+
+
+def test_a_log_that_was_moved_aside_does_not_cost_its_source_the_slot(tmp_path):
+    (tmp_path / "shop.yaml").write_text(
+        yaml.safe_dump(pipeline(tmp_path).model_dump(mode="json", exclude_unset=True))
+    )
+    for folder, slot in (("a", "tailrace_shop_a"), ("a.before", "tailrace_shop_a"), ("z", "tailrace_shop_z")):
+        LogDirectory.create_or_open(
+            tmp_path / "log" / folder, SourceFingerprint("postgresql", "1", "db", slot)
+        )
+    findings = preflight(tmp_path / "shop.yaml")
+    aside, gone = [each for each in findings if "does not name" in each.message]
+    assert "'a.before'" in aside.message
+    assert "slot" not in aside.message + aside.repair
+    assert "pg_drop_replication_slot('tailrace_shop_z')" in gone.repair
+
+
+def test_the_way_to_a_new_log_works_again_and_again(tmp_path):
+    part = pipeline(tmp_path).pipelines[0]
+    for _ in range(3):
+        for path in (part.log.path, *(sink.path for sink in part.folders)):
+            (path / "kept").mkdir(parents=True)
+        hint = with_way_out(TailraceError(Kind.SLOT_MISSING, "look at the slot"), part).hint
+        steps = re.findall(r"\(\d\) (mv .+?)(?= \(\d\))", hint)
+        assert len(steps) == 3
+        for step in steps:
+            subprocess.run(shlex.split(step), check=True)
+    assert {path.name for path in part.log.path.parent.iterdir()} == {"a.before", "a.before2", "a.before3"}
 
 
 def test_status_before_the_first_run_lists_every_source(tmp_path):

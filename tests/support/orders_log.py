@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.endmark import MARK_NAME
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter
 from tailrace.model import POSTGRES_EPOCH_US, SourceFingerprint
 from tailrace.protocol import frames
@@ -60,6 +62,19 @@ class LogOfOrders:
 
     def close(self) -> None:
         self.writer.close()
+
+    @contextmanager
+    def power_lost(self) -> Iterator[None]:
+        """At the end of the block, close the log and set its end mark, which is not fsynced, back."""
+        mark = self.directory.task_path("0") / MARK_NAME
+        kept = mark.read_bytes()
+        yield
+        self.close()
+        mark.write_bytes(kept)
+
+    def open_again(self) -> None:
+        """Open the closed log for writing."""
+        self.writer = LogWriter.open(self.directory, "0", options=self._options)
 
     def roll(self) -> int:
         """Append frames without rows until the next segment begins; return where it begins."""

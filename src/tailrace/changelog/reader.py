@@ -126,6 +126,14 @@ class LogReader:
             self._see_end()
             return self._end
 
+    def end_on_disk(self) -> int:
+        """Return the log offset of the last boundary in the log's files, which may be after `end`: a loss of
+        power may have set the end mark back, until the next writer opens the log. Reads the last segment.
+
+        :raises TailraceError: `LOG_CORRUPT`.
+        """
+        return durable_end(self._path, self._directory.identity.log_id, self._task).offset
+
     def blocks(self, start: int, end: int) -> list[BlockRef]:
         """Return the runs of blocks that contain the range, in order; a function of the range alone.
 

@@ -231,6 +231,8 @@ class SinkWorker:
     def _follow(self, sink: Sink, directory: LogDirectory) -> None:
         with LogReader.open(directory, TASK) as reader:
             readers = Readers(directory)
+            if not self._await_end(reader, sink.reach(TASK)):
+                return
             if isinstance(self._config, KafkaSinkConfig):
                 restart = f"reset its offset (`tailrace offsets reset FILE {self._which}`)"
                 require_within_log(sink, TASK, reader.end().offset, restart)
@@ -247,6 +249,17 @@ class SinkWorker:
             self._registered.set()
             self._show(position=start)
             self._feed(sink, reader, readers, start)
+
+    def _await_end(self, reader: LogReader, reach: int | None) -> bool:
+        """Wait while the log's end mark is behind its files, and the sink has changes between: after a loss
+        of power, until capture has opened the log. Return whether the sink is to be fed.
+        """
+        if reach is None or not reader.end().offset < reach <= reader.end_on_disk():
+            return True
+        while reader.end().offset < reach:
+            if self._stop.wait(POLL_S) or self._finish_at is not None:
+                return False
+        return True
 
     def _feed(self, sink: Sink, reader: LogReader, readers: Readers, start: int) -> None:
         session: SparkSession | None = None

@@ -41,7 +41,7 @@ from tailrace.pipeline.status.views import (
 )
 from tailrace.realtime.handover import Handover
 from tailrace.realtime.path import RealtimePath
-from tailrace.sinks.build import build
+from tailrace.sinks.build import build, require_target_within_log
 from tailrace.sources.contract import Capture, Snapshots
 from tailrace.sources.registry import source_type
 
@@ -109,7 +109,7 @@ class SourceWorker:
                 listener=listener,
             )
         )
-        self._capture = self._background("capture", self._capture_task.run, Kind.SOURCE_UNREACHABLE)
+        self._capture = self._background("capture", self._run_capture, Kind.SOURCE_UNREACHABLE)
         self._feeding = [self._background(f"sink-{feed.view.name}", feed.run) for feed in self._feeds]
         self._retaining = RetentionTimer(pipeline.log, TASK, self._source.snapshots(pipeline.log.path))
         self._target = self._background("ask-source", self._ask_for_target, Kind.SOURCE_UNREACHABLE)
@@ -222,9 +222,26 @@ class SourceWorker:
             task = replace(task, state=str(state), error=error)
         return SourceView(self.name, self._engine_task, task, sinks)
 
+    def _run_capture(self) -> None:
+        """Capture, unless a sink has changes that the log lacks: once the log has others in their place, the
+        sink would continue after these.
+        """
+        for sink in self.pipeline.folders:
+            try:
+                directory = LogDirectory.open(self.pipeline.log.path)
+                require_target_within_log(sink, self.pipeline.name, directory, TASK)
+            except TailraceError as error:
+                if error.kind is Kind.SINK_AHEAD_OF_LOG:
+                    raise
+                log.debug("capture begins without a look at a sink", sink=sink.name, reason=error.message)
+        self._capture_task.run()
+
     def _look_after(self) -> None:
         if self._capture.error is not None:
             raise self._capture.error
+        ahead = [view for view in self._failed_sinks() if _is_ahead(view)]
+        if ahead:
+            raise _sinks_failure(ahead)
         # A handler continues after all sinks have failed.
         if self._feeds and self._reading is None and self.sinks_ended() and not self._is_snapshot_open():
             self._raise_if_a_sink_failed()
@@ -277,9 +294,11 @@ class SourceWorker:
             return None
 
     def _raise_if_a_sink_failed(self) -> None:
-        failed = [feed.view for feed in self._feeds if feed.view.state is SinkState.FAILED]
-        if failed:
+        if failed := self._failed_sinks():
             raise _sinks_failure(failed)
+
+    def _failed_sinks(self) -> list[SinkView]:
+        return [view for feed in self._feeds if (view := feed.view).state is SinkState.FAILED]
 
     def _look_for_the_end(self) -> None:
         if self._target.ended and self._target.error is not None:
@@ -369,6 +388,10 @@ def task_view(task: Capture) -> CaptureView:
         concerns=progress.warnings,
         snapshot=tables_left(progress.snapshot, time.monotonic()),
     )
+
+
+def _is_ahead(failed: SinkView) -> bool:
+    return failed.error is not None and failed.error.kind is Kind.SINK_AHEAD_OF_LOG
 
 
 def _sinks_failure(failed: list[SinkView]) -> TailraceError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tailrace.changelog.reader import LogReader
 from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
 from tailrace.config.sections import DeltaSinkConfig as DeltaConfig
 from tailrace.config.sections import JsonlSink as JsonlConfig
@@ -13,7 +14,7 @@ from tailrace.config.sinks import FolderSink, SinkConfig
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import REPORT, Kind, TailraceError
 from tailrace.model import ValueModes
-from tailrace.sinks.contract import Sink
+from tailrace.sinks.contract import Sink, ahead_of_log
 from tailrace.sinks.delta.append import DeltaAppend
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaMode, DeltaSink, recorded_delta_position, require_path
@@ -101,15 +102,27 @@ def check_target(config: FolderSink, pipeline: str, log: LogDirectory | None, ta
     """Check that the sink may write into its directory: it is the sink's own, or unused. Reads only.
 
     :param log: None: there is none yet.
-    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`; `CONFIG_INVALID` for a path that is not allowed.
+    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`, `SINK_AHEAD_OF_LOG`; `CONFIG_INVALID` for a path
+        that is not allowed.
     """
     if isinstance(config, DeltaConfig):
         require_path(config.name, config.path)
     kind = f"delta {config.mode}" if isinstance(config, DeltaConfig) else getattr(config, "type", "")
     identity = None if log is None else log.identity
     require_ours_or_unused(config.name, config.path, kind, identity, pipeline)
-    if log is not None:
-        recorded_position(config, pipeline, log, task)
+    if log is not None and task in log.tasks():
+        require_target_within_log(config, pipeline, log, task)
+
+
+def require_target_within_log(config: FolderSink, pipeline: str, log: LogDirectory, task: str) -> None:
+    """Check that the log has all changes up to the recorded position of a sink. Reads only.
+
+    :raises TailraceError: `SINK_AHEAD_OF_LOG`; as `recorded_position`; `LOG_MISSING`, `LOG_CORRUPT`.
+    """
+    position = recorded_position(config, pipeline, log, task) or 0
+    with LogReader.open(log, task) as reader:
+        if position > reader.end().offset and position > (end := reader.end_on_disk()):
+            raise ahead_of_log(config.name, task, position, end)
 
 
 def _kafka(config: KafkaConfig, rules: ColumnPolicy, modes: ValueModes) -> Sink:

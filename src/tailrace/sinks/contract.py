@@ -137,13 +137,20 @@ def require_within_log(
     """
     reach = sink.reach(task)
     if reach is not None and reach > log_end:
-        raise TailraceError(
-            Kind.SINK_AHEAD_OF_LOG,
-            f"compare the sink with the log: the sink holds changes up to {reach}, the log ends at {log_end}",
-            "the log was restored from an older copy, or lost its end: restore the newer log, or "
-            f"{restart} and let it read the log from its start",
-            {"sink": sink.name, "task": task},
-        )
+        raise ahead_of_log(sink.name, task, reach, log_end, restart)
+
+
+def ahead_of_log(
+    name: str, task: str, reach: int, log_end: int, restart: str = "give the sink a new, empty path"
+) -> TailraceError:
+    """Return the error for a sink that has changes up to `reach`, which the log lacks."""
+    return TailraceError(
+        Kind.SINK_AHEAD_OF_LOG,
+        f"compare the sink with the log: the sink holds changes up to {reach}, the log ends at {log_end}",
+        "the log was restored from an older copy, or lost its end: restore the newer log, or "
+        f"{restart} and let it read the log from its start",
+        {"sink": name, "task": task},
+    )
 
 
 def first_missing(name: str, span: LogRange, position: int | None) -> int:

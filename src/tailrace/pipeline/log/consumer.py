@@ -103,6 +103,7 @@ class LogConsumer:
         self._generation = 0  # generation of the real-time path when `_batches` was made
         self._held: Sequence[HeldBlock] = ()  # the blocks of `_batches`, if they are from memory
         self._rows = 0  # returned
+        self._end_on_disk: int | None = None  # the log's, if it was looked at
         self._view = SinkView(self._name, HANDLER)  # replaced as a whole
 
     def open(self) -> bool:
@@ -129,7 +130,9 @@ class LogConsumer:
         reader = LogReader.open(directory, TASK)
         self._log_id = directory.identity.log_id
         self._origin = SourceInfo.of(self._pipeline.name, directory.identity.source)
-        self._at = self._first(reader)
+        if (first := self._first(reader)) is None:
+            return False
+        self._at = first
         readers = Readers(directory)
         readers.begin(self._name, TASK, reader.boundary_up_to(self._at))
         self._readers = readers
@@ -226,10 +229,17 @@ class LogConsumer:
                 {"path": str(self._pipeline.log.path)},
             )
 
-    def _first(self, reader: LogReader) -> int:
+    def _first(self, reader: LogReader) -> int | None:
+        """Return where to begin; None if the end mark is behind the log's files, as after a loss of power,
+        until capture has opened the log.
+        """
         needed = 0 if self._begin is None else log_offset_of(self._begin, self._log_id)
         end = reader.end().offset
         if needed > end:
+            if self._end_on_disk is None:
+                self._end_on_disk = reader.end_on_disk()
+            if needed <= self._end_on_disk:
+                return None
             raise TailraceError(
                 Kind.OFFSETS_FOREIGN,
                 f"continue as {self._name!r} at log offset {needed}: the change log ends at {end}",

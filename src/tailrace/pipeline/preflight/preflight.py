@@ -309,10 +309,13 @@ def _roots(pipeline: EngineConfig) -> Iterator[Finding]:
     if not pipeline.has_several:
         return
     named = {part.log.path for part in pipeline.pipelines}
-    for log in logs_in(pipeline.log.path):
+    logs = logs_in(pipeline.log.path)
+    used = {log.identity.source.slot for log in logs if log.path in named}
+    for log in logs:
         if log.path not in named:
             source = log.identity.source
-            repair = source_type(source.type).leftover_repair(source)
+            # An older log of one of the sources, which was moved aside, has that source's slot.
+            repair = "" if source.slot in used else source_type(source.type).leftover_repair(source)
             yield warning(
                 Kind.LOG_FOREIGN,
                 f"log.path holds the log of the source {log.path.name!r}, which the file does not name"

@@ -339,7 +339,8 @@ class DeltaSink:
         due = {oid: each for oid, each in awaited.items() if oid in there}
         if lost := self._not_read_again(log, span, due):
             raise _left_out(self.name, lost)
-        note_read_again(self._opened(), name, due)
+        missing = {oid: each for oid, each in awaited.items() if oid not in due}
+        note_read_again(self._opened(), name, self._given, missing)
 
     def _require_there(
         self, log: Path, span: LogRange, work: Sequence[TableWork], begun: Mapping[int, int]
@@ -514,7 +515,8 @@ def _displaced(sink: str, tables: Mapping[int, str], without_key: set[int]) -> T
         Kind.SINK_SCHEMA_REFUSED,
         f"mirror a table: {', '.join(named)} had another name, under which the mirror has its rows or the "
         "sink gets none; a mirror does not move them",
-        f"{hint}; or leave a table out with the sink's `tables`, also one that no longer exists",
+        f"{hint}; or leave a table out with the sink's `tables`, also one that no longer exists, or is a "
+        "partition now",
         {"sink": sink, "tables": named},
     )
 

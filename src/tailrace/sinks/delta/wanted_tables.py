@@ -9,7 +9,7 @@ of that change: all of its rows must be read again at that offset or later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tailrace.config.source.column_policy import ColumnPolicy, ColumnRoles
@@ -27,37 +27,38 @@ def returned(
     have: int,
     known: Callable[[], tuple[Iterable[Facts], Renames]],
 ) -> dict[int, Displaced]:
-    """Return the relations, by oid, that must be read again and were not yet; store the current patterns.
+    """Return the relations, by oid, that must be read again and were not yet. Stores nothing: settings that
+    are taken back before anything is written have no effect.
 
     A target without patterns, from an earlier version, counts as written with the current ones.
 
     :param have: the log offset up to which the mirror has everything.
     :param known: returns the facts in force at that offset, and other names of columns.
     """
-    now, kept = _patterns(given), target.read(file)
-    if kept is None or kept["patterns"] != now:
-        awaited = {} if kept is None else dict(kept["awaited"])
-        if kept is not None:
-            before = _given(kept["patterns"])
-            facts, renames = known()
-            latest = {each.relation: each for each in facts}
-            awaited |= {
-                str(oid): [each.qualified_name, have]
-                for oid, each in latest.items()
-                if _columns(each, given, renames) - _columns(each, before, renames)
-            }
-        kept = {"patterns": now, "awaited": awaited}
-        target.write(file, kept)
-    return {int(oid): Displaced(*each) for oid, each in kept["awaited"].items()}
+    kept = target.read(file)
+    if kept is None:
+        return {}
+    found = {int(oid): Displaced(*each) for oid, each in kept["awaited"].items()}
+    if kept["patterns"] != _patterns(given):
+        before = _given(kept["patterns"])
+        facts, renames = known()
+        latest = {each.relation: each for each in facts}
+        found |= {
+            oid: Displaced(each.qualified_name, have)
+            for oid, each in latest.items()
+            if _columns(each, given, renames) - _columns(each, before, renames)
+        }
+    return found
 
 
-def note_read_again(target: Target, file: str, relations: Iterable[int]) -> None:
-    """Record that all rows of these relations were read again, later in the log."""
-    done = {str(oid) for oid in relations}
-    kept = target.read(file) if done else None
-    if kept is not None:
-        awaited = {oid: each for oid, each in kept["awaited"].items() if oid not in done}
-        target.write(file, {**kept, "awaited": awaited})
+def note_read_again(target: Target, file: str, given: SinkInput, awaited: Mapping[int, Displaced]) -> None:
+    """Store the current patterns, and the relations that must still be read again."""
+    content = {
+        "patterns": _patterns(given),
+        "awaited": {str(oid): [each.before, each.since] for oid, each in awaited.items()},
+    }
+    if target.read(file) != content:
+        target.write(file, content)
 
 
 def _patterns(given: SinkInput) -> dict[str, Any]:

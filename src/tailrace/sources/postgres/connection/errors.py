@@ -102,8 +102,9 @@ _SLOT_GONE = (
 _PUBLICATION_GONE = (
     Kind.PUBLICATION_MISSING,
     (
-        "the publication must have existed before the slot's position: begin a new log with a new snapshot, "
-        "or wait until the slot has passed the publication's creation"
+        "the publication must have existed before the slot's position. If source.publication was changed, "
+        "restore it, run the pipeline until it has caught up, and change it then; otherwise begin a new log "
+        "with a new snapshot"
     ),
 )
 

@@ -29,6 +29,7 @@ from tailrace.sources.postgres.schema.publication import (
     read_only,
     refusal,
     refusal_repair,
+    require_publication,
     snapshot_command,
     split_refused,
     unmatched,
@@ -41,6 +42,7 @@ from tailrace.sources.postgres.schema.replica_identity import (
     tables_as_set,
 )
 from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, matching_tables
+from tailrace.sources.postgres.slot.way_out import with_way_out
 from tailrace.sources.postgres.snapshot.requests import check_condition
 from tailrace.sources.postgres.streaming.reconcile import CapturePhase
 from tailrace.sources.postgres.streaming.task_log import capture_state
@@ -137,11 +139,10 @@ def _publication_findings(
     publication = publication_row(session, name)
     if publication is None:
         if begun:
-            yield error(
-                Kind.PUBLICATION_MISSING,
-                f"the log has begun, but its publication {name!r} no longer exists",
-                "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
-            )
+            try:
+                require_publication(session, name)
+            except TailraceError as failure:
+                yield from_failure(with_way_out(failure, checked.pipeline))
         elif server["read_only"] == "on":
             command = create_command(session, source, tables)
             yield from_failure(read_only(f"create the publication {name!r}", command))

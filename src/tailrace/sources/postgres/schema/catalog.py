@@ -11,7 +11,7 @@ All names are data: they are quoted in SQL, and never parsed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,14 @@ SHAPE = """md5(concat_ws(' ', n.nspname, c.relname, c.relkind, (
          SELECT string_agg(concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod), ','
                            ORDER BY a.attnum)
            FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)))"""
+
+_ROOTS = """
+SELECT n.nspname AS schema, c.relname AS table, rn.nspname AS root_schema, r.relname AS root
+  FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace
+  CROSS JOIN pg_partition_tree(r.oid) t
+  JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE r.oid = ANY ('{{{oids}}}'::oid[]) AND c.oid <> r.oid
+"""
 
 _RELATION = f"""
 SELECT n.nspname AS schema, c.relname AS table, {SHAPE} AS shape, c.relfilenode AS file
@@ -184,6 +192,15 @@ def meant_tables(session: Session, source: PostgresSource, oids: Sequence[int]) 
 def published_oids(session: Session, source: PostgresSource) -> dict[tuple[str, str], int]:
     """Return the oids of the publication's tables by schema and name. One query."""
     return {row.name: row.number("oid") for row in _listed(session, source)}
+
+
+def published_roots(session: Session, published: Iterable[int]) -> dict[str, str]:
+    """Return, by the qualified name of each partition, that of the published table to which it belongs.
+
+    :param published: the oids of the published tables.
+    """
+    rows = session.run(_ROOTS.format(oids=",".join(map(str, published))), "look for partitions")
+    return {".".join(row.name): f"{row.text('root_schema')}.{row.text('root')}" for row in rows}
 
 
 def is_partitioned(session: Session, schema: str, name: str) -> bool:

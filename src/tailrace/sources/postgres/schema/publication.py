@@ -190,8 +190,9 @@ def require_publication(session: Session, publication: str) -> None:
         raise TailraceError(
             Kind.PUBLICATION_MISSING,
             f"resume: the publication {publication!r} no longer exists",
-            "the server can't decode without it; if it was dropped, begin a new log with a new snapshot: "
-            "set log.path to a new directory and drop the slot",
+            "the server can't decode without it. If source.publication or the pipeline's name was changed, "
+            "restore it; if it was dropped, begin a new log with a new snapshot: set log.path to a new "
+            "directory and drop the slot",
             {"publication": publication},
         )
 

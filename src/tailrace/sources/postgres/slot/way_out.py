@@ -5,7 +5,9 @@ Nothing is deleted: the old log and the targets are renamed, so that they stay r
 
 from __future__ import annotations
 
+import os
 import shlex
+from pathlib import Path
 
 from tailrace.config import PipelineConfig
 from tailrace.config.kafka import KafkaSinkConfig
@@ -20,7 +22,7 @@ RENEWAL = "snapshot: when_needed makes a new slot where the old one is lost, and
 #: Kinds after which a new log is a second way to continue, in addition to their own hints.
 _NEW_LOG_HELPS = frozenset({Kind.SOURCE_TIMELINE_CHANGED, Kind.SOURCE_BEHIND_LOG, Kind.LOG_CORRUPT})
 
-#: Suffix of the new name of a directory.
+#: Suffix of the new name of a directory; a number follows if there is one of that name.
 ASIDE = ".before"
 
 
@@ -30,7 +32,7 @@ def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
     :param drop_slot: whether the slot may still exist.
     """
     places = dict.fromkeys([config.log.path, *(sink.path for sink in config.folders)])
-    steps = [f"{shlex.join(['mv', '--', str(place), f'{place}{ASIDE}'])}" for place in places]
+    steps = [shlex.join(["mv", "--", str(place), _aside(place)]) for place in places]
     if drop_slot:
         slot = postgres_source(config.source).slot
         steps.insert(
@@ -47,6 +49,12 @@ def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
     ]
     steps.append("start the pipeline again with tailrace run: it takes a new snapshot")
     return " ".join(f"({number}) {step}" for number, step in enumerate(steps, 1))
+
+
+def _aside(place: Path) -> str:
+    # Into an existing directory, `mv` would move the other one, or fail.
+    names = (f"{place}{ASIDE}{number}" for number in ("", *range(2, 1000)))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def with_way_out(error: TailraceError, config: PipelineConfig) -> TailraceError:

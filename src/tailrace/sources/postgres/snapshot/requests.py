@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import structlog
@@ -14,7 +14,12 @@ from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_condition, unforeseen
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_table
 from tailrace.sources.postgres.connection.session import Session
-from tailrace.sources.postgres.schema.catalog import is_partitioned, published_oids, published_table
+from tailrace.sources.postgres.schema.catalog import (
+    is_partitioned,
+    published_oids,
+    published_roots,
+    published_table,
+)
 from tailrace.sources.postgres.schema.publication import add_command
 from tailrace.sources.postgres.schema.source_tables import matching_tables
 from tailrace.sources.postgres.snapshot.plan import (
@@ -86,6 +91,9 @@ class Requests:
         }
         names = list(dict.fromkeys(request.tables))
         if missing := [name for name in names if name not in published]:
+            roots = published_roots(session, [oid for oid, *_ in published.values()])
+            if found := {name: roots[name] for name in missing if name in roots}:
+                raise _partitions(found)
             raise self._not_published(session, missing)
         for name in names if request.where else ():
             check_condition(session, *published[name][1:], request.where)
@@ -228,6 +236,18 @@ def not_taken(request: Request) -> SnapshotPlan:
 def _table_plans(tables: Iterable[tuple[int, str, str]], known: Container[int]) -> list[TableSnapshotPlan]:
     # `tables` has oid, schema and name; a table whose oid is not in `known` is fresh.
     return [TableSnapshotPlan(at, *table, fresh=table[0] not in known) for at, table in enumerate(tables)]
+
+
+def _partitions(roots: Mapping[str, str]) -> TailraceError:
+    names, wanted = ", ".join(roots), list(dict.fromkeys(roots.values()))
+    return TailraceError(
+        Kind.TABLE_MISSING,
+        f"take a snapshot of {names}: it is a partition, whose rows are captured under the name of "
+        f"{', '.join(wanted)}",
+        f"take one of {', '.join(wanted)}. If a mirror asks for the partition, which was captured by itself "
+        "before, leave the partition out with the sink's `tables`",
+        {"tables": names},
+    )
 
 
 def _doubled(tables: Sequence[str]) -> TailraceError:

@@ -219,10 +219,19 @@ class CaptureTask:
                 Kind.LOG_FOREIGN,
                 f"open the change log: it belongs to the slot {kept.slot!r}, the configuration names "
                 f"{self._source.slot!r}",
-                "correct source.slot, or give this pipeline a log of its own",
+                "restore source.slot, or the pipeline's name, after which a slot is named by default; or "
+                "give this pipeline a log of its own",
                 {"path": str(task_log.directory.path)},
             )
-        start = decide(facts, LogFacts(kept, task_log.appender.tail.position, state), self._source.snapshot)
+        try:
+            start = decide(
+                facts, LogFacts(kept, task_log.appender.tail.position, state), self._source.snapshot
+            )
+        except TailraceError as error:
+            if error.kind is Kind.SOURCE_BEHIND_LOG and state is not None and not facts.standby:
+                # Its WAL will reach the log's end, with other transactions than the log has.
+                task_log.keep(replace(state, behind_at=state.behind_at or facts.flush_lsn))
+            raise
         log.info(
             "begin" if start.action in {Action.FRESH, Action.RESTART} else "resume",
             pipeline=self._name,

@@ -40,6 +40,7 @@ class CaptureState:
 
     `own_publication`: the publication did not exist when the beginning was announced, so if it exists when
     the task begins again, that beginning created it.
+    `behind_at`: the end of the server's WAL when it was last found to be before the log's end; 0: it was not.
     """
 
     phase: CapturePhase
@@ -48,6 +49,7 @@ class CaptureState:
     announced_lsn: int  # the server's WAL end before the slot was created
     consistent_point: int  # of the slot; 0: unknown
     own_publication: bool = False
+    behind_at: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -61,6 +63,7 @@ class CaptureState:
             int(content["announced_lsn"]),
             int(content["consistent_point"]),
             bool(content.get("own_publication", False)),
+            int(content.get("behind_at", 0)),
         )
 
 
@@ -221,15 +224,29 @@ def _check_history(source: ServerState, log: LogFacts) -> None:
             + _NEW_LOG.format(drop=" and drop the slot"),
             {"slot": log.source.slot},
         )
-    if log.position > source.flush_lsn:
+    behind_at = _behind_at(source, log)
+    if behind_at:
         raise TailraceError(
             Kind.SOURCE_BEHIND_LOG,
-            f"compare source and log: the log ends at {at}, the server's WAL at "
-            f"{format_lsn(source.flush_lsn)}",
+            f"compare source and log: the log ends at {at}, the server's WAL at {format_lsn(behind_at)}"
+            + ("" if behind_at == source.flush_lsn else " at an earlier start, and now after the log's end"),
             "the server lost transactions that the log has (a restored backup, a failover): restore a later "
             "state of it; or " + _NEW_LOG.format(drop=" and drop the slot"),
             {"slot": log.source.slot},
         )
+
+
+def _behind_at(source: ServerState, log: LogFacts) -> int:
+    """Return the end of the server's WAL, now or at an earlier start, if it was before the log's end; or 0.
+
+    The WAL of a server that lost transactions reaches the log's end again, with others. It is the right
+    server, or one restored to a later state, only if its slot was advanced beyond the end found then.
+    """
+    if log.position > source.flush_lsn:
+        return source.flush_lsn
+    before = log.state.behind_at if log.state is not None else 0
+    flushed = source.slot.confirmed_flush_lsn if source.slot is not None else None
+    return before if before and flushed is not None and flushed <= before else 0
 
 
 def _begin(source: ServerState, log: LogFacts) -> Start:

@@ -647,6 +647,7 @@ def test_what_is_not_for_a_query_causes_no_micro_batch(log: HandmadeLog, options
     log.append(frames.control_frame(frames.PROGRESS, 1260, 0, {}))
     if options:
         log.commit(insert(2, "7"))
+        log.commit(relation(2, "public.items", {"id": INT4, "more": TEXT}), insert(2, "8", ""))
     log.writer.sync()
     assert query.latestOffset(done, ReadAllAvailable()) == done
     # Nor does it delay retention.
@@ -654,6 +655,14 @@ def test_what_is_not_for_a_query_causes_no_micro_batch(log: HandmadeLog, options
     log.commit(insert(1, "9", "1", ""))
     follows = query.latestOffset(done, ReadAllAvailable())
     assert follows["offset"] == log.writer.durable.offset
+
+
+def test_a_description_under_the_name_of_a_querys_table_causes_a_micro_batch(log: HandmadeLog) -> None:
+    fill(log, 2)
+    query = as_planned(log, table="public.orders")
+    done = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    log.commit(relation(2, "public.orders", {"id": INT4}), insert(2, "7"), ITEMS)
+    assert query.latestOffset(done, ReadAllAvailable())["offset"] == log.writer.durable.offset
 
 
 def test_what_is_not_for_a_query_is_passed_with_each_segment_of_the_log(

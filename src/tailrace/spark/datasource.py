@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from tailrace.changelog.format import BlockRef
     from tailrace.changelog.reader import LogReader
     from tailrace.decode.changes import TableChanges
     from tailrace.decode.column_policy import TablePolicy
@@ -289,9 +290,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         At such an end a micro-batch would be empty and would not allow retention to remove anything.
         """
-        from tailrace.decode.schemas import Catalog
-        from tailrace.ranges.changes import concerns
-
         start, seen, segment = self._idle
         blocks = self._reader.blocks(seen if start == begin else begin, end)
         if not blocks:
@@ -300,14 +298,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             segment = blocks[0].segment
         if segment != blocks[-1].segment:
             return False
-        if self._options.table is None:
-            is_idle = not any(block.header.rows for block in blocks)
-        else:
-            wanted = Catalog(self._reader.schema_before(blocks[0])).named({self._options.table})
-            is_idle = not any(concerns(block, wanted) for block in blocks)
+        table = self._options.table
+        is_idle = not (
+            any(block.header.rows for block in blocks) if table is None else self._concern(blocks, table)
+        )
         if is_idle:
             self._idle = begin, end, segment
         return is_idle
+
+    def _concern(self, blocks: list[BlockRef], table: str) -> bool:
+        """Return whether these runs may have changes of the table, or describe it."""
+        from tailrace.decode.schemas import Catalog
+        from tailrace.protocol.metadata_frames import schema_frames
+
+        wanted = Catalog(self._reader.schema_before(blocks[0])).named({table})
+        headers = [block.header for block in blocks]
+        if any(header.tables is None or not wanted.isdisjoint(header.tables) for header in headers):
+            return True
+        shaped = [self._reader.read(block) for block in blocks if block.header.has_schema]
+        return any(Catalog([frame]).named({table}) for raw in shaped for _, frame in schema_frames(raw))
 
     def _register(self, offset: int) -> None:
         from tailrace.changelog.retention.readers import Readers

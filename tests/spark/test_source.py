@@ -619,6 +619,20 @@ def test_a_table_that_has_a_name_only_within_a_block_is_found(log: HandmadeLog) 
     assert [batch["id"].to_pylist() for batch in rows_of(log, table="public.items")] == [[1], [3]]
 
 
+def test_a_stream_stops_before_rows_of_a_table_that_gets_the_same_name_with_its_schema(
+    log: HandmadeLog,
+) -> None:
+    log.commit(relation(2, "a.b.c", {"id": INT4}), insert(2, "1"))
+    source = TailraceDataSource({"path": str(log.path), "table": "a.b.c"})
+    reader = source.streamReader(source.schema())
+    begun = reader.initialOffset()
+    other = relation(3, "a.b.c", {"id": INT4}).replace(b"a\0b.c\0", b"a.b\0c\0")
+    log.commit(other, insert(3, "2"))
+    (partition,) = reader.partitions(begun, reader.latestOffset(begun, ReadAllAvailable()))
+    with pytest.raises(TailraceError, match=r"schemas a, a\.b have such a table"):
+        list(reader.read(partition))
+
+
 def test_an_executor_without_the_log_is_named(log: HandmadeLog) -> None:
     log.commit(ITEMS, insert(2, "7"))
     batches = rows_of(log, table="public.items")

@@ -43,8 +43,13 @@ def test_options_of_included_converters_are_checked_with_the_file(tmp_path):
         file.write_text(f"{text}{place}\n")
         with pytest.raises(TailraceError) as caught:
             load_engine(file)
-        assert "registry_pasword: Extra inputs are not permitted" in caught.value.message
+        assert "registry_pasword: unknown key; did you mean 'registry_password'?" in caught.value.message
         assert "canary" not in str(caught.value)
+
+
+def test_a_registry_without_an_address_is_refused():
+    with pytest.raises(ValidationError, match="registry_url: must have at least 1 entries"):
+        EngineOptions.model_validate({"converter": {"type": "avro", "registry_url": []}})
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,10 @@ def test_a_key_is_text_whatever_yaml_makes_of_it(tmp_path):
     rename = "transformations:\n  - {type: rename, fields: {no: number, 2024: year, y: z}}\n"
     found: Any = config.load_engine(written(tmp_path, GOOD + rename))
     assert found.transformations[0].fields == {"no": "number", "2024": "year", "y": "z"}
+    for word, is_on in (("on", True), ("off", False), ('"on"', True), ("'off'", False)):
+        found = config.load_engine(written(tmp_path, f"{GOOD}realtime: {word}\n"))
+        assert found.realtime.enabled is is_on
+    assert places(tmp_path, GOOD + "realtime: maybe\n") == {"realtime.enabled": "must be true or false"}
     known = "buffer_bytes, enabled, return_automatically"
     assert places(tmp_path, GOOD + "realtime: {on: true}\n") == {
         "realtime.on": f"unknown key; possible are {known}"

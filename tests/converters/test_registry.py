@@ -274,6 +274,14 @@ def test_records_that_are_no_changes_have_schemas_too() -> None:
         assert error.kind is Kind.CONVERSION_FAILED
 
 
+def test_a_column_of_the_key_that_a_mask_makes_null_is_refused_with_the_mask_in_the_hint() -> None:
+    [group] = applied(of_columns(BASE, "1", "a"), {"type": "mask", "method": "null", "fields": ["id"]})
+    with FakeRegistry() as registry:
+        error = refused(AvroConverter(registry_url=registry.url), group)
+    assert error.kind is Kind.CONVERSION_FAILED
+    assert "`mask` with `method: null` does, choose another method" in error.hint
+
+
 def asked(registry_url: str, **more: Any) -> AvroConverter:
     return AvroConverter(registry_url=registry_url, registry_timeout_ms=2000, **more)
 

@@ -8,17 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
 from tailrace import Engine, failpoints
 from tailrace.engine.offsets.stores import MemoryOffsetStore
+from tailrace.engine.offsets.transactions import fitting_places
 from tailrace.errors import Kind, RetriableError, TailraceError
 from tailrace.kafka.offsets.store import KafkaOffsetStore
 from tailrace.kafka.producer.account import Account
 from tailrace.kafka.producer.task_producer import OF_ENGINE, require_ours
 from tailrace.kafka.producer.writer import AtomicWriter
 from tailrace.records.batch import Batch
+from tailrace.records.events import Converted, Events
+from tailrace.records.group import Group
 from tailrace.records.making import SourceRecord
 from tailrace.testing import Fault, LinesSource
 from tailrace_servers.kafka import EmbeddedKafka
@@ -116,6 +121,23 @@ def test_a_large_batch_is_written_in_several_transactions(
         assert numbers_in(kafka, name, "0-0") == list(range(1, 5001))
         for first, last in itertools.pairwise([0, *commits]):
             assert sum(len(each.value or b"") for each in values[first:last]) < 2 * at_most
+
+
+def test_a_batch_with_all_its_large_records_in_one_place_is_divided_by_their_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailrace.engine.offsets.transactions._BYTES_MAX", 20_000)
+    values = ["x"] * 500 + ["x" * 3_000] * 8 + ["x" * 30_000, "x"]
+    large = pa.record_batch({"op": ["c"] * len(values)})
+    groups = (Group.of_columns("a", np.arange(len(values)), large),)
+    batch = Batch({}, groups, len(values), [{"at": len(values)}])
+    for made in (values, pa.array(values)):
+        bounds = fitting_places(Events(batch, (Converted(None, made),)))
+        assert (bounds[0], bounds[-1]) == (0, len(values))
+        for first, last in itertools.pairwise(bounds):
+            assert last == first + 1 or sum(len(each) for each in values[first:last]) <= 10_000
+    monkeypatch.setattr("tailrace.engine.offsets.transactions._BYTES_MAX", 1 << 20)
+    assert fitting_places(Events(batch, (Converted(None, values),))) == [0, len(values)]
 
 
 def test_a_transaction_is_committed_before_its_timeout(kafka: EmbeddedKafka, topic_name: str) -> None:

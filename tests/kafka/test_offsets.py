@@ -83,6 +83,10 @@ def test_an_offset_is_set_only_to_a_boundary_of_this_log(orders: Orders) -> None
     assert "read --to" in run("offsets", "set", orders.file, "--to", "soon", "--yes", status=2)
     run("offsets", "set", orders.file, "--to", "2026-01-01T00:00:03Z", "--yes", "--skip-changes")
     assert orders.shown()["log_offset"] == orders.ends[1]
+    for before in ("0/1", "2020-01-01"):
+        told = run("offsets", "set", orders.file, "--to", before, "--yes")
+        assert "the log has nothing before this point: the sink continues at the log's start" in told
+    run("offsets", "set", orders.file, "--to", orders.ends[1], "--yes", "--skip-changes")
     # There is nobody to answer a question.
     assert "--yes" in run("offsets", "reset", orders.file, status=2)
     assert "--yes" in run("offsets", "reset", orders.file, "--json", status=2)

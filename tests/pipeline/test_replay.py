@@ -184,6 +184,17 @@ def test_a_copy_that_was_killed_holds_nothing_back(orders):
     assert list((orders.directory.path / "readers").iterdir()) == []
 
 
+def test_a_copy_that_an_earlier_version_left_behind_holds_nothing_back(orders):
+    orders.insert(1)
+    readers = Readers(orders.directory)
+    readers.register("replay:out:0123abcd", {"0": 0})
+    folder = orders.directory.path / "readers"
+    (folder / ".replay%3Aout%3A0123abcd.lock").touch()
+    (folder / ".out.lock").touch()  # of a sink `python`
+    readers.remove_ended()
+    assert [path.name for path in folder.iterdir()] == [".out.lock"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="is root")
 def test_root_leaves_no_files_in_the_target_of_another_users_pipeline(orders, targets, tmp_path):
     end = orders.insert(1)

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.writer import LogWriter
 from tailrace.cli.main import app
@@ -62,6 +63,17 @@ def test_a_fall_back_is_shown_until_the_next_command(file: Path) -> None:
     assert waits in _run("status", file)
     _run("on", file)
     assert "lake: off (no engine runs), wanted on, at 9" in _run("status", file)
+
+
+def test_without_an_engine_the_position_is_what_the_consumer_has_recorded(file: Path) -> None:
+    assert "engine:shop: off (no engine runs), wanted on, at 0" in _run("status", file)
+    Readers.open(file.parent / "log").commit("engine:shop", "0", 7)
+    assert "engine:shop: off (no engine runs), wanted on, at 7" in _run("status", file)
+    file.write_text(f"{file.read_text()}spark: {{start: when_needed}}\n")
+    run = CliRunner().invoke(app, ["replay", str(file), "--sink", "lake"])
+    assert run.exit_code == 0, run.output
+    end = LogReader.open(file.parent / "log", "0").end().offset
+    assert f"lake: off (no engine runs), wanted on, at {end:,}" in _run("status", file)
 
 
 def test_a_missing_consumer_is_refused_with_the_list_of_existing_ones(file: Path) -> None:

@@ -17,6 +17,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sinks import target
 from tailrace.sinks.contract import require_within_log
 from tailrace.sinks.delta.folder import DeltaFolder
+from tailrace.sinks.files.sink import recorded_files_position
 from tests.support.sinks.rig import WIDTHS, make, offsets, opened, rekey, relation, snapshot, write
 from tests.support.spark.wire import INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 
@@ -177,9 +178,13 @@ def test_files_whose_manifests_somebody_removed_stop_the_sink(kind, gone, tmp_pa
     for manifest in (lake / "_tailrace" / "manifests" / "0").glob(gone):
         manifest.unlink()
     sink = opened(kind, lake, log, tables=("public.*",))
-    for _ in range(2):
+    identity = log.directory.identity
+    for look in (
+        *(lambda: sink.position("0"),) * 2,
+        lambda: recorded_files_position("lake", lake, kind, "shop", identity, "0"),  # as `check` does
+    ):
         with pytest.raises(TailraceError) as raised:
-            sink.position("0")
+            look()
         assert raised.value.kind is Kind.SINK_DAMAGED
         assert "new, empty path" in raised.value.hint
 

@@ -36,6 +36,10 @@ def own(
     return ValueType(oid, modifier, name, kind=kind, parts=parts)
 
 
+def _decimals(precision: int, scale: int) -> pa.DataType:
+    return pa.list_(pa.decimal128(precision, scale))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "kind", "expected"),
     [
@@ -116,3 +120,34 @@ def test_a_changed_definition_of_a_type_is_not_reported_as_another_type() -> Non
         "'m' has a type whose labels or attributes were changed, and older rows keep them as they were"
     )
     assert "was of type 17 (-1) and is of type 20000 (-1) now" in refusal(of("bytea"), enum(20_000, a="x"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "held", "kind", "is_followed"),
+    [
+        (of("_int4"), of("_int8"), pa.list_(pa.int32()), pa.list_(pa.int64()), True),
+        (of("_int8"), of("_int4"), pa.list_(pa.int64()), pa.list_(pa.int32()), False),
+        (of("_int4"), of("_float8"), pa.list_(pa.int32()), pa.list_(pa.float64()), False),
+        (array(numeric(10, 2)), array(numeric(12, 2)), _decimals(10, 2), _decimals(12, 2), True),
+        (array(numeric(10, 2)), array(numeric(12, 4)), _decimals(10, 2), _decimals(12, 4), False),
+        (array(numeric(10, 2)), array(of("numeric")), _decimals(10, 2), pa.list_(TEXT), False),
+        (numeric(10, 2), of("numeric"), pa.decimal128(10, 2), TEXT, True),
+        (numeric(10, 2), numeric(40, 2), pa.decimal128(10, 2), TEXT, True),
+        (numeric(10, 2), numeric(40, 4), pa.decimal128(10, 2), TEXT, False),
+        (numeric(10, 2), of("text"), pa.decimal128(10, 2), TEXT, False),
+    ],
+    ids=str,
+)
+def test_a_wider_type_is_followed_where_the_values_stay_as_postgresql_writes_them(
+    old: ValueType, new: ValueType, held: pa.DataType, kind: pa.DataType, is_followed: bool
+) -> None:
+    have = [ExistingColumn("m", held, 1, 2, old.oid, old.modifier, old)]
+    column = Column("m", new.oid, new.modifier, False, number=2, value_type=new)
+    relation = Relation(1, "public", "t", ReplicaIdentity.DEFAULT, (column,))
+    schema = pa.schema([pa.field("m", kind)])
+    if is_followed:
+        [step] = mirror_steps(have, relation, schema, follow=False, context={})
+        assert step.source == "m"
+        return
+    with pytest.raises(TailraceError, match="'m' was"):
+        mirror_steps(have, relation, schema, follow=False, context={})

@@ -14,6 +14,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes, parse_lsn
 from tailrace.spark.java import major_version, require_java
 from tailrace.spark.jobs import translated
+from tailrace.spark.join.options import JoinReadOptions
 from tailrace.spark.options import ReadOptions
 from tailrace.spark.session import delta_coordinates, settings_of
 
@@ -79,6 +80,21 @@ def test_a_wrong_option_is_refused_with_a_hint(given: dict[str, str], message: s
     assert caught.value.kind is Kind.CONFIG_INVALID
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kafka.group.id": "x"}, "the option kafka.*: group.id can't be set"),
+        ({"kafka.client.id": "${env"}, "the option kafka.client.id: holds a reference that is neither"),
+        ({"registry": '{"registry_url": []}'}, "the option registry.registry_url: must have at least 1"),
+    ],
+)
+def test_a_wrong_option_of_a_join_is_named_as_it_is_written(given: dict[str, str], message: str) -> None:
+    topics = {"bootstrapServers": "h:1", "data": "a", "transactions": "t"}
+    with pytest.raises(TailraceError) as caught:
+        JoinReadOptions.parse(topics | given)
+    assert message in caught.value.message
 
 
 def test_an_executors_error_keeps_kind_message_context_and_hint() -> None:

@@ -619,6 +619,20 @@ def test_a_table_that_has_a_name_only_within_a_block_is_found(log: HandmadeLog) 
     assert [batch["id"].to_pylist() for batch in rows_of(log, table="public.items")] == [[1], [3]]
 
 
+def test_a_stream_stops_before_rows_of_a_table_that_gets_the_same_name_with_its_schema(
+    log: HandmadeLog,
+) -> None:
+    log.commit(relation(2, "a.b.c", {"id": INT4}), insert(2, "1"))
+    source = TailraceDataSource({"path": str(log.path), "table": "a.b.c"})
+    reader = source.streamReader(source.schema())
+    begun = reader.initialOffset()
+    other = relation(3, "a.b.c", {"id": INT4}).replace(b"a\0b.c\0", b"a.b\0c\0")
+    log.commit(other, insert(3, "2"))
+    (partition,) = reader.partitions(begun, reader.latestOffset(begun, ReadAllAvailable()))
+    with pytest.raises(TailraceError, match=r"schemas a, a\.b have such a table"):
+        list(reader.read(partition))
+
+
 def test_an_executor_without_the_log_is_named(log: HandmadeLog) -> None:
     log.commit(ITEMS, insert(2, "7"))
     batches = rows_of(log, table="public.items")
@@ -647,6 +661,7 @@ def test_what_is_not_for_a_query_causes_no_micro_batch(log: HandmadeLog, options
     log.append(frames.control_frame(frames.PROGRESS, 1260, 0, {}))
     if options:
         log.commit(insert(2, "7"))
+        log.commit(relation(2, "public.items", {"id": INT4, "more": TEXT}), insert(2, "8", ""))
     log.writer.sync()
     assert query.latestOffset(done, ReadAllAvailable()) == done
     # Nor does it delay retention.
@@ -654,6 +669,14 @@ def test_what_is_not_for_a_query_causes_no_micro_batch(log: HandmadeLog, options
     log.commit(insert(1, "9", "1", ""))
     follows = query.latestOffset(done, ReadAllAvailable())
     assert follows["offset"] == log.writer.durable.offset
+
+
+def test_a_description_under_the_name_of_a_querys_table_causes_a_micro_batch(log: HandmadeLog) -> None:
+    fill(log, 2)
+    query = as_planned(log, table="public.orders")
+    done = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    log.commit(relation(2, "public.orders", {"id": INT4}), insert(2, "7"), ITEMS)
+    assert query.latestOffset(done, ReadAllAvailable())["offset"] == log.writer.durable.offset
 
 
 def test_what_is_not_for_a_query_is_passed_with_each_segment_of_the_log(

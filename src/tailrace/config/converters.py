@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from tailrace.config.fields import Extension, FileName, Section, Setting
-from tailrace.config.problems import instead_of
+from tailrace.config.problems import from_pydantic, instead_of
 
 
 def _url(text: str) -> str:
@@ -75,11 +76,14 @@ _STRATEGY = (
 )
 
 
+_Url = Annotated[str, AfterValidator(_url)]
+
+
 class RegistryAddress(Section):
     """The address of a schema registry, and the credentials for it."""
 
-    registry_url: Annotated[str, AfterValidator(_url)] | tuple[Annotated[str, AfterValidator(_url)], ...] = (
-        Field(description="Address of the schema registry, or a list of its addresses.")
+    registry_url: _Url | Annotated[tuple[_Url, ...], Field(min_length=1)] = Field(
+        description="Address of the schema registry, or a list of its addresses."
     )
     registry_username: Setting = Field(default="", description="User, for basic authentication.")
     registry_password: Setting = Field(default="", description="Its password: a reference.")
@@ -177,20 +181,19 @@ def _checked(converter: Extension, info: ValidationInfo) -> Extension:
     try:
         options = model.model_validate(converter.options, context=info.context)
     except ValidationError as error:
-        raise ValueError(f"{converter.type}: {problems_of(error)}") from None
+        raise ValueError(f"{converter.type}: {problems_of(error, model)}") from None
     # As given, except that names of files are absolute: they stay valid wherever the options are used.
     given = options.model_dump(mode="json", exclude_unset=True)
     return Extension.model_validate({"type": converter.type, **given})
 
 
-def problems_of(error: ValidationError) -> str:
-    """Return the problems of options, each with its option's name and without its value."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    said = [
-        (one["loc"], instead_of(("converter", *one["loc"])) or one["msg"].removeprefix("Value error, "))
-        for one in found
-    ]
-    return "; ".join(": ".join(filter(None, [".".join(map(str, path)), words])) for path, words in said)
+def problems_of(error: ValidationError, model: type[Section]) -> str:
+    """Return the problems of the options of `model`, each with its option's name and without its value."""
+    found = from_pydantic(error, model, ())
+    removed = [instead_of(("converter", *one.path)) for one in found]
+    return "; ".join(
+        str(replace(one, message=words or one.message)) for one, words in zip(found, removed, strict=True)
+    )
 
 
 #: A converter's section; options of converters that come with Tailrace are checked with the file.

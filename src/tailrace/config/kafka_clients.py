@@ -39,7 +39,7 @@ def _allowed(options: dict[str, Any]) -> dict[str, Any]:
         if not ALLOWED_OPTIONS.fullmatch(name):
             raise ValueError(
                 f"{name} can't be set: possible are options of librdkafka for connections, "
-                "security, compression and batching; the sink sets those that exactly-once depends on"
+                "security, compression and batching; Tailrace sets those that its guarantees depend on"
             )
         if _SECRET_OPTIONS.fullmatch(name) and not is_reference(str(value)):
             raise ValueError(f"{name} {REFUSAL}")

@@ -213,7 +213,7 @@ class RealtimeConfig(Section):
 
 
 def _from_switch(value: Any) -> Any:
-    return {"enabled": value} if isinstance(value, bool) else value
+    return {"enabled": value} if isinstance(value, bool | str) else value
 
 
 #: The section, or `on` or `off` instead of it.

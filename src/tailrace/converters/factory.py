@@ -115,7 +115,7 @@ def checked(model: type[_Options], name: str, options: Mapping[str, Any]) -> _Op
     except ValidationError as error:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"create the converter {name!r}: {problems_of(error)}",
+            f"create the converter {name!r}: {problems_of(error, model)}",
             f"its options are {', '.join(model.model_fields) or 'none'}",
             {"converter": name},
         ) from None

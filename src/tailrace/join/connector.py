@@ -99,7 +99,7 @@ def options_of(given: Mapping[str, Any]) -> KafkaJoinOptions:
     except ValidationError as error:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"join topics of Kafka: {problems_of(error)}",
+            f"join topics of Kafka: {problems_of(error, KafkaJoinOptions)}",
             f"its options are {', '.join(KafkaJoinOptions.model_fields)}",
         ) from None
 

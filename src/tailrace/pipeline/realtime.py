@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.retention.readers import Readers
 from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.errors import Kind, TailraceError
@@ -39,23 +39,22 @@ def status(
 
     :raises TailraceError: as `switch`.
     """
-    running = {
-        (sink.get("source", ""), sink["name"]): sink["realtime"]
-        for sink in document(config)["sinks"]
-        if "realtime" in sink
-    }
-    return [
-        {
-            "source": pipeline.source_name,
-            "consumer": name,
-            **(running.get((pipeline.source_name, name)) or _at_rest(config, directory, name)),
-        }
-        for pipeline, directory, name in _consumers(config, source, consumer)
-    ]
+    sinks = {(sink.get("source", ""), sink["name"]): sink for sink in document(config)["sinks"]}
+    found = []
+    for pipeline, directory, name in _consumers(config, source, consumer):
+        sink = sinks.get((pipeline.source_name, name), {})
+        state = sink.get("realtime") or _at_rest(config, directory, name, sink.get("position"))
+        found.append({"source": pipeline.source_name, "consumer": name, **state})
+    return found
 
 
-def _at_rest(config: EngineConfig, directory: LogDirectory, consumer: str) -> dict[str, Any]:
+def _at_rest(
+    config: EngineConfig, directory: LogDirectory, consumer: str, recorded: int | None
+) -> dict[str, Any]:
+    # `recorded`: the log offset that the consumer's target has recorded; None: it has none.
     kept, command = control.kept(directory, consumer), control.command(directory, consumer)
+    if recorded is None and (reader := Readers(directory).get(consumer)) is not None:
+        recorded = reader.offsets.get(TASK)
     wanted = config.realtime.enabled if command is None else command.on
     because = "no engine runs"
     if kept.waits_for_command(command) and not config.realtime.return_automatically:
@@ -64,7 +63,7 @@ def _at_rest(config: EngineConfig, directory: LogDirectory, consumer: str) -> di
         "mode": str(RealtimeMode.OFF),
         "wanted": wanted,
         "because": because,
-        "position": kept.position,
+        "position": kept.position if recorded is None else recorded,
     }
 
 

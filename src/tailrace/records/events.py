@@ -184,6 +184,10 @@ class Events(Sequence[Event]):
             order = source_order([places for places, _, _ in chosen], [flags for _, flags, _ in chosen])
             yield topic, interleaved([converted for _, _, converted in chosen], order)
 
+    def parts(self) -> Iterator[tuple[Places, Converted]]:
+        """Yield each group's events, with their places in the batch that was polled."""
+        return zip(self._places(), self.converted, strict=True)
+
     def _places(self) -> list[Places]:
         parts = zip(self.batch.groups, self.converted, strict=True)
         return [group.index if found.rows is None else group.index[found.rows] for group, found in parts]

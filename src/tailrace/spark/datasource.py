@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from tailrace.changelog.format import BlockRef
     from tailrace.changelog.reader import LogReader
     from tailrace.decode.changes import TableChanges
     from tailrace.decode.column_policy import TablePolicy
@@ -71,6 +72,7 @@ class TailraceDataSource(DataSource):
     """
 
     _pinned: ReadOptions | None = None
+    _table_in: str | None = None  # the schema of the option `table`
 
     @classmethod
     def name(cls) -> str:
@@ -105,7 +107,9 @@ class TailraceDataSource(DataSource):
         in_force = len(reader.schema_before(blocks[0])) if blocks else len(frames)
         settled = settled_facts(reader, first, frames)
         known = schema.relations(frames, in_force, options.value_modes, settled)
-        return schema.to_spark(schema.table_schema(known, options.table, table_policy))
+        found = schema.table_schema(known, options.table, table_policy)
+        self._table_in = next(each.schema for each in known if each.qualified_name == options.table)
+        return schema.to_spark(found)
 
     def reader(self, schema: StructType) -> BatchReader:
         options = self._pinned or self._options()
@@ -115,7 +119,7 @@ class TailraceDataSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 — Spark's name
         options = self._options()
         options.refuse_ending()
-        return StreamReader(options, schema)
+        return StreamReader(options, schema, self._table_in)
 
     def _options(self) -> ReadOptions:
         from tailrace.spark import position
@@ -139,9 +143,10 @@ class _Rows:
     do not need the secrets.
     """
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, table_in: str | None = None) -> None:
         self._options = options
         self._schema = schema
+        self._table_in = table_in
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tailrace.spark.schema import Conformer, to_arrow
@@ -153,9 +158,18 @@ class _Rows:
         with _hints_of_queries():
             for decoded in self._decoded(split, table_policy):
                 if self._options.table is not None:
-                    yield from map(conformer.rows, decoded)
+                    yield from map(conformer.rows, map(self._own, decoded))
                 elif decoded:
                     yield conformer.envelopes(decoded, split.task)
+
+    def _own(self, changes: TableChanges) -> TableChanges:
+        """Return the changes of the table; refuse those of one in another schema that got the same name."""
+        from tailrace.spark.schema import in_several_schemas
+
+        found = changes.relation.schema if changes.relation is not None else self._table_in
+        if self._options.table is None or self._table_in in (None, found):
+            return changes
+        raise in_several_schemas(self._options.table, {str(self._table_in), str(found)})
 
     def _decoded(self, split: InputSplit, table_policy: TablePolicy) -> Iterator[list[TableChanges]]:
         """Yield the changes of an input split; waits before those of an altered table for its new schema."""
@@ -217,9 +231,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     is split between two micro-batches.
     """
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, table_in: str | None = None) -> None:
         self._options = options
-        self._rows = _Rows(options, schema)
+        self._rows = _Rows(options, schema, table_in)
         self._target: int | None = None
         self._registered = False
         # The last idle range that was found, and its segment: Spark asks up to a hundred times a second.
@@ -289,9 +303,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         At such an end a micro-batch would be empty and would not allow retention to remove anything.
         """
-        from tailrace.decode.schemas import Catalog
-        from tailrace.ranges.changes import concerns
-
         start, seen, segment = self._idle
         blocks = self._reader.blocks(seen if start == begin else begin, end)
         if not blocks:
@@ -300,14 +311,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             segment = blocks[0].segment
         if segment != blocks[-1].segment:
             return False
-        if self._options.table is None:
-            is_idle = not any(block.header.rows for block in blocks)
-        else:
-            wanted = Catalog(self._reader.schema_before(blocks[0])).named({self._options.table})
-            is_idle = not any(concerns(block, wanted) for block in blocks)
+        table = self._options.table
+        is_idle = not (
+            any(block.header.rows for block in blocks) if table is None else self._concern(blocks, table)
+        )
         if is_idle:
             self._idle = begin, end, segment
         return is_idle
+
+    def _concern(self, blocks: list[BlockRef], table: str) -> bool:
+        """Return whether these runs may have changes of the table, or describe it."""
+        from tailrace.decode.schemas import Catalog
+        from tailrace.protocol.metadata_frames import schema_frames
+
+        wanted = Catalog(self._reader.schema_before(blocks[0])).named({table})
+        headers = [block.header for block in blocks]
+        if any(header.tables is None or not wanted.isdisjoint(header.tables) for header in headers):
+            return True
+        shaped = [self._reader.read(block) for block in blocks if block.header.has_schema]
+        return any(Catalog([frame]).named({table}) for raw in shaped for _, frame in schema_frames(raw))
 
     def _register(self, offset: int) -> None:
         from tailrace.changelog.retention.readers import Readers

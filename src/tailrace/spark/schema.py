@@ -9,7 +9,7 @@ without loss; if there is no such type, it is PostgreSQL's text.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,12 +87,8 @@ def table_schema(known: Sequence[Relation], table: str, table_policy: TablePolic
             f"read table {table!r} from the change log: this range of the log has no such table",
             f"similar or known here: {', '.join(near)}" if near else "the log has no table yet",
         )
-    if len(schemas := sorted({relation.schema for relation in versions})) > 1:
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"read table {table!r} from the change log: schemas {', '.join(schemas)} have such a table",
-            "leave the option table out, and select by the columns schema and table of the envelopes",
-        )
+    if len(schemas := {relation.schema for relation in versions}) > 1:
+        raise in_several_schemas(table, schemas)
     columns: dict[str, pa.DataType] = {}
     own = len(METADATA)
     for relation in versions:
@@ -100,6 +96,15 @@ def table_schema(known: Sequence[Relation], table: str, table_policy: TablePolic
             before = columns.get(field.name, field.type)
             columns[field.name] = widened(before, field.type)
     return pa.schema([*(pa.field(name, type_) for name, type_ in columns.items()), *METADATA])
+
+
+def in_several_schemas(table: str, schemas: Iterable[str]) -> TailraceError:
+    """Return the error of a name that tables of several schemas have, because of dots in names."""
+    return TailraceError(
+        Kind.CONFIG_INVALID,
+        f"read table {table!r} from the change log: schemas {', '.join(sorted(schemas))} have such a table",
+        "leave the option table out, and select by the columns schema and table of the envelopes",
+    )
 
 
 def widened(one: pa.DataType, other: pa.DataType) -> pa.DataType:

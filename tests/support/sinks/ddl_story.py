@@ -78,6 +78,18 @@ FOLLOWED: dict[str, list[str]] = {
         "alter table {t} alter c type numeric(10,1)",
     ],
     "numeric to int": ["alter table {t} alter c type int"],
+    "numeric to numeric without digits": [
+        "update {t} set c = 'NaN' where id = 2",
+        "update {t} set c = 0.01 where id = 3",
+        "alter table {t} alter c type numeric",
+        "update {t} set c = 1e-9 where id = 4",
+    ],
+    "wider items": [
+        "alter table {t} add m int[], add n numeric(6,2)[]",
+        "update {t} set m = array[id, null], n = '{{1.50,NULL}}' where id < 5",
+        "alter table {t} alter m type bigint[], alter n type numeric(9,2)[]",
+        "update {t} set m = '{{10000000000}}', n = '{{1e6}}' where id = 4",
+    ],
     "float to less": ["alter table {t} alter f type float8", "alter table {t} alter f type real"],
     "longer": ["alter table {t} alter d type varchar(30)", "update {t} set d = repeat('x', 30) where id = 4"],
     "varchar to text": ["alter table {t} alter d type text"],
@@ -189,6 +201,7 @@ NO_COMMON_TYPE = {
     "dropped and added with another type": "a",
     "int to text": "a",
     "int to numeric without digits": "a",
+    "numeric to numeric without digits": "c",
     "text to int": "b",
     "int to boolean": "a",
 }
@@ -270,7 +283,7 @@ DISPLACED: dict[str, list[str]] = {
 NATIVE = frozenset(
     {
         "integer", "bigint", "smallint", "text", "real", "double precision", "boolean", "date",
-        "character", "character varying", "timestamp without time zone", "numeric",
+        "integer[]", "bigint[]", "character", "character varying", "timestamp without time zone", "numeric",
     }
 )  # fmt: skip
 

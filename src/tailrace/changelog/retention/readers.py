@@ -22,6 +22,8 @@ from tailrace.errors import Kind, TailraceError
 
 READERS = "readers"
 _SUFFIX, _LOCK_SUFFIX = ".json", ".temporary"
+#: The locks that earlier versions gave to temporary readers; no sink's name has a colon.
+_EARLIER_LOCKS = f".{encode_name('replay:')}*.lock"
 #: Age beyond which no process renames its temporary file any more, in seconds.
 _LEFT_S = 3600.0
 
@@ -190,9 +192,9 @@ class Readers:
             with contextlib.suppress(OSError):  # its process may rename it, or another user own it
                 if time.time() - left.stat().st_mtime > _LEFT_S:
                     left.unlink()
-        for lock in self._path.glob(f".*{_LOCK_SUFFIX}"):
+        for lock in (*self._path.glob(f".*{_LOCK_SUFFIX}"), *self._path.glob(_EARLIER_LOCKS)):
             if os.access(lock, os.R_OK) and not is_locked(lock):
-                self.remove(decode_name(lock.name[1:].removesuffix(_LOCK_SUFFIX)))
+                self.remove(decode_name(lock.stem[1:]))
                 lock.unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:

@@ -201,7 +201,7 @@ class _Table:
         there = _there(value)
         if union == NO_UNION and there is not None:
             if not (there | ~self._rows).all():
-                raise misfit(path, int(np.argmin(there | ~self._rows)))
+                raise misfit(path, int(np.argmin(there | ~self._rows)), is_null=True)
             there = None
         if isinstance(value, Members) and there is None:
             self._constant += (b"", b"\2", b"\0")[union]
@@ -213,7 +213,7 @@ class _Table:
 
     def _add_constant(self, value: int | str | None, union: int, path: str) -> None:
         if value is None and union == NO_UNION and self._rows.any():
-            raise misfit(path, int(np.argmax(self._rows)))
+            raise misfit(path, int(np.argmax(self._rows)), is_null=True)
         branch = (b"", b"\0", b"\2") if value is None else (b"", b"\2", b"\0")
         self._constant += branch[union]
         if isinstance(value, str):
@@ -346,12 +346,17 @@ def _filled(array: pa.Array) -> npt.NDArray[Any]:
     return values
 
 
-def misfit(path: str, row: int) -> TailraceError:
+def misfit(path: str, row: int, *, is_null: bool = False) -> TailraceError:
     """Return the error of a value that is not of its schema's type."""
+    of_transformation = (
+        "if a transformation makes it NULL, as `mask` with `method: null` does, choose another method or "
+        "drop the field: key columns and NOT NULL columns need a value. "
+    )
     return TailraceError(
         Kind.CONVERSION_FAILED,
         f"write a record in Avro: its {path or 'value'} is not of the schema's type",
-        "NaN in a numeric, infinite dates and similar values are not numbers: choose texts for the type in "
+        (of_transformation if is_null else "")
+        + "NaN in a numeric, infinite dates and similar values are not numbers: choose texts for the type in "
         "the source (decimal_handling_mode: string, time_precision_mode: isostring), or exclude the column; "
         "for arrays of booleans that later updates do not change, REPLICA IDENTITY FULL is enough",
         {"member": path, "row": row},

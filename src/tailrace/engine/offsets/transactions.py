@@ -25,6 +25,7 @@ from tailrace.engine.offsets.commits import Commits
 from tailrace.engine.offsets.partitions import Points, are_transaction_ends, uncommitted
 from tailrace.errors import TailraceError
 from tailrace.kafka.client.failures import LIMIT_S
+from tailrace.kafka.events.dead_letters import sizes
 from tailrace.kafka.producer.account import too_long
 from tailrace.kafka.producer.task_producer import TaskProducer
 from tailrace.records.batch import Batch, Offset, Partition
@@ -155,8 +156,7 @@ class TransactionCommits(Commits):
         """Yield the ranges of places that are sent together: a transaction may end after each."""
         batch, ends = events.batch, events.batch.transaction_ends
         if self._splits:
-            fitting = _BYTES_MAX // 2 * batch.polled // max(1, sum(map(bytes_of, events.converted)))
-            bounds = [*range(0, batch.polled, max(1, min(fitting, _RECORDS))), batch.polled]
+            bounds = fitting_places(events)
         elif ends is None or ends[-1] or not ends.any():
             bounds = [0, batch.polled]
         else:
@@ -212,3 +212,21 @@ class TransactionCommits(Commits):
             task=self._name,
             kind=str(error.kind) if isinstance(error, TailraceError) else type(error).__name__,
         )
+
+
+def fitting_places(events: Events) -> list[int]:
+    """Return places that divide a batch into parts of at most `_RECORDS` places and half of `_BYTES_MAX`, or
+    of a single larger one.
+    """
+    polled, large = events.batch.polled, _BYTES_MAX // 2
+    if sum(map(bytes_of, events.converted)) <= large:
+        return [*range(0, polled, _RECORDS), polled]
+    before = np.zeros(polled + 1, np.int64)  # bytes before each place
+    for places, converted in events.parts():
+        np.add.at(before, places + 1, sizes(converted))
+    np.cumsum(before, out=before)
+    bounds = [0]
+    while (first := bounds[-1]) < polled:
+        upto = int(np.searchsorted(before, before[first] + large, side="right")) - 1
+        bounds.append(min(max(upto, first + 1), first + _RECORDS, polled))
+    return bounds

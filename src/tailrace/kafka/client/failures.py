@@ -117,7 +117,10 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
         )
     if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):  # noqa: SLF001
         return TailraceError(
-            Kind.SINK_WRITE_FAILED, found, "create the topic, or set create_topics: true", context
+            Kind.SINK_WRITE_FAILED,
+            found,
+            "create the topic; with create_topics: true, the next attempt creates it",
+            context,
         )
     if code in _MISCONFIGURED:
         return TailraceError(Kind.SINK_MISCONFIGURED, found, _MISCONFIGURED[code], context)

@@ -98,7 +98,8 @@ def _lengths(values: pa.Array | Sequence[Any]) -> Numbers:
         return np.array([len(value or b"") for value in values], np.int64)
     if pa.types.is_null(values.type):
         return np.zeros(len(values), np.int64)
-    found: Numbers = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = pc.binary_length(header_texts(values))
+    found: Numbers = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
 
 
@@ -106,7 +107,7 @@ def _header_sizes(headers: pa.StructArray) -> Numbers:
     found = np.zeros(len(headers), np.int64)
     for name, values in _named(headers):
         there = values.is_valid().to_numpy(zero_copy_only=False)
-        found += there * (_lengths(header_texts(values)) + len(name.encode()) + _HEADER_OVERHEAD)
+        found += there * (_lengths(values) + len(name.encode()) + _HEADER_OVERHEAD)
     return found
 
 

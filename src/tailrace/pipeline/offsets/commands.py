@@ -355,7 +355,10 @@ def planned_set(pipeline: PipelineConfig, holder: OffsetHolder, point: LogPoint)
         effect = Effect.UNKNOWN if is_foreign else _effect(before or 0, after)
         low, high = sorted((before or 0, after))
         rows = None if is_foreign else _rows(reader, low, high)
-    return Change(holder, tasks, log_id, before, after, effect, rows)
+    note = ""
+    if after == 0 and point.kind != "offset":
+        note = f"the log has nothing before this point: the {holder.role} continues at the log's start"
+    return Change(holder, tasks, log_id, before, after, effect, rows, note)
 
 
 def planned_reset(pipeline: PipelineConfig, holder: OffsetHolder) -> Change:

@@ -15,8 +15,8 @@ from typing import NoReturn
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
 
-from tailrace.decode.postgres_types import FIRST_NOT_BUILT_IN, OIDS
-from tailrace.decode.types import known_type, value_of
+from tailrace.decode.postgres_types import FIRST_NOT_BUILT_IN, OIDS, item_of
+from tailrace.decode.types import known_type, numeric_shape, value_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ValueType
 from tailrace.sinks.delta.shapes import ShapeStep
@@ -132,7 +132,9 @@ def mirror_steps(
         if how is None and not follow:
             _refuse_type(column.name, old.kind, field.type, old, column, context)
         # Without `follow` a value that does not fit stops the sink.
-        lenient = how is None or (follow and not same_type(old.kind, field.type))
+        # Decimals become PostgreSQL's text with that of NaN, and this is what `lenient` means for a text.
+        is_written = pa.types.is_decimal(old.kind) and pa.types.is_string(field.type)
+        lenient = how is None or is_written or (follow and not same_type(old.kind, field.type))
         step = ShapeStep(field, old.name, lenient=lenient, coerced=how or SAME)
         steps.append(step)
     return steps
@@ -207,10 +209,33 @@ def _followed(old: ExistingColumn, column: Column, kind: pa.DataType) -> Coercio
         return SAME if exact or as_double or new.oid in _TEXTS else None
     if pa.types.is_floating(old.kind) and before in {0, *_FLOATS}:
         return SAME if new.oid in _FLOATS else None
+    if old.type is not None and pa.types.is_list(old.kind) and pa.types.is_list(kind):
+        return (
+            SAME if _is_wider(item_of(old.type), item_of(new), old.kind.value_type, kind.value_type) else None
+        )
+    if pa.types.is_decimal(old.kind) and pa.types.is_string(kind) and before == new.oid == _NUMERIC:
+        shape = numeric_shape(new.modifier)  # a text has all digits after the point
+        return SAME if shape is None or shape[1] == old.kind.scale else None
     if pa.types.is_decimal(old.kind) and before in {0, _NUMERIC}:
         held_so = pa.types.is_decimal(kind) or pa.types.is_integer(kind)
         return SAME if held_so and new.oid in {_NUMERIC, *_INTEGERS} else None  # rounded as PostgreSQL does
     return SAME if before in {0, _DATE} and pa.types.is_date(old.kind) and new.oid == _TIMESTAMP else None
+
+
+def _is_wider(
+    old: tuple[ValueType, str] | None,
+    new: tuple[ValueType, str] | None,
+    held: pa.DataType,
+    kind: pa.DataType,
+) -> bool:
+    """Return whether arrays of `new` hold all items of arrays of `old`, and PostgreSQL writes them alike."""
+    if old is None or new is None:
+        return False
+    if old[0].oid in _INTEGERS and new[0].oid in _INTEGERS:
+        return bool(held.bit_width < kind.bit_width)
+    are_decimals = pa.types.is_decimal(held) and pa.types.is_decimal(kind)
+    are_numbers = are_decimals and old[0].oid == new[0].oid == _NUMERIC
+    return are_numbers and held.scale == kind.scale and held.precision < kind.precision
 
 
 def _choices(context: dict[str, str]) -> str:

@@ -72,9 +72,7 @@ class FileSink:
         """As `contract.Sink.position`: the end of the last manifest."""
         self._settle()
         if task not in self._positions:
-            position = self._manifests(task).position()
-            self._require_manifests(task, position or 0)
-            self._positions[task] = position
+            self._positions[task] = _position(self._opened().path, self.type, task, self.name)
         return self._positions[task]
 
     def reach(self, task: str) -> int | None:
@@ -125,22 +123,6 @@ class FileSink:
             if (last := manifests.last()) is not None:
                 self._publish(manifests, last)
         self._settled = True
-
-    def _require_manifests(self, task: str, position: int) -> None:
-        """Check that no manifest of a visible file is gone: its range would be written once more.
-
-        :raises TailraceError: `SINK_DAMAGED`.
-        """
-        first = f"{names.task_name(task)}-{position:016x}"
-        for file in self._path.glob(f"*/{names.task_name(task)}-{'?' * 16}-*.{self.type}"):
-            if file.name >= first:
-                raise TailraceError(
-                    Kind.SINK_DAMAGED,
-                    f"read the sink's position: the file {file.name} is after it, so a manifest is gone",
-                    "put the newest manifests back into _tailrace/manifests, or give the sink a new, empty "
-                    "path and let it read the log from its start",
-                    {"sink": self.name, "path": str(file)},
-                )
 
     # ------------------------------------------------------------------ steps of a write
 
@@ -261,7 +243,28 @@ def recorded_files_position(
     """Return the position of a sink of plain files, without opening it; see `build`."""
     if not require_ours(name, path, kind, log, pipeline):
         return None
-    return _manifests_of(path / names.STATE, task, name).position()
+    return _position(path, kind, task, name)
+
+
+def _position(path: Path, kind: str, task: str, sink: str) -> int | None:
+    """Return the end of the last manifest; None: there is none.
+
+    :raises TailraceError: `SINK_DAMAGED` if the manifest of a visible file is gone: its range would be
+        written once more.
+    """
+    # The files first: an engine that writes meanwhile commits a manifest before its files are visible.
+    files = path.glob(f"*/{names.task_name(task)}-{'?' * 16}-*.{kind}")
+    newest = max(files, key=lambda file: file.name, default=None)
+    position = _manifests_of(path / names.STATE, task, sink).position()
+    if newest is not None and newest.name >= f"{names.task_name(task)}-{position or 0:016x}":
+        raise TailraceError(
+            Kind.SINK_DAMAGED,
+            f"read the sink's position: the file {newest.name} is after it, so a manifest is gone",
+            "put the newest manifests back into _tailrace/manifests, or give the sink a new, empty path and "
+            "let it read the log from its start",
+            {"sink": sink, "path": str(newest)},
+        )
+    return position
 
 
 def _manifests_of(state: Path, task: str, sink: str) -> Manifests:

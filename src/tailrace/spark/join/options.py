@@ -71,6 +71,12 @@ def _offsets(text: object) -> object:
 Offsets = Annotated[str | GivenOffsets, BeforeValidator(_offsets)]
 
 
+def _spelled(place: str) -> str:
+    """Return a place in the settings as the name of an option."""
+    section, _, name = place.partition(".")
+    return f"{_CLIENT}{name or '*'}" if section == "options" else place
+
+
 def _document(text: object) -> object:
     if not isinstance(text, str):
         return text
@@ -128,7 +134,8 @@ class JoinReadOptions(JoinedTopics):
             problems = from_pydantic(error, cls, ())
             raise _invalid(
                 "; ".join(
-                    f"the option {one.place}: {one.message}" if one.path else one.message for one in problems
+                    f"the option {_spelled(one.place)}: {one.message}" if one.path else one.message
+                    for one in problems
                 ),
                 "correct the options, which docs/joins.md lists",
             ) from None

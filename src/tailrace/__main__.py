@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
-import io
 import os
-import sys
-import threading
+import signal
 
-from tailrace.cli.main import app
+
+def _end_at_once(number: int, _frame: object) -> None:
+    os._exit(128 + number)
+
+
+# Ctrl-C during the imports below: nothing has begun, and a trace of imports helps nobody.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _end_at_once)
+
+import atexit  # noqa: E402
+import io  # noqa: E402
+import sys  # noqa: E402
+import threading  # noqa: E402
+
+from tailrace.cli.main import app  # noqa: E402
 
 
 def main() -> None:
@@ -19,9 +30,13 @@ def main() -> None:
     threads may still be at work, such as the one that starts Spark while the run is over already. That end
     stops a thread where it next asks for the interpreter's lock: in the midst of C++ that aborts the process.
     """
-    _prepare_streams()
+    if signal.getsignal(signal.SIGINT) is _end_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        _prepare_streams()
         app()
+    except KeyboardInterrupt:  # before the command's own handling of it
+        os._exit(128 + signal.SIGINT)
     except SystemExit as end:
         others = [each for each in threading.enumerate() if each is not threading.main_thread()]
         # Threads that are no daemons are waited for, and a text is printed, by the interpreter.

@@ -25,6 +25,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import source_worker
 from tailrace.pipeline.source_worker import RetentionTimer
 from tests.support.changelog.frames_of import SECOND_US, Source, append, new_log
+from tests.support.torture import disk
 
 #: Four segments of 10 bytes, whose last units ended at 1 s, 2 s, 3 s and 4 s; the last is written.
 SEGMENTS = [SegmentFacts(n * 100, n * 100 + 100, 10, (n + 1) * SECOND_US) for n in range(4)]
@@ -253,8 +254,8 @@ def test_retention_that_fails_is_tried_again(log: LogDirectory, monkeypatch: pyt
 def test_a_damaged_reader_file_prevents_any_removal(log: LogDirectory) -> None:
     readers = Readers(log)
     readers.register("sink", {"0": 10**6})
-    [path] = (log.path / "readers").iterdir()
-    path.write_bytes(path.read_bytes()[:-3])
+    for path in (log.path / "readers").iterdir():
+        path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(TailraceError) as caught:
         apply(log, "0", RetentionRules(size_bytes=1))
     assert caught.value.kind is Kind.LOG_CORRUPT
@@ -276,3 +277,33 @@ def test_a_reader_finds_the_next_first_segment_when_retention_removes_one(
 
     monkeypatch.setattr(LogReader, "_first_boundary", look_too_late)
     assert reader.start > int(taken[0].stem, 16)
+
+
+@pytest.mark.skipif(not disk.can_mount(), reason="mounts a small disk, which needs root")
+def test_on_a_full_disk_readers_move_on_so_that_retention_makes_room(tmp_path: Path) -> None:
+    with disk.small_disk(tmp_path / "disk", 1) as small:
+        made, source = new_log(small / "log"), Source()
+        readers = Readers(made)
+        readers.register("sink", {"0": 0})
+        with LogWriter.open(made, "0", options=LogOptions(segment_bytes=1)) as writer:
+            for _ in range(6):
+                append(writer, source.transaction())
+            end = writer.sync().offset
+            ballast = disk.fill(small)
+            with pytest.raises(TailraceError, match="No space left on device"):
+                append(writer, source.transaction())
+            for committed in (end // 2, end):  # each over the generation before
+                readers.commit("sink", "0", committed)
+                assert readers.require("sink").offsets == {"0": committed}
+            assert len(apply(made, "0", RetentionRules(size_bytes=0)).segments) == 5
+            source = Source(lsn=writer.tail.position)
+            append(writer, source.transaction())
+        # A damaged generation is not what the next one is written over, if it is the newest.
+        ballast.write_bytes(b"")
+        readers.commit("sink", "0", end + 1)
+        (made.path / "readers" / "sink.json").write_bytes(b"damaged")
+        disk.fill(small)
+        with pytest.raises(TailraceError) as caught:
+            readers.commit("sink", "0", end + 2)
+        assert caught.value.kind is Kind.LOG_FULL
+        assert readers.require("sink").offsets == {"0": end}

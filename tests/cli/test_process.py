@@ -1,9 +1,11 @@
-"""The end of the command's process."""
+"""The beginning and the end of the command's process."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import pytest
 
 PROGRAM = """
 import atexit, sys, threading, time
@@ -53,3 +55,30 @@ def test_the_end_waits_for_other_threads() -> None:
         "what was registered has run",
         "the interpreter was finalised",
     ]
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+import tailrace.__main__ as process
+
+def app():
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+
+process.app = app
+process.main()
+"""
+
+
+@pytest.mark.parametrize("at", ["typer", "tailrace.errors", "the command"])
+def test_an_interrupt_before_the_command_begins_ends_the_process_without_a_trace(at: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, at]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -783,3 +784,26 @@ def test_an_error_that_is_retried_is_shown_until_the_retry_succeeds(method):
         fails.clear()
         starting.join(FAR_S)
         engine.close()
+
+
+def test_a_process_that_was_forked_while_the_engine_runs_waits_for_nothing():
+    engine = engine_of(LinesSource(10, ends=False), Seen().record)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def leave():
+        engine.close()
+        try:
+            engine.wait()
+        except TailraceError as error:
+            theirs.send(str(error.kind))
+
+    with engine:
+        child = context.Process(target=leave)
+        child.start()
+        child.join(FAR_S)
+        if child.exitcode is None:
+            child.kill()
+        assert child.exitcode == 0
+        assert ours.recv() == "engine_misused"
+        assert engine.state is State.POLLING_TASKS

@@ -251,9 +251,12 @@ def test_a_standby_is_captured_with_a_snapshot_beside_its_stream(
     primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:
     require_since(16, "decoding on standbys", primary.version)
+    primary.execute("create role cdc superuser login")
+    primary.execute("alter role cdc set default_transaction_isolation = 'serializable'")
     standby = standby_of(primary, copy_of)
+    dsn = standby.dsn(user="cdc")
     primary.execute(INSERT.format(101, 3000))
-    refused = run_to_end(standby.dsn(), tmp_path / "none")
+    refused = run_to_end(dsn, tmp_path / "none")
     assert refused is not None
     assert refused.kind is Kind.SOURCE_MISCONFIGURED
     where, _, statement = refused.hint.partition(": ")
@@ -261,11 +264,11 @@ def test_a_standby_is_captured_with_a_snapshot_beside_its_stream(
     primary.execute(statement)
     follow(primary, standby)
     log = tmp_path / "log"
-    with writing(primary), capturing(standby.dsn(), log, snapshot_chunk_rows=500) as running:
+    with writing(primary), capturing(dsn, log, snapshot_chunk_rows=500) as running:
         running.wait_for("streaming", 120)
         assert await_end(running, log, request(log, "public.items")).outcome is SnapshotOutcome.DONE
     follow(primary, standby)
-    with logging_its_state(primary), capturing(standby.dsn(), log) as running:
+    with logging_its_state(primary), capturing(dsn, log) as running:
         position = parse_lsn(primary.query("select pg_current_wal_flush_lsn()::text")[0][0])
         wait_until(lambda: running.is_over or running.task.caught_up(position), 120, "the log to catch up")
     items = fold(log)["items"]

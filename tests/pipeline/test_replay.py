@@ -119,6 +119,20 @@ def test_a_replay_that_was_stopped_does_not_claim_that_the_sink_is_complete(
     )
 
 
+def test_a_replay_does_not_wait_for_room_on_the_logs_disk(orders, targets, tmp_path, monkeypatch):
+    tried = []
+
+    def refuse(*_):
+        tried.append("")
+        raise TailraceError(Kind.LOG_FULL, "write out.json: No space left on device")
+
+    orders.insert(1)
+    monkeypatch.setattr(Readers, "begin", refuse)
+    with pytest.raises(TailraceError) as caught:
+        replayed(pipeline_on(tmp_path))
+    assert (caught.value.kind, len(tried)) == (Kind.LOG_FULL, 1)
+
+
 def test_a_copy_leaves_no_reader_registered(orders, targets, tmp_path):
     end = orders.insert(1)
     replayed(pipeline_on(tmp_path), into=tmp_path / "copy")

@@ -148,7 +148,13 @@ def write_atomically(path: Path, data: bytes, *, keeps_previous: bool = False) -
     :param keeps_previous: whether the old content is kept as the previous generation of a state file.
     :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the old content is then in place.
     """
-    temporary = write_temporary(path, [data])
+    try:
+        temporary = write_temporary(path, [data])
+    except TailraceError as error:
+        reused = _over_previous(path, data) if keeps_previous and error.kind is Kind.LOG_FULL else None
+        if reused is None:
+            raise
+        temporary = reused
     try:
         if keeps_previous:
             give_to_owner(temporary, path.parent)  # the engine must be able to read what root writes
@@ -161,6 +167,29 @@ def write_atomically(path: Path, data: bytes, *, keeps_previous: bool = False) -
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise write_failure(error, f"write {path.name}", path) from error
+
+
+def _over_previous(path: Path, data: bytes) -> Path | None:
+    """Write the next generation of a state file over its previous one, which needs no room, and return its
+    temporary path; None if that fails, or only the previous one is sound.
+
+    Retention would never make room on a full disk if no reader could record that it has moved on.
+    """
+    if not path.exists() or decode_state(path.read_bytes()) is None:
+        return None
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    try:
+        previous_of(path).replace(temporary)
+        fd = os.open(temporary, os.O_RDWR)
+        try:
+            os.ftruncate(fd, write_fully(fd, [data], 0))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        return None
+    return temporary
 
 
 def give_to_owner(path: Path, other: Path) -> bool:

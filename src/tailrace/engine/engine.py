@@ -7,6 +7,7 @@ failures are reported there.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +128,7 @@ class Engine:
         self._pools: dict[str, Pool] = {}  # of each task's present attempt
         self._callbacks = CallbackDispatcher(callbacks or Callbacks(), f"{parts.name} callbacks", self)
         self._thread: threading.Thread | None = None
+        self._process: int | None = None  # where it was started
         self._entered = False
         self._up = threading.Event()  # all tasks poll, or the engine has ended
         self._stopped = threading.Event()
@@ -142,7 +144,7 @@ class Engine:
         """
         if not self._entered:
             self._launch()
-        self._refuse_to_wait_for_itself()
+        self._refuse_to_wait()
         try:
             self._wait_stopped(None)
         except BaseException:
@@ -173,11 +175,14 @@ class Engine:
         While tasks start, waits until every start has ended, and stops them all. Called from a callback, a
         handler, or a task, for which the end has to wait, it returns at once.
 
-        On a stopped engine it has no effect; the failure is raised by `run`, `start` and `wait`.
+        On a stopped engine it has no effect; the failure is raised by `run`, `start` and `wait`. It has none
+        either in a process that was forked while the engine runs: the engine's threads are not there.
 
         :param timeout_s: longest wait, after which the engine continues to end. None: as its limits allow.
         :raises TailraceError: `TASK_TIMED_OUT`.
         """
+        if self._is_copy:
+            return
         with self._lock:
             unborn = self._lifecycle.state is State.CREATING
             if self._lifecycle.state is not State.STOPPED:
@@ -198,9 +203,9 @@ class Engine:
         """Wait for the end, at most `timeout_s`; return whether the engine has ended.
 
         :raises TailraceError: the engine's failure; `ENGINE_MISUSED` on a thread of the engine, which would
-            wait for itself.
+            wait for itself, and in a process that was forked while the engine runs.
         """
-        self._refuse_to_wait_for_itself()
+        self._refuse_to_wait()
         if not self._wait_stopped(timeout_s):
             return False
         self._raise_failure()
@@ -276,6 +281,7 @@ class Engine:
     def _launch(self) -> None:
         with self._lock:
             self._take(EngineEvent.RUN_CALLED)
+        self._process = os.getpid()
         try:
             # Not a daemon: it keeps the process alive while the engine works, and its end is bounded.
             self._thread = threading.Thread(target=self._live, name=f"{self._parts.name} engine")
@@ -560,7 +566,14 @@ class Engine:
             error=errors[0] if errors else supervision.error(number),
         )
 
-    def _refuse_to_wait_for_itself(self) -> None:
+    @property
+    def _is_copy(self) -> bool:
+        """Whether the engine runs in the process that this one was forked from."""
+        return self._process not in (None, os.getpid()) and not self._stopped.is_set()
+
+    def _refuse_to_wait(self) -> None:
+        if self._is_copy:
+            raise self._lifecycle.misused("wait for the end, in a process forked while it runs")
         if owner() is self:
             raise self._lifecycle.misused("wait for the end, on a thread of the engine")
 

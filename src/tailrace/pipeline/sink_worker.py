@@ -179,7 +179,7 @@ class SinkWorker:
                     self._stop.wait(PENDING_S)
                     continue
                 backoff, wait_s = backoff.after(failure)
-                if wait_s is None or self._is_out_of_retries(backoff):
+                if wait_s is None or self._is_out_of_retries(backoff, failure):
                     self._show(state=SinkState.FAILED, error=failure)
                     log.error(  # noqa: TRY400 - the trace is logged by the thread that waits for the end
                         "sink stopped; the pipeline continues without it",
@@ -198,10 +198,11 @@ class SinkWorker:
                 break
         self._show(state=SinkState.STOPPED)
 
-    def _is_out_of_retries(self, backoff: Backoff) -> bool:
-        # A run that must end does not retry without limit, unless the file sets the number of retries.
+    def _is_out_of_retries(self, backoff: Backoff, failure: TailraceError) -> bool:
+        # A run that must end does not retry without limit, unless the file sets the number of retries, and
+        # does not wait for room on the log's disk.
         at_end = self._finish_at is not None and self._config.retry_attempts_max < 0
-        return at_end and backoff.attempts > ATTEMPTS_AT_END_MAX
+        return at_end and (backoff.attempts > ATTEMPTS_AT_END_MAX or failure.kind is Kind.LOG_FULL)
 
     def _attempt(self) -> None:
         # Each attempt opens the sink again, which completes what a failed attempt left.

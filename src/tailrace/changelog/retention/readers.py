@@ -67,6 +67,8 @@ class Readers:
         """
         known = self._read(name)
         if known is None or known.dropped:
+            # Twice: a commit on a full disk is written over the previous generation.
+            self._write(RegisteredReader(name, dict(offsets)))
             return self._write(RegisteredReader(name, dict(offsets)))
         if set(offsets) <= set(known.offsets):
             return known

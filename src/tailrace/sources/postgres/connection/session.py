@@ -30,8 +30,8 @@ from tailrace.sources.postgres.connection.transport import (
     result_failure,
 )
 
-#: Settings that determine the text of values, or that could end a session. They are set when
-#: connecting, and so have precedence over settings of the role or the database.
+#: Settings that determine the text of values, or that could end a session or refuse its queries. They are set
+#: when connecting, and so have precedence over settings of the role or the database.
 SESSION_SETTINGS = {
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
@@ -43,6 +43,7 @@ SESSION_SETTINGS = {
     "standard_conforming_strings": "on",
     "row_security": "off",  # a policy must be an error, not missing rows
     "idle_in_transaction_session_timeout": "0",
+    "default_transaction_isolation": r"read\ committed",  # a standby refuses `serializable`
 }
 
 #: Those of them that libpq's environment variables PGDATESTYLE and PGTZ set again when connecting.

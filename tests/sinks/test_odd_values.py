@@ -10,11 +10,13 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.decode.postgres_types import FIRST_NOT_BUILT_IN
+from tailrace.model import ValueModes
 from tailrace.sinks.delta.append import DeltaAppend
 from tailrace.sinks.delta.mirror import small_merge
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
+from tests.support.converters.types import HSTORE, HSTORE_TYPE
 from tests.support.decode.wire import decode, vector
 from tests.support.sinks.rig import opened, relation, write
 from tests.support.spark.wire import (
@@ -24,10 +26,14 @@ from tests.support.spark.wire import (
     TEXT,
     TIMESTAMP,
     TIMESTAMPTZ,
+    UNCHANGED,
     HandmadeLog,
+    delete,
     insert,
     numeric,
+    row,
     update,
+    xlog,
 )
 
 INT4_ARRAY = 1007
@@ -208,3 +214,29 @@ def test_a_column_that_becomes_text_has_the_servers_text_for_old_values(mode, tm
             texts = [text and text.rstrip() for text in texts]
         assert [row[name] for row in rows] == [*texts, "new"], name
     assert not any(row.get("_special") or (row.get("_position") or {}).get("special") for row in rows)
+
+
+@pytest.mark.parametrize("identity", ["d", "f"], ids=["by key", "by whole rows"])
+@pytest.mark.slow
+def test_a_mirror_tells_rows_apart_by_maps(identity, spark, tmp_path, log):
+    shape = relation(
+        1, "public.t", {"h": HSTORE, "n": INT8, "big": TEXT}, ("h",) if identity == "d" else (), identity
+    )
+    before = [('"a"=>"1"', 1, "x"), ('"a"=>NULL', 2, "y"), ("", 3, "z"), ('"c"=>"1"', 4, None)]
+    middle = log.commit(HSTORE_TYPE, shape, *(insert(1, *cells) for cells in before))
+    if identity == "d":
+        moved = update(1, '"b"=>"1"', 1, UNCHANGED, key=('"a"=>"1"', None, None))
+        gone = delete(1, "", None, None)
+    else:
+        whole = b"U" + (1).to_bytes(4, "big") + b"O" + row(before[0]) + b"N"
+        moved = xlog(whole + row(('"b"=>"1"', 1, "x")))
+        gone = xlog(b"D" + (1).to_bytes(4, "big") + b"O" + row(before[2]))
+    end = log.commit(moved, gone)
+    taken = SinkInput(modes=ValueModes(hstore="map"))
+    sink = DeltaSink("lake", tmp_path / "lake", DeltaMirror("full_row"), taken)
+    sink.open(log.directory.identity, "shop")
+    write(sink, log, 0, middle, spark)
+    write(sink, log, middle, end, spark)
+    found = DeltaTable(str(tmp_path / "lake" / "public.t")).to_pyarrow_table().to_pylist()
+    rows = sorted((each["n"], dict(each["h"]), each["big"]) for each in found)
+    assert rows == [(1, {"b": "1"}, "x"), (2, {"a": None}, "y"), (4, {"c": "1"}, None)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,7 +130,7 @@ def merge(spark: SparkSession | None, folder: DeltaFolder, source: NetSource, ve
         found = statement(source, _SPARK, updated, inserted)
         (
             target.alias("t")
-            .merge(changes.alias("s"), same_key(source))
+            .merge(changes.alias("s"), same_key(source, maps_of(changes)))
             .whenMatchedDelete(found.delete_if)
             .whenMatchedUpdate(found.update_if, _by_quoted(found.updates))
             .whenNotMatchedInsert(found.insert_if, _by_quoted(found.inserts))
@@ -196,9 +196,28 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def same_key(source: NetSource) -> str:
-    """Return the condition that a row and a change have the same key, where NULL = NULL and NaN = NaN."""
-    terms = [f"t.{quoted(name)} <=> s.{quoted(name)}" for name in source.key]
+def maps_of(rows: DataFrame) -> frozenset[str]:
+    """Return the columns of maps."""
+    return frozenset(field.name for field in rows.schema if field.dataType.typeName() == "map")
+
+
+def comparable(column: str, name: str, maps: Collection[str]) -> str:
+    """Return an expression for comparisons of a column: Spark can't compare maps."""
+    return f"map_entries({column})" if name in maps else column
+
+
+def equal(one: str, other: str, name: str, maps: Collection[str]) -> str:
+    """Return the condition that two sides have the same value in a column, where NULL = NULL, NaN = NaN."""
+    first, second = (comparable(f"{side}.{quoted(name)}", name, maps) for side in (one, other))
+    return f"{first} <=> {second}"
+
+
+def same_key(source: NetSource, maps: Collection[str] = ()) -> str:
+    """Return the condition that a row and a change have the same key, where NULL = NULL and NaN = NaN.
+
+    :param maps: columns of maps.
+    """
+    terms = [equal("t", "s", name, maps) for name in source.key]
     terms += [f"{_text('t', name)} <=> {_text('s', name)}" for name in source.texts]
     return " and ".join(terms)
 
@@ -273,7 +292,7 @@ def _with_old_values(
     """
     from pyspark.sql.functions import expr
 
-    origin = [f"s._origin.{quoted(name)} <=> o.{quoted(name)}" for name in source.key]
+    origin = [equal("s._origin", "o", name, maps_of(changes)) for name in source.key]
     origin += [
         f"try_element_at(s._origin._special, {_literal(name)}) <=> {_text('o', name)}"
         for name in source.texts

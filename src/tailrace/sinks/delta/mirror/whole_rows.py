@@ -20,7 +20,14 @@ from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
 from tailrace.sinks.delta.mirror.files import POSITION
-from tailrace.sinks.delta.mirror.merge import committing, literal_path, quoted
+from tailrace.sinks.delta.mirror.merge import (
+    committing,
+    comparable,
+    equal,
+    literal_path,
+    maps_of,
+    quoted,
+)
 from tailrace.sinks.delta.mirror.net_changes import LOG_OFFSET, SPECIAL, UPSERT
 from tailrace.sinks.files.parquet import ParquetWriter
 
@@ -137,12 +144,18 @@ def _ranked(rows: DataFrame, columns: list[str]) -> DataFrame:
     """Return `rows` with `_RANK`, which numbers equal added rows from 1, and equal removed rows likewise;
     and `_MORE`, the number of added rows minus that of removed ones.
     """
-    equal = ", ".join([*map(quoted, columns), _texts(POSITION)])
+    alike = _alike(rows, columns)
     return rows.selectExpr(
         "*",
-        f"row_number() over (partition by {equal}, {UPSERT} order by {POSITION}.log_offset desc) as {_RANK}",
-        f"sum(case when {UPSERT} then 1 else -1 end) over (partition by {equal}) as {_MORE}",
+        f"row_number() over (partition by {alike}, {UPSERT} order by {POSITION}.log_offset desc) as {_RANK}",
+        f"sum(case when {UPSERT} then 1 else -1 end) over (partition by {alike}) as {_MORE}",
     )
+
+
+def _alike(rows: DataFrame, columns: list[str]) -> str:
+    """Return the SQL expressions that are equal in equal rows."""
+    maps = maps_of(rows)
+    return ", ".join([*(comparable(quoted(name), name, maps) for name in columns), _texts(POSITION)])
 
 
 def _texts(position: str) -> str:
@@ -154,11 +167,11 @@ def _victims(went: DataFrame, target: DataFrame, columns: list[str]) -> DataFram
     """Return, for each removed row, the position of one of the target's equal rows; null if none is left."""
     from pyspark.sql.functions import expr
 
-    equal = ", ".join([*map(quoted, columns), _texts(POSITION)])
+    alike, maps = _alike(target, columns), maps_of(target)
     numbered = target.selectExpr(
-        "*", f"row_number() over (partition by {equal} order by {POSITION}.log_offset) as {_RANK}"
+        "*", f"row_number() over (partition by {alike} order by {POSITION}.log_offset) as {_RANK}"
     )
-    terms = [f"g.{quoted(name)} <=> o.{quoted(name)}" for name in columns]
+    terms = [equal("g", "o", name, maps) for name in columns]
     terms += [f"{_texts('g.' + POSITION)} <=> {_texts('o.' + POSITION)}", f"g.{_RANK} = o.{_RANK}"]
     condition = reduce(lambda first, second: first & second, map(expr, terms))
     nulls = [

@@ -151,6 +151,12 @@ def test_a_server_that_was_behind_the_log_is_taken_back_once_its_slot_was_advanc
     assert failure.value.kind is Kind.SOURCE_BEHIND_LOG
 
 
+def test_a_standby_that_has_not_replayed_what_the_log_has_is_waited_for() -> None:
+    with pytest.raises(TailraceError, match="the standby has replayed WAL up to") as failure:
+        decide(replace(SOURCE, flush_lsn=POSITION - 1, standby=True), LOG, "initial")
+    assert failure.value.policy is Policy.RETRY
+
+
 def test_a_slot_in_use_names_the_process() -> None:
     with pytest.raises(TailraceError, match="42"):
         decide(slot(active_pid=42), LOG, "initial")

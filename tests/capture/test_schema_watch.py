@@ -277,6 +277,35 @@ def test_a_key_that_changed_before_or_after_a_transactions_rows_is_given_with_th
     assert told() == dict.fromkeys(tables, (["id", "region"], []))
 
 
+def test_a_key_that_a_table_did_not_have_is_not_that_of_earlier_rows(pg: Database, tmp_path: Path):
+    """Two of them may have the same values in its columns."""
+    tables, log = ("own", "later", "ahead"), tmp_path / "log"
+    for table in tables:
+        pg.execute(f"create table {table}(id int, n int); alter table {table} replica identity full")
+        pg.execute(f"insert into {table} values (1, 1), (1, 2)")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+    delete, alter = "delete from {0} where n = 2", "alter table {0} add primary key (id)"
+    with pg.connect(autocommit=False) as session:
+        session.execute(delete.format("own"))
+        session.execute(alter.format("own"))
+    pg.execute(delete.format("later"))
+    pg.execute(alter.format("later"))
+    pg.execute(delete.format("ahead"))
+
+    def keys() -> dict[str, list[str]]:
+        return {facts["table"]: facts["primary_key"] for facts in read_log(log).facts}
+
+    with capturing(pg.dsn, log) as running:
+        running.catch_up(pg.query)
+        assert keys() == {table: [] for table in tables}
+        pg.execute(alter.format("ahead"))
+        for table in tables:
+            pg.execute(f"insert into {table} values (2, 2)")
+        running.catch_up(pg.query)
+    assert keys() == {table: ["id"] for table in tables}
+
+
 def test_the_session_that_reads_the_catalogue_may_be_terminated(pg: Database, tmp_path: Path):
     pg.execute("create table items(id int primary key)")
     with capturing(pg.dsn, tmp_path / "log") as running:

@@ -349,6 +349,28 @@ def writing(primary: EmbeddedPostgres) -> Iterator[None]:
         inserting.join()
 
 
+def test_a_captured_standby_that_was_restarted_and_replays_is_waited_for(
+    primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    require_since(16, "decoding on a standby", primary.version)
+    primary.execute(f"create publication {SLOT} for table items")
+    standby, log = standby_of(primary, copy_of), tmp_path / "log"
+    with capturing(standby.dsn(), log) as running:
+        with logging_its_state(primary):
+            running.wait_for("streaming")
+        primary.execute(INSERT.format(101, 20000))
+        running.catch_up(primary.query)
+    standby.execute("alter system set recovery_min_apply_delay = '1h'")  # so that the replay takes long
+    standby.restart("immediate")
+    with capturing(standby.dsn(), log) as running:
+        wait_until(lambda: "has replayed" in str(running.task.progress().error), 60, "the refusal")
+        standby.execute("alter system reset recovery_min_apply_delay")
+        standby.reload()
+        primary.execute(INSERT.format(20001, 20010))
+        running.catch_up(primary.query)
+    assert sorted(read_log(log).ids) == list(range(1, 20011))
+
+
 @pytest.mark.parametrize("ending", ["reconnect", "restart"])
 def test_a_captured_standby_goes_on_after_its_promotion_and_is_recognised(
     primary: EmbeddedPostgres,

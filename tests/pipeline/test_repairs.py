@@ -220,7 +220,8 @@ def test_a_table_that_becomes_a_partition_of_one_with_its_name_is_mirrored_under
         lake.follow()
         pg.execute(
             "begin; alter table orders rename to orders_old; "
-            "alter index orders_pkey rename to orders_old_key; create table orders(id int primary key, what text) partition by range (id); "
+            "alter index orders_pkey rename to orders_old_pkey; "
+            "create table orders(id int primary key, what text) partition by range (id); "
             "alter table orders attach partition orders_old for values from (0) to (100); "
             "create table orders_new partition of orders for values from (100) to (200); commit"
         )

@@ -231,6 +231,7 @@ _FOREIGN_HINTS = {
     "log_id": "the log was created again, or this is another pipeline's target: restore the old log, or "
     "give the sink a new, empty path; to start again in place, move the old data away first",
     "format_version": "use the version of tailrace that wrote it",
+    "pipeline": "if the pipeline was given another name, restore it; otherwise give this sink its own path",
 }
 
 

@@ -104,7 +104,9 @@ def facts_of(
     if before is not None:
         columns = _doubted(columns, before)
     key = _key(table, columns)
-    if before is not None and before.primary_key and table.later(table.key_xid, xid):
+    if before is not None and not (before.primary_key or before.pending) and table.later(table.key_xid, xid):
+        key = ()  # rows from before the key, also in the transaction that adds it, have only their values
+    elif before is not None and before.primary_key and table.later(table.key_xid, xid):
         # The catalogue's key may be newer than the message, so the key is still the known one. Or it may be
         # older: a subtransaction, or a transaction that ended meanwhile, also has a later xid.
         held = {column.number: column.name for column in columns}

@@ -228,7 +228,7 @@ class CaptureTask:
                 facts, LogFacts(kept, task_log.appender.tail.position, state), self._source.snapshot
             )
         except TailraceError as error:
-            if error.kind is Kind.SOURCE_BEHIND_LOG and state is not None and not facts.standby:
+            if error.kind is Kind.SOURCE_BEHIND_LOG and state is not None:
                 # Its WAL will reach the log's end, with other transactions than the log has.
                 task_log.keep(replace(state, behind_at=state.behind_at or facts.flush_lsn))
             raise

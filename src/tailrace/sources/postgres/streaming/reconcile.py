@@ -147,7 +147,8 @@ def decide(source: ServerState, log: LogFacts, mode: SnapshotMode) -> Start:
 
     :raises TailraceError: `SOURCE_CHANGED`, `SOURCE_TIMELINE_CHANGED`, `SOURCE_BEHIND_LOG`,
         `SLOT_MISSING`, `SLOT_FOREIGN`, `SLOT_INVALIDATED`, `SLOT_AHEAD_OF_LOG`, which are permanent;
-        `SLOT_IN_USE`, which is transient.
+        `SLOT_IN_USE` and, for a standby that has not replayed what the log has, `SOURCE_UNREACHABLE`, which
+        are transient.
     """
     _check_same_source(source, log)
     begun = log.position > 0 or (log.state is not None and log.state.phase is not CapturePhase.BEGINNING)
@@ -225,6 +226,15 @@ def _check_history(source: ServerState, log: LogFacts) -> None:
             {"slot": log.source.slot},
         )
     behind_at = _behind_at(source, log)
+    if behind_at and source.standby:
+        raise TailraceError(
+            Kind.SOURCE_UNREACHABLE,
+            f"compare source and log: the log ends at {at}, the standby has replayed WAL up to "
+            f"{format_lsn(behind_at)} only, as after its restart",
+            "it is tried again. If the standby was restored from a backup, restore a later state of it; or "
+            + _NEW_LOG.format(drop=" and drop the slot"),
+            {"slot": log.source.slot},
+        )
     if behind_at:
         raise TailraceError(
             Kind.SOURCE_BEHIND_LOG,

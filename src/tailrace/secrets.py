@@ -97,7 +97,7 @@ def anchored(text: str, base: Path | None) -> str:
     def absolute(found: re.Match[str]) -> str:
         if found[1] != "file":
             return found[0]
-        return f"${{file:{((base or Path()) / Path(found[2]).expanduser()).absolute()}}}"
+        return f"${{file:{((base or Path()) / os.path.expanduser(found[2])).absolute()}}}"
 
     return REFERENCE.sub(absolute, text)
 

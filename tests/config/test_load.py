@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ name: again
         ("{}\n", "name", "is required"),
         (edited("./shop.log", '"s3://bucket/log"'), "log.path", "not a URL"),
         (edited("./shop.log", '"a\\0b"'), "log.path", "NUL"),
+        (edited("./shop.log", "~nobody-of-that-name/log"), "log.path", "home directory"),
         (edited("name: shop", "name: a b"), "name", "letters"),
         (edited("name: shop", "name: 12"), "name", "put it in quotes"),
         (edited("./lake", "./shop.log/lake"), "sinks[0].path", "overlaps log.path"),
@@ -198,6 +200,15 @@ def test_a_problem_is_reported_at_its_place(tmp_path, text, place, words):
     found = places(tmp_path, text)
     assert place in found
     assert words in found[place]
+
+
+def test_a_path_that_libraries_would_encode_differently_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "\udcff").mkdir()  # a byte that is not UTF-8
+    assert "not UTF-8" in places(tmp_path / "\udcff", GOOD)["log.path"]
+    assert config.load(written(tmp_path, edited("./shop.log", "./ü"))).log.path == tmp_path / "ü"
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    assert "encoding iso8859-1: set PYTHONUTF8=1" in places(tmp_path, edited("./shop.log", "./ü"))["log.path"]
+    config.load(written(tmp_path, GOOD))
 
 
 def test_a_missing_file_is_a_problem_without_a_traceback(tmp_path):

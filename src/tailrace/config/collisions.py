@@ -195,4 +195,4 @@ def _entries(section: Any, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _place(path: str, base: Path) -> Path:
-    return Path(os.path.normpath(base / Path(path.replace("\0", "")).expanduser()))
+    return Path(os.path.normpath(base / os.path.expanduser(path.replace("\0", ""))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,7 +96,29 @@ def _path(value: object, info: ValidationInfo) -> object:
     if "://" in str(value):
         raise ValueError("must be a path on a local or mounted file system, not a URL")
     base: Path = (info.context or {}).get("base", Path())
-    return base / Path(value).expanduser()
+    try:
+        found = base / Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError("begins with a home directory that is not known here") from None
+    if not str(found).isascii():
+        _require_utf8(str(found))
+    return found
+
+
+def _require_utf8(path: str) -> None:
+    """Check that all libraries use the same bytes for a path: some always use UTF-8.
+
+    :raises ValueError: if they do not.
+    """
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        raise ValueError(
+            f"has characters that are no ASCII, and this process has the encoding {encoding}: set "
+            "PYTHONUTF8=1, or LC_ALL=C.UTF-8"
+        )
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError("is in a directory, or has a name, that is not UTF-8") from None
 
 
 def text_or_reference(value: object, info: ValidationInfo) -> str | Secret:

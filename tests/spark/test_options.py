@@ -60,6 +60,7 @@ def test_a_path_may_be_a_file_url_or_relative() -> None:
         ({"path": "/log", "tabel": "a.b"}, "'tabel' is not an option", "did you mean table?"),
         ({"path": "/log", "zzz": "1"}, "'zzz' is not an option", "path, task, table, startingOffset"),
         ({}, "no path", "name the log's directory"),
+        ({"path": "s3a://lake/log"}, "path is a URL, of s3a", "a local or mounted file system"),
         ({"path": "/log", "table": "orders"}, "table is 'orders'", "schema.table"),
         ({"path": "/log", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'", "greater than 0"),
         ({"path": "/log", "maxBytesPerTrigger": "1g"}, "maxBytesPerTrigger is '1g'", "whole number"),

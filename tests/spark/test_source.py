@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from tailrace.changelog.disclosure import keep_disclosure
@@ -669,6 +669,25 @@ def test_what_is_not_for_a_query_causes_no_micro_batch(log: HandmadeLog, options
     log.commit(insert(1, "9", "1", ""))
     follows = query.latestOffset(done, ReadAllAvailable())
     assert follows["offset"] == log.writer.durable.offset
+
+
+@pytest.mark.parametrize("options", [{}, {"table": "public.orders"}])
+def test_what_is_not_for_a_query_is_passed_together_with_what_follows_whatever_the_limits(
+    log: HandmadeLog, options: dict[str, str]
+) -> None:
+    fill(log, 2)
+    query = as_planned(log, maxRowsPerTrigger="2", **options)
+    done = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    for number in range(3):
+        log.append(frames.control_frame(frames.PROGRESS, 1260 + number, 0, {}))
+    for number in range(3 * bool(options)):
+        log.commit(insert(2, str(number)))
+    log.commit(insert(1, "9", "1", ""), insert(1, "10", "1", ""))
+    first = log.writer.durable.offset
+    log.commit(insert(1, "11", "1", ""))
+    follows = query.latestOffset(done, ReadMaxRows(2))
+    assert follows["offset"] == first
+    assert query.latestOffset(follows, ReadMaxRows(2))["offset"] == log.writer.durable.offset
 
 
 def test_a_description_under_the_name_of_a_querys_table_causes_a_micro_batch(log: HandmadeLog) -> None:

@@ -273,7 +273,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
-        return self._positions.encode(self._reader.boundary_within(begin, rows_max, bytes_max, end), begin)
+        upto, concerns = begin, False
+        while upto < end and not concerns:  # what is not for the query is passed, whatever the limits
+            begun = upto
+            upto = self._reader.boundary_within(begun, rows_max, bytes_max, end)
+            concerns = self._concern(self._reader.blocks(begun, upto))
+        return self._positions.encode(upto, begin)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return self._positions.encode(self._reader.end().offset)
@@ -311,21 +316,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             segment = blocks[0].segment
         if segment != blocks[-1].segment:
             return False
-        table = self._options.table
-        is_idle = not (
-            any(block.header.rows for block in blocks) if table is None else self._concern(blocks, table)
-        )
-        if is_idle:
-            self._idle = begin, end, segment
-        return is_idle
+        if self._concern(blocks):
+            return False
+        self._idle = begin, end, segment
+        return True
 
-    def _concern(self, blocks: list[BlockRef], table: str) -> bool:
-        """Return whether these runs may have changes of the table, or describe it."""
+    def _concern(self, blocks: list[BlockRef]) -> bool:
+        """Return whether these runs may have changes for the query, or describe its table."""
         from tailrace.decode.schemas import Catalog
         from tailrace.protocol.metadata_frames import schema_frames
 
+        headers, table = [block.header for block in blocks], self._options.table
+        if table is None:
+            return any(header.rows for header in headers)
         wanted = Catalog(self._reader.schema_before(blocks[0])).named({table})
-        headers = [block.header for block in blocks]
         if any(header.tables is None or not wanted.isdisjoint(header.tables) for header in headers):
             return True
         shaped = [self._reader.read(block) for block in blocks if block.header.has_schema]

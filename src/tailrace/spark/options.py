@@ -65,9 +65,17 @@ def by_spelling(
 
 
 def local_path(text: str) -> str:
-    """Return an absolute path for a path or a `file:` URL."""
+    """Return an absolute path for a path or a `file:` URL.
+
+    :raises TailraceError: `CONFIG_INVALID` for another URL.
+    """
     if text.startswith("file:"):
         text = unquote(urlsplit(text).path)
+    if "://" in text:
+        raise _invalid(
+            f"the option path is a URL, of {text.partition(':')[0]}",
+            "name a directory of a local or mounted file system, which executors see under the same path",
+        )
     return os.path.abspath(text)
 
 

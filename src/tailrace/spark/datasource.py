@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 #: Longest wait of a task for the catalogue facts of an altered table, in seconds. Then the task fails.
 _PENDING_S_MAX = 120.0
+#: Longest time in which a stream with limits passes what is not for it, in seconds. Then it plans an empty
+#: micro-batch, after which it continues from there.
+_PASSING_S_MAX = 2.0
 #: A number of rows or bytes that no log has; a sum with a log offset still has 64 bits.
 _UNLIMITED = 1 << 61
 
@@ -273,12 +276,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
-        upto, concerns = begin, False
-        while upto < end and not concerns:  # what is not for the query is passed, whatever the limits
-            begun = upto
-            upto = self._reader.boundary_within(begun, rows_max, bytes_max, end)
-            concerns = self._concern(self._reader.blocks(begun, upto))
-        return self._positions.encode(upto, begin)
+        upto, passes_until_s = begin, time.monotonic() + _PASSING_S_MAX
+        while True:  # what is not for the query is passed, whatever the limits
+            begun, upto = upto, self._reader.boundary_within(upto, rows_max, bytes_max, end)
+            is_last = upto == end or time.monotonic() > passes_until_s
+            if is_last or self._concern(self._reader.blocks(begun, upto)):
+                return self._positions.encode(upto, begin)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return self._positions.encode(self._reader.end().offset)

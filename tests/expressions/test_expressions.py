@@ -180,6 +180,8 @@ def test_columns_of_every_type_are_compared_with_quoted_texts() -> None:
         r"after.nothing = '\x' and after.nothing < '\x00'",
         "after.n > '1.4999' and after.n < '1.501' and after.n <> '1.501'",
         "after.n in ('1.5', '-2') and after.n between '1.499' and '1.501'",
+        "after.wide > '12345678901234567890.1'",
+        "after.r = '0.1' and after.r in ('0.1') and '0.1' >= after.r and after.r <> 0.1 and after.r <> '0.5'",
     ],
 )
 def test_a_quoted_literal_is_read_as_in_postgresql(text: str) -> None:
@@ -187,6 +189,8 @@ def test_a_quoted_literal_is_read_as_in_postgresql(text: str) -> None:
         "raw": pa.array([b"ab"]),
         "nothing": pa.array([b""]),
         "n": pa.array([Decimal("1.50")], pa.decimal128(12, 2)),
+        "wide": pa.array([Decimal("12345678901234567890.2")], pa.decimal128(38, 10)),
+        "r": pa.array([0.1], pa.float32()),
     }
     assert value(text, **columns) is True
 

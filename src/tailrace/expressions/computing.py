@@ -216,10 +216,14 @@ def _computed(text: str, roots: tuple[str, ...], rows: Rows) -> pa.Array:
 
     columns: dict[str, pa.Array] = {}
     missing: dict[int, str] = {}
+    reals: set[str] = set()  # which are computed as `double precision`
     inputs = inputs_of(text, roots)
     for place, (kind, path, at) in enumerate(inputs):
         try:
-            columns[f"c{place}"] = _wide(_bound(getattr(rows, kind)(path)))
+            values = getattr(rows, kind)(path)
+            columns[f"c{place}"] = _wide(_bound(values))
+            if pa.types.is_float32(values.type):
+                reals.add(f"c{place}")
         except NoColumnError as error:
             missing[place] = str(error)
         except pa.ArrowNotImplementedError:
@@ -227,7 +231,7 @@ def _computed(text: str, roots: tuple[str, ...], rows: Rows) -> pa.Array:
     table = pa.table(columns or {"c": pa.nulls(len(rows), pa.bool_())})
     writer = _writer(text, roots, frozenset(missing))
     try:
-        found = _unbound(run(_fitted(text, writer, table.schema), table))
+        found = _unbound(run(_fitted(text, writer, table.schema, frozenset(reals)), table))
     except duckdb.Error as error:
         lacking = re.search(re.escape(MISSING) + r"(\d+)", str(error))
         if lacking is not None:
@@ -263,7 +267,7 @@ def _blamed(node: Node, writer: SqlWriter, table: pa.Table, error: duckdb.Error)
 
 
 @functools.lru_cache(maxsize=1024)
-def _fitted(text: str, writer: SqlWriter, schema: pa.Schema) -> str:
+def _fitted(text: str, writer: SqlWriter, schema: pa.Schema, reals: frozenset[str]) -> str:
     """Return the SQL of an expression, whose types are checked against the columns.
 
     DuckDB casts text implicitly to compare it with numbers, and numbers to conditions. PostgreSQL does not,
@@ -296,7 +300,10 @@ def _fitted(text: str, writer: SqlWriter, schema: pa.Schema) -> str:
             raise ExpressionError(
                 f"{found} and {other} can't be compared: cast one of them", text, place_of(node)
             )
-    literals = {id(literal): _literal(types[id(side)], literal, text) for side, literal in worded}
+    literals = {}
+    for side, literal in worded:
+        type_ = "FLOAT" if writer.sql(side) in reals else types[id(side)]
+        literals[id(literal)] = _literal(type_, literal, text)
     return writer.with_literals(literals).sql(writer.tree)
 
 
@@ -310,9 +317,12 @@ def _literal(type_: str, node: Node, text: str) -> str:
         if not re.fullmatch(r"\\x(?:[0-9A-Fa-f]{2})*", given):
             raise ExpressionError(r"bytes are written in hexadecimal digits: '\x01ff'", text, place_of(node))
         return f"from_hex({quoted(given[2:])})"
-    # A cast to the column's type would round it.
-    is_exact = type_.startswith("DECIMAL") and re.fullmatch(r"-?\d{1,18}(\.\d{1,18})?", given)
-    return f"({given})" if is_exact else quoted(given)
+    if type_ == "FLOAT":
+        return f"CAST({quoted(given)} AS FLOAT)"
+    # A cast to the column's type would round a number with more digits.
+    number, shape = re.fullmatch(r"-?\d+\.(\d+)", given), re.fullmatch(r"DECIMAL\(\d+,(\d+)\)", type_)
+    is_longer = number is not None and shape is not None and len(number[1]) > int(shape[1])
+    return f"({given})" if is_longer else quoted(given)
 
 
 def _not_boolean(found: str) -> str:

@@ -167,6 +167,35 @@ def test_columns_of_every_type_are_compared_with_quoted_texts() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        r"after.raw = '\x6162'",
+        r"'\x6162' = after.raw",
+        r"after.raw in ('\xDEADBEEF', '\x6162')",
+        r"after.raw <> '\x01' and after.raw <> '\x61'",
+        r"after.raw between '\x6161' and '\x6163'",
+        r"nullif(after.raw, '\x6162') is null",
+        r"case after.raw when '\x6162' then true else false end",
+        "after.raw = 'ab'",
+        r"after.nothing = '\x' and after.nothing < '\x00'",
+        "after.n > '1.4999' and after.n < '1.501' and after.n <> '1.501'",
+        "after.n in ('1.5', '-2') and after.n between '1.499' and '1.501'",
+        "after.wide > '12345678901234567890.1'",
+        "after.r = '0.1' and after.r in ('0.1') and '0.1' >= after.r and after.r <> 0.1 and after.r <> '0.5'",
+    ],
+)
+def test_a_quoted_literal_is_read_as_in_postgresql(text: str) -> None:
+    columns = {
+        "raw": pa.array([b"ab"]),
+        "nothing": pa.array([b""]),
+        "n": pa.array([Decimal("1.50")], pa.decimal128(12, 2)),
+        "wide": pa.array([Decimal("12345678901234567890.2")], pa.decimal128(38, 10)),
+        "r": pa.array([0.1], pa.float32()),
+    }
+    assert value(text, **columns) is True
+
+
+@pytest.mark.parametrize(
     ("text", "at", "words"),
     [
         ("after.i = after.s", 0, "a number and text can't be compared"),
@@ -197,6 +226,8 @@ def test_columns_of_every_type_are_compared_with_quoted_texts() -> None:
         ("after.l || 'x' = 'x'", 0, "after.l can't be cast to text"),
         ("substring(after.s, 2, -1) = 'e'", 0, "out of range"),
         ("nullif(after.s, 1) is null", 0, "text and a number can't be compared"),
+        (r"after.raw = '\x6'", 12, "bytes are written in hexadecimal digits"),
+        (r"after.raw in ('a', 'a\001')", 19, "bytes are written in hexadecimal digits"),
     ],
 )
 def test_a_value_that_does_not_fit_is_reported_with_its_place_and_without_the_value(
@@ -206,6 +237,7 @@ def test_a_value_that_does_not_fit_is_reported_with_its_place_and_without_the_va
         i=pa.array([1]),
         s=pa.array(["secret"]),
         l=pa.array([{"a": 1}]),
+        raw=pa.array([b"secret"]),
     )
     with pytest.raises(ExpressionError, match=words) as caught:
         Expression(text, ("after",)).chosen(columns)

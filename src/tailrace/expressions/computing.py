@@ -21,6 +21,7 @@ from tailrace.expressions.language import (
     parsed,
     parts_of,
     place_of,
+    quoted,
 )
 from tailrace.expressions.sql import MISSING, SqlWriter, inputs_of, kind_below
 
@@ -215,10 +216,14 @@ def _computed(text: str, roots: tuple[str, ...], rows: Rows) -> pa.Array:
 
     columns: dict[str, pa.Array] = {}
     missing: dict[int, str] = {}
+    reals: set[str] = set()  # which are computed as `double precision`
     inputs = inputs_of(text, roots)
     for place, (kind, path, at) in enumerate(inputs):
         try:
-            columns[f"c{place}"] = _wide(_bound(getattr(rows, kind)(path)))
+            values = getattr(rows, kind)(path)
+            columns[f"c{place}"] = _wide(_bound(values))
+            if pa.types.is_float32(values.type):
+                reals.add(f"c{place}")
         except NoColumnError as error:
             missing[place] = str(error)
         except pa.ArrowNotImplementedError:
@@ -226,7 +231,7 @@ def _computed(text: str, roots: tuple[str, ...], rows: Rows) -> pa.Array:
     table = pa.table(columns or {"c": pa.nulls(len(rows), pa.bool_())})
     writer = _writer(text, roots, frozenset(missing))
     try:
-        found = _unbound(run(_fitted(text, writer, table.schema), table))
+        found = _unbound(run(_fitted(text, writer, table.schema, frozenset(reals)), table))
     except duckdb.Error as error:
         lacking = re.search(re.escape(MISSING) + r"(\d+)", str(error))
         if lacking is not None:
@@ -262,7 +267,7 @@ def _blamed(node: Node, writer: SqlWriter, table: pa.Table, error: duckdb.Error)
 
 
 @functools.lru_cache(maxsize=1024)
-def _fitted(text: str, writer: SqlWriter, schema: pa.Schema) -> str:
+def _fitted(text: str, writer: SqlWriter, schema: pa.Schema, reals: frozenset[str]) -> str:
     """Return the SQL of an expression, whose types are checked against the columns.
 
     DuckDB casts text implicitly to compare it with numbers, and numbers to conditions. PostgreSQL does not,
@@ -271,26 +276,53 @@ def _fitted(text: str, writer: SqlWriter, schema: pa.Schema) -> str:
     :raises ExpressionError: if it does not fit the columns; with the place.
     """
     pairs: list[tuple[Node, Node, Node]] = []
+    worded: list[tuple[Node, Node]] = []  # with a quoted literal as the second
     conditions: list[Node] = []
     below = [writer.tree]
     while below:
         node = below.pop()
         below += parts_of(node)
         compared, judged = _sides(node)
-        pairs += [(node, left, right) for left, right in compared]
         conditions += judged
-    sides = [*conditions, *(side for _, *both in pairs for side in both)]
-    kinds = dict(zip(map(id, sides), _kinds([writer.sql(side) for side in sides], schema), strict=True))
+        for left, right in compared:
+            if is_literal(left, "STRING") or is_literal(right, "STRING"):
+                worded.append((left, right) if is_literal(right, "STRING") else (right, left))
+            elif not is_literal(left, "NULL_LITERAL") and not is_literal(right, "NULL_LITERAL"):
+                pairs.append((node, left, right))
+    sides = [*conditions, *(side for _, *both in pairs for side in both), *(side for side, _ in worded)]
+    types = dict(zip(map(id, sides), _types([writer.sql(side) for side in sides], schema), strict=True))
     for node in conditions:
-        if (found := kinds[id(node)]) not in ("boolean", "null"):
+        if (found := _kind(types[id(node)])) not in ("boolean", "null"):
             raise ExpressionError(_not_boolean(found), text, place_of(node))
     for node, left, right in pairs:
-        found, other = kinds[id(left)], kinds[id(right)]
+        found, other = _kind(types[id(left)]), _kind(types[id(right)])
         if found != other and "null" not in (found, other):
             raise ExpressionError(
                 f"{found} and {other} can't be compared: cast one of them", text, place_of(node)
             )
-    return writer.sql(writer.tree)
+    literals = {}
+    for side, literal in worded:
+        type_ = "FLOAT" if writer.sql(side) in reals else types[id(side)]
+        literals[id(literal)] = _literal(type_, literal, text)
+    return writer.with_literals(literals).sql(writer.tree)
+
+
+def _literal(type_: str, node: Node, text: str) -> str:
+    """Return the SQL of a quoted literal that is compared with values of a type.
+
+    :raises ExpressionError: if it is bytea in a form that DuckDB would read as other bytes.
+    """
+    given = node["literal"]["text"]
+    if type_ == "BLOB" and "\\" in given:
+        if not re.fullmatch(r"\\x(?:[0-9A-Fa-f]{2})*", given):
+            raise ExpressionError(r"bytes are written in hexadecimal digits: '\x01ff'", text, place_of(node))
+        return f"from_hex({quoted(given[2:])})"
+    if type_ == "FLOAT":
+        return f"CAST({quoted(given)} AS FLOAT)"
+    # A cast to the column's type would round a number with more digits.
+    number, shape = re.fullmatch(r"-?\d+\.(\d+)", given), re.fullmatch(r"DECIMAL\(\d+,(\d+)\)", type_)
+    is_longer = number is not None and shape is not None and len(number[1]) > int(shape[1])
+    return f"({given})" if is_longer else quoted(given)
 
 
 def _not_boolean(found: str) -> str:
@@ -298,7 +330,7 @@ def _not_boolean(found: str) -> str:
 
 
 def _sides(node: Node) -> tuple[list[tuple[Node, Node]], list[Node]]:
-    """Return the pairs that a node compares, without those with text literals, and the conditions in it."""
+    """Return the pairs that a node compares, and the conditions in it."""
     pairs: list[tuple[Node, Node]] = []
     if node["class"] == "COMPARISON":
         pairs = [(node["left"], node["right"])]
@@ -310,7 +342,6 @@ def _sides(node: Node) -> tuple[list[tuple[Node, Node]], list[Node]]:
     elif node["class"] == "FUNCTION" and node["function_name"] == "nullif":
         first, second = parts_of(node)
         pairs = [(first, second)]
-    pairs = [pair for pair in pairs if not any(is_literal(side, "STRING", "NULL_LITERAL") for side in pair)]
     if node["class"] == "CONJUNCTION" or node["type"] == "OPERATOR_NOT":
         return pairs, node["children"]
     if node["class"] == "CASE":
@@ -318,13 +349,12 @@ def _sides(node: Node) -> tuple[list[tuple[Node, Node]], list[Node]]:
     return pairs, []
 
 
-def _kinds(sides: list[str], schema: pa.Schema) -> list[str]:
-    """Return the kind of value of each SQL expression over the columns of a schema."""
+def _types(sides: list[str], schema: pa.Schema) -> list[str]:
+    """Return DuckDB's type of each SQL expression over the columns of a schema."""
     if not sides:
         return []
-    relation = database().from_arrow(schema.empty_table())
-    types = relation.project(", ".join(f"{side} AS s{n}" for n, side in enumerate(sides))).types
-    return [_kind(str(found)) for found in types]
+    named = ", ".join(f"{side} AS s{n}" for n, side in enumerate(sides))
+    return list(map(str, database().from_arrow(schema.empty_table()).project(named).types))
 
 
 def _kind(found: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
+from collections.abc import Mapping
 
 from tailrace.expressions.language import (
     COMPARISONS,
@@ -80,6 +82,13 @@ class SqlWriter:
         self._places = {(kind, path): n for n, (kind, path, _) in enumerate(inputs_of(text, roots))}
         self._missing = missing
         self._known: dict[tuple[int, str], str] = {}
+        self._literals: Mapping[int, str] = {}
+
+    def with_literals(self, literals: Mapping[int, str]) -> SqlWriter:
+        """Return the writer with the SQL of some quoted literals, by the `id` of their node."""
+        found = copy.copy(self)
+        vars(found).update(_known={}, _literals=literals)
+        return found
 
     def sql(self, node: Node, kind: str = "column") -> str:
         """Return the SQL of a node.
@@ -105,7 +114,9 @@ class SqlWriter:
                 literal = node["literal"]
                 if literal["kind"] == "NULL_LITERAL":
                     return "NULL"
-                return quoted(literal["text"]) if literal["kind"] == "STRING" else f"({literal['text']})"
+                if literal["kind"] != "STRING":
+                    return f"({literal['text']})"
+                return self._literals.get(id(node)) or quoted(literal["text"])
             case "COMPARISON":
                 return f"({parts[0]} {COMPARISONS[node['type']]} {parts[1]})"
             case "BETWEEN":

@@ -108,10 +108,10 @@ def facts_of(
         key = ()  # rows from before the key, also in the transaction that adds it, have only their values
     elif before is not None and before.primary_key and table.later(table.key_xid, xid):
         # The catalogue's key may be newer than the message, so the key is still the known one. Or it may be
-        # older: a subtransaction, or a transaction that ended meanwhile, also has a later xid.
+        # older: the transaction itself, a subtransaction, or one that ended meanwhile may have changed it.
         held = {column.number: column.name for column in columns}
         kept = tuple(held.get(known.get(column, 0), "") for column in before.primary_key)
-        if all(kept) and xid != table.key_xid:
+        if all(kept):
             may_be = set(key).difference(kept)
             columns = tuple(replace(column, may_be_key=column.name in may_be) for column in columns)
             key = kept

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
@@ -185,3 +186,18 @@ def test_the_timeout_of_a_request_leaves_time_for_another_broker() -> None:
     assert waits(60_000, **{"socket.timeout.ms": "45000"}) == 45_000
     # librdkafka allows no more than the transaction's time, less a little.
     assert waits(600_000, **{"transaction.timeout.ms": "60000"}) == 59_900
+
+
+def test_a_request_that_is_not_answered_is_logged_before_its_deadline() -> None:
+    clients = AdminClients({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    outcomes = [KafkaError._TIMED_OUT, KafkaError.UNKNOWN_TOPIC_OR_PART, None]  # the second one is frequent
+
+    def ask(_admin: AdminClient, _timeout_s: float) -> str:
+        if (code := outcomes.pop(0)) is not None:
+            raise KafkaException(KafkaError(code))
+        return "answered"
+
+    with structlog.testing.capture_logs() as said:
+        assert clients.ask(LONG_S, ask) == "answered"
+    [warning] = (line for line in said if "does not answer" in line["event"])
+    assert warning["bootstrap_servers"] == "127.0.0.1:1"

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
-from tailrace.sinks import target
+from tailrace.sinks import target, write_job
 from tailrace.sinks.contract import require_within_log
 from tailrace.sinks.delta.folder import DeltaFolder
 from tailrace.sinks.files.sink import recorded_files_position
@@ -92,6 +92,39 @@ def test_a_range_that_is_requested_again_is_written_once(kind, tmp_path, log):
     sink = opened(kind, tmp_path / "lake", log)
     assert sink.position("0") == sink.reach("0") == ends[3]
     assert write(sink, log, 0, ends[4]).rows == 4
+    require_each_once(kind, tmp_path / "lake", 4)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["before a range", "during a range"])
+@pytest.mark.parametrize("what", ["lake", "lake/_tailrace"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_committed_to_a_target_that_was_moved_away(
+    kind, what, meanwhile, tmp_path, log, monkeypatch
+):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, ends[1])
+    write_range = write_job.run
+
+    def write_and_move(*arguments):
+        done = write_range(*arguments)
+        (tmp_path / what).rename(tmp_path / "away")
+        return done
+
+    if meanwhile:
+        monkeypatch.setattr(write_job, "run", write_and_move)
+    else:
+        (tmp_path / what).rename(tmp_path / "away")
+    with pytest.raises(TailraceError) as caught:
+        write(sink, log, ends[1], ends[2])
+    assert caught.value.kind is Kind.SINK_DAMAGED
+    assert "put the directory back" in caught.value.hint
+    assert not (tmp_path / what).exists()
+    sink.close()
+    monkeypatch.undo()
+    (tmp_path / "away").rename(tmp_path / what)
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, sink.position("0") or 0, ends[4])
     require_each_once(kind, tmp_path / "lake", 4)
 
 
@@ -333,7 +366,7 @@ def test_two_engines_cannot_have_one_target(kind, way, tmp_path, log):
 def test_of_two_engines_whose_locks_have_no_effect_the_later_commit_fails(
     mode, wider, tmp_path, log, monkeypatch
 ):
-    monkeypatch.setattr(target, "locked", lambda *_: os.open(os.devnull, os.O_RDONLY))
+    monkeypatch.setattr(target, "locked", lambda file, *_: os.open(file, os.O_RDWR | os.O_CREAT))
     start = log.commit(ORDERS, insert(1, 0, "x"))
     ends = [log.commit(*(insert(1, 10 * number + n, "x") for n in range(2))) for number in (1, 2, 3)]
     first, second = (opened(mode, tmp_path / "lake", log) for _ in range(2))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
+from tailrace.sinks.files.parquet import ParquetWriter
 from tests.support.file_faults import deaths, full_disks, not_durable
 from tests.support.sinks.rig import make, mirror_rows, offsets, rekey, relation, write
 from tests.support.spark.wire import INT4, INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, update
+from tests.support.torture import disk
 
 KINDS = ("parquet", "jsonl", "append", "mirror")
 COLUMNS = {"id": INT8, "note": TEXT}
@@ -139,3 +144,18 @@ def test_what_a_sink_has_written_survives_a_loss_of_power(
     with not_durable(lake, monkeypatch) as lost:
         _live(kind, lake, story)
     assert {path for path in lost if "/staging" not in path} == set()
+
+
+@pytest.mark.skipif(not disk.can_mount(), reason="mounts a small disk, which needs root")
+def test_nothing_is_printed_of_a_parquet_file_that_a_full_disk_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    with disk.small_disk(tmp_path / "disk", 1) as small:
+        writer = ParquetWriter(str(small / "rows.parquet"), "none")
+        with pytest.raises(OSError, match="No space left on device"):
+            writer.write_table(pa.table({"id": range(2_000_000)}))
+        del writer
+        gc.collect()
+    assert raised == []

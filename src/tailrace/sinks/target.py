@@ -89,6 +89,25 @@ class Target:
         with writing(self.sink, f"write {name}"):
             durable.write_atomically(self.state / name, durable.encode_state(content))
 
+    def require_in_place(self) -> None:
+        """Check that the directory was not moved or removed since it was opened: the lock went with it.
+
+        :raises TailraceError: `SINK_DAMAGED`; `SINK_WRITE_FAILED`.
+        """
+        with writing(self.sink, "look at the lock"):
+            try:
+                if os.path.samestat(os.stat(self.state / "lock"), os.fstat(self._lock)):
+                    return
+            except FileNotFoundError:
+                pass
+        raise TailraceError(
+            Kind.SINK_DAMAGED,
+            "write to the sink: its directory was moved or removed while it was written",
+            "put the directory back and start again; or leave nothing there and start again: the sink is "
+            "built from the log's start",
+            {"sink": self.sink, "path": str(self.path)},
+        )
+
     def close(self) -> None:
         """Unlock. A second call does nothing."""
         if self._lock >= 0:

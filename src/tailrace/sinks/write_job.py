@@ -273,8 +273,9 @@ def write_files(
     """Write the changes of `span` into the range's staging folder, and return the files.
 
     :param have: as in `WriteJob`, like `have_relations`.
-    :raises TailraceError: as `run`; `SINK_WRITE_FAILED`.
+    :raises TailraceError: as `run`; as `Target.require_in_place`.
     """
+    target.require_in_place()
     wanted = [split for split in splits if split.end > span.start]
     if not any(split.rows for split in wanted):
         return []
@@ -287,6 +288,7 @@ def write_files(
         form.suffix, form.names, origin, span.start, have, have_relations,
     )  # fmt: skip
     done = run(spark, wanted, partial(write_split, job, form.opener(origin, span.task)), target.sink)
+    target.require_in_place()  # before anything is committed there
     return [file for files in done for file in files]
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -28,6 +29,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from tailrace.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import error_of, has_timed_out, may_pass, persist, unfit_options
+
+log = structlog.get_logger(__name__)
 
 _Found = TypeVar("_Found")
 
@@ -58,6 +61,12 @@ class AdminClients:
             if not (has_timed_out(error) or may_pass(error)):
                 return False
             self._client = None  # its metadata of the cluster may be outdated
+            if has_timed_out(error):
+                log.warning(
+                    "a Kafka broker does not answer; it is asked again, or another one",
+                    bootstrap_servers=self.settings["bootstrap.servers"],
+                    error=error.str(),
+                )
             return True
 
         return persist(timeout_s, lambda left_s: question(self._made(), min(left_s, at_once_s)), may_help)

@@ -31,7 +31,6 @@ class ParquetWriter:
         self._compression = compression
         self._buffer = ArrowBuffer()
         self._writer: pq.ParquetWriter | None = None
-        self._metadata: list[Any] = []
         self.rows = 0
 
     def write(self, changes: TableChanges) -> None:
@@ -50,8 +49,9 @@ class ParquetWriter:
         self._flush()
         assert self._writer is not None, "a file is opened for its first change"
         self._writer.close()
-        schema = self._writer.schema
-        return {"schema": schema.serialize().to_pybytes(), **_statistics(schema, self._metadata[0])}
+        # Not by `metadata_collector`: if a write fails, it raises once more, when the object is collected.
+        schema, metadata = self._writer.schema, self._writer.writer.metadata
+        return {"schema": schema.serialize().to_pybytes(), **_statistics(schema, metadata)}
 
     def _flush(self) -> None:
         table = self._buffer.take()
@@ -65,7 +65,6 @@ class ParquetWriter:
                 table.schema,
                 compression=self._compression,
                 use_dictionary=_repeating(table),
-                metadata_collector=self._metadata,
             )
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
 

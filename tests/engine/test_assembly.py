@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from tailrace import Callbacks, Engine, config, extensions
+from tailrace.converters import JsonConverter
 from tailrace.engine.processing import manual
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import masked
@@ -217,6 +218,7 @@ async def awaited_and_iterated(_):
         ({"tasks_max": -1}, "tasks_max can't be -1"),
         ({"transformations": 5}, "transformations can't be 5"),
         ({"predicates": []}, "predicates can't be list"),
+        ({"converter": JsonConverter}, "the class JsonConverter is not a converter"),
         ({"offsets": Store}, "offsets can't be type"),
         ({"commit_policy": object()}, "commit_policy can't be object"),
         ({"clock": 5}, "clock can't be 5"),

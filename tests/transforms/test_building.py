@@ -184,6 +184,7 @@ def test_a_package_offers_transformations_by_name(monkeypatch: pytest.MonkeyPatc
             r"transformations\[0\]\.predicate: there is no predicate 'none'",
         ),
         ([Halves(), object()], r"transformations\[1\]: object is not a transformation"),
+        ([Halves], r"transformations\[0\]: the class Halves is not a transformation"),
         ([{"type": "filter", "where": "op ~ '('"}], r"transformations\[0\]\.where: at character 6 .* RE2"),
         ([{"type": "filter", "where": 1}], r"transformations\[0\]\.where: must be text"),
     ],

@@ -120,12 +120,16 @@ def _predicate(name: str, given: PredicateLike) -> Predicate:
         model = given
         found: Predicate = _read(lambda: _CHOOSING[type(model)](model), where)
         return found
+    if isinstance(given, type):
+        raise _invalid(where, f"the class {given.__name__} is not a predicate: pass an object of it")
     if not isinstance(given, Predicate):
         raise _invalid(where, f"{type(given).__name__} is not a predicate: it has no method matches")
     return given
 
 
 def _as_transformation(given: object, where: Path) -> Transformation:
+    if isinstance(given, type):
+        raise _invalid(where, f"the class {given.__name__} is not a transformation: pass an object of it")
     if isinstance(given, Transformation):
         return given
     if isinstance(given, RecordTransformation):

@@ -181,6 +181,8 @@ def test_columns_of_every_type_are_compared_with_quoted_texts() -> None:
         "after.n > '1.4999' and after.n < '1.501' and after.n <> '1.501'",
         "after.n in ('1.5', '-2') and after.n between '1.499' and '1.501'",
         "after.wide > '12345678901234567890.1'",
+        r"coalesce(nullif(after.raw, after.raw), '\x6162') = after.raw",
+        r"case when after.n is null then after.raw else '\x6162' end = after.raw",
         "after.r = '0.1' and after.r in ('0.1') and '0.1' >= after.r and after.r <> 0.1 and after.r <> '0.5'",
     ],
 )

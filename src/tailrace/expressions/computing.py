@@ -276,7 +276,7 @@ def _fitted(text: str, writer: SqlWriter, schema: pa.Schema, reals: frozenset[st
     :raises ExpressionError: if it does not fit the columns; with the place.
     """
     pairs: list[tuple[Node, Node, Node]] = []
-    worded: list[tuple[Node, Node]] = []  # with a quoted literal as the second
+    worded: list[tuple[Node, Node]] = []  # the second is a quoted literal, which takes the type of the first
     conditions: list[Node] = []
     below = [writer.tree]
     while below:
@@ -289,6 +289,9 @@ def _fitted(text: str, writer: SqlWriter, schema: pa.Schema, reals: frozenset[st
                 worded.append((left, right) if is_literal(right, "STRING") else (right, left))
             elif not is_literal(left, "NULL_LITERAL") and not is_literal(right, "NULL_LITERAL"):
                 pairs.append((node, left, right))
+        results = _results(node)
+        of_type = [each for each in results if not is_literal(each, "STRING", "NULL_LITERAL")]
+        worded += [(of_type[0], each) for each in results if of_type and is_literal(each, "STRING")]
     sides = [*conditions, *(side for _, *both in pairs for side in both), *(side for side, _ in worded)]
     types = dict(zip(map(id, sides), _types([writer.sql(side) for side in sides], schema), strict=True))
     for node in conditions:
@@ -308,7 +311,7 @@ def _fitted(text: str, writer: SqlWriter, schema: pa.Schema, reals: frozenset[st
 
 
 def _literal(type_: str, node: Node, text: str) -> str:
-    """Return the SQL of a quoted literal that is compared with values of a type.
+    """Return the SQL of a quoted literal that takes a type.
 
     :raises ExpressionError: if it is bytea in a form that DuckDB would read as other bytes.
     """
@@ -347,6 +350,13 @@ def _sides(node: Node) -> tuple[list[tuple[Node, Node]], list[Node]]:
     if node["class"] == "CASE":
         return pairs, [branch["when_expr"] for branch in node["case_checks"]]
     return pairs, []
+
+
+def _results(node: Node) -> list[Node]:
+    """Return the parts one of which is the node's value."""
+    if node["class"] == "CASE":
+        return [*(branch["then_expr"] for branch in node["case_checks"]), node["else_expr"]]
+    return list(node["children"]) if node["type"] == "OPERATOR_COALESCE" else []
 
 
 def _types(sides: list[str], schema: pa.Schema) -> list[str]:

@@ -6,16 +6,21 @@ import os
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tailrace import config
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.format import Tail
 from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.offsets.commands import held_still
 from tailrace.pipeline.run import Run
-from tailrace.pipeline.status.document import document
+from tailrace.pipeline.status.document import document, last_written
+from tailrace.pipeline.status.publisher import StatusFile
+from tailrace.pipeline.status.views import CaptureView, PipelineState, PipelineView, SinkView, SourceView
 from tests.support.orders_log import LogOfOrders
 from tests.support.pipeline.staged import running
+from tests.support.torture import disk
 from tests.support.wait import wait_until
 
 
@@ -89,3 +94,19 @@ def test_a_directory_with_other_files_is_refused_and_not_changed(tmp_path: Path)
     assert [path.name for path in (tmp_path / "log").iterdir()] == ["letter.txt"]
     with pytest.raises(TailraceError):
         LogDirectory.open(tmp_path / "log")
+
+
+@pytest.mark.skipif(not disk.can_mount(), reason="mounts a small disk, which needs root")
+def test_on_a_full_disk_the_status_file_is_still_written(tmp_path: Path) -> None:
+    with disk.small_disk(tmp_path / "disk", 1) as small:
+        file = StatusFile(small)
+        source = SourceView("", 0, CaptureView.at_rest("0", Tail(0, 0, 0)), (SinkView("lake", "jsonl"),))
+        file.last(PipelineView("shop", PipelineState.STREAMING, (source,), None))
+        disk.fill(small)
+        for state in (PipelineState.SNAPSHOT, PipelineState.STOPPED):
+            with structlog.testing.capture_logs() as said:
+                file.last(PipelineView("shop", state, (source,), None))
+            assert said == []
+            written = last_written(small)
+            assert written is not None
+            assert written["state"] == str(state)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
@@ -159,3 +161,30 @@ def test_nothing_is_printed_of_a_parquet_file_that_a_full_disk_cut_short(
         del writer
         gc.collect()
     assert raised == []
+
+
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_a_disk_that_is_full_for_delta_rs_is_reported_with_what_to_do(
+    kind: str, memory_path: Path, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise DeltaError("Unable to copy data to file: No space left on device (os error 28)")
+
+    lake, log = memory_path / "lake", story.log
+    sink = make(kind, lake, ("public.accounts",))
+    sink.open(log.directory.identity, "shop")
+    write(sink, log, 0, story.second)
+    for method in ("merge", "create_write_transaction"):
+        monkeypatch.setattr(DeltaTable, method, refuse)
+    with pytest.raises(TailraceError) as caught:
+        write(sink, log, story.second, story.end)
+    assert caught.value.kind is Kind.SINK_WRITE_FAILED
+    assert caught.value.hint == "make room on the sink's file system; the sink continues by itself"
+    monkeypatch.undo()
+    write(sink, log, story.second, story.end)
+    sink.close()
+    table = lake / "public.accounts"
+    if kind == "mirror":
+        assert mirror_rows(table) == ACCOUNTS
+    else:
+        assert len(set(offsets(kind, table))) == len(offsets(kind, table)) == 7

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _IDENTITY = "identity.json"
+#: Hint of a write for which there was no room.
+MAKE_ROOM = "make room on the sink's file system; the sink continues by itself"
 #: Names of files and folders that show that a folder contains a table already.
 _DATA_SUFFIXES = (".parquet", ".jsonl", "_delta_log")
 
@@ -133,11 +135,16 @@ def _refused(sink: str, attempted: str, found: str, number: int | None) -> Tailr
     return TailraceError(
         Kind.SINK_WRITE_FAILED,
         f"{attempted}: {found}",
-        "make room on the sink's file system; the sink continues by itself"
+        MAKE_ROOM
         if number in (errno.ENOSPC, errno.EDQUOT)
         else "check that the sink's directory exists and is writable",
         {"sink": sink},
     )
+
+
+def is_without_room(error: Exception) -> bool:
+    """Return whether an error of delta-rs, which has no number, says that the disk is full."""
+    return os.strerror(errno.ENOSPC) in str(error)
 
 
 def read_checked(path: Path, sink: str) -> dict[str, Any] | None:

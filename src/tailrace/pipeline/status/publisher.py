@@ -6,6 +6,7 @@ decision depends on it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from tailrace.changelog.durable import write_whole
+from tailrace.changelog.durable import NO_ROOM, write_whole
 from tailrace.config import EngineConfig
 from tailrace.errors import TailraceError
 from tailrace.pipeline.background import Background
@@ -56,13 +57,24 @@ class StatusFile:
 
         Only for the engine that holds the log's lock.
         """
-        path = self._log_path / FILE_NAME
+        path, content = self._log_path / FILE_NAME, json.dumps(view.as_json()).encode()
         try:
-            write_whole(path, json.dumps(view.as_json()).encode())
+            write_whole(path, content)
         except OSError as error:
-            if not self._has_warned:
+            is_written = error.errno in NO_ROOM and _is_overwritten(path, content)
+            if not is_written and not self._has_warned:
                 log.warning("could not write the status file", file=str(path), reason=error.strerror)
-            self._has_warned = True
+                self._has_warned = True
+
+
+def _is_overwritten(path: Path, content: bytes) -> bool:
+    """Write the content over the file's old one, which needs no room; return whether that succeeded.
+
+    A reader may see a half-written file, which counts as none. So `status` shows what a full disk delays.
+    """
+    with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:
+        return file.write(content) == len(content) and file.truncate() == len(content)
+    return False
 
 
 class StatusPublisher:

@@ -34,6 +34,7 @@ from tailrace.changelog.durable import sync_file
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.delta.evolution import held_columns, same_type
 from tailrace.sinks.delta.key_bounds import NOTHING
+from tailrace.sinks.target import MAKE_ROOM, is_without_room
 
 #: Delta's features with which a table's data files have exactly the table's rows.
 _PLAIN_FEATURES = frozenset({"timestampNtz"})
@@ -449,6 +450,8 @@ class DeltaFolder:
     def _refused(self, attempted: str, error: Exception, hint: str = _UNWRITABLE) -> TailraceError:
         # delta-rs's messages name files, columns and versions, never values of rows.
         found = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if is_without_room(error):
+            hint = MAKE_ROOM
         return TailraceError(
             Kind.SINK_WRITE_FAILED,
             f"{attempted}: {found}",

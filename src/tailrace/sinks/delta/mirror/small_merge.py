@@ -25,6 +25,7 @@ from tailrace.sinks.delta.folder import DeltaFolder
 from tailrace.sinks.delta.mirror.files import POSITION
 from tailrace.sinks.delta.mirror.merge import Dialect, NetSource, statement
 from tailrace.sinks.delta.mirror.net_changes import UNCHANGED, UPSERT, open_columns_of
+from tailrace.sinks.target import MAKE_ROOM, is_without_room
 
 #: Largest target of a merge in this process: the files that it reads are several times as large in memory.
 IN_PROCESS_TARGET_BYTES_MAX = 16 << 20
@@ -35,6 +36,13 @@ SOURCE_ROWS_MAX, SOURCE_BYTES_MAX = 200_000, 128 << 20
 
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _SENT = "_sent"
+
+#: Hint of a merge that delta-rs did not commit.
+_REFUSED = (
+    "another writer may have committed to the table meanwhile, and the merge is tried again; if it fails "
+    "each time, a property, constraint or feature that the table was given refuses it (`delta.appendOnly`, "
+    "`CHECK`): remove that, or give the sink a new, empty path"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +108,7 @@ def merge_small(work: SmallMerge) -> bool:
         raise TailraceError(
             Kind.SINK_WRITE_FAILED,
             f"merge changes into a mirror: {type(error).__name__}",
-            "another writer may have committed to the table meanwhile, and the merge is tried again; if it "
-            "fails each time, a property, constraint or feature that the table was given refuses it "
-            "(`delta.appendOnly`, `CHECK`): remove that, or give the sink a new, empty path",
+            MAKE_ROOM if is_without_room(error) else _REFUSED,
             {"table": work.table},
         ) from error
     return True

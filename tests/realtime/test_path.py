@@ -170,3 +170,23 @@ def test_a_consumer_that_goes_back_gets_everything_again_from_the_log(log: LogDi
         _turn(path, writer)
         assert path.works
     assert _switches(log) == [_START, _STOP, _START]
+
+
+def test_a_consumer_that_has_failed_keeps_nothing_in_memory_until_it_is_opened_again(
+    log: LogDirectory,
+) -> None:
+    source = Source()
+    with _running(log) as (path, _, writer):
+        append(writer, source.transaction(1))
+        _turn(path, writer)
+        append(writer, source.transaction(1))
+        path.leave("the sink has failed")
+        append(writer, source.transaction(1))
+        view = path.view()
+        assert (view.mode, view.because, view.buffer_bytes) == (RealtimeMode.OFF, "the sink has failed", 0)
+        path.turn(writer.offset)
+        assert not path.buffer.fills
+        path.open(log, 0)
+        _turn(path, writer)
+        assert path.works
+    assert _switches(log) == [_START, _STOP, _START]

@@ -415,8 +415,9 @@ def _converter(given: Converter | Extension | Mapping[str, Any] | str | None) ->
         given = _section(given)
     if isinstance(given, Extension):
         given = converters.build(given.type, given.options)
-    if isinstance(given, type):
-        name = given.__name__
+    passed: object = given  # what a program passes has any type
+    if isinstance(passed, type):
+        name = passed.__name__
         raise invalid(f"the class {name} is not a converter", f"pass an object of it: {name}(…)")
     if given is not None and not isinstance(given, Converter):
         raise invalid(

@@ -181,6 +181,10 @@ class SinkWorker:
                 backoff, wait_s = backoff.after(failure)
                 if wait_s is None or self._is_out_of_retries(backoff, failure):
                     self._show(state=SinkState.FAILED, error=failure)
+                    if self.realtime is not None:
+                        self.realtime.leave("the sink has failed")
+                        self._held = ()
+                        self._show(realtime=self.realtime.view())
                     log.error(  # noqa: TRY400 - the trace is logged by the thread that waits for the end
                         "sink stopped; the pipeline continues without it",
                         sink=self.view.name,

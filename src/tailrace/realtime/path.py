@@ -133,6 +133,16 @@ class RealtimePath:
                 self._begins_at_s, self._fell_back = float("inf"), True
                 self._because = "it fell back, and waits for a command"
 
+    def leave(self, because: str) -> None:
+        """Keep nothing in memory any more: the consumer has failed. `open` goes on as after a crash.
+
+        :param because: for the view.
+        """
+        with self._lock:
+            self._directory, self._side, self._todo = None, RealtimeSide(), []
+            self._because = because
+            self.buffer.drop()
+
     @property
     def works(self) -> bool:
         """Whether the consumer is fed from memory."""

@@ -139,7 +139,8 @@ def unfit_options(found: str, bootstrap: str) -> TailraceError:
     return TailraceError(
         Kind.SINK_MISCONFIGURED,
         f"create a Kafka client: {found}",
-        "correct `options`; they are those of librdkafka, described in its CONFIGURATION.md",
+        "correct `options` (in Spark `kafka.*`); they are those of librdkafka, described in its "
+        "CONFIGURATION.md",
         {"bootstrap_servers": bootstrap},
     )
 

@@ -9,7 +9,7 @@ from tailrace.protocol.facts import Facts
 from tailrace.sinks.delta.table_identity import Displaced, Holder, name_now, place
 from tailrace.sinks.write_job import StagedFile
 
-A, B = 11, 12
+A, B, C = 11, 12, 13
 HOLDERS = {"public.a": Holder(A, 5), "public.b": Holder(B, 7)}
 
 
@@ -82,6 +82,10 @@ def test_a_relation_keeps_its_last_name_until_another_relation_has_it():
     assert name_now(own, [own]) == ("public", "a")
     assert name_now(own, [own, facts(B, "a", 2, A, "x")]) == ("public", "x")
     assert name_now(own, [own, facts(B, "a", 2, A)]) is None
+    # A third one has its last name: it was dropped, or has another name.
+    third = facts(C, "x", 1)
+    assert name_now(own, [own, facts(B, "a", 2, A, "x"), third]) is None
+    assert name_now(own, [third, own, facts(B, "a", 2, A, "x")]) == ("public", "x")
     # It took the name back from the other relation.
     again = facts(A, "a", 3, B, "b")
     assert name_now(again, [facts(B, "a", 2, A, "x"), again]) == ("public", "a")

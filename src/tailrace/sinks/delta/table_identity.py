@@ -8,7 +8,7 @@ be read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,22 +85,27 @@ def place(files: Sequence[StagedFile], holders: Mapping[str, Holder], have: int)
     return Placement(tables, displaced)
 
 
-def name_now(own: Facts, facts: Iterable[Facts]) -> tuple[str, str] | None:
-    """Return a relation's current name according to the log; None if the relation no longer exists.
+def name_now(own: Facts, facts: Sequence[Facts]) -> tuple[str, str] | None:
+    """Return a relation's current name according to the log; None if the relation no longer exists, or if its
+    last name is another relation's by now.
 
     :param own: the last known facts of the relation.
-    :param facts: the facts of all relations.
+    :param facts: the facts of all relations, in order.
     """
     after = [
-        each
-        for each in facts
+        at
+        for at, each in enumerate(facts)
         if each.replaced == own.relation
         and each.qualified_name == own.qualified_name
         and each.version > own.version
     ]
     if not after:
         return own.schema, own.table
-    return next((each.replaced_name for each in after if each.replaced_name is not None), None)
+    for at in after:
+        if (name := facts[at].replaced_name) is not None:
+            since = {each.relation: each for each in facts[at:]}
+            return None if any((each.schema, each.table) == name for each in since.values()) else name
+    return None
 
 
 def read_from(log: Path, span: LogRange, tables: tuple[str, ...] | None) -> dict[int, int]:

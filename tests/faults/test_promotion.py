@@ -170,6 +170,7 @@ def test_a_server_restored_from_a_backup_is_behind_the_log(
     assert len(ids(restored)) == 100
 
 
+@pytest.mark.ci
 def test_a_restored_server_stays_refused_when_its_wal_has_reached_the_logs_end(
     primary: EmbeddedPostgres, tmp_path: Path
 ) -> None:

@@ -97,7 +97,8 @@ def _unpack_mysql(jar: Path, to: Path) -> None:
     ):
         # Without the links to libraries on the machine that created the archive.
         kept = [member for member in tar if not member.linkname.startswith("/")]
-        tar.extractall(to, kept, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+        tar.extractall(to, kept)  # noqa: S202 - the archive is locked by its digest
     for package, library in LIBRARIES.items():
         with tempfile.TemporaryDirectory() as temporary:
             found = _unpack_package(package, Path(temporary)).rglob(library)

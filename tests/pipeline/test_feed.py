@@ -169,6 +169,29 @@ def test_a_sink_waits_for_capture_while_the_end_mark_is_behind_after_a_loss_of_p
     assert target.spans == [(0, second), (second, third)]
 
 
+def test_a_sink_that_waits_after_a_loss_of_power_is_fed_if_the_end_is_asked_for_meanwhile(
+    orders, quick, monkeypatch
+):
+    target = Target()
+    orders.insert(1)
+    with orders.power_lost():
+        second = orders.insert(2)
+        fed(feed_of(orders, target), second)
+    feed = feed_of(orders, target)
+    ends = []
+
+    def open_and_ask_for_the_end(_timeout_s):
+        monkeypatch.undo()
+        orders.open_again()
+        ends.append(orders.insert(3))
+        feed.finish_at(ends[0])
+        return False
+
+    monkeypatch.setattr(feed._stop, "wait", open_and_ask_for_the_end)
+    feed.run()
+    assert target.spans == [(0, second), (second, ends[0])]
+
+
 def test_a_second_run_writes_only_what_is_new(orders, quick):
     target = Target()
     first = orders.insert(1)

@@ -690,6 +690,22 @@ def test_what_is_not_for_a_query_is_passed_together_with_what_follows_whatever_t
     assert query.latestOffset(follows, ReadMaxRows(2))["offset"] == log.writer.durable.offset
 
 
+def test_a_stream_with_limits_passes_what_is_not_for_it_for_a_limited_time(
+    log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasource, "_PASSING_S_MAX", -1.0)
+    fill(log, 2)
+    query = as_planned(log, maxRowsPerTrigger="1", table="public.orders")
+    at = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    for change in (insert(2, "1"), insert(2, "2"), insert(1, "9", "1", "")):
+        log.commit(change)
+        expected = log.writer.durable.offset
+        log.commit(insert(1, "10", "1", ""))
+        at = query.latestOffset(at, ReadMaxRows(1))
+        assert at["offset"] == expected
+        at = query.latestOffset(at, ReadMaxRows(1))
+
+
 def test_a_description_under_the_name_of_a_querys_table_causes_a_micro_batch(log: HandmadeLog) -> None:
     fill(log, 2)
     query = as_planned(log, table="public.orders")

@@ -261,10 +261,12 @@ class SinkWorker:
         """
         if reach is None or not reader.end().offset < reach <= reader.end_on_disk():
             return True
-        while reader.end().offset < reach:
-            if self._stop.wait(POLL_S) or self._finish_at is not None:
+        while True:
+            is_last = self._finish_at is not None  # before the look: the end is asked for when capture has it
+            if reader.end().offset >= reach:
+                return True
+            if is_last or self._stop.wait(POLL_S):
                 return False
-        return True
 
     def _feed(self, sink: Sink, reader: LogReader, readers: Readers, start: int) -> None:
         session: SparkSession | None = None

@@ -38,6 +38,8 @@ from tests.support.spark.wire import HandmadeLog, insert
 SHORT, STILL = 3000, 8000
 QUOTA = 60_000
 LENGTH = 600
+#: Records of a transaction that takes some ten seconds.
+LARGE = 1000
 #: So often a run may end with a retriable error.
 ENDS = 4
 
@@ -216,16 +218,16 @@ def test_a_large_source_transaction_gets_more_time(
     monkeypatch.setattr(client, "TRANSACTION_MS_MIN", 5000)
     # More than the broker allows: after the refusal it is halved.
     monkeypatch.setattr(client, "LONGEST_MS", 1_200_000)
-    end = fill(log, 1500, LENGTH, not_shrinking)
+    end = fill(log, LARGE, LENGTH, not_shrinking)
     feed = feed_of(
         kafka, topic_name, log, end, offset_flush_timeout_ms=5000,
         options={"client.id": slow, "batch.size": "16000"},
     )  # fmt: skip
     with capture_logs() as logs:
         feed.run()
-    each_once(kafka, topic_name, 1500)
+    each_once(kafka, topic_name, LARGE)
     [warning] = [line for line in logs if "longer timeout" in line["event"]]
-    assert "of 1500 records" in warning["why"]
+    assert f"of {LARGE} records" in warning["why"]
 
 
 @pytest.mark.follows("sink_transaction_too_long")
@@ -233,7 +235,7 @@ def test_a_large_source_transaction_gets_more_time(
 def test_a_source_transaction_too_large_for_the_configured_time_is_refused_with_a_hint(
     kafka: EmbeddedKafka, slow: str, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = fill(log, 1500, LENGTH, not_shrinking)
+    end = fill(log, LARGE, LENGTH, not_shrinking)
     asked: list[float] = []
     commit_once = AtomicWriter._commit_once
 
@@ -252,13 +254,13 @@ def test_a_source_transaction_too_large_for_the_configured_time_is_refused_with_
     assert len(asked) < 100, "a commit that has ended is requested again and again"
     assert refused.value.kind is Kind.SINK_TRANSACTION_TOO_LONG
     assert refused.value.policy is Policy.STOP
-    found = r"of 1500 records \(\d+ bytes\) were delivered in \d+ s, and the time limit is 5 s"
+    found = rf"of {LARGE} records \(\d+ bytes\) were delivered in \d+ s, and the time limit is 5 s"
     assert re.search(found, refused.value.message)
     assert refused.value.context["log_offset"] == 0
     assert "raise transaction.timeout.ms in `options`" in refused.value.hint
     settings["transaction.timeout.ms"] = "120000"
     feed_of(kafka, topic_name, log, end, offset_flush_timeout_ms=5000, options=settings).run()
-    each_once(kafka, topic_name, 1500)
+    each_once(kafka, topic_name, LARGE)
 
 
 def _text(seed: int) -> str:

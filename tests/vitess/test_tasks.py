@@ -320,6 +320,15 @@ def test_no_host_answers_any_task() -> None:
         Vtgate.connect_each(source, 3)
 
 
+def test_a_list_without_any_shard_is_no_answer(tmp_path: Path) -> None:
+    # vtgate 22 gives one to a request that comes while it reads its keyspaces for another client.
+    with FakeVtgate("-80", "80-") as vtgate:
+        vtgate.empty_lists = 2
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-")
+        assert vtgate.empty_lists == 0
+
+
 def test_check_reports_tasks_without_shards() -> None:
     with FakeVtgate("-80", "80-") as vtgate:
         for tasks_max, count in ((2, 0), (5, 1)):

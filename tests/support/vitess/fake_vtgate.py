@@ -109,6 +109,7 @@ class FakeVtgate:
         self.peers: set[str] = set()
         self.open_streams = 0
         self.release = 22
+        self.empty_lists = 0  # so many of the next answers to a request for the shards have none
         self.row_image = "FULL"
         self._servers = len(shards)
         self._credentials, self._user = credentials, user
@@ -225,6 +226,8 @@ class FakeVtgate:
             return _refused(17, "current keyspace is being resharded")
         if "vitess_shards" in sql:
             rows = [[f"{KEYSPACE}/{name}"] for name, shard in self.shards.items() if shard.serves]
+            if self.empty_lists:
+                self.empty_lists, rows = self.empty_lists - 1, []
         elif "vitess_tablets" in sql:
             rows = [
                 ["zone1", KEYSPACE, name, "PRIMARY", "SERVING", f"zone1-{number}", "127.0.0.1", ""]

@@ -41,7 +41,8 @@ class Tablet:
 def serving_shards(vtgate: Vtgate, source: VitessSource) -> tuple[str, ...]:
     """Return the shards of the keyspace that serve.
 
-    :raises TailraceError: `SOURCE_MISCONFIGURED` if there is no such keyspace.
+    :raises TailraceError: `SOURCE_MISCONFIGURED` if there is no such keyspace; `SOURCE_UNREACHABLE` if vtgate
+        knows none.
     """
     backoff = _LISTING
     while True:
@@ -61,6 +62,13 @@ def ask_shards(vtgate: Vtgate) -> Future[list[Row]]:
 
 def shards_in(rows: Sequence[Row], source: VitessSource) -> tuple[str, ...]:
     """Return the shards of the keyspace in an answer. Raises like `serving_shards`."""
+    if not rows:
+        # While vtgate reads its list of keyspaces again, it gives another client's request an empty one.
+        raise TailraceError(
+            Kind.SOURCE_UNREACHABLE,
+            f"list the shards of the keyspace {source.keyspace!r}: vtgate lists no shard of any keyspace",
+            "it is retried; if it persists, see vtctldclient GetSrvKeyspaces for vtgate's cell",
+        )
     prefix = f"{source.keyspace}/"
     shards = tuple(str(row[0])[len(prefix) :] for row in rows if str(row[0]).startswith(prefix))
     if not shards:
@@ -68,7 +76,7 @@ def shards_in(rows: Sequence[Row], source: VitessSource) -> tuple[str, ...]:
         raise TailraceError(
             Kind.SOURCE_MISCONFIGURED,
             f"list the shards of the keyspace {source.keyspace!r}: it has none that serve; "
-            f"there are the keyspaces {', '.join(known) or '(none)'}",
+            f"there are the keyspaces {', '.join(known)}",
             "check source.keyspace",
         )
     return shards

@@ -357,3 +357,17 @@ def test_check_refuses_row_images_that_vitess_does_not_stream(image: str, severi
         finally:
             check.close()
     assert [each.severity for each in found] == [severity] * 2
+
+
+def test_check_names_the_foreign_keys_whose_changes_are_in_no_binlog() -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        vtgate.cascades = [[TABLE, "of_parent"], ["other", "of_another"]]
+        given = {"hosts": [vtgate.address], "keyspace": KEYSPACE, "tables_exclude": [f"{KEYSPACE}.other"]}
+        check = VitessCheck(VitessSource.model_validate(given))
+        try:
+            assert not [*check.connect()]
+            [found] = [each for each in check.findings() if "foreign key" in each.message]
+        finally:
+            check.close()
+    assert (found.severity, found.table) == (Severity.WARNING, f"{KEYSPACE}.{TABLE}")
+    assert "of_parent" in found.message

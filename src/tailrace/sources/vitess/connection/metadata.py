@@ -155,6 +155,24 @@ def binlog_settings(vtgate: Vtgate, source: VitessSource, shard: str) -> tuple[s
     return str(row[0]), str(row[1]), str(row[2])
 
 
+_CASCADES = (
+    "select table_name, constraint_name from information_schema.referential_constraints "
+    "where constraint_schema = database() and "
+    "(delete_rule in ('CASCADE', 'SET NULL') or update_rule in ('CASCADE', 'SET NULL')) order by 1, 2"
+)
+
+
+def unlogged_cascades(vtgate: Vtgate, source: VitessSource, shard: str) -> list[tuple[str, str]]:
+    """Return the tables of a shard whose rows InnoDB changes for a foreign key, each with the key's name: it
+    writes no binlog for these changes. With `foreignKeyMode: managed`, vtgate makes them, and there are none.
+    """
+    keyspaces = vtgate.query("show vschema keyspaces", "ask vtgate for its mode of foreign keys")
+    if any(row[0] == source.keyspace and row[2] == "managed" for row in keyspaces):
+        return []
+    rows = vtgate.query(_CASCADES, f"ask the shard {shard} for its foreign keys", _target(source, shard))
+    return [(str(table), str(key)) for table, key in rows]
+
+
 def table_names(vtgate: Vtgate) -> list[str]:
     """Return the tables of the keyspace."""
     return sorted(str(row[0]) for row in vtgate.query("show tables", "list the tables"))

@@ -160,11 +160,12 @@ def test_snapshot_and_stream_of_one_table_share_a_block() -> None:
     assert (ids(streamed), bytes(streamed.op)) == ([2], b"c")
 
 
-def test_rows_of_a_snapshot_between_transactions_keep_their_positions() -> None:
+@pytest.mark.parametrize("described", [SHAPES[0], b""], ids=["described again", "described once"])
+def test_rows_of_a_snapshot_between_transactions_keep_their_positions(described: bytes) -> None:
     data = SHAPES[0]
     for number in (1, 3, 5):
         lsn = 1000 * number
-        data += snapshot(SHAPES[0] + frames.snapshot_frame(A, 0, 1, b"%d\n" % number), lsn=lsn)
+        data += snapshot(described + frames.snapshot_frame(A, 0, 1, b"%d\n" % number), lsn=lsn)
         data += transaction(insert(str(number + 1), oid=A), lsn=lsn + 500)
     found = decode(data)
     assert [(ids(changes), bytes(changes.op)) for changes in found] == [

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from tailrace.errors import TailraceError
+from tailrace.model import Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.sinks.contract import SparkNeededError
+from tailrace.sinks.delta.mirror.files import open_net
 from tailrace.sinks.delta.mirror.merge import quoted
 from tailrace.sinks.names import table_directory
 from tests.support.sinks.rig import (
@@ -305,3 +308,10 @@ def test_a_table_without_a_key_that_begins_again_has_its_new_rows_and_keeps_them
         found.append([tuple(row.values()) for row in mirror_rows(tmp_path / "lake" / "public.rows")])
     log.close()
     assert found == [[("x", "x")], [("p", 1)], [("p", 1), ("r", 3)]]
+
+
+def test_the_hint_for_a_table_with_whole_old_rows_has_no_statement_for_them(tmp_path: Path) -> None:
+    keyless = Relation(1, "shop", "visits", ReplicaIdentity.FULL, ())
+    with pytest.raises(TailraceError) as refused:
+        open_net(str(tmp_path / "net"), keyless, reads_once=False)
+    assert "mirror it by whole rows (`keyless: full_row` for the sink)" in refused.value.hint

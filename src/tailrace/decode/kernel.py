@@ -322,6 +322,11 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
                     key = u32_at(b, place)
                 if key != last_key:
                     group = -1
+                    if op == READ:
+                        # Rows of a snapshot end the group of the changes before them, and the earlier rows'
+                        # group, if changes came in between: groups of a table follow each other in log order.
+                        _forget(key - SNAPSHOT_KEY, slots)
+                        _forget(key, slots)
                     if group_count < len(groups):
                         group = _group_of(
                             key, schemas, group_count, forgotten, groups, slots, tables, every_table

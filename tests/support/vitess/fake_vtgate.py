@@ -109,6 +109,8 @@ class FakeVtgate:
         self.peers: set[str] = set()
         self.open_streams = 0
         self.release = 22
+        self.cascades: list[list[str]] = []  # tables with the names of their foreign keys that change rows
+        self.empty_lists = 0  # so many of the next answers to a request for the shards have none
         self.row_image = "FULL"
         self._servers = len(shards)
         self._credentials, self._user = credentials, user
@@ -225,6 +227,8 @@ class FakeVtgate:
             return _refused(17, "current keyspace is being resharded")
         if "vitess_shards" in sql:
             rows = [[f"{KEYSPACE}/{name}"] for name, shard in self.shards.items() if shard.serves]
+            if self.empty_lists:
+                self.empty_lists, rows = self.empty_lists - 1, []
         elif "vitess_tablets" in sql:
             rows = [
                 ["zone1", KEYSPACE, name, "PRIMARY", "SERVING", f"zone1-{number}", "127.0.0.1", ""]
@@ -241,6 +245,10 @@ class FakeVtgate:
             rows = [[shard.gtid(newest).partition("/")[2], purged]]
         elif "binlog_row_image" in sql:
             rows = [[self.row_image, "ROW", "ON"]]
+        elif "vschema keyspaces" in sql:
+            rows = [[KEYSPACE, "true", "unmanaged", ""]]
+        elif "referential_constraints" in sql:
+            rows = self.cascades
         elif "version_comment" in sql:
             rows = [[f"Version: {self.release}.0.1 (Git revision branch '')"]]
         elif "min(`id`)" in sql:

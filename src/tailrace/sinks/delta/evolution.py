@@ -255,13 +255,13 @@ def _refuse_type(
     column: Column,
     context: dict[str, str],
 ) -> NoReturn:
-    found = f"was {old} and is {new} now; PostgreSQL rewrote the table's rows and did not send them"
+    found = f"was {old} and is {new} now; the database rewrote the table's rows and did not send them"
     noted = held.type_oid, held.type_modifier
     if same_type(old, new) and noted == (column.type_oid, column.type_modifier):
         found = "has a type whose labels or attributes were changed, and older rows keep them as they were"
     elif same_type(old, new):
         found = f"was of type {held.type_oid} ({held.type_modifier}) and is of type {column.type_oid} "
-        found += f"({column.type_modifier}) now; PostgreSQL rewrote the table's rows and did not send them"
+        found += f"({column.type_modifier}) now; the database rewrote the table's rows and did not send them"
     raise TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
         f"follow a change of schema: column {name!r} {found}",
@@ -278,7 +278,7 @@ def refuse_value(name: str, context: dict[str, str]) -> NoReturn:
     raise TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
         f"follow a change of schema: column {name!r} has values that its new type can't hold unchanged; "
-        "PostgreSQL changed them and did not send them",
+        "the database changed them and did not send them",
         _choices(context),
         {**context, "column": name},
     )

@@ -13,6 +13,7 @@ from tailrace.sources.vitess.connection.metadata import (
     serving_shards,
     table_names,
     tablets,
+    unlogged_cascades,
 )
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 
@@ -46,6 +47,8 @@ class VitessCheck:
         for shard in self._shards:
             try:
                 yield from self._shard_findings(self._vtgate, shard)
+                if shard == self._shards[0]:  # all shards have the same tables
+                    yield from self._cascade_findings(self._vtgate, shard)
             except TailraceError as failure:
                 yield from_failure(failure)
         if not self.tables():
@@ -91,6 +94,19 @@ class VitessCheck:
                 "are not sent, and count as unchanged",
                 "SET PERSIST binlog_row_image = FULL; on its MySQL servers, to have whole rows",
             )
+
+    def _cascade_findings(self, vtgate: Vtgate, shard: str) -> Iterator[Finding]:
+        for table, key in unlogged_cascades(vtgate, self._source, shard):
+            if self._source.captures(self._source.keyspace, table):
+                name = f"{self._source.keyspace}.{table}"
+                yield warning(
+                    Kind.SOURCE_MISCONFIGURED,
+                    f"the foreign key {key} of {name} changes rows by CASCADE or SET NULL: MySQL does not "
+                    "write these changes to its binlog, so they are not captured",
+                    'set "foreignKeyMode": "managed" in the keyspace\'s vschema, so that vtgate makes these '
+                    "changes; or declare the key without these actions",
+                    name,
+                )
 
     def tables(self) -> Sequence[tuple[str, str]]:
         if self._vtgate is None:

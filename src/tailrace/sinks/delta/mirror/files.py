@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.types import known_type, rounded_by, row_schema
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Op, Relation
+from tailrace.model import Op, Relation, ReplicaIdentity
 from tailrace.sinks.delta.mirror.net_changes import (
     LOG_OFFSET,
     ORIGIN,
@@ -121,14 +121,17 @@ def open_net(path: str, relation: Relation, *, reads_once: bool) -> NetWriter:
     """
     if not relation.key:
         name = ".".join('"' + part.replace('"', '""') + '"' for part in (relation.schema, relation.table))
+        # Vitess always sends whole old rows of such a table.
+        is_full = relation.identity is ReplicaIdentity.FULL
+        identity = "" if is_full else f"ALTER TABLE {name} REPLICA IDENTITY FULL, and "
         raise TailraceError(
             Kind.SINK_KEY_MISSING,
             "mirror a table: it has no key (a deferrable one is no key), so its rows can't be identified",
             f"choose: give it one (ALTER TABLE {name} ADD PRIMARY KEY …) and begin with a new log, a new "
             "snapshot and an empty path; or name columns that tell its rows apart in source.message_keys, "
             "and start again, but not those of a deferrable key, which two rows may share for a moment; "
-            f"or mirror it by whole rows (ALTER TABLE {name} REPLICA IDENTITY FULL, and "
-            "`keyless: full_row` for the sink); or leave it out of the sink's `tables`",
+            f"or mirror it by whole rows ({identity}`keyless: full_row` for the sink); or leave it out of "
+            "the sink's `tables`",
             {"table": relation.qualified_name},
         )
     _require_exact_key(relation)

@@ -191,6 +191,7 @@ def _unknown_row(folder: DeltaFolder) -> TailraceError:
         Kind.SINK_DAMAGED,
         "mirror a table by whole rows: a row was removed that the mirror does not have",
         "a column was added with a default, or the mirror began without a snapshot: give the sink a "
-        "new, empty path and a log with a snapshot; or give the table a primary key",
+        "new, empty path and a log with a snapshot; or give the table a primary key, without which a table "
+        "of MySQL with a `float` can't be mirrored",
         {"sink": folder.sink, "table": folder.table},
     )

@@ -41,7 +41,8 @@ class Tablet:
 def serving_shards(vtgate: Vtgate, source: VitessSource) -> tuple[str, ...]:
     """Return the shards of the keyspace that serve.
 
-    :raises TailraceError: `SOURCE_MISCONFIGURED` if there is no such keyspace.
+    :raises TailraceError: `SOURCE_MISCONFIGURED` if there is no such keyspace; `SOURCE_UNREACHABLE` if vtgate
+        knows none.
     """
     backoff = _LISTING
     while True:
@@ -61,6 +62,13 @@ def ask_shards(vtgate: Vtgate) -> Future[list[Row]]:
 
 def shards_in(rows: Sequence[Row], source: VitessSource) -> tuple[str, ...]:
     """Return the shards of the keyspace in an answer. Raises like `serving_shards`."""
+    if not rows:
+        # While vtgate reads its list of keyspaces again, it gives another client's request an empty one.
+        raise TailraceError(
+            Kind.SOURCE_UNREACHABLE,
+            f"list the shards of the keyspace {source.keyspace!r}: vtgate lists no shard of any keyspace",
+            "it is retried; if it persists, see vtctldclient GetSrvKeyspaces for vtgate's cell",
+        )
     prefix = f"{source.keyspace}/"
     shards = tuple(str(row[0])[len(prefix) :] for row in rows if str(row[0]).startswith(prefix))
     if not shards:
@@ -68,7 +76,7 @@ def shards_in(rows: Sequence[Row], source: VitessSource) -> tuple[str, ...]:
         raise TailraceError(
             Kind.SOURCE_MISCONFIGURED,
             f"list the shards of the keyspace {source.keyspace!r}: it has none that serve; "
-            f"there are the keyspaces {', '.join(known) or '(none)'}",
+            f"there are the keyspaces {', '.join(known)}",
             "check source.keyspace",
         )
     return shards
@@ -145,6 +153,24 @@ def binlog_settings(vtgate: Vtgate, source: VitessSource, shard: str) -> tuple[s
     """Return `binlog_row_image`, `binlog_format` and `gtid_mode` of a shard."""
     (row,) = vtgate.query(_BINLOG, f"ask the shard {shard} for its settings", _target(source, shard))
     return str(row[0]), str(row[1]), str(row[2])
+
+
+_CASCADES = (
+    "select table_name, constraint_name from information_schema.referential_constraints "
+    "where constraint_schema = database() and "
+    "(delete_rule in ('CASCADE', 'SET NULL') or update_rule in ('CASCADE', 'SET NULL')) order by 1, 2"
+)
+
+
+def unlogged_cascades(vtgate: Vtgate, source: VitessSource, shard: str) -> list[tuple[str, str]]:
+    """Return the tables of a shard whose rows InnoDB changes for a foreign key, each with the key's name: it
+    writes no binlog for these changes. With `foreignKeyMode: managed`, vtgate makes them, and there are none.
+    """
+    keyspaces = vtgate.query("show vschema keyspaces", "ask vtgate for its mode of foreign keys")
+    if any(row[0] == source.keyspace and row[2] == "managed" for row in keyspaces):
+        return []
+    rows = vtgate.query(_CASCADES, f"ask the shard {shard} for its foreign keys", _target(source, shard))
+    return [(str(table), str(key)) for table, key in rows]
 
 
 def table_names(vtgate: Vtgate) -> list[str]:

@@ -150,6 +150,8 @@ name: again
         ("{}\n", "name", "is required"),
         (edited("./shop.log", '"s3://bucket/log"'), "log.path", "not a URL"),
         (edited("./shop.log", '"a\\0b"'), "log.path", "NUL"),
+        (edited("./shop.log", "${env:HOME}/shop.log"), "log.path", "can't have a reference"),
+        (GOOD + "spark: {master: '${env:MASTER}'}\n", "spark.master", "can't have a reference"),
         (edited("./shop.log", "~nobody-of-that-name/log"), "log.path", "home directory"),
         (edited("name: shop", "name: a b"), "name", "letters"),
         (edited("name: shop", "name: 12"), "name", "put it in quotes"),
@@ -200,6 +202,12 @@ def test_a_problem_is_reported_at_its_place(tmp_path, text, place, words):
     found = places(tmp_path, text)
     assert place in found
     assert words in found[place]
+
+
+def test_a_list_with_a_wrong_entry_has_no_other_problem(tmp_path):
+    text = GOOD.partition("source")[0] + "source: {type: kafka-join, registry: {registry_url: [1]}}\n"
+    found = {place: words for place, words in places(tmp_path, text).items() if "registry" in place}
+    assert found == {"source.registry.registry_url[0]": "must be text: put it in quotes"}
 
 
 def test_a_path_that_libraries_would_encode_differently_is_refused(tmp_path, monkeypatch):

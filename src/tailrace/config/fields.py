@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +18,10 @@ from pydantic import (
     JsonValue,
     PlainSerializer,
     ValidationInfo,
+    field_validator,
 )
 
-from tailrace.secrets import Secret, anchored, check_references, has_reference
+from tailrace.secrets import REFERENCE, Secret, anchored, check_references, has_reference
 
 MIB = 1024 * 1024
 
@@ -36,6 +38,18 @@ class Section(BaseModel):
 
     # Built when it is first used: a section that is only a part of another one is never built by itself.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+    @field_validator("*")
+    @classmethod
+    def _has_no_reference(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse references in text that is used as it is: other text with references is a `Secret` here.
+
+        The options in a `dsn` are resolved one by one.
+        """
+        texts = [str(part) for part in _parts(value) if isinstance(part, str | Path)]
+        if info.field_name != "dsn" and any(map(REFERENCE.search, texts)):
+            raise ValueError("can't have a reference, ${env:NAME} or ${file:/path}: write the value itself")
+        return value
 
     @classmethod
     def model_rebuild(
@@ -59,6 +73,12 @@ class Section(BaseModel):
     def key_names(cls) -> set[str]:
         """Return the keys that the section may have."""
         return set(cls.model_fields)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 class Extension(Section):

@@ -161,7 +161,7 @@ def replay(
         ),
     ] = None,
     into: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--into", metavar="PATH", help="Write to this new or empty directory instead of the sink's."
         ),

@@ -108,14 +108,17 @@ def _bytes(value: object) -> object:
     return value
 
 
-def _path(value: object, info: ValidationInfo) -> object:
+def local_path(value: object, base: Path) -> Path:
+    """Return a path on a local or mounted file system; a relative one is relative to `base`.
+
+    :raises ValueError: if `value` is none.
+    """
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path")
     if "\0" in str(value):
         raise ValueError("must be a path without a NUL byte")
     if "://" in str(value):
         raise ValueError("must be a path on a local or mounted file system, not a URL")
-    base: Path = (info.context or {}).get("base", Path())
     try:
         found = base / Path(value).expanduser()
     except RuntimeError:
@@ -123,6 +126,10 @@ def _path(value: object, info: ValidationInfo) -> object:
     if not str(found).isascii():
         _require_utf8(str(found))
     return found
+
+
+def _path(value: object, info: ValidationInfo) -> Path:
+    return local_path(value, (info.context or {}).get("base", Path()))
 
 
 def _require_utf8(path: str) -> None:

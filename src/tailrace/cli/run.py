@@ -41,7 +41,8 @@ def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
 def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, into: str | None) -> None:
     """Deliver the log of `source` (None: the only one) to one sink of `file` again.
 
-    :raises TailraceError: `CONFIG_INVALID` for an unknown sink, an invalid `begin` or `into`; as `Replay.run`.
+    :raises TailraceError: `CONFIG_INVALID` for an unknown sink, or an invalid `begin` or `into`; as
+            `Replay.run`.
     """
     loaded = config.load_engine(file)
     pipeline = loaded.pipeline(source)

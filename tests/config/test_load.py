@@ -204,10 +204,18 @@ def test_a_problem_is_reported_at_its_place(tmp_path, text, place, words):
     assert words in found[place]
 
 
-def test_a_list_with_a_wrong_entry_has_no_other_problem(tmp_path):
-    text = GOOD.partition("source")[0] + "source: {type: kafka-join, registry: {registry_url: [1]}}\n"
-    found = {place: words for place, words in places(tmp_path, text).items() if "registry" in place}
-    assert found == {"source.registry.registry_url[0]": "must be text: put it in quotes"}
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("source: {type: kafka-join, registry: {registry_url: [1]}}", "[0]: must be text: put it in quotes"),
+        ("sources: 1", "sources: must be a list"),
+        ("sources: []", "sources: must be a list of at least one source"),
+    ],
+)
+def test_a_list_that_is_wrong_has_one_problem(tmp_path, section, problem):
+    _, found = config.read(written(tmp_path, f"name: a\nlog: {{path: l}}\n{section}\n"))
+    (words,) = [f"{one.place}: {one.message}" for one in found if one.message != "is required"]
+    assert words.endswith(problem)
 
 
 def test_a_path_that_libraries_would_encode_differently_is_refused(tmp_path, monkeypatch):

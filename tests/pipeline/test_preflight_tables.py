@@ -97,11 +97,13 @@ def test_a_key_with_generated_columns_needs_a_later_server(pg, tmp_path):
         assert checked(tmp_path, pg, "") == []
 
 
-def test_origins_need_a_later_server(pg, tmp_path):
+def test_settings_that_need_a_later_server_are_all_reported(pg, tmp_path):
     pg.execute("create table t (id int primary key)")
-    messages = [finding.message for finding in checked(tmp_path, pg, "  origin: none\n")]
-    assert len(messages) == (pg.server.version < 16)
-    assert all("the server is PostgreSQL 15" in message for message in messages)
+    settings = "  origin: none\n  slot_failover: true\n"
+    found = [one for one in checked(tmp_path, pg, settings) if one.severity is Severity.ERROR]
+    messages = [finding.message for finding in found]
+    assert len(messages) == (pg.server.version < 17) + (pg.server.version < 16)
+    assert all(f"the server is PostgreSQL {pg.server.version}" in message for message in messages)
 
 
 def test_a_replica_identity_without_its_index_and_one_of_a_partition_are_reported(pg, tmp_path):

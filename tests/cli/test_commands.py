@@ -599,6 +599,13 @@ def test_snapshots_are_requested_listed_and_cancelled_without_an_engine(orders):
         assert run("snapshot", file, *words).exit_code == 2
 
 
+def test_an_empty_condition_requests_no_snapshot_of_all_rows(orders):
+    file = orders.directory.path.parent / "p.yaml"
+    file.write_text("name: shop\nsource: {}\nlog: {path: ./log}\n")
+    done = run("snapshot", file, "--table", "public.orders", "--where", "")
+    assert (done.exit_code, "it is empty" in done.stderr) == (2, True), done.output
+
+
 def test_a_snapshot_before_the_first_run_is_refused(tmp_path):
     (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: h}\nlog: {path: x}\n")
     done = run("snapshot", tmp_path / "p.yaml", "--table", "a.b", "--json")

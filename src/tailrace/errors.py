@@ -11,6 +11,7 @@ raised it.
 from __future__ import annotations
 
 import enum
+import errno
 from collections.abc import Mapping
 from typing import Any
 
@@ -126,6 +127,11 @@ REPORT_STREAM = (
 )
 #: Hint of `PROTOCOL_VIOLATION` while reading the log.
 REPORT_LOG = "run `tailrace log verify`; if the log is whole, please report it with the server's version"
+
+
+#: Numbers of the operating system's errors for too many open files, and what to do.
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+RAISE_LIMIT = "raise the limit of open files (`ulimit -n`)"
 
 
 class Policy(enum.Enum):

@@ -22,9 +22,11 @@ from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
+from tailrace.ranges.positions import LogPoint, locate
 from tests.support.changelog.frames_of import BEGAN_US, SECOND_US, Source, append, new_log, relation_frame
 from tests.support.changelog.recovery import abandon, segment_files
 from tests.support.examples import examples
+from tests.support.orders_log import EPOCH_US, LogOfOrders
 
 
 @dataclass
@@ -324,6 +326,26 @@ def test_a_range_that_retention_removed_is_refused_and_never_skipped(memory_path
             kept = reader.blocks(start, len(content))
             raw = b"".join(bytes(reader.read(ref)) for ref in kept)
             assert raw == content[kept[0].header.log_offset :]
+
+
+def test_a_place_before_a_transaction_whose_start_was_removed_is_refused(tmp_path: Path) -> None:
+    log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 16)
+    log.insert(1)
+    start = log.insert_in_blocks(*(range(first, first + 500) for first in range(0, 6000, 500)))
+    log.insert(2)
+    log.close()
+    apply(log.directory, "0", RetentionRules(size_bytes=1))
+    time_us = EPOCH_US + 2_000_000  # of the transaction that ends at `start`
+    with LogReader.open(log.directory, "0") as reader:
+        assert 0 < log.directory.segments("0")[0] < reader.start == start
+        for find, value in ((reader.boundary_at_position, 2000), (reader.boundary_at_time, time_us)):
+            with pytest.raises(TailraceError) as caught:
+                find(value)
+            assert caught.value.kind is Kind.LOG_RANGE_GONE
+        with pytest.raises(TailraceError) as caught:
+            locate(reader, LogPoint("time", time_us))
+        assert caught.value.hint == f"start at {start} or later"
+        assert reader.boundary_at_position(2999) == reader.boundary_at_time(time_us + 1) == start
 
 
 def test_a_range_is_read_while_retention_removes_segments_before_it(

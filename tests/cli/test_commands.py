@@ -96,6 +96,16 @@ def test_bad_usage_ends_with_2_and_a_message(arguments):
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("into", ["~nobody-of-that-name/copy", "s3://bucket/copy", ""])
+def test_a_copy_at_a_place_that_no_sink_can_have_is_bad_usage(tmp_path, monkeypatch, into):
+    monkeypatch.chdir(tmp_path)
+    text = "name: shop\nsource: {}\nlog: {path: log}\nsinks: [{type: jsonl, path: j}]\n"
+    (tmp_path / "p.yaml").write_text(text)
+    done = run("replay", "p.yaml", "--sink", "0", "--into", into)
+    assert (done.exit_code, "error: config_invalid: read --into: it" in done.stderr) == (2, True), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["p.yaml"]
+
+
 def test_a_failure_ends_with_1_and_one_block(tmp_path):
     done = run("log", "ls", tmp_path / "none")
     assert done.exit_code == 1
@@ -587,6 +597,13 @@ def test_snapshots_are_requested_listed_and_cancelled_without_an_engine(orders):
         ["--where", "x"],
     ):
         assert run("snapshot", file, *words).exit_code == 2
+
+
+def test_an_empty_condition_requests_no_snapshot_of_all_rows(orders):
+    file = orders.directory.path.parent / "p.yaml"
+    file.write_text("name: shop\nsource: {}\nlog: {path: ./log}\n")
+    done = run("snapshot", file, "--table", "public.orders", "--where", "")
+    assert (done.exit_code, "it is empty" in done.stderr) == (2, True), done.output
 
 
 def test_a_snapshot_before_the_first_run_is_refused(tmp_path):

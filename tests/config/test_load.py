@@ -150,6 +150,8 @@ name: again
         ("{}\n", "name", "is required"),
         (edited("./shop.log", '"s3://bucket/log"'), "log.path", "not a URL"),
         (edited("./shop.log", '"a\\0b"'), "log.path", "NUL"),
+        (edited("./shop.log", "${env:HOME}/shop.log"), "log.path", "can't have a reference"),
+        (GOOD + "spark: {master: '${env:MASTER}'}\n", "spark.master", "can't have a reference"),
         (edited("./shop.log", "~nobody-of-that-name/log"), "log.path", "home directory"),
         (edited("name: shop", "name: a b"), "name", "letters"),
         (edited("name: shop", "name: 12"), "name", "put it in quotes"),
@@ -200,6 +202,20 @@ def test_a_problem_is_reported_at_its_place(tmp_path, text, place, words):
     found = places(tmp_path, text)
     assert place in found
     assert words in found[place]
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("source: {type: kafka-join, registry: {registry_url: [1]}}", "[0]: must be text: put it in quotes"),
+        ("sources: 1", "sources: must be a list"),
+        ("sources: []", "sources: must be a list of at least one source"),
+    ],
+)
+def test_a_list_that_is_wrong_has_one_problem(tmp_path, section, problem):
+    _, found = config.read(written(tmp_path, f"name: a\nlog: {{path: l}}\n{section}\n"))
+    (words,) = [f"{one.place}: {one.message}" for one in found if one.message != "is required"]
+    assert words.endswith(problem)
 
 
 def test_a_path_that_libraries_would_encode_differently_is_refused(tmp_path, monkeypatch):

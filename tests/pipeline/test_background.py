@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tailrace.changelog.durable import write_failure
 from tailrace.config import PipelineConfig
-from tailrace.errors import Kind, Policy
+from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.spark_host import SparkHost
+from tailrace.sinks.target import writing
 from tests.support.wait import wait_until
 
 SOON_S = 60.0
@@ -35,6 +40,15 @@ def test_an_error_of_a_spark_that_is_gone_is_retried_and_one_of_our_code_is_not(
     assert (found.kind, found.policy) == (Kind.SPARK_FAILED, Policy.RETRY)
     assert as_failure(met(code_in("tailrace.sinks.kafka.sink"))).kind is Kind.INTERNAL
     assert as_failure(AttributeError("raised nowhere")).kind is Kind.INTERNAL
+
+
+def test_a_limit_of_open_files_is_blamed_on_no_disk() -> None:
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    assert "ulimit -n" in as_failure(error).hint
+    assert "ulimit -n" in write_failure(error, "make a file", Path("x")).hint
+    with pytest.raises(TailraceError) as caught, writing("lake", "make a file"):
+        raise error
+    assert "ulimit -n" in caught.value.hint
 
 
 def test_jobs_of_a_spark_that_is_gone_need_no_cancelling() -> None:

@@ -97,11 +97,13 @@ def test_a_key_with_generated_columns_needs_a_later_server(pg, tmp_path):
         assert checked(tmp_path, pg, "") == []
 
 
-def test_origins_need_a_later_server(pg, tmp_path):
+def test_settings_that_need_a_later_server_are_all_reported(pg, tmp_path):
     pg.execute("create table t (id int primary key)")
-    messages = [finding.message for finding in checked(tmp_path, pg, "  origin: none\n")]
-    assert len(messages) == (pg.server.version < 16)
-    assert all("the server is PostgreSQL 15" in message for message in messages)
+    settings = "  origin: none\n  slot_failover: true\n"
+    found = [one for one in checked(tmp_path, pg, settings) if one.severity is Severity.ERROR]
+    messages = [finding.message for finding in found]
+    assert len(messages) == (pg.server.version < 17) + (pg.server.version < 16)
+    assert all(f"the server is PostgreSQL {pg.server.version}" in message for message in messages)
 
 
 def test_a_replica_identity_without_its_index_and_one_of_a_partition_are_reported(pg, tmp_path):
@@ -170,6 +172,23 @@ def test_settings_that_would_lose_keys_are_refused_with_a_repair(pg, tmp_path):
     ]
     pg.execute(errors(file)[2].repair.split(";")[0])
     assert [finding.table for finding in errors(file)] == ["public.t", "public.t", "public.u"]
+
+
+def test_a_mirrors_key_that_a_handling_mode_rounds_is_reported(pg, tmp_path):
+    pg.execute(
+        "create domain price as numeric(20,2); create table rounded (p price, t timetz, primary key (p, t)); "
+        "create table exact (p numeric(12,2) primary key)"
+    )
+    modes = "  decimal_handling_mode: double\n  time_precision_mode: connect\n"
+    sink = f"{{type: delta, path: '{tmp_path}/lake', mode: mirror%s}}"
+    found = checked(tmp_path, pg, modes, sink % "")
+    assert [(finding.kind, finding.table) for finding in found] == [
+        (Kind.SINK_SCHEMA_REFUSED, "public.rounded")
+    ] * 2
+    assert "decimal_handling_mode rounds the key column 'p'" in found[0].message
+    assert "time_precision_mode rounds the key column 't'" in found[1].message
+    steps = ", transformations: [{type: cast, fields: {p: text, t: text}}]"
+    assert checked(tmp_path, pg, modes, sink % steps) == []
 
 
 def test_publications_that_break_the_sources_own_updates_are_reported(pg, tmp_path):

@@ -237,6 +237,13 @@ def test_an_empty_target_may_begin_later(orders, targets, tmp_path):
     assert [(span.start, span.end) for span in targets[str(tmp_path / "out")]] == [(first, end)]
 
 
+def test_an_empty_target_that_begins_at_the_logs_end_is_not_said_to_hold_everything(
+    orders, targets, tmp_path
+):
+    end = orders.insert(1)
+    assert f"has nothing from {end} on" in replayed(pipeline_on(tmp_path), begin=parse_point(str(end)))
+
+
 def test_a_mirror_can_not_begin_later(orders, targets, tmp_path):
     orders.insert(1)
     with pytest.raises(TailraceError) as caught:

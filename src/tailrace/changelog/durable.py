@@ -18,7 +18,7 @@ from typing import Any
 import crc32c
 import structlog
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import RAISE_LIMIT, TOO_MANY_FILES, Kind, TailraceError
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +51,8 @@ def final(error: OSError, attempted: str, path: Path) -> TailraceError:
     repair = "check the disk and the kernel's messages"
     if error.errno in (errno.EACCES, errno.EPERM):
         repair = "give the log's files to the user who runs the pipeline"
+    elif error.errno in TOO_MANY_FILES:
+        repair = RAISE_LIMIT
     return TailraceError(
         Kind.LOG_WRITE_FAILED,
         f"{attempted}: {error.strerror or error}",

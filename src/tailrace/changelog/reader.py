@@ -479,6 +479,8 @@ class LogReader:
             reached = np.flatnonzero(units[:, column] >= value)
             if len(reached):
                 found = int(reached[0])
+                if units[found, 0] <= start:  # the first segment begins within this unit
+                    raise self._gone(first.first_offset - 1)
                 before = int(units[found - 1, 0]) if found else self._boundary_up_to(ref.header.log_offset)
                 return max(before, start)
         return self._end.offset

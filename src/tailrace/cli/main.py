@@ -161,7 +161,7 @@ def replay(
         ),
     ] = None,
     into: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--into", metavar="PATH", help="Write to this new or empty directory instead of the sink's."
         ),
@@ -179,6 +179,12 @@ def replay(
     replay_sink(file, source, sink, begin, into)
 
 
+def _condition(text: str | None) -> str | None:
+    if text is not None and not text.strip():
+        raise typer.BadParameter("it is empty: leave it out to read all rows")
+    return text
+
+
 @app.command()
 @speaking()
 def snapshot(
@@ -193,8 +199,14 @@ def snapshot(
         ),
     ] = None,
     where: Annotated[
-        str, typer.Option("--where", metavar="SQL", help="Only rows for which this condition is true.")
-    ] = "",
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help="Only rows for which this condition is true.",
+            callback=_condition,
+        ),
+    ] = None,
     lost: Annotated[
         bool,
         typer.Option("--lost", help="Vitess: all tables, for the keys of shards that need a snapshot."),
@@ -233,7 +245,7 @@ def snapshot(
         list_snapshots(file, source, as_json=as_json)
     else:
         pauses = pause if pause or resume else None
-        ask_for_snapshots(file, source, named, where, cancels=cancel, pauses=pauses, as_json=as_json)
+        ask_for_snapshots(file, source, named, where or "", cancels=cancel, pauses=pauses, as_json=as_json)
 
 
 @app.command()

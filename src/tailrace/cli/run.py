@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from tailrace import config
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import EngineConfig
+from tailrace.config.fields import local_path
 from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.replay import Replay, choose_sink, require_not_fed
@@ -37,10 +38,11 @@ def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
             run.run()
 
 
-def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, into: Path | None) -> None:
+def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, into: str | None) -> None:
     """Deliver the log of `source` (None: the only one) to one sink of `file` again.
 
-    :raises TailraceError: `CONFIG_INVALID` for an unknown sink or an invalid `begin`; as `Replay.run`.
+    :raises TailraceError: `CONFIG_INVALID` for an unknown sink, or an invalid `begin` or `into`; as
+            `Replay.run`.
     """
     loaded = config.load_engine(file)
     pipeline = loaded.pipeline(source)
@@ -50,7 +52,10 @@ def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, in
         raise TailraceError(Kind.CONFIG_INVALID, f"read --from: {error}") from None
     chosen = choose_sink(pipeline, sink)
     require_not_fed(loaded, pipeline, chosen)
-    target = None if into is None else into.expanduser().absolute()
+    try:
+        target = None if into is None else local_path(into, Path.cwd())
+    except ValueError as error:
+        raise TailraceError(Kind.CONFIG_INVALID, f"read --into: it {error}") from None
     with ProgressDisplay() as progress:
         replay = Replay(pipeline, chosen, begin=point, into=target, observe=progress.turn)
         _stop_on_signals(replay.stop)

@@ -33,9 +33,8 @@ def _sources(content: dict[str, Any]) -> Iterator[ConfigProblem]:
         return
     if "source" in content:
         yield ConfigProblem(("sources",), "is given together with source: move source into it, with a name")
-    if not isinstance(sources, list) or not sources:
+    if sources == []:
         yield ConfigProblem(("sources",), "must be a list of at least one source")
-        return
     pipeline = content.get("name") if isinstance(content.get("name"), str) else ""
     entries = list(_entries(content, "sources"))
     yield from _source_names(pipeline or "", entries)

@@ -6,7 +6,15 @@ import re
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from tailrace.config.fields import Extension, FileName, Section, Setting
 from tailrace.config.problems import from_pydantic, instead_of
@@ -77,14 +85,16 @@ _STRATEGY = (
 
 
 _Url = Annotated[str, AfterValidator(_url)]
+_Urls = Annotated[
+    Annotated[_Url, Tag("<text>")] | Annotated[tuple[_Url, ...], Field(min_length=1), Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list | tuple) else "<text>"),
+]
 
 
 class RegistryAddress(Section):
     """The address of a schema registry, and the credentials for it."""
 
-    registry_url: _Url | Annotated[tuple[_Url, ...], Field(min_length=1)] = Field(
-        description="Address of the schema registry, or a list of its addresses."
-    )
+    registry_url: _Urls = Field(description="Address of the schema registry, or a list of its addresses.")
     registry_username: Setting = Field(default="", description="User, for basic authentication.")
     registry_password: Setting = Field(default="", description="Its password: a reference.")
     registry_token: Setting = Field(default="", description="Bearer token instead of both: a reference.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +18,10 @@ from pydantic import (
     JsonValue,
     PlainSerializer,
     ValidationInfo,
+    field_validator,
 )
 
-from tailrace.secrets import Secret, anchored, check_references, has_reference
+from tailrace.secrets import REFERENCE, Secret, anchored, check_references, has_reference
 
 MIB = 1024 * 1024
 
@@ -36,6 +38,18 @@ class Section(BaseModel):
 
     # Built when it is first used: a section that is only a part of another one is never built by itself.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+    @field_validator("*")
+    @classmethod
+    def _has_no_reference(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse references in text that is used as it is: other text with references is a `Secret` here.
+
+        The options in a `dsn` are resolved one by one.
+        """
+        texts = [str(part) for part in _parts(value) if isinstance(part, str | Path)]
+        if info.field_name != "dsn" and any(map(REFERENCE.search, texts)):
+            raise ValueError("can't have a reference, ${env:NAME} or ${file:/path}: write the value itself")
+        return value
 
     @classmethod
     def model_rebuild(
@@ -59,6 +73,12 @@ class Section(BaseModel):
     def key_names(cls) -> set[str]:
         """Return the keys that the section may have."""
         return set(cls.model_fields)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 class Extension(Section):
@@ -88,14 +108,17 @@ def _bytes(value: object) -> object:
     return value
 
 
-def _path(value: object, info: ValidationInfo) -> object:
+def local_path(value: object, base: Path) -> Path:
+    """Return a path on a local or mounted file system; a relative one is relative to `base`.
+
+    :raises ValueError: if `value` is none.
+    """
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path")
     if "\0" in str(value):
         raise ValueError("must be a path without a NUL byte")
     if "://" in str(value):
         raise ValueError("must be a path on a local or mounted file system, not a URL")
-    base: Path = (info.context or {}).get("base", Path())
     try:
         found = base / Path(value).expanduser()
     except RuntimeError:
@@ -103,6 +126,10 @@ def _path(value: object, info: ValidationInfo) -> object:
     if not str(found).isascii():
         _require_utf8(str(found))
     return found
+
+
+def _path(value: object, info: ValidationInfo) -> Path:
+    return local_path(value, (info.context or {}).get("base", Path()))
 
 
 def _require_utf8(path: str) -> None:

@@ -92,7 +92,11 @@ def from_pydantic(error: ValidationError, model: type[Section], tags: Iterable[s
     """
     problems: dict[tuple[Path, str], ConfigProblem] = {}
     tags = tuple(tags)
-    for detail in error.errors(include_url=False, include_context=True):
+    details = error.errors(include_url=False, include_context=True)
+    within = {detail["loc"][:-1] for detail in details}
+    for detail in details:
+        if detail["type"] == "too_short" and detail["loc"] in within:
+            continue  # pydantic counts valid entries only
         path = _path(detail["loc"], tags)
         if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
             path = (*path, "type")

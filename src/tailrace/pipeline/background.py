@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from tailrace.errors import REPORT, Kind, TailraceError
+from tailrace.errors import RAISE_LIMIT, REPORT, TOO_MANY_FILES, Kind, TailraceError
 from tailrace.secrets import redact
 
 log = structlog.get_logger(__name__)
@@ -101,7 +101,7 @@ def as_failure(error: BaseException, refused: Kind = Kind.SINK_WRITE_FAILED) -> 
         return TailraceError(
             refused,
             f"{attempted}: {error.strerror or type(error).__name__}",
-            hint,
+            RAISE_LIMIT if error.errno in TOO_MANY_FILES else hint,
             {"file": str(error.filename)} if error.filename else {},
         )
     # The text of an unexpected error may quote anything, so only its type is shown.

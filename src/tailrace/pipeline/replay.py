@@ -159,6 +159,7 @@ class Replay:
         self._stop = threading.Event()
         self._feed: SinkWorker | None = None
         self._end = 0
+        self._is_at_end = False
 
     def stop(self) -> None:
         """Ask for the end after the current batch. Any thread."""
@@ -189,6 +190,7 @@ class Replay:
             _require_columns(directory, self._pipeline.source, reader.renames())
             begin = None if self._begin is None else reader.boundary_up_to(locate(reader, self._begin))
         self._end = tail.offset
+        self._is_at_end = begin == tail.offset
         with contextlib.ExitStack() as stack:
             known_as = ""
             if self._is_copy:  # under a name that no sink can have: the copy is not fed any further
@@ -219,6 +221,11 @@ class Replay:
             return (
                 f"sink {view.name}: stopped, {view.rows:,} rows written, {view.position or 0} of {self._end} "
                 "reached; the same command continues."
+            )
+        if self._is_at_end:
+            return (
+                f"sink {view.name}: nothing was written, because the log has nothing from {self._end} on. "
+                "Repeat the command when it has new changes."
             )
         if view.rows == 0 and view.bytes == 0:
             held = f"sink {view.name} already holds everything up to {self._end}; nothing was written again."

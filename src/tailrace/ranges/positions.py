@@ -10,8 +10,10 @@ that LSN, or that committed at that time, belongs to the range. As an end it is 
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,19 +64,17 @@ def locate(reader: LogReader, point: LogPoint) -> int:
     """
     if point.kind == "lsn":
         _require_reached(reader, point.value)
-        return reader.boundary_at_position(point.value)
+        with _removed(reader, f"LSN {format_lsn(point.value)}"):
+            return reader.boundary_at_position(point.value)
     if point.kind == "time":
         end = reader.end().offset
-        found = reader.boundary_at_time(point.value)
+        with _removed(reader, f"time {np.datetime64(point.value, 'us')}Z"):
+            found = reader.boundary_at_time(point.value)
         if found >= end:
             _require_passed(point.value)
         return found
     if point.value < reader.start:
-        raise TailraceError(
-            Kind.LOG_RANGE_GONE,
-            f"find offset {point.value}: the log begins at {reader.start}, the rest was removed by retention",
-            f"start at {reader.start} or later",
-        )
+        raise _gone(reader, f"offset {point.value}")
     if point.value > (end := reader.end().offset):
         raise TailraceError(
             Kind.LOG_RANGE_INVALID,
@@ -82,6 +82,22 @@ def locate(reader: LogReader, point: LogPoint) -> int:
             "`tailrace log ls` shows its contents",
         )
     return point.value
+
+
+@contextlib.contextmanager
+def _removed(reader: LogReader, named: str) -> Iterator[None]:
+    try:
+        yield
+    except TailraceError as error:
+        raise _gone(reader, named) if error.kind is Kind.LOG_RANGE_GONE else error from None
+
+
+def _gone(reader: LogReader, named: str) -> TailraceError:
+    return TailraceError(
+        Kind.LOG_RANGE_GONE,
+        f"find {named}: the log begins at {reader.start}, the rest was removed by retention",
+        f"start at {reader.start} or later",
+    )
 
 
 def _require_passed(time_us: int) -> None:

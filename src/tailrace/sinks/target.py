@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.changelog import durable
 from tailrace.changelog.lock import FileLockedError, lock_file
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import RAISE_LIMIT, TOO_MANY_FILES, Kind, TailraceError
 from tailrace.sinks import names
 
 if TYPE_CHECKING:
@@ -132,14 +132,12 @@ def writing(sink: str, attempted: str) -> Iterator[None]:
 
 
 def _refused(sink: str, attempted: str, found: str, number: int | None) -> TailraceError:
-    return TailraceError(
-        Kind.SINK_WRITE_FAILED,
-        f"{attempted}: {found}",
-        MAKE_ROOM
-        if number in (errno.ENOSPC, errno.EDQUOT)
-        else "check that the sink's directory exists and is writable",
-        {"sink": sink},
-    )
+    hint = "check that the sink's directory exists and is writable"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        hint = MAKE_ROOM
+    elif number in TOO_MANY_FILES:
+        hint = RAISE_LIMIT
+    return TailraceError(Kind.SINK_WRITE_FAILED, f"{attempted}: {found}", hint, {"sink": sink})
 
 
 def is_without_room(error: Exception) -> bool:

@@ -6,6 +6,7 @@ has the meaning that its version implies.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tailrace.config.source.postgres import PostgresSource
@@ -154,20 +155,17 @@ def drop_slot(session: Session, slot: str) -> None:
     session.run(f"DROP_REPLICATION_SLOT {quote_identifier(slot)}", "drop the slot of an unfinished start")
 
 
-def require_supported(source: PostgresSource, server_version: int) -> None:
-    """Check that the server supports the settings of `source` for its stream.
-
-    :raises TailraceError: `SOURCE_MISCONFIGURED`.
-    """
+def unsupported(source: PostgresSource, server_version: int) -> Iterator[TailraceError]:
+    """Yield a `SOURCE_MISCONFIGURED` for each setting of the stream that the server does not support."""
     if source.slot_failover and server_version < FAILOVER_VERSION:
-        raise TailraceError(
+        yield TailraceError(
             Kind.SOURCE_MISCONFIGURED,
             f"make the slot a failover slot: the server is PostgreSQL {server_version // 10000}, and only 17 "
             "and later have them",
             "upgrade the server, or remove source.slot_failover",
         )
     if source.origin != "any" and server_version < ORIGIN_VERSION_MIN:
-        raise TailraceError(
+        yield TailraceError(
             Kind.SOURCE_MISCONFIGURED,
             f"request changes with source.origin {source.origin!r}: the server is PostgreSQL "
             f"{server_version // 10000}, and only 16 and later can filter changes by their origin",

@@ -17,7 +17,7 @@ from tailrace.config import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, error, from_failure, warning
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
-from tailrace.sources.postgres.connection.server import facts, require_supported, slot_facts
+from tailrace.sources.postgres.connection.server import facts, slot_facts, unsupported
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.connection.text_encoding import own_encoding
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity
@@ -84,10 +84,7 @@ def server_findings(checked: CheckedSource) -> Iterator[Finding]:
     yield from _role_findings(server)
     yield from _tls_findings(server, source)
     yield from _encoding_findings(session)
-    try:
-        require_supported(source, session.server_version)
-    except TailraceError as failure:
-        yield from_failure(failure)
+    yield from map(from_failure, unsupported(source, session.server_version))
     if server.flag("standby"):
         yield from _standby_findings(session, server, source)
     elif source.slot_failover and session.server_version >= 170000:

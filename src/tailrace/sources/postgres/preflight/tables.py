@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tailrace.changelog.directory import TASK
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
+from tailrace.config.source.postgres import postgres_source
+from tailrace.decode.types import rounded_by
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_table
@@ -254,7 +256,9 @@ def _table_findings(
             f"{table.identity_repair}; or give it a primary key",
             name,
         )
-    if not columns.has_key and not source.key_of(table.schema, table.name):
+    key = source.key_of(table.schema, table.name) or columns.key
+    yield from _rounded_findings(columns, sorted(key), checked.pipeline)
+    if not key:
         if source.snapshot == "when_needed":
             yield warning(
                 Kind.SINK_KEY_MISSING,
@@ -291,6 +295,28 @@ def _reading_findings(server: Row, row: Row) -> Iterator[Finding]:
             f"ALTER ROLE {role} BYPASSRLS;",
             name,
         )
+
+
+def _rounded_findings(
+    columns: TableColumns, key: Sequence[str], pipeline: PipelineConfig
+) -> Iterator[Finding]:
+    source, table = postgres_source(pipeline.source), columns.table
+    for number, sink in enumerate(pipeline.sinks):
+        # Transformations may cast the column.
+        if getattr(sink, "mode", "") != "mirror" or sink.transformations:
+            continue
+        for name in key if sink.wants(table.schema, table.name) else ():
+            masked = source.disclosure.mask_of(table.schema, table.name, name) is not None
+            setting = "" if masked else rounded_by(columns.types[name], source.value_modes)
+            if setting:
+                yield error(
+                    Kind.SINK_SCHEMA_REFUSED,
+                    f"sinks[{number}] is a mirror, and {setting} rounds the key column {name!r}, so that "
+                    "different rows could have the same key",
+                    f"cast it to text in transformations of sinks[{number}]: {{type: cast, fields: "
+                    f"{{{name}: text}}}}; or choose another {setting}, or none",
+                    table.qualified_name,
+                )
 
 
 def _keyless_findings(table: SourceTable, name: str, pipeline: PipelineConfig) -> Iterator[Finding]:

@@ -8,12 +8,13 @@ when the log is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tailrace.config.source.column_policy import ColumnRoles
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import ValueType
 from tailrace.sources.postgres.connection.quoting import quote_identifier
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.published_tables import (
@@ -27,6 +28,7 @@ from tailrace.sources.postgres.schema.source_tables import SourceTable
 # `identity`: the column is in the table's replica identity; `needed`: in that of any of its partitions.
 _COLUMNS = f"""
 SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relreplident AS replident,
+       coalesce(nullif(t.typbasetype, 0), t.oid) AS type, greatest(t.typtypmod, a.atttypmod) AS modifier,
        {in_identity("c", "a")} AS identity,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate
                 AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS in_primary_key,
@@ -38,7 +40,7 @@ SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relr
        c.relreplident = 'f' OR c.relkind = 'p' AND EXISTS (
          SELECT FROM {partitions("c.oid")} p JOIN pg_class pc ON pc.oid = p.oid
           WHERE pc.relreplident = 'f') AS full_somewhere
-  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid
  WHERE a.attrelid IN ({{oids}}) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
 """  # noqa: S608 - a constant
@@ -48,22 +50,23 @@ SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relr
 class TableColumns:
     """The columns of `table` in the catalogue.
 
-    `sendable`: those that a column list may contain; `generated`: all computed ones; `needed`: those
-    that must be published so that PostgreSQL accepts updates and deletes; `full_somewhere`: that is
-    all of them, at least for one partition.
+    `types`: of the columns, by name; `sendable`: those that a column list may contain; `generated`: all
+    computed ones; `needed`: those that must be published so that PostgreSQL accepts updates and deletes;
+    `full_somewhere`: that is all of them, at least for one partition.
     """
 
     table: SourceTable
     columns: ColumnRoles
+    types: Mapping[str, ValueType]
     sendable: tuple[str, ...]
     generated: frozenset[str]
     needed: frozenset[str]
     full_somewhere: bool
 
     @property
-    def has_key(self) -> bool:
-        """Whether some columns identify rows in the stream."""
-        return bool(self.columns.identity or (self.columns.full and self.columns.primary_key))
+    def key(self) -> frozenset[str]:
+        """The columns that identify rows in the stream; empty: none do."""
+        return self.columns.identity or (self.columns.primary_key if self.columns.full else frozenset())
 
     def left_out(self, source: PostgresSource) -> frozenset[str]:
         """Return the columns that are left out for readers of the log."""
@@ -100,6 +103,7 @@ def _columns(table: SourceTable, rows: list[Row], server_version: int) -> TableC
             full=any(row["replident"] == "f" for row in rows),
             primary_key=_those(rows, "in_primary_key"),
         ),
+        types={row.text("name"): ValueType(row.number("type"), row.number("modifier")) for row in rows},
         sendable=tuple(row.text("name") for row in rows if row["generated"] in kinds),
         generated=frozenset(row.text("name") for row in rows if row["generated"]),
         needed=_those(rows, "identity") | _those(rows, "needed"),

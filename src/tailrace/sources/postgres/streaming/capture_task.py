@@ -180,7 +180,8 @@ class CaptureTask:
             self._log.appender.check_fence()
             self._log.appender.discard_open_unit()
         with Session.connect(self._source, self._stopping, replication=True) as session:
-            server.require_supported(self._source, session.server_version)
+            for failure in server.unsupported(self._source, session.server_version):
+                raise failure
             if self._log is None:  # the log is locked before slot or publication are changed
                 self._log = TaskLog.open(
                     self._path, session, self._source, self._options, self._stopping, self._listener

@@ -17,19 +17,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tailrace.config import ColumnPolicy
 from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.converters.contract import Converter
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.with_registry import AvroConverter, JsonSchemaConverter
+from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.pipeline.preflight.kafka import converter_findings
+from tailrace.protocol import frames
+from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.records.group import Group
 from tailrace.sinks.build import build
 from tests.support.converters.avro import decoded
 from tests.support.converters.customers import FACTS, groups, groups_of, transaction
 from tests.support.converters.registry import FakeRegistry, Fault
-from tests.support.decode.wire import insert, relation
+from tests.support.decode.wire import decode, insert, relation
 from tests.support.kafka_cluster import Authority
 from tests.support.transforms.groups import applied
 from tests.support.wait import wait_until
@@ -249,6 +253,31 @@ def test_a_column_that_was_added_to_a_key_may_be_null(step: dict[str, Any]) -> N
         [key] = events.keys.to_pylist()
         schema = registry.schema(int.from_bytes(key[1:5], "big"))
         assert decoded(key, schema) == {"id": 1, "of": None}
+
+
+@pytest.mark.parametrize("masks", [[], [{"columns": ["*.*.*"], "method": "hash", "salt": "${env:SALT}"}]])
+def test_a_column_of_a_chosen_key_may_be_null_if_it_may_be_in_the_table(
+    masks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SALT", "salt")
+    columns = tuple(
+        ColumnFacts(name, number, type_oid=25, base_oid=25, not_null=name == "of")
+        for number, name in enumerate(("of", "n"), 1)
+    )
+    facts = Facts(16385, "public", "log", (), columns)
+    told = frames.control_frame(frames.FACTS, 0, 0, facts.as_json())
+    described = relation(16385, "log", [("of", 25, -1), ("n", 25, -1)], ("of", "n"), "f")
+    policy = ColumnPolicy.model_validate({"message_keys": {"public.log": ["of", "n"]}, "masks": masks})
+    [changes] = decode(transaction(insert("a", None)), [told, described], table_policy=TablePolicy.of(policy))
+    group = Group.of_changes("shop.public.log", np.arange(1), changes, FACTS)
+    events = JsonConverter(schemas_enable=True).convert(group)
+    schemas = [json.loads(texts[0].as_py())["schema"] for texts in (events.keys, events.values)]
+    for schema in (schemas[0], schemas[1]["fields"][1]):
+        fields = [(field["field"], field["optional"]) for field in schema["fields"]]
+        assert fields == [("of", False), ("n", True)]
+    with FakeRegistry() as registry:
+        [key] = AvroConverter(registry_url=registry.url).convert(group).keys.to_pylist()
+        assert decoded(key, registry.schema(int.from_bytes(key[1:5], "big")))["n"] is None
 
 
 def test_the_former_topic_in_a_key_is_never_null() -> None:

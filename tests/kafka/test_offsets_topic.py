@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -28,6 +29,7 @@ from tests.support.kafka.once import writer
 from tests.support.kafka.orders import Orders, run, written
 from tests.support.kafka.reading import read_topic
 from tests.support.kafka.shares_rig import alone, content, fill, opened, sink_of, unordered, write
+from tests.support.orders_log import LogOfOrders
 from tests.support.spark.wire import HandmadeLog
 from tests.support.wait import wait_until
 
@@ -149,6 +151,32 @@ def test_a_lost_offset_stops_the_sink_until_a_command_sets_it(
     run(*follow, "--yes")
     assert orders.replay() == then
     assert orders.replay() == then
+
+
+@pytest.mark.follows("sink_damaged")
+def test_sinks_whose_names_were_exchanged_stop_and_continue_when_the_names_are_restored(
+    orders: Orders, kafka: EmbeddedKafka
+) -> None:
+    held = yaml.safe_load(orders.file.read_text())
+    [sink] = held["sinks"]
+    late, out = ({**sink, "name": name, "group": name, "topic_prefix": name + orders.name} for name in "ab")
+
+    def replay(name: str, status: int, *sinks: dict[str, Any]) -> str:
+        orders.file.write_text(yaml.safe_dump({**held, "sinks": list(sinks)}))
+        return " ".join(run("replay", orders.file, "--sink", name, status=status).split())
+
+    replay("a", 0, late, out)
+    log = LogOfOrders(orders.directory / "log")
+    log.number = len(orders.ends)
+    log.insert(8)
+    log.close()
+    replay("b", 0, late, out)
+    for name in "ab":
+        told = replay(name, 1, {**late, "name": "b"}, {**out, "name": "a"})
+        assert f"the sink of this name had group '{name}'" in told
+    for name in "ab":
+        replay(name, 0, late, out)
+        assert written(kafka, f"{name}{orders.name}.public.orders") == [*ALL, 8]
 
 
 def test_an_offset_that_went_back_stops_the_sink_unless_a_command_set_it(

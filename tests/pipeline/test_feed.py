@@ -522,8 +522,8 @@ def test_a_missing_offset_is_accepted_if_the_sink_was_to_begin_later(orders, qui
         nothing: Any = None
         return SinkWorker(config, "shop", orders.directory.path, lambda: nothing, nothing, begin_at=begin_at)
 
-    feed(end)._require_offset(readers, None)  # replayed from there: nothing is committed yet
-    feed(None)._require_offset(readers, end)
+    feed(end)._require_offset(readers, None, config)  # replayed from there: nothing is committed yet
+    feed(None)._require_offset(readers, end, config)
     for position in (None, end - 1):
         with pytest.raises(TailraceError, match="sink_damaged"):
-            feed(None)._require_offset(readers, position)
+            feed(None)._require_offset(readers, position, config)

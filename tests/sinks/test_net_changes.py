@@ -195,6 +195,7 @@ def test_a_special_text_is_kept_with_the_value_that_an_older_change_fills_in():
         ([0.0, -0.0, float("nan"), float("-nan"), None], pa.float64(), 3),
         (["", None, "a", "a"], pa.string(), 3),
         ([[1, None], [1, None], [1], None], pa.list_(pa.int32()), 3),
+        ([[0.0], [-0.0], [float("nan")], [float("nan")], None], pa.list_(pa.float64()), 3),
         ([b"\x00", b"", None], pa.binary(), 3),
     ],
 )

@@ -230,7 +230,10 @@ def _masked(column: Column, mask: MaskOptions, salt: Salt | None, modes: ValueMo
     missing = None if column.missing is None else _masked_text(column.missing, mask, salt)
     if mask.method == "null" or _keeps_type(column, mask, modes):
         return replace(column, missing=missing, not_null=column.not_null and mask.method != "null")
-    return Column(column.name, _TEXT_OID, -1, column.in_identity, column.number, missing, column.unknown)
+    return Column(
+        column.name, _TEXT_OID, -1, column.in_identity, column.number, missing, column.unknown,
+        not_null=column.not_null,
+    )  # fmt: skip
 
 
 def _masked_text(text: str, mask: MaskOptions, salt: Salt | None) -> str | None:

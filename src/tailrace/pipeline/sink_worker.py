@@ -241,11 +241,13 @@ class SinkWorker:
             if isinstance(self._config, KafkaSinkConfig):
                 restart = f"reset its offset (`tailrace offsets reset FILE {self._which}`)"
                 require_within_log(sink, TASK, reader.end().offset, restart)
-                self._require_offset(readers, sink.position(TASK))
+                self._require_offset(readers, sink.position(TASK), self._config)
             else:
                 require_within_log(sink, TASK, reader.end().offset)
             start = self._first_offset(reader, sink.position(TASK))
             self._noted = readers.begin(self._reader, TASK, start)
+            if isinstance(self._config, KafkaSinkConfig):
+                readers.commit(self._reader, TASK, start, kept=_offset_place(self._config))
             has_gone_back, self._reached = start < self._reached, start
             if has_gone_back:
                 self._quiet_until = -1
@@ -465,21 +467,31 @@ class SinkWorker:
         named = f"--sink {self.view.name}"
         return f"--source {self._source} {named}" if self._source else named
 
-    def _require_offset(self, readers: Readers, position: int | None) -> None:
-        """Check that an offset outside of the target is not lower than the last one committed to the log."""
+    def _require_offset(self, readers: Readers, position: int | None, config: KafkaSinkConfig) -> None:
+        """Check that an offset outside of the target is where it was when it was last committed to the log,
+        and not lower.
+        """
         known = readers.get(self._reader)
         committed = 0 if known is None or known.dropped else known.offsets.get(TASK, 0)
+        was = None if known is None else known.kept.get(TASK)
+        first = self._begin_at or 0
+        is_elsewhere = was is not None and was != _offset_place(config)
         # A sink that has committed nothing is registered at the log offset where it begins.
-        if committed <= ((self._begin_at or 0) if position is None else position):
+        if committed <= (first if is_elsewhere or position is None else position):
             return
         name, which = self.view.name, self._which
         found = "there is none" if position is None else f"it is {position}"
+        cause = "the offsets topic was deleted or lost records, or the sink has another cluster than before"
+        if is_elsewhere and was is not None:
+            cause = (
+                f"the sink of this name had group {was['group']!r}, offsets_topic {was['offsets_topic']!r}: "
+                "restore them, or the names of sinks that were exchanged"
+            )
         raise TailraceError(
             Kind.SINK_DAMAGED,
             f"continue after the offset of sink {name!r}: {found}, and the log knows that {committed} was "
-            "committed; the changes between would be written again",
-            "the offsets topic was deleted or lost records, or the sink has another cluster, offsets_topic "
-            f"or group than before. To continue in the same topics: `tailrace offsets set FILE {which} --to "
+            "committed; changes would be lost or written again",
+            f"{cause}. To continue in topics that have all of that: `tailrace offsets set FILE {which} --to "
             f"{committed} --skip-changes`; to write everything again: `tailrace offsets reset FILE {which}`",
             {"sink": name},
         )
@@ -520,3 +532,8 @@ def _splits(span: LogRange, blocks: Sequence[BlockRef | HeldBlock]) -> Sequence[
 
 def _rows_in(blocks: Sequence[BlockRef | HeldBlock]) -> int:
     return sum(block.header.rows for block in blocks)
+
+
+def _offset_place(config: KafkaSinkConfig) -> dict[str, str]:
+    """Return what says where a Kafka sink's offset is."""
+    return {"group": config.group, "offsets_topic": config.offsets_topic}

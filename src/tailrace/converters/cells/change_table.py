@@ -143,7 +143,9 @@ def required_columns(table: ChangeTable, group: Group) -> tuple[frozenset[str], 
         names = frozenset(field.name for field in fields)
         return names, names
     # A transformation may have made the key of other columns, or changed them in rows alone.
-    names = frozenset(field.name for field in fields if field.not_null or field.name in keys.key)
+    # The key that the settings chose may have columns that can be null.
+    always = set(keys.key) - set(keys.chosen_key)
+    names = frozenset(field.name for field in fields if field.not_null or field.name in always)
     alike = rows.columns if keys is rows else set(rows.columns) & set(keys.columns)
     return names, names & {column.name for column in alike}
 

@@ -436,16 +436,20 @@ class DeltaSink:
         return self._records[task]
 
     def _record(self, task: str, position: int) -> None:
+        # What a table had stays recorded until its next change, which finds it removed or replaced.
+        tables: dict[str, int] = dict((self._recorded(task) or {}).get("tables", {}))
+        for directory, committed in self._tables_have(task).items():
+            tables[directory] = max(committed, tables.get(directory, 0))
         self._records.pop(task, None)  # so that it is read again if this fails half-way
-        record = {"position": position, "tables": dict(self._tables_have(task))}
+        record = {"position": position, "tables": tables}
         self._opened().write(_position_file(task), record)
         self._records[task] = record
 
     def _has_less(self, task: str, folder: DeltaFolder) -> bool:
         """Return whether a table is gone, or has less than when the position was recorded."""
-        if (committed := folder.committed()) is None:
-            return not folder.exists()
         had: dict[str, int] = (self._recorded(task) or {}).get("tables", {})
+        if (committed := folder.committed()) is None:
+            return folder.path.name in had and not folder.exists()
         return committed < had.get(folder.path.name, 0)
 
     def _columns_since(self, task: str) -> int | None:

@@ -80,7 +80,8 @@ def place(files: Sequence[StagedFile], holders: Mapping[str, Holder], have: int)
                 continue  # the relation lost its name in a part of the range that was written before
             displaced.setdefault(holder.relation, Displaced(goal, have))
         if homes.get(oid, goal) != goal:
-            displaced.setdefault(oid, Displaced(homes[oid], have))
+            # A snapshot that found no row made no folder of the new name.
+            displaced.setdefault(oid, Displaced(homes[oid], min(have, holders[homes[oid]].committed)))
         tables.append((goal, tuple(own)))
     return Placement(tables, displaced)
 

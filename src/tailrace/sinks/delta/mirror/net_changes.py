@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -232,10 +233,18 @@ def _codes(values: pa.Array) -> Ids:
     elif pa.types.is_nested(values.type):
         # An array in a key is rare, so a loop in Python is fast enough.
         values = pa.array(
-            [None if value is None else repr(value) for value in python_values(values)], pa.string()
+            [None if value is None else repr(_with_one_zero(value)) for value in python_values(values)],
+            pa.string(),
         )
     codes: Ids = values.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
     return codes
+
+
+def _with_one_zero(value: Any) -> Any:
+    """Return a list with 0.0 in place of -0.0, and any other value as it is."""
+    if not isinstance(value, list):
+        return value
+    return [0.0 + item if isinstance(item, float) else item for item in value]
 
 
 def _paired(first: Ids, second: Ids) -> Ids:

@@ -23,7 +23,6 @@ from tailrace.sinks.delta.mirror.files import POSITION
 from tailrace.sinks.delta.mirror.merge import (
     committing,
     comparable,
-    equal,
     literal_path,
     maps_of,
     quoted,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from tailrace.sinks.delta.folder import DeltaFolder
 
+_FLOATS = {"float", "double", "array<float>", "array<double>"}
 _RANK, _MORE = quoted("~rank"), quoted("~more")  # no column of a mirror has such a name; see `names`
 
 
@@ -154,8 +154,27 @@ def _ranked(rows: DataFrame, columns: list[str]) -> DataFrame:
 
 def _alike(rows: DataFrame, columns: list[str]) -> str:
     """Return the SQL expressions that are equal in equal rows."""
+    return ", ".join(_identified(rows, columns, ""))
+
+
+def _identified(rows: DataFrame, columns: list[str], side: str) -> list[str]:
+    """Return the SQL expressions that identify a row of one side, such as `t.`.
+
+    Floating-point numbers as text: rows with 0 and -0 are different rows, but equal to Spark.
+    """
     maps = maps_of(rows)
-    return ", ".join([*(comparable(quoted(name), name, maps) for name in columns), _texts(POSITION)])
+    floats = {
+        field.name: "array<double>" if kind.startswith("array") else "double"
+        for field in rows.schema
+        if (kind := field.dataType.simpleString()) in _FLOATS
+    }
+    own = [
+        f"cast(cast({side}{quoted(name)} as {floats[name]}) as string)"
+        if name in floats
+        else comparable(f"{side}{quoted(name)}", name, maps)
+        for name in columns
+    ]
+    return [*own, _texts(side + POSITION)]
 
 
 def _texts(position: str) -> str:
@@ -167,12 +186,12 @@ def _victims(went: DataFrame, target: DataFrame, columns: list[str]) -> DataFram
     """Return, for each removed row, the position of one of the target's equal rows; null if none is left."""
     from pyspark.sql.functions import expr
 
-    alike, maps = _alike(target, columns), maps_of(target)
+    alike = _alike(target, columns)
     numbered = target.selectExpr(
         "*", f"row_number() over (partition by {alike} order by {POSITION}.log_offset) as {_RANK}"
     )
-    terms = [equal("g", "o", name, maps) for name in columns]
-    terms += [f"{_texts('g.' + POSITION)} <=> {_texts('o.' + POSITION)}", f"g.{_RANK} = o.{_RANK}"]
+    sides = zip(_identified(went, columns, "g."), _identified(target, columns, "o."), strict=True)
+    terms = [*(f"{gone} <=> {there}" for gone, there in sides), f"g.{_RANK} = o.{_RANK}"]
     condition = reduce(lambda first, second: first & second, map(expr, terms))
     nulls = [
         expr(f"cast(null as {field.dataType.simpleString()})").alias(field.name)

@@ -31,6 +31,7 @@ def taken(rows: Rows, first: int) -> JoinedRows:
         numbers + 1,
         numbers,
         numbers,
+        numbers,
         np.ones(len(rows), bool),
     )
     values = [str(number).encode() for number in numbers]

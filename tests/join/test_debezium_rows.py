@@ -184,6 +184,14 @@ class Collected(RowFrames):
         super().insert(shape, row)
         self.found.append(row)
 
+    def update(self, shape: TableShape, row: Row, old: Row | None = None) -> None:
+        super().update(shape, row, old)
+        self.found += [row] if old is None else [old, row]
+
+    def delete(self, shape: TableShape, old: Row) -> None:
+        super().delete(shape, old)
+        self.found.append(old)
+
 
 #: Types whose values Debezium's events keep completely, under modes that lose nothing.
 KEPT = (
@@ -239,8 +247,25 @@ def meant(kind: str, text: Any) -> Any:
 def test_the_placeholder_of_every_type_is_an_unchanged_value(schema: dict[str, Any], value: Any) -> None:
     for of_value in (schema, None):
         frames, tables = Collected(), DebeziumTables({}, PLACEHOLDER)
-        tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "value": value}, of_value))
+        tables.write(frames, b'{"id": 1}', change("u", {"id": 1, "value": value}, of_value))
         assert frames.found[0][1] is UNCHANGED
+
+
+def test_a_changed_key_with_an_unchanged_value_is_an_update_and_not_a_create_without_that_value() -> None:
+    frames, tables = Collected(), DebeziumTables({}, PLACEHOLDER)
+    tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "x": "large", "y": "a"}))
+    deleted, created = change("d", None, before={"id": 1}), change("c", {"id": 2, "x": PLACEHOLDER, "y": "b"})
+    tables.write(frames, b'{"id": 1}', deleted)
+    tables.write(frames, b'{"id": 2}', created)
+    assert frames.found[1:] == [["1", None, None], ["2", UNCHANGED, "b"]]
+    # A create that has all of its values is no part of the update before it.
+    tables.write(frames, b'{"id": 2}', change("d", None, before={"id": 2}))
+    tables.write(frames, b'{"id": 4}', change("c", {"id": 4, "x": "new", "y": "c"}))
+    tables.write(frames, b'{"id": 4}', change("d", None, before={"id": 4}))
+    tables.write_rest(frames)
+    assert frames.found[3:] == [["2", None, None], ["4", "new", "c"], ["4", None, None]]
+    with pytest.raises(TailraceError, match="the delete of its former key is not before it"):
+        tables.write(frames, b'{"id": 2}', created)
 
 
 @pytest.mark.parametrize("kind", ["Decimal", "Variable"])
@@ -317,7 +342,7 @@ def test_a_schema_in_avro_means_the_same_as_in_json() -> None:
         "id": 1, "small": -7, "day": -1, "price": Decimal("-0.001"), "raw": b"\0\xff",
         "long": PLACEHOLDER.encode(), "tags": ["a", None],
     }  # fmt: skip
-    event = {"before": None, "after": image, "source": {"schema": "public", "table": "orders"}, "op": "c"}
+    event = {"before": None, "after": image, "source": {"schema": "public", "table": "orders"}, "op": "u"}
     with FakeRegistry() as registry:
         # As the registry numbers them, from 1 on.
         registry.schemas += [("AVRO", json.dumps(envelope)), ("AVRO", json.dumps(key)), ("JSON", "{}")]

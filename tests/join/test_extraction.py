@@ -126,3 +126,31 @@ def test_a_message_that_is_no_document_is_an_error_with_its_offset(value: bytes)
         DebeziumJson().data(messages({"transaction": None}, value))
     assert caught.value.kind is Kind.JOIN_VIOLATED
     assert caught.value.context == {"offset_first": 0, "messages": 2}
+
+
+def test_the_two_events_of_a_changed_key_have_one_order_and_a_repeated_event_is_still_found() -> None:
+    """In topics of Tailrace's sink. A transformation dropped the transaction's first change."""
+    found = DebeziumJson().transactions(messages({"status": "END", "id": "7:200", "event_count": 4}))
+    window = TransactionWindow(0)
+    window.add(found)
+
+    def take(position: Position, rows: pa.RecordBatch) -> tuple[Position, list[Any]]:
+        partition = JoinPartition("joined", {"topic": "t", "partition": "0"}, position)
+        partition.add_transactions(found.rows)
+        partition.add_data(rows, DebeziumJson())
+        taken = partition.take_rows(window)
+        assert taken is not None
+        return partition.merge.position, taken.facts.drop_null().to_pylist()
+
+    data = [
+        each and {"op": each[0], "source": {}, "transaction": {"id": "7:100", "total_order": each[1]}}
+        for each in (("u", 2), ("d", 3), None, ("c", 3), ("u", 4))
+    ]
+    for cut in range(1, len(data)):
+        position, facts = take(Position(), messages(*data[:cut]))
+        facts += take(position, messages(*data).slice(cut))[1]
+        assert [each["total_order"] for each in facts] == [2, 3, 3, 4]
+        assert [each["partition_complete"] for each in facts] == [False, False, False, True]
+        if data[cut - 1] is not None:
+            with pytest.raises(TailraceError, match="a row comes again"):
+                take(position, messages(*data[:cut], data[cut - 1]).slice(cut))

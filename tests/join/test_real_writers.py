@@ -34,18 +34,29 @@ def make(pg: Database) -> None:
         pg.execute(f"create table {table} (id int primary key, number int)")
 
 
-def change(pg: Database, seed: int) -> list[Joined]:
-    """Commit transactions of many sizes over both tables; return what a join must find."""
+def change(pg: Database, seed: int, orders_of_changed_key: int) -> list[Joined]:
+    """Commit transactions of many sizes over both tables; return what a join must find.
+
+    :param orders_of_changed_key: whether its two events have one order, as Tailrace's, or two, as Debezium's.
+    """
     chance, expected, known = random.Random(seed), [], {table: [0] for table in TABLES}
     with pg.connect(autocommit=True) as connection:
         for number in range(1, 41):
             size = chance.choice([1, 2, 7, 60])
             with connection.transaction():
                 xid = _scalar(connection, "select pg_current_xact_id()::text::bigint")
-                found = []
-                for order in range(1, size + 1):
-                    table = chance.choice(TABLES)
+                found, order = [], 0
+                for _ in range(size):
+                    table, order = chance.choice(TABLES), order + 1
                     rows = known[table]
+                    if len(rows) > 5 and chance.random() < 0.1:
+                        place = chance.randrange(1, len(rows))
+                        former, rows[place] = rows[place], max(rows) + 1000 + number
+                        connection.execute(f"update {table} set id = {rows[place]} where id = {former}")
+                        found.append((table, "d", former, order))
+                        order += orders_of_changed_key - 1
+                        found.append((table, "c", rows[place], order))
+                        continue
                     if len(rows) > 5 and chance.random() < 0.1:
                         gone = rows.pop(chance.randrange(1, len(rows)))
                         connection.execute(f"delete from {table} where id = {gone}")
@@ -54,7 +65,7 @@ def change(pg: Database, seed: int) -> list[Joined]:
                     rows.append(rows[-1] + 1 if len(rows) == 1 else max(rows) + 1000 + number)
                     connection.execute(f"insert into {table} values ({rows[-1]}, {number})")
                     found.append((table, "c", rows[-1], order))
-            expected += [(table, op, row, order, xid, size) for table, op, row, order in found]
+            expected += [(table, op, row, order, xid, len(found)) for table, op, row, order in found]
             with connection.transaction(force_rollback=True):
                 connection.execute("insert into orders values (-1, -1)")
     return sorted(expected)
@@ -124,7 +135,7 @@ def test_topics_that_our_own_sink_writes_are_joined(
         tmp_path, pg, kafka, provide_transaction_metadata=True, topics=[{"tables": ["*.*"], "partitions": 3}]
     )
     run("run", file, "--until-caught-up")
-    expected = change(pg, join_seed)
+    expected = change(pg, join_seed, 1)
     run("run", file, "--until-caught-up")
     assert by_spark(spark, kafka, pg.name) == expected, join_seed
     assert by_engine(kafka, pg.name, len(expected)) == expected, join_seed
@@ -146,7 +157,7 @@ def test_topics_that_debeziums_engine_writes_are_joined(
     pg.execute("alter table orders replica identity full")
     pg.execute("alter table items replica identity full")
     pg.query("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-    expected = change(pg, join_seed)
+    expected = change(pg, join_seed, 2)
     transactions = len({each[4] for each in expected})
     debezium.receive(
         pg.server, slot, len(expected) + 2 * transactions, "kafka", 1, tmp_path,

@@ -141,6 +141,21 @@ def test_the_position_of_a_partition_without_rows_follows_the_transactions(
     assert taken.rows == [(1, "6:700")]
 
 
+def test_a_transaction_over_two_partitions_ends_although_no_other_follows(pair: Pair, tmp_path: Path) -> None:
+    """Otherwise a commit policy that waits for its end waits until something else is changed."""
+    pair.add_partition(2)
+    for order in range(1, 5):
+        pair.change(1, order, 1000, partition=order % 2)
+    pair.end(1, 2000, 4)
+    store = tmp_path / "offsets"
+    with joining(pair, store, policy="transaction") as (engine, _):
+        wait_until(
+            lambda: all(transactions_kept(store, each) >= 0 for each in "01") or engine.error, WAIT_S,
+            "the offsets after it",
+        )  # fmt: skip
+        assert engine.error is None
+
+
 def beside_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> TopicsInMemory:
     """Return topics with 50 changes in a partition; each read also finds snapshot rows in another."""
     topics = TopicsInMemory(partitions=2, read_max=5)
@@ -172,7 +187,6 @@ def test_an_offset_without_a_record_is_not_after_records_that_are_not_polled_yet
     context = Mock(settings={"task": 0, "tasks": 1}, batch_records_max=1)
     context.stopping.is_set.return_value = False
     context.offsets.read.return_value = {}
-    context.offset_writer.write = lambda name, offset: written.update({name["partition"]: offset["data"]})
     options = KafkaJoinOptions.model_validate(topics.settings(queue_records_max=10))
     task = KafkaJoinTask(options, DebeziumJson())
     task.start(context)
@@ -181,8 +195,12 @@ def test_an_offset_without_a_record_is_not_after_records_that_are_not_polled_yet
         batch = task.poll(1.0)
         assert batch is not None
         name = batch.partition["partition"]
-        assert batch.offsets[0]["data"] > written.get(name, 0)
-        polled[name] += 1
+        if batch.polled:
+            assert batch.offsets[0]["data"] > written.get(name, 0)
+            polled[name] += 1
+        else:
+            assert batch.end is not None
+            written[name] = batch.end["data"]
 
 
 def test_headers_say_whether_a_transaction_is_complete_in_a_partition(pair: Pair) -> None:
@@ -190,6 +208,8 @@ def test_headers_say_whether_a_transaction_is_complete_in_a_partition(pair: Pair
     for order, partition in ((1, 0), (2, 1), (3, 0), (4, 0)):
         pair.change(1, order, 1000, partition=partition)
     pair.end(1, 2000, 4)
+    pair.change(2, 1, 2000, partition=1)
+    pair.end(2, 3000, 1)
     facts: list[dict[str, Any]] = []
 
     class Facts(Taken):
@@ -197,11 +217,14 @@ def test_headers_say_whether_a_transaction_is_complete_in_a_partition(pair: Pair
             facts.extend(record.headers["transaction"] for record in batch)
 
     with joining(pair, taken=Facts()) as (engine, _):
-        wait_until(lambda: len(facts) >= 4 or engine.error, WAIT_S, "the changes")
+        wait_until(lambda: len(facts) >= 5 or engine.error, WAIT_S, "the changes")
         assert engine.error is None
-    by_order = sorted(facts, key=lambda each: each["total_order"])
+    *by_order, other = sorted(facts, key=lambda each: (each["position"], each["total_order"]))
     assert [each["total_order"] for each in by_order] == [1, 2, 3, 4]
     assert [each["partition_order"] for each in by_order] == [1, 1, 2, 3]
     assert {each["event_count"] for each in by_order} == {4}
-    # It is not known for the row in the other partition: the transaction may have more there.
-    assert [each["partition_complete"] for each in by_order] == [False, False, False, True]
+    # A transaction over two partitions may have more in each: an order as high as the count says nothing, as
+    # Tailrace's sink numbers dropped changes, too.
+    assert not any(each["partition_complete"] for each in by_order[::2])
+    assert not by_order[3]["partition_complete"]
+    assert other["partition_complete"]

@@ -63,12 +63,12 @@ class TransactionRun:
         return int(np.searchsorted(orders, order, side="right"))
 
     def messages(self) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-        """Yield each row's place in its transaction (`UNKNOWN`: not given), key and value."""
+        """Yield each row's step in its transaction (`UNKNOWN`: not given), key and value."""
         count = self.rows
         messages = self.taken.messages.slice(self.first, count)
-        orders = self.taken.joined.orders[self.first : self.last].tolist()
+        steps = self.taken.joined.steps[self.first : self.last].tolist()
         columns = (messages.column(name).to_pylist() for name in ("key", "value"))
-        yield from zip(orders, *columns, strict=True)
+        yield from zip(steps, *columns, strict=True)
 
 
 class Assembly:

@@ -320,6 +320,7 @@ class _Stream:
         self._rows_of(runs)
         self._states |= {run.place: run.position for run in runs}
         if closes:
+            self._tables.write_rest(self._frames)
             for place, position in self._states.items():
                 self._state(place, position)
             if time.monotonic() >= self._idle_s + _IDLE_S:
@@ -343,7 +344,7 @@ class _Stream:
         return sum(run.rows for run in runs)
 
     def _rows_of(self, runs: Sequence[TransactionRun], *, rows: bool = False) -> None:
-        found = [(order, run, key, value) for run in runs for order, key, value in run.messages()]
+        found = [(step, run, key, value) for run in runs for step, key, value in run.messages()]
         if len(runs) > 1 and not rows:
             found.sort(key=lambda each: each[0])
         for _, run, key, value in found:

@@ -221,12 +221,11 @@ class KafkaJoinTask:
             # These may have no transaction, as in a snapshot: all are asked about once that topic is paused.
             asked = [place for place in places if flow.is_held or place not in self._moved]
             self._moved.clear()
-            # An offset written now is committed before those of batches that wait to be polled.
-            waiting = [batch.partition for batch in self._ready]
+            # A batch without records says, as a written offset does not, that no transaction is open.
             for place in flow.pass_transactions(asked):
                 partition = flow.partitions[place]
-                if partition.name not in waiting:
-                    self._context.offset_writer.write(partition.name, offset_of(partition.merge.position))
+                end = offset_of(partition.merge.position)
+                self._ready.append(Batch(partition.name, (), 0, (), end))
         flow.forget()
 
 

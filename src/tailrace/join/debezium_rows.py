@@ -24,6 +24,17 @@ TABLES = "tables"
 _Field = tuple[str, Mapping[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Deleted:
+    """A delete that is not written yet, with the document's `source`: it may be the first part of an update
+    that changed the key, to whose second part it gives the former key.
+    """
+
+    source: Mapping[str, Any]
+    shape: TableShape
+    row: Row
+
+
 @dataclass(slots=True)
 class _Table:
     shape: TableShape
@@ -72,6 +83,7 @@ class DebeziumTables:
                 number = max([highest.get(str(facts.relation), 0), *(each.number for each in shape.columns)])
                 self._tables[facts.schema, facts.table] = _Table(shape, number)
         self._is_new = False
+        self._deleted: _Deleted | None = None
 
     def state(self) -> dict[str, int] | None:
         """Return the state `TABLES` if it has changed since the last call; otherwise None."""
@@ -83,6 +95,7 @@ class DebeziumTables:
     def write(self, frames: RowFrames, key: bytes | None, value: bytes, *, rows: bool = False) -> None:
         """Write a change within a transaction, or, with `rows`, within a snapshot.
 
+        A delete is written with the next change, or by `write_rest`.
         :raises TailraceError: `DECODE_FAILED`.
         """
         try:
@@ -98,6 +111,11 @@ class DebeziumTables:
                 f"a change {op!r} of {name[0]}.{name[1]} names no transaction; "
                 "provide.transaction.metadata was off"
             )
+        lacks = (
+            op == "c" and isinstance(image, dict) and any(map(self._placeholder.stands_for, image.values()))
+        )
+        if not lacks:
+            self.write_rest(frames)
         if op == "t":
             if (known := self._tables.get(name)) is not None:
                 frames.truncate(known.shape)
@@ -137,9 +155,28 @@ class DebeziumTables:
         elif op == "u":
             frames.update(shape, row, None if shape.key else self._old(table, event))
         elif op == "d":
-            frames.delete(shape, row)
+            self._deleted = _Deleted(event["source"], shape, row)
+        elif UNCHANGED in row:
+            frames.update(shape, row, self._former(shape, event))
         else:
             frames.insert(shape, row)
+
+    def write_rest(self, frames: RowFrames) -> None:
+        """Write the delete that was last, if it is not written; before the end of a transaction."""
+        if (deleted := self._deleted) is not None:
+            self._deleted = None
+            frames.delete(deleted.shape, deleted.row)
+
+    def _former(self, shape: TableShape, event: Mapping[str, Any]) -> Row:
+        """Return the deleted row of which a create that lacks values is the new state."""
+        deleted, self._deleted = self._deleted, None
+        if deleted is None or deleted.source != event["source"]:
+            raise _undecodable(
+                f"a create of {shape.schema}.{shape.table} lacks an unchanged value, and the delete of its "
+                "former key is not before it"
+            )
+        values = {column.name: text for column, text in zip(deleted.shape.columns, deleted.row, strict=True)}
+        return [values.get(column.name) for column in shape.columns]
 
     def _old(self, table: _Table, event: Mapping[str, Any]) -> Row:
         if not isinstance(event.get("before"), dict):

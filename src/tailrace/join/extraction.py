@@ -231,11 +231,11 @@ def data_rows(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> DataRo
     split = transaction_ids(ids)
     follows = np.where(commits > own, commits - 1, commits)
     follows[split.positions == UNKNOWN] = UNKNOWN
+    orders = _integers(pc.struct_field(transaction, "total_order"))
+    # In Tailrace's topics, the delete and the create of a changed key are one change with one order.
+    is_create = np.asarray(pc.fill_null(pc.equal(found["op"], "c"), False))
     return DataRows(
-        np.asarray(messages.column("offset")),
-        split.keys,
-        follows,
-        _integers(pc.struct_field(transaction, "total_order")),
+        np.asarray(messages.column("offset")), split.keys, follows, orders, 2 * orders + is_create
     )
 
 

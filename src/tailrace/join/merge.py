@@ -35,17 +35,21 @@ class DataRows:
     :param keys: of the rows' transactions; null: a row of no transaction, such as one of a snapshot.
     :param follows: the row's transaction is the first with a higher order than this. `UNKNOWN`: not given.
     :param orders: the row's place in its transaction, increasing; `UNKNOWN`: not given.
+    :param steps: increase where `orders` may be equal, as those of the two rows of one change. None: as
+        `orders`.
     """
 
     offsets: Integers
     keys: pa.Array
     follows: Integers
     orders: Integers
+    steps: Integers | None = None
 
     def part(self, first: int, last: int) -> DataRows:
         """Return rows `[first, last)`."""
         cut = slice(first, last)
-        return DataRows(self.offsets[cut], self.keys[cut], self.follows[cut], self.orders[cut])
+        steps = None if self.steps is None else self.steps[cut]
+        return DataRows(self.offsets[cut], self.keys[cut], self.follows[cut], self.orders[cut], steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Position:
     :param transactions: offset of the transaction of the last joined row, as more of its rows may follow; if
         there is none, of the next transaction.
     :param seen: number of that transaction's rows that were joined.
-    :param order: order of the last of these rows; `UNKNOWN` if it has none.
+    :param order: order of the last of these rows, or its step; `UNKNOWN` if it has none.
     """
 
     data: int = 0
@@ -109,6 +113,7 @@ class Joined:
     :param next_offsets: offset of the data after the row.
     :param seen: number of the transaction's rows in this partition up to the row, inclusive.
     :param orders: the row's place in its transaction.
+    :param steps: as those of `DataRows`.
     :param ends: whether it is known that no row of the transaction follows in this partition.
     """
 
@@ -118,12 +123,13 @@ class Joined:
     next_offsets: Integers
     seen: Integers
     orders: Integers
+    steps: Integers
     ends: npt.NDArray[np.bool_]
 
     def position(self, row: int) -> Position:
         """Return the position from which a merge continues after a row."""
         return Position(
-            int(self.next_offsets[row]), int(self.offsets[row]), int(self.seen[row]), int(self.orders[row])
+            int(self.next_offsets[row]), int(self.offsets[row]), int(self.seen[row]), int(self.steps[row])
         )
 
 
@@ -379,34 +385,37 @@ class Merge:
         state, failure = self._position, None
         place = np.repeat(places, np.diff(np.append(starts, end)))
         real = np.flatnonzero(place >= 0)
-        seen, orders = np.full(end, state.seen), np.full(end, state.order)
+        seen, orders, steps = np.full(end, state.seen), np.full(end, UNKNOWN), np.full(end, state.order)
         offsets, ends = np.full(end, state.transactions), np.full(end, self._ended)
         if len(real):
             assert self._window is not None
             at, order = place[real], rows.orders[real]
+            step = order if rows.steps is None else rows.steps[real]
             own, counts = self._window.offsets[at], self._window.counts[at]
             is_carried = state.seen > 0 and int(own[0]) == state.transactions
             changes = np.concatenate([[True], at[1:] != at[:-1]])
             firsts = np.flatnonzero(changes)
             counted = np.arange(1, len(at) + 1) - np.repeat(firsts, np.diff(np.append(firsts, len(at))))
-            before = np.where(changes, UNKNOWN, np.roll(order, 1))
+            before = np.where(changes, UNKNOWN, np.roll(step, 1))
             if is_carried:
                 counted[: firsts[1] if len(firsts) > 1 else len(at)] += state.seen
                 before[0] = state.order
             is_known = counts != UNKNOWN
             closes = np.concatenate([changes[1:], [has_next]])
-            closes |= is_known & ((counted == counts) | (order == counts))
+            # A place does not tell: rows before it may have been dropped, which are not counted.
+            closes |= is_known & (counted == counts)
             latest = np.cumsum(place >= 0) - 1
             known = latest >= 0
-            for out, values in ((seen, counted), (orders, order), (offsets, own), (ends, closes)):
+            found = (seen, counted), (orders, order), (steps, step), (offsets, own), (ends, closes)
+            for out, values in found:
                 out[known] = values[latest[known]]
-            bad = np.flatnonzero(((order != UNKNOWN) & (order <= before)) | (is_known & (counted > counts)))
+            bad = np.flatnonzero(((order != UNKNOWN) & (step <= before)) | (is_known & (counted > counts)))
             if len(bad):
                 end = int(real[bad[0]])
                 failure = self._out_of_place(int(rows.offsets[end]), int(own[bad[0]]))
-        place, offsets, seen, orders = place[:end], offsets[:end], seen[:end], orders[:end]
+        place, offsets, seen, orders, steps = (a[:end] for a in (place, offsets, seen, orders, steps))
         following = rows.offsets[:end] + 1
-        return Joined(end, place, offsets, following, seen, orders, ends[:end]), failure
+        return Joined(end, place, offsets, following, seen, orders, steps, ends[:end]), failure
 
     def _drop_rows(self, count: int) -> None:
         (runs,) = self._data
@@ -438,11 +447,13 @@ def _run_starts(keys: pa.Array) -> Integers:
 
 
 def _concatenated(chunks: list[DataRows]) -> DataRows:
+    steps = [rows.orders if rows.steps is None else rows.steps for rows in chunks]
     return DataRows(
         np.concatenate([rows.offsets for rows in chunks]),
         pa.concat_arrays([rows.keys for rows in chunks]),
         np.concatenate([rows.follows for rows in chunks]),
         np.concatenate([rows.orders for rows in chunks]),
+        np.concatenate(steps),
     )
 
 

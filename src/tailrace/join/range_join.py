@@ -187,11 +187,11 @@ def _completed(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     if not len(real):
         return batch, len(batch)
     own = np.asarray(transactions.take(pa.array(real)))
-    counts, orders, seen = (
+    counts, seen = (
         np.asarray(batch.column(name).take(pa.array(real)).fill_null(UNKNOWN))
-        for name in ("transaction_event_count", "total_order", "partition_order")
+        for name in ("transaction_event_count", "partition_order")
     )
-    closes = (counts != UNKNOWN) & ((seen == counts) | (orders == counts))
+    closes = (counts != UNKNOWN) & (seen == counts)
     follows = np.diff(real) <= _LOOK_AHEAD_ROWS
     closes[:-1] |= (own[1:] != own[:-1]) & follows
     ends = np.zeros(len(batch), np.bool_)

@@ -117,6 +117,5 @@ class Model:
         self.data.popleft()
         self.seen, self.order = self.seen + 1, row.order
         following = next((each.key for each in self.data if each.key is not None), row.key)
-        is_counted = own.count != UNKNOWN and own.count in {self.seen, self.order}
-        self.ended = following != row.key or is_counted
+        self.ended = following != row.key or own.count == self.seen
         return Out(row.offset, own.offset, self.seen, self.ended)

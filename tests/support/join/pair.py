@@ -114,14 +114,14 @@ def transactions_kept(store: Path, partition: str) -> int:
 
 @contextmanager
 def joining(
-    pair: Joined, store: Path | None = None, taken: Taken | None = None, **more: Any
+    pair: Joined, store: Path | None = None, taken: Taken | None = None, policy: str = "always", **more: Any
 ) -> Iterator[tuple[Any, Taken]]:
     """Run the join."""
     taken = taken or Taken()
     offsets = {"type": "memory"} if store is None else {"type": "file", "path": str(store)}
     engine = tailrace.Engine(
         connector="kafka-join", name="join", settings=pair.settings(**more), on_batch=taken.batch,
-        options={"offset_storage": offsets, "offset_commit": {"policy": "always"}},
+        options={"offset_storage": offsets, "offset_commit": {"policy": policy, "interval_ms": 100}},
     )  # fmt: skip
     try:
         engine.start()

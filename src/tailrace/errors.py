@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,6 +135,10 @@ TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 RAISE_LIMIT = "raise the limit of open files (`ulimit -n`)"
 
 
+#: Start of a command that needs to know which source is meant.
+_FILE = re.compile(r"tailrace (snapshot|replay|offsets (set|reset)) FILE")
+
+
 class Policy(enum.Enum):
     """The engine's reaction to a failure."""
 
@@ -216,6 +221,13 @@ class TailraceError(Exception):
         message = self.message if message is None else message
         hint = self.hint if hint is None else hint
         return TailraceError(kind or self.kind, message, hint, {**self.context, **(context or {})})
+
+    def of_source(self, name: str) -> TailraceError:
+        """Return the error of one of several sources: commands in its hint select it.
+
+        :param name: of the source; empty: it is the only one.
+        """
+        return self.changed(hint=_FILE.sub(rf"\g<0> --source {name}", self.hint)) if name else self
 
     def __str__(self) -> str:
         where = ", ".join(f"{name}={value}" for name, value in self.context.items())

@@ -223,7 +223,9 @@ def test_the_failure_of_one_source_is_the_engines_failure_when_it_is_closed(stag
     seen = []
     engine = stage.engine(several, on_batch=ids(seen))
     engine.start()
-    stage.captures[tmp_path / "log" / "s0"].failure = TailraceError(Kind.SLOT_MISSING, "it is gone")
+    stage.captures[tmp_path / "log" / "s0"].failure = TailraceError(
+        Kind.SLOT_MISSING, "it is gone", "tailrace snapshot FILE --lost"
+    )
     status = tmp_path / "log" / FILE_NAME
     wait_until(lambda: status.exists() and '"slot_missing"' in status.read_text(), 60, "the failure")
     stage.captures[tmp_path / "log" / "s1"].log.insert(1)
@@ -232,6 +234,7 @@ def test_the_failure_of_one_source_is_the_engines_failure_when_it_is_closed(stag
     with pytest.raises(TailraceError) as raised:
         engine.wait()
     assert (raised.value.kind, raised.value.context["source"]) == (Kind.SLOT_MISSING, "s0")
+    assert raised.value.hint.startswith("tailrace snapshot FILE --source s0 --lost")
 
 
 def test_sinks_are_fed_with_and_without_a_handler(stage, monkeypatch):

@@ -166,7 +166,7 @@ class SinkWorker:
             try:
                 self._attempt()
             except Exception as error:
-                failure = as_failure(error)
+                failure = as_failure(error).of_source(self._source)
                 if self._stop.is_set():
                     break  # a batch that was cancelled at the end: this is safe, and not reported
                 if not self.is_registered:
@@ -239,7 +239,7 @@ class SinkWorker:
             if not self._await_end(reader, sink.reach(TASK)):
                 return
             if isinstance(self._config, KafkaSinkConfig):
-                restart = f"reset its offset (`tailrace offsets reset FILE {self._which}`)"
+                restart = f"reset its offset (`tailrace offsets reset FILE --sink {self.view.name}`)"
                 require_within_log(sink, TASK, reader.end().offset, restart)
                 self._require_offset(readers, sink.position(TASK), self._config)
             else:
@@ -448,10 +448,9 @@ class SinkWorker:
         name = self.view.name
         way_out = "begin a new pipeline, with a new snapshot and new targets"
         if getattr(self._config, "mode", "append") != "mirror":
-            which = f"--source {self._source} --sink {name}" if self._source else f"--sink {name}"
             way_out = (
                 "either let it begin at the log's start, in a new or emptied target: `tailrace replay FILE "
-                f"{which} --from {reader.start}`; or {way_out}"
+                f"--sink {name} --from {reader.start}`; or {way_out}"
             )
         raise TailraceError(
             Kind.LOG_RANGE_GONE,
@@ -460,12 +459,6 @@ class SinkWorker:
             way_out,
             {"sink": name},
         )
-
-    @property
-    def _which(self) -> str:
-        """The options that select this sink in commands."""
-        named = f"--sink {self.view.name}"
-        return f"--source {self._source} {named}" if self._source else named
 
     def _require_offset(self, readers: Readers, position: int | None, config: KafkaSinkConfig) -> None:
         """Check that an offset outside of the target is where it was when it was last committed to the log,
@@ -479,7 +472,7 @@ class SinkWorker:
         # A sink that has committed nothing is registered at the log offset where it begins.
         if committed <= (first if is_elsewhere or position is None else position):
             return
-        name, which = self.view.name, self._which
+        name = self.view.name
         found = "there is none" if position is None else f"it is {position}"
         cause = "the offsets topic was deleted or lost records, or the sink has another cluster than before"
         if is_elsewhere and was is not None:
@@ -491,8 +484,9 @@ class SinkWorker:
             Kind.SINK_DAMAGED,
             f"continue after the offset of sink {name!r}: {found}, and the log knows that {committed} was "
             "committed; changes would be lost or written again",
-            f"{cause}. To continue in topics that have all of that: `tailrace offsets set FILE {which} --to "
-            f"{committed} --skip-changes`; to write everything again: `tailrace offsets reset FILE {which}`",
+            f"{cause}. To continue in topics that have all of that: `tailrace offsets set FILE --sink {name} "
+            f"--to {committed} --skip-changes`; to write everything again: `tailrace offsets reset FILE "
+            f"--sink {name}`",
             {"sink": name},
         )
 

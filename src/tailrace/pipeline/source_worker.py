@@ -272,7 +272,7 @@ class SourceWorker:
 
     def _explained(self, error: TailraceError) -> TailraceError:
         found = self._source.with_recovery(error, self.pipeline)
-        return found.changed({"source": self.name}) if self.name else found
+        return found.changed({"source": self.name}).of_source(self.name) if self.name else found
 
     def _finish(self) -> None:
         # Capture has ended, so the log's end is final: sinks write up to it.

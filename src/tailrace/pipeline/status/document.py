@@ -145,7 +145,7 @@ def _source(pipeline: PipelineConfig, last: _LastRun, state: PipelineState) -> _
         return _Found(SourceView(name, None, task, sinks), damage)
     look = _look(pipeline, directory)
     snapshots = source_type(pipeline.source.type).snapshots(pipeline.log.path)
-    lost = look.lost and source_type(pipeline.source.type).with_recovery(look.lost, pipeline)
+    lost = look.lost and source_type(pipeline.source.type).with_recovery(look.lost, pipeline).of_source(name)
     task = replace(
         CaptureView.at_rest(TASK, end),
         source_end=look.end or 0,

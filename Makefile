@@ -116,8 +116,9 @@ $(STAMPS)/jars: jars.lock scripts/ivy.xml $(STAMPS)/venv
 	$(BIN)/python scripts/fetch_jars.py delta
 	@touch $@
 
-$(STAMPS)/classes: scripts/make_class_archive.py $(STAMPS)/jars
-	$(BIN)/python scripts/make_class_archive.py .cache/spark.jsa
+$(STAMPS)/classes: scripts/make_class_archive.py $(STAMPS)/jars $(STAMPS)/kafka
+	$(BIN)/python scripts/make_class_archive.py spark
+	$(BIN)/python scripts/make_class_archive.py kafka
 	@touch $@
 
 # One set of jars after the other, as they share a cache, beside the kernels (`make -j2`).

@@ -186,9 +186,9 @@ def test_the_position_is_not_recorded_in_the_log_for_each_batch(
     told: list[int] = []
     commit = Readers.commit
 
-    def counting(readers: Readers, name: str, task: str, offset: int, *rest: Any) -> None:
+    def counting(readers: Readers, name: str, task: str, offset: int, **kept: Any) -> None:
         told.append(offset)
-        commit(readers, name, task, offset, *rest)
+        commit(readers, name, task, offset, **kept)
 
     monkeypatch.setattr(Readers, "commit", counting)
     end = small(log, [1] * 30)
@@ -198,4 +198,4 @@ def test_the_position_is_not_recorded_in_the_log_for_each_batch(
     feed.finish_at(end)
     feed.run()
     assert feed.view.batches == 30
-    assert told == [end]  # at the end, and not sooner than `REGISTER_S` after the start
+    assert told == [0, end]  # at the start and the end, and not sooner than `REGISTER_S` between them

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -222,3 +224,31 @@ def test_a_fenced_writer_is_reported_whichever_call_raises_it(where: str) -> Non
     with pytest.raises(TailraceError) as fenced:
         send_all()
     assert fenced.value.kind is Kind.SINK_PREEMPTED
+
+
+def test_records_refused_before_the_report_of_the_cause_have_that_cause() -> None:
+    class Failed:
+        """A client whose transaction has failed, and which reports the reason later."""
+
+        def __init__(self) -> None:
+            self.reports: list[Any] = []
+            self.polls = 0
+
+        def __len__(self) -> int:
+            return len(self.reports)
+
+        def poll(self, _timeout_s: float) -> None:
+            self.polls += 1
+            if self.polls > 3:
+                for report in self.reports:
+                    report(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), SimpleNamespace(topic=lambda: "topic"))
+
+        def produce(self, _topic: str, _value: bytes, _key: object, _place: int, report: Any) -> None:
+            if self.reports:
+                raise KafkaException(KafkaError(KafkaError._STATE))
+            self.reports.append(report)
+
+    sender = Sender(Failed(), {}, timeout_s=1.0)  # type: ignore[arg-type]
+    with pytest.raises(TailraceError) as refused:
+        sender.send("topic", Converted(None, pa.array([b"one", b"two"])))
+    assert "MSG_SIZE_TOO_LARGE" in refused.value.message

@@ -37,6 +37,8 @@ CHUNK = 1_000
 _POLL_S = 0.05
 #: Interval between checks for deliveries in `flush`, in seconds.
 _LOOK_S = 0.5
+#: Longest wait for the report of a record that was refused, in seconds.
+_REPORT_S = 2.0
 #: Arguments of `produce` before the headers: the report's other name, and the time (0: now).
 _BEFORE_HEADERS = (repeat(None), repeat(0))
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
@@ -158,6 +160,8 @@ class Sender:
                 deque(map(self._producer.produce, repeat(topic), left, *rest), maxlen=0)
                 done = len(values)
             except (KafkaException, BufferError) as error:
+                if error_of(error).code() == KafkaError._STATE:  # noqa: SLF001
+                    self._wait_for_failure()
                 self.raise_if_failed()  # an earlier message's error is the cause
                 done = len(values) - length_hint(left) - 1
                 if error_of(error).code() != KafkaError._QUEUE_FULL and not isinstance(  # noqa: SLF001
@@ -171,6 +175,12 @@ class Sender:
                 self._poll(_POLL_S)
                 self._note_delivered(len(self._producer) - done)
         self._note(len(values), size)
+
+    def _wait_for_failure(self) -> None:
+        # The client takes no more records of a failed transaction before it reports the one that failed.
+        until_s = time.monotonic() + _REPORT_S
+        while self._error is None and len(self._producer) and time.monotonic() < until_s:
+            self._poll(_POLL_S)
 
     def _note(self, messages: int, size: int) -> None:
         self._sent += messages

@@ -128,6 +128,13 @@ def test_a_message_that_is_no_document_is_an_error_with_its_offset(value: bytes)
     assert caught.value.context == {"offset_first": 0, "messages": 2}
 
 
+def test_rows_without_an_order_have_no_step() -> None:
+    data = [{"op": op, "source": {}, "transaction": {"id": "7:100"}} for op in "cud"]
+    rows = DebeziumJson().data(messages(*data))
+    assert rows.steps is not None
+    assert rows.orders.tolist() == rows.steps.tolist() == [UNKNOWN] * 3
+
+
 def test_the_two_events_of_a_changed_key_have_one_order_and_a_repeated_event_is_still_found() -> None:
     """In topics of Tailrace's sink. A transformation dropped the transaction's first change."""
     found = DebeziumJson().transactions(messages({"status": "END", "id": "7:200", "event_count": 4}))

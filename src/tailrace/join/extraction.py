@@ -234,9 +234,8 @@ def data_rows(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> DataRo
     orders = _integers(pc.struct_field(transaction, "total_order"))
     # In Tailrace's topics, the delete and the create of a changed key are one change with one order.
     is_create = np.asarray(pc.fill_null(pc.equal(found["op"], "c"), False))
-    return DataRows(
-        np.asarray(messages.column("offset")), split.keys, follows, orders, 2 * orders + is_create
-    )
+    steps = np.where(orders == UNKNOWN, UNKNOWN, 2 * orders + is_create)
+    return DataRows(np.asarray(messages.column("offset")), split.keys, follows, orders, steps)
 
 
 def ended(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> Transactions:

@@ -212,6 +212,7 @@ def test_two_offsets_of_unknown_order_stop_the_pipeline(
     assert "offsets_unreadable" in told
     follow = [{"FILE": str(orders.file), "NAME": "out", "…": str(orders.ends[-1])}.get(word, word)
               for word in hinted(told, way_out)]  # fmt: skip
+    assert "--sink" in follow
     run(*follow, "--yes")
     assert orders.replay() == then
     assert orders.replay() == then

@@ -20,6 +20,7 @@ from tailrace import Engine
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import LogWriter
 from tailrace.config import PostgresSource, load_engine
+from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.connector import PipelineConnector
 from tailrace.protocol.metadata_frames import shard_states
@@ -50,6 +51,12 @@ def handle(records):
         for record in records:
             file.write(json.dumps([record.op, record.after or record.before]) + "\\n")
 """
+
+
+class OfOtherSettings(TextShards):
+    """A type of source whose settings are no section of a source."""
+
+    settings = Path  # type: ignore[assignment]
 
 
 class World:
@@ -102,7 +109,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: text-shards\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[tailrace.sources]\ntext_shards = tests.support.sources.text_shards:TextShards\n"
+        "[tailrace.sources]\n"
+        "text_shards = tests.support.sources.text_shards:TextShards\n"
+        "a_function = tests.support.sources.text_shards:_lines\n"
+        "without_settings = tests.support.sources.text_shards:TextShardsCheck\n"
+        "of_other_settings = tests.sources.test_own_source:OfOtherSettings\n"
     )
     monkeypatch.syspath_prepend(str(info.parent))
     root = Path(__file__).resolve().parents[2]
@@ -309,6 +320,25 @@ def test_problems_of_its_section_are_reported_at_their_place(tmp_path: Path) -> 
     assert "the shard 'nowhere' is not there" in _tailrace("check", file, status=None)
     file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n", shards=["nowhere"], folder="shards")
     assert "the shard 'nowhere' is not there" in _tailrace("check", file, status=None)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a_function", "names no class whose `settings` is a subclass of"),
+        ("of_other_settings", "names no class whose `settings` is a subclass of"),
+        ("without_settings", "it has no settings"),
+        ("text_shard", "source.type: must be one of 'postgresql', "),
+    ],
+)
+def test_what_is_no_type_of_source_is_refused(name: str, words: str) -> None:
+    source = {"type": name, "folder": "shards"}
+    with pytest.raises(TailraceError) as refused:
+        from_mapping({"name": "shop", "source": source, "log": {"path": "log"}})
+    assert refused.value.kind is Kind.CONFIG_INVALID
+    assert words in str(refused.value)
+    assert "source.folder" not in str(refused.value)
 
 
 def test_the_pages_code_for_writing_a_log_works(tmp_path: Path) -> None:

@@ -366,8 +366,8 @@ class LogReader:
             Kind.LOG_RANGE_INVALID,
             f"read the change log from {start} to {end}: it is durable from {self.start} "
             f"to {self._end.offset}",
-            "if these offsets come from a sink or a checkpoint, it belongs to another log, or "
-            "this log lost its end",
+            "if these offsets come from a sink or a checkpoint, it belongs to another log, or this log lost "
+            "its end; after a loss of power, start the pipeline first: it finds the log's end",
             {"task": self._task},
         )
 

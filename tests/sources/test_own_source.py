@@ -23,6 +23,7 @@ from tailrace.config import PostgresSource, load_engine
 from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.connector import PipelineConnector
+from tailrace.pipeline.run import Run
 from tailrace.protocol.metadata_frames import shard_states
 from tailrace.sources.registry import source_type
 from tailrace.testing import source_types
@@ -263,6 +264,20 @@ def test_a_capture_that_fails_ends_the_check_of_its_contract(
     with pytest.raises(ZeroDivisionError):
         check_source(TextShards(), section, tmp_path / "log", lambda: 1)
     assert time.monotonic() - began_s < source_types.WAIT_S / 2
+
+
+@pytest.mark.usefixtures("package")
+def test_an_unexpected_error_of_a_capture_names_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    World(tmp_path / "shards", 14)
+    monkeypatch.setattr(TextShardsCapture, "_snapshot", lambda _: 1 / 0)
+    pipeline = load_engine(_file(tmp_path, "  - {type: jsonl, path: ./lines}\n"))
+    with pytest.raises(TailraceError, match="'text_shards': ZeroDivisionError was raised") as caught:
+        Run(pipeline, until_caught_up=True).run()
+    assert caught.value.kind is Kind.TASK_FAILED
+    assert "see the package" in caught.value.hint
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 @pytest.mark.slow

@@ -345,6 +345,8 @@ def test_pages_of_other_sites_are_refused_until_they_are_allowed(orders, port):
     status, error = refused(port, headers=site)
     assert (status, error["kind"]) == (403, "subscription_forbidden")
     assert "--origin http://localhost:3000" in error["hint"]
+    _, error = refused(port, headers=site | {"Origin": "null"})
+    assert "serve the page over HTTP" in error["hint"]
     with pytest.raises(InvalidStatus) as raised, socket_to(port, origin="http://localhost:3000"):
         pass
     assert raised.value.response.status_code == 403

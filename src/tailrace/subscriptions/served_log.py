@@ -133,7 +133,7 @@ class ServedLog:
             raise TailraceError(
                 Kind.CONFIG_INVALID,
                 f"subscribe from a position: {error}",
-                "take it from `id`, `from` or the log",
+                "take it from `id`, `from` or the log; in a URL, + is written as %2B",
             ) from None
         with self._naming_oldest(offset):
             return locate(reader, point)

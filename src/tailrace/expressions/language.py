@@ -156,8 +156,8 @@ _WORDS = re.compile(
 def _marked(text: str) -> str:
     """Return the text with `^@` for `->`, which DuckDB parses as a lambda, with the lowest precedence.
 
-    :raises ExpressionError: if the text is empty, too long, has tokens that are not in the language, or so many
-        brackets in one another that DuckDB would parse it for minutes.
+    :raises ExpressionError: if the text is empty, too long, has tokens that are not in the language, or so
+        many brackets in one another that DuckDB would parse it for minutes.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ExpressionError(f"it is longer than {TEXT_LENGTH_MAX} characters", text, TEXT_LENGTH_MAX)

@@ -105,7 +105,7 @@ def test_an_update_without_the_old_row_is_refused_if_its_table_has_no_key() -> N
         {"table": "renamed"},
         {"schema": "sales"},
     ],
-    ids=str,
+    ids=["type", "modifier", "key", "no key", "table", "schema"],
 )
 def test_a_row_of_a_table_that_was_described_otherwise_is_refused(changed: dict[str, Any]) -> None:
     """Its readers would read the row by the description: a delete with another key removes no row."""

@@ -311,6 +311,7 @@ def test_problems_of_its_section_are_reported_at_their_place(tmp_path: Path) -> 
     assert "the shard 'nowhere' is not there" in _tailrace("check", file, status=None)
 
 
+@pytest.mark.slow
 def test_the_pages_code_for_writing_a_log_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "own-sources.md").read_text()
     ((code, *_),) = re.findall(r"```python\n((.|\n)*?)```", page)

@@ -347,6 +347,19 @@ def test_a_commit_that_a_loss_of_power_cut_short_is_written_again(kind, kept, ha
     assert sorted(found["id"].to_pylist()) == [1, 2]
 
 
+@pytest.mark.parametrize("keyless", ["refuse", "full_row"])
+def test_any_change_of_type_is_followed_in_the_range_in_which_the_table_was_emptied(keyless, tmp_path, log):
+    first = log.commit(ACCOUNTS, insert(1, 1, "a", 1), insert(1, 2, "b", 2))
+    changed = relation(1, "public.accounts", COLUMNS | {"note": INT4})
+    log.commit(truncate(1))
+    second = log.commit(changed, insert(1, 3, 30, 3))
+    third = log.commit(update(1, 3, 31, 3))
+    sink = opened("mirror", tmp_path / "lake", log, keyless=keyless)
+    for start, end in pairwise([0, first, second, third]):
+        write(sink, log, start, end)
+    assert mirror_rows(tmp_path / "lake" / "public.accounts") == [{"id": 3, "note": 31, "n": 3}]
+
+
 @pytest.mark.follows("sink_schema_refused")
 @pytest.mark.parametrize("kind", ["append", "mirror"])
 def test_a_feature_that_delta_rs_can_not_write_stops_the_sink_until_it_has_another_path(kind, tmp_path, log):

@@ -45,6 +45,23 @@ def kind_of(attempt: pytest.ExceptionInfo[TailraceError]) -> Kind:
     return attempt.value.kind
 
 
+def test_a_disk_that_is_full_for_a_cut_ends_the_writer_and_the_next_one_goes_on(log: LogDirectory) -> None:
+    source = Source()
+    with LogWriter.open(log, "0") as writer:
+        append(writer, source.transaction())
+        end = writer.sync().offset
+        append(writer, source.begin(), source.insert())
+        failpoints.arm("log.recovery=enospc")
+        for attempt in (writer.discard_open_unit, writer.check_fence):
+            with pytest.raises(TailraceError) as caught:
+                attempt()
+            assert kind_of(caught) is Kind.LOG_WRITE_FAILED, "it is not retried with this writer"
+            assert "make room" in caught.value.hint
+    failpoints.arm("")
+    with LogWriter.open(log, "0") as writer:
+        assert writer.offset == end
+
+
 def test_nothing_is_durable_or_readable_before_sync(log: LogDirectory) -> None:
     source = Source()
     with LogWriter.open(log, "0") as writer, LogReader.open(log, "0") as reader:

@@ -356,6 +356,7 @@ def test_what_is_no_type_of_source_is_refused(name: str, words: str) -> None:
     assert "source.folder" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_the_pages_code_for_writing_a_log_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "own-sources.md").read_text()
     ((code, *_),) = re.findall(r"```python\n((.|\n)*?)```", page)

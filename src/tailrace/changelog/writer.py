@@ -285,7 +285,7 @@ class LogWriter:
         """Cut the log back to its last boundary, durably, after a connection was lost within a
         transaction. From the thread that appends. Does nothing if the log ends at a boundary.
 
-        :raises TailraceError: as `open`; this writer can then not be used any more.
+        :raises TailraceError: as `open`, but not `LOG_FULL`; this writer can then not be used any more.
         """
         with self._append_lock:
             self.check_fence()
@@ -298,7 +298,11 @@ class LogWriter:
                     self._recover(self._durable.offset)
                 except TailraceError as error:
                     self._failure = error
-                    raise
+                    if error.kind is not Kind.LOG_FULL:
+                        raise
+                    # Even when there is room again, only another writer can continue.
+                    self._failure = error.changed(kind=Kind.LOG_WRITE_FAILED)
+                    raise self._failure from error
             if self._listener is not None:
                 self._listener.cut(self._place.offset)
                 self._listener.durable(self._durable)  # recovery has made that durable

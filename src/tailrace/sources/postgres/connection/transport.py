@@ -97,8 +97,7 @@ class Received:
 
     `data` is a view into the transport's buffer, valid until the next call: complete XLogData
     frames for replication, text for COPY. `message` is the first backend message after it that
-    the transport does not handle itself, as (type, body). `silent` if no byte was received, not even
-    a part of a message.
+    the transport does not handle itself, as (type, body). `silent`: not even a part of one was received.
     """
 
     data: Bytes

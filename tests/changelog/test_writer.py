@@ -130,6 +130,20 @@ def test_a_segment_repeats_the_schema_in_force(log: LogDirectory) -> None:
         assert writer.schema_in_force == {"R16400": new, "R7": relation_frame(7)}
 
 
+def test_a_segment_holds_changes_also_if_the_schema_is_larger_than_it(log: LogDirectory) -> None:
+    source = Source(described={TABLE})
+    columns = tuple(f"c{number}" for number in range(500))
+    tables = [relation_frame(), *(relation_frame(oid, columns) for oid in range(1, 21))]
+    options = LogOptions(segment_bytes=64 * 1024)
+    assert len(b"".join(tables)) > options.segment_bytes
+    with LogWriter.open(log, "0", options=options) as writer:
+        append(writer, source.begin(), *tables, source.commit())
+        begun = len(segment_files(log))
+        for _ in range(50):
+            append(writer, source.transaction(note="x" * 1000))
+        assert len(segment_files(log)) == begun + 1
+
+
 def test_sync_runs_while_appends_go_on(log: LogDirectory) -> None:
     source, done = Source(), threading.Event()
     seen: list[int] = []

@@ -31,7 +31,8 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
             'number', a.attnum, 'name', a.attname, 'dropped', a.attisdropped,
             'type_oid', a.atttypid::bigint, 'type_modifier', a.atttypmod,
             'type', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
-            'generated', a.attgenerated, 'filled', a.atthasdef OR a.attidentity <> '',
+            'generated', a.attgenerated,
+            'filled', a.atthasdef OR a.attidentity <> '' OR a.attnotnull OR t.typdefault IS NOT NULL,
             'in_identity', {in_identity}, 'xid', a.xmin::text::bigint, 'base', {base}, 'types', {types},
             'missing', {missing}) ORDER BY a.attnum)
           FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid

@@ -34,6 +34,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # As `tailrace.sources.vitess` does, which some tests import after gRPC: servers are started by forks, too.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# With Rich, which is installed, a logged traceback takes a tenth of a second.
+for processor in structlog.get_config()["processors"]:
+    if isinstance(processor, structlog.dev.ConsoleRenderer):
+        processor.exception_formatter = structlog.dev.plain_traceback
+
 # Every failure prints what reproduces it. No deadline: the first call of a kernel may load it
 # from its cache, and two cores are shared.
 settings.register_profile(

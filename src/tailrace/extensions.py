@@ -67,7 +67,8 @@ def factory(group: str, name: str, methods: Sequence[str]) -> Callable[..., Any]
             Kind.CONFIG_INVALID,
             f"load the {word} {name!r}: {found.value} is not a {word}, it "
             + (f"has no {', '.join(lacking)}" if lacking else "can't be called"),
-            f"its entry point must name a class with {', '.join(methods)}, or a function that creates one",
+            f"its entry point must name a class with {', '.join(methods)}"
+            + ("" if group == SOURCES else ", or a function that creates one"),
             where,
         )
     return made  # type: ignore[no-any-return]

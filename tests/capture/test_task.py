@@ -411,6 +411,31 @@ def test_the_timeout_for_a_silent_server_grows_until_a_transaction_comes(
     assert read_log(tmp_path / "log").inserts == list(range(1, 11))
 
 
+def test_a_row_that_takes_longer_than_the_timeout_keeps_its_connection(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = SocketTransport._receive_some
+
+    def slowly(transport: SocketTransport) -> int:
+        time.sleep(0.02)
+        whole, have = transport._view, transport._have
+        transport._view = whole[: have + 32 * 1024]
+        try:
+            return receive(transport)
+        finally:
+            transport._view = whole
+
+    pg.execute(CREATE_ITEMS)
+    options = {"receive_timeout_s": 0.4, "status_interval_s": 0.1}
+    with capturing(pg.dsn, tmp_path / "log", **options) as running:
+        running.wait_for("streaming")
+        monkeypatch.setattr(SocketTransport, "_receive_some", slowly)
+        pg.execute("insert into items values (1, repeat('x', 2000000))")
+        running.catch_up(pg.query)
+        assert running.task.progress().reconnects == 0
+    assert read_log(tmp_path / "log").inserts == [1]
+
+
 def test_a_slot_in_use_is_waited_for_and_then_reported(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:

@@ -203,6 +203,25 @@ def test_a_wait_ends_at_its_timeout(line: Line) -> None:
     assert 0.04 < time.monotonic() - began < 1
 
 
+def test_a_part_of_a_message_is_no_silence(line: Line) -> None:
+    line.server.sendall(insert(5)[:-1])
+    received = line.transport.receive(1)
+    assert received.nothing
+    assert not received.silent
+    assert line.transport.receive(0.01).silent
+    # As of a TLS connection, of which libpq keeps the part.
+    libpq = SimpleNamespace(consume_input=lambda: None, get_copy_data=lambda _: (0, b""))
+    server, client = socket.socketpair()
+    with server, client:
+        libpq.socket = client.fileno()
+        transport = LibpqTransport(cast(Any, libpq), MIB)
+        assert transport.receive(0.01).silent
+        server.sendall(b"w")
+        received = transport.receive(1)
+    assert received.nothing
+    assert not received.silent
+
+
 def test_a_single_frame_after_silence_is_returned_at_once(line: Line) -> None:
     line.transport.receive(0.01)
     delays = []

@@ -276,5 +276,10 @@ def test_check_names_the_tables_of_which_all_updates_are_kept(pg: Database, tmp_
     assert (finding.table, finding.severity) == ("public.pairs", Severity.WARNING)
     assert findings("  skip_unchanged_updates: true\n  replica_identity: {public.pairs: full}\n") == []
     assert findings("") == []
+    # The setting would undo the SQL at the next start.
+    [undone] = findings("  skip_unchanged_updates: true\n  replica_identity: {public.pair*: default}\n")
+    assert undone.repair == "name public.pairs with full in source.replica_identity, as its first entry"
+    first = "  replica_identity: {public.pairs: full, public.pair*: default}\n"
+    assert findings(f"  skip_unchanged_updates: true\n{first}") == []
     pg.execute(finding.repair.split(";")[0])
     assert findings("  skip_unchanged_updates: true\n") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,22 @@ def test_commits_only_go_forward_and_need_a_registration(log: LogDirectory) -> N
     readers.register("a/b: c", {"0": 0, "1": 7})
     [found] = Readers.open(log.path).all()
     assert (found.name, dict(found.offsets)) == ("a/b: c", {"0": 30, "1": 7})
+
+
+def test_an_offset_and_a_release_that_two_threads_commit_at_once_are_both_kept(log: LogDirectory) -> None:
+    Readers(log).register("engine:shop", {"0": 0})
+
+    def release() -> None:
+        for offset in range(1, 40):
+            Readers(log).commit("engine:shop", "0", offset)
+
+    with ThreadPoolExecutor(1) as pool:
+        releasing = pool.submit(release)
+        for number in range(40):
+            Readers(log).commit("engine:shop", "0", 0, kept={"log_offset": number})
+            assert Readers(log).require("engine:shop").kept["0"] == {"log_offset": number}
+        releasing.result()
+    assert Readers(log).require("engine:shop").offsets["0"] == 39
 
 
 def test_a_temporary_reader_that_begins_during_retention_is_known_to_have_ended(

@@ -45,6 +45,23 @@ def kind_of(attempt: pytest.ExceptionInfo[TailraceError]) -> Kind:
     return attempt.value.kind
 
 
+def test_a_disk_that_is_full_for_a_cut_ends_the_writer_and_the_next_one_goes_on(log: LogDirectory) -> None:
+    source = Source()
+    with LogWriter.open(log, "0") as writer:
+        append(writer, source.transaction())
+        end = writer.sync().offset
+        append(writer, source.begin(), source.insert())
+        failpoints.arm("log.recovery=enospc")
+        for attempt in (writer.discard_open_unit, writer.check_fence):
+            with pytest.raises(TailraceError) as caught:
+                attempt()
+            assert kind_of(caught) is Kind.LOG_WRITE_FAILED, "it is not retried with this writer"
+            assert "make room" in caught.value.hint
+    failpoints.arm("")
+    with LogWriter.open(log, "0") as writer:
+        assert writer.offset == end
+
+
 def test_nothing_is_durable_or_readable_before_sync(log: LogDirectory) -> None:
     source = Source()
     with LogWriter.open(log, "0") as writer, LogReader.open(log, "0") as reader:
@@ -111,6 +128,20 @@ def test_a_segment_repeats_the_schema_in_force(log: LogDirectory) -> None:
             assert reader.all_schema_frames(0, reader.end().offset) == [old, relation_frame(7), new]
     with LogWriter.open(log, "0") as writer:
         assert writer.schema_in_force == {"R16400": new, "R7": relation_frame(7)}
+
+
+def test_a_segment_holds_changes_also_if_the_schema_is_larger_than_it(log: LogDirectory) -> None:
+    source = Source(described={TABLE})
+    columns = tuple(f"c{number}" for number in range(500))
+    tables = [relation_frame(), *(relation_frame(oid, columns) for oid in range(1, 21))]
+    options = LogOptions(segment_bytes=64 * 1024)
+    assert len(b"".join(tables)) > options.segment_bytes
+    with LogWriter.open(log, "0", options=options) as writer:
+        append(writer, source.begin(), *tables, source.commit())
+        begun = len(segment_files(log))
+        for _ in range(50):
+            append(writer, source.transaction(note="x" * 1000))
+        assert len(segment_files(log)) == begun + 1
 
 
 def test_sync_runs_while_appends_go_on(log: LogDirectory) -> None:

@@ -351,6 +351,21 @@ def test_log_show_selects_by_table_key_transaction_position_and_time(orders):
     assert ids(path, "--to", "2026-01-01T01:00:02+01:00") == [1, 2, 3]
 
 
+def test_a_part_of_a_log_that_begins_after_its_end_is_refused(orders):
+    done = run("log", "show", orders.directory.path, "--from", "2026-01-01T00:00:02Z", "--to", "0")
+    assert done.exit_code == 2
+    assert "after --to, 0" in done.output
+    assert "exchange them" in done.output
+    assert ids(orders.directory.path, "--from", "0", "--to", "0") == []
+
+
+def test_a_task_without_a_name_is_missing(orders):
+    for command in ("show", "schemas"):
+        done = run("log", command, orders.directory.path, "--task", "")
+        assert done.exit_code == 1
+        assert "it has no such task" in done.output
+
+
 def test_an_lsn_after_the_logs_end_is_refused_and_a_past_time_after_it_is_its_end(orders):
     path = orders.directory.path
     assert ids(path, "--from", "2026-02-01") == []

@@ -159,7 +159,7 @@ def test_the_example_of_a_custom_source_is_in_kafka_once_despite_kills(
     kills = 0
     armed = [f"{point}=kill@1" for point in STARTING]
     armed += [f"{point}=kill@{random_.randint(1, 5)}" for point in POINTS]
-    armed += [""] * 4
+    armed += [""] * 2
     random_.shuffle(armed)
     for point in armed:
         tasks, kept = str(random_.randint(1, 4)), {**os.environ, "TAILRACE_FAILPOINTS": point}
@@ -177,7 +177,7 @@ def test_the_example_of_a_custom_source_is_in_kafka_once_despite_kills(
     by_file: dict[str, list[str]] = {}
     for message in read_topic(kafka.bootstrap, "lines"):
         by_file.setdefault(message.key_document, []).append(message.document["text"])
-    assert kills >= 11, seed
+    assert kills >= 9, seed
     for number in range(4):
         assert by_file[f"{number}.txt"] == [f"{line:06}" for line in range(LINES)], seed
 

@@ -67,20 +67,6 @@ def killed(pg: Database, make_round: Callable[..., Round]) -> Round:
 
 
 @pytest.mark.ci
-def test_every_cut_in_the_last_three_blocks_is_recovered_from(killed: Round, tmp_path: Path) -> None:
-    segment, start, size = _last_blocks(killed.log, 3)
-    durable = LogReader.open(killed.log, TASK).end().offset
-    for kept in range(start, size + 1):
-        copy = tmp_path / "cut"
-        shutil.copytree(killed.log, copy)
-        with (copy / segment.relative_to(killed.log)).open("r+b") as file:
-            file.truncate(kept)
-        with LogWriter.open(LogDirectory.open(copy), TASK) as writer:
-            assert writer.tail.offset >= durable, f"cut after {kept} of {size} bytes"
-        shutil.rmtree(copy)
-
-
-@pytest.mark.ci
 def test_a_pipeline_continues_from_a_truncated_log(killed: Round) -> None:
     segment, start, size = _last_blocks(killed.log, 3)
     slot, whole = _slot(killed), killed.root / "whole"

@@ -134,7 +134,7 @@ def drained(query: Query) -> None:
     query.rng = quiet
 
 
-CASES = 25
+CASES = 10
 LIMITS = [
     BatchLimits(),
     BatchLimits(),

@@ -176,7 +176,8 @@ def test_settings_that_would_lose_keys_are_refused_with_a_repair(pg, tmp_path):
 
 def test_a_mirrors_key_that_a_handling_mode_rounds_is_reported(pg, tmp_path):
     pg.execute(
-        "create domain price as numeric(20,2); create table rounded (p price, t timetz, primary key (p, t)); "
+        "create domain amount as numeric(20,2); create domain price as amount check (value > 0); "
+        "create table rounded (p price, t timetz, primary key (p, t)); "
         "create table exact (p numeric(12,2) primary key)"
     )
     modes = "  decimal_handling_mode: double\n  time_precision_mode: connect\n"

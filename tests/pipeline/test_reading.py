@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
@@ -127,6 +128,20 @@ def test_reading_waits_for_capture_while_the_end_mark_is_behind_after_a_loss_of_
     log.open_again()
     log.insert(3)
     assert [number for number, *_ in drained(again)] == [3]
+
+
+@pytest.mark.follows("log_range_invalid")
+def test_a_position_beyond_the_end_mark_after_a_loss_of_power_is_read_once_capture_ran(log):
+    log.insert(1)
+    with log.power_lost():
+        log.insert(2)
+        end = log.writer.durable.offset
+    with LogReader.open(log.directory, "0") as reader:
+        with pytest.raises(TailraceError) as refused:
+            reader.blocks(end, end)
+        assert "run the pipeline" in refused.value.hint
+        log.open_again()
+        assert reader.blocks(end, end) == []
 
 
 def test_a_batch_without_records_advances_the_offset(log):

@@ -169,6 +169,17 @@ RENAMES = {
         {"public.orders"},
         ("orders",),
     ),
+    "to a name that the sink does not get, and back": (
+        ("public.orders",),
+        [
+            "alter table orders rename to orders_old",
+            "insert into orders_old values (31, 'under the other name')",
+            "alter table orders_old rename to orders",
+            "insert into orders values (32, 'after')",
+        ],
+        {"public.orders"},
+        ("orders",),
+    ),
 }
 
 

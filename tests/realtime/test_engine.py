@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.realtime.buffer import BlockBuffer
 from tailrace.realtime.path import RealtimePath
@@ -119,8 +120,12 @@ def test_the_check_finds_a_buffer_that_drops_blocks_when_full(
 
     monkeypatch.setattr(BlockBuffer, "_lose", drop)
     section = {"enabled": True, "buffer_bytes": BUFFER_BYTES}
-    with Running(shard, tmp_path / "log", section, record_processing={"queue_batches_max": 1}) as running:
+    options: dict[str, Any] = {"record_processing": {"queue_batches_max": 1}}
+    with Running(shard, tmp_path / "log", section, offset_commit={"policy": "always"}, **options) as running:
         running.wait_for(mode="on")
+        # A row in the segment that began then: as long as none is handled, the log is read, too.
+        shard.commit(1)
+        wait_until(lambda: running.view["position"] > _last_segment(running.log), 60, "a row of the segment")
         running.may_go_on.clear()
         for _ in range(12):
             shard.commit(1, WIDE)
@@ -150,6 +155,10 @@ def test_the_check_finds_a_start_that_does_not_wait_for_the_log(
         running.wait_for(mode="on")
         running.may_go_on.set()
         _require_gap(running)
+
+
+def _last_segment(log: Path) -> int:
+    return LogDirectory.open(log).segments("0")[-1]
 
 
 def _require_gap(running: Running) -> None:

@@ -313,30 +313,72 @@ def test_a_history_in_whose_place_an_older_copy_was_put_stops_and_gets_what_it_l
         assert sorted(rows["id"].to_pylist()) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("has_checkpoint", [False, True], ids=["", "with a checkpoint"])
 @pytest.mark.parametrize("kept", [0, 60], ids=["nothing of it", "a part of it"])
 @pytest.mark.parametrize("kind", ["append", "mirror"])
-def test_a_commit_that_a_loss_of_power_cut_short_is_written_again(kind, kept, tmp_path, log):
+def test_a_commit_that_a_loss_of_power_cut_short_is_written_again(kind, kept, has_checkpoint, tmp_path, log):
     ends = [log.commit(*changes) for changes in ([ACCOUNTS, insert(1, 1, "a", 1)], [insert(1, 2, "b", 2)])]
     state, commits = (tmp_path / "lake" / name for name in ("_tailrace", "public.accounts/_delta_log"))
     sink = opened(kind, tmp_path / "lake", log)
     write(sink, log, 0, ends[0])
+    if has_checkpoint:
+        DeltaTable(str(commits.parent)).alter.set_table_properties({"delta.checkpointInterval": "1"})
     position = (state / "position-0.json").read_bytes()
     write(sink, log, ends[0], ends[1])
     sink.close()
     # The sink records its position once a commit is on disk; so this commit was not on disk.
     (state / "position-0.json").write_bytes(position)
     last = max(commits.glob("*.json"))
-    last.write_bytes(last.read_bytes()[:kept])
+    torn = [last, *commits.glob(f"{last.stem}.checkpoint.parquet")]
+    assert len(torn) == 1 + has_checkpoint
+    for path in torn:
+        path.write_bytes(path.read_bytes()[:kept])
     sink = opened(kind, tmp_path / "lake", log)
-    if kept:
+    if kept or has_checkpoint:
         with pytest.raises(TailraceError) as refused:
             write(sink, log, ends[0], ends[1])
-        assert "remove the files _delta_log/<version>.json" in refused.value.hint
-        last.unlink()
+        assert "remove the first file _delta_log/<version>.json" in refused.value.hint
+        for path in torn:
+            path.unlink()
+        (commits / "_last_checkpoint").unlink(missing_ok=True)
     write(sink, log, ends[0], ends[1])
     sink.close()
     found = DeltaTable(str(tmp_path / "lake" / "public.accounts")).to_pyarrow_table(columns=["id"])
     assert sorted(found["id"].to_pylist()) == [1, 2]
+
+
+@pytest.mark.parametrize("keyless", ["refuse", "full_row"])
+def test_any_change_of_type_is_followed_in_the_range_in_which_the_table_was_emptied(keyless, tmp_path, log):
+    first = log.commit(ACCOUNTS, insert(1, 1, "a", 1), insert(1, 2, "b", 2))
+    changed = relation(1, "public.accounts", COLUMNS | {"note": INT4})
+    log.commit(truncate(1))
+    second = log.commit(changed, insert(1, 3, 30, 3))
+    third = log.commit(update(1, 3, 31, 3))
+    sink = opened("mirror", tmp_path / "lake", log, keyless=keyless)
+    for start, end in pairwise([0, first, second, third]):
+        write(sink, log, start, end)
+    assert mirror_rows(tmp_path / "lake" / "public.accounts") == [{"id": 3, "note": 31, "n": 3}]
+
+
+@pytest.mark.follows("sink_schema_refused")
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_a_feature_that_delta_rs_can_not_write_stops_the_sink_until_it_has_another_path(kind, tmp_path, log):
+    first = log.commit(ACCOUNTS, insert(1, 1, "a", 1), insert(1, 2, "b", 2))
+    second = log.commit(update(1, 1, "c", 3))
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, first)
+    commits = tmp_path / "lake" / "public.accounts" / "_delta_log"
+    features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["rowTracking"]}
+    (commits / f"{1:020d}.json").write_text(json.dumps({"protocol": features}) + "\n")
+    with pytest.raises(TailraceError) as refused:
+        write(sink, log, first, second)
+    sink.close()
+    assert refused.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert "give the sink a new, empty path" in refused.value.hint
+    sink = opened(kind, tmp_path / "other", log)
+    write(sink, log, 0, second)
+    found = DeltaTable(str(tmp_path / "other" / "public.accounts")).to_pyarrow_table(columns=["note"])
+    assert {"b", "c"} <= set(found["note"].to_pylist())
 
 
 def test_rows_beyond_all_keys_are_appended_and_others_are_merged(tmp_path, log):
@@ -852,6 +894,45 @@ def test_a_commit_cut_short_by_a_loss_of_power_is_written_again_once_it_is_remov
     write_alone(sink, log, start, end)
     delta = DeltaTable(str(tmp_path / "lake" / "public.accounts"))
     assert sorted(delta.to_pyarrow_dataset().to_table(columns=["id"])["id"].to_pylist()) == [1, 2]
+
+
+@pytest.mark.follows("sink_damaged")
+@pytest.mark.parametrize("lost", ["a merged file", "the commit before it"])
+def test_commits_of_which_a_loss_of_power_took_a_part_are_found_and_written_again(
+    lost, tmp_path, log, monkeypatch
+):
+    start = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
+    wider = relation(1, "public.accounts", COLUMNS | {"more": INT4})
+    middle = log.commit(wider, update(1, 1, "two", 2, 20))
+    end = log.commit(update(1, 1, UNCHANGED, 3, 30))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, 0, start)
+
+    def crash(*_):
+        raise failpoints.FailpointError("before the commit is on disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaFolder, "make_durable", crash)
+        with pytest.raises(failpoints.FailpointError):
+            write_alone(sink, log, start, middle)
+    sink.close()
+    table = tmp_path / "lake" / "public.accounts"
+    delta = DeltaTable(str(table))
+    (merged,) = [Path(uri.removeprefix("file://")) for uri in delta.file_uris()]
+    first = delta.version() if lost == "a merged file" else delta.version() - 1
+    cut = merged if lost == "a merged file" else table / "_delta_log" / f"{first:020d}.json"
+    cut.write_bytes(b"")
+    sink = opened("mirror", tmp_path / "lake", log)
+    with pytest.raises(TailraceError) as caught:
+        write_alone(sink, log, start, end)
+    assert caught.value.kind is Kind.SINK_DAMAGED
+    assert f"of version {first} and of later ones" in caught.value.hint
+    sink.close()
+    for version in range(first, delta.version() + 1):
+        (table / "_delta_log" / f"{version:020d}.json").unlink()
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, start, end)
+    assert mirror_rows(table) == [{"id": 1, "note": "two", "n": 3, "more": 30}]
 
 
 @pytest.mark.parametrize(

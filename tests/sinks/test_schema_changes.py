@@ -169,14 +169,22 @@ def test_a_mirror_follows_a_schema_change(
 # ---------------------------------------------------------------------- histories
 
 
+def written(kind: str, story: Story) -> Path:
+    names = [name for name in ALTERED if kind != "append" or name not in NO_COMMON_TYPE]
+    sink = make(kind, story.path / kind, public(*names))
+    write(sink, story.log, story.begun.offset)
+    write(sink, story.log, story.done.offset)
+    return story.path / kind
+
+
 @pytest.fixture(scope="module")
-def histories(story: Story) -> Path:
-    for kind in ("append", "parquet", "jsonl"):
-        names = [name for name in ALTERED if kind != "append" or name not in NO_COMMON_TYPE]
-        sink = make(kind, story.path / kind, public(*names))
-        write(sink, story.log, story.begun.offset)
-        write(sink, story.log, story.done.offset)
-    return story.path
+def json_lines(story: Story) -> Path:
+    return written("jsonl", story)
+
+
+@pytest.fixture(scope="module")
+def histories(story: Story) -> dict[str, Path]:
+    return {kind: written(kind, story) for kind in ("append", "parquet")}
 
 
 @pytest.mark.parametrize(
@@ -184,15 +192,16 @@ def histories(story: Story) -> Path:
     [("append", name) for name in ALTERED if name not in NO_COMMON_TYPE]
     + [("parquet", name) for name in ALTERED],
 )
-@pytest.mark.each_postgres("what the catalogue says of altered tables")
-def test_a_history_has_the_rows_of_the_source(kind: str, name: str, story: Story, histories: Path) -> None:
+def test_a_history_has_the_rows_of_the_source(
+    kind: str, name: str, story: Story, histories: dict[str, Path]
+) -> None:
     table = TABLES[name]
     # Files keep any column name except those of their own columns.
     held = HELD if kind == "append" else {"_op": HELD["_op"]}
     columns = [held.get(column, column) for column in story.altered.columns[table]]
     last = {
         row[columns[0]]: tuple(plain(row.get(column)) for column in columns)
-        for row in history(kind, histories / kind / f"public.{table}")
+        for row in history(kind, histories[kind] / f"public.{table}")
         if row["_op"] != "d" and columns[0] in row
     }
     expected = [row for row in story.altered.rows[table] if row[0] % 2 == 0]
@@ -202,11 +211,11 @@ def test_a_history_has_the_rows_of_the_source(kind: str, name: str, story: Story
 
 @pytest.mark.parametrize("name", ALTERED)
 @pytest.mark.each_postgres("what the catalogue says of altered tables")
-def test_json_names_the_columns_of_each_change(name: str, story: Story, histories: Path) -> None:
+def test_json_names_the_columns_of_each_change(name: str, story: Story, json_lines: Path) -> None:
     table = TABLES[name]
     lines = [
         json.loads(line)
-        for path in (histories / "jsonl" / f"public.{table}").glob("*.jsonl")
+        for path in (json_lines / f"public.{table}").glob("*.jsonl")
         for line in path.read_text("utf-8").split("\n")[:-1]
     ]
     lines.sort(key=lambda line: line["position"]["log_offset"])
@@ -220,12 +229,14 @@ def test_json_names_the_columns_of_each_change(name: str, story: Story, historie
 
 
 @pytest.mark.parametrize("kind", ["append", "parquet"])
-def test_histories_have_the_same_changes(kind: str, story: Story, histories: Path) -> None:
+def test_histories_have_the_same_changes(
+    kind: str, story: Story, histories: dict[str, Path], json_lines: Path
+) -> None:
     for name in ALTERED:
         if name not in NO_COMMON_TYPE:
             folder = f"public.{TABLES[name]}"
-            found = [row["_log_offset"] for row in history(kind, histories / kind / folder)]
-            assert found == offsets("jsonl", histories / "jsonl" / folder)
+            found = [row["_log_offset"] for row in history(kind, histories[kind] / folder)]
+            assert found == offsets("jsonl", json_lines / folder)
 
 
 # ---------------------------------------------------------------------- what can't be followed
@@ -430,7 +441,7 @@ STRUCK = (
 @pytest.mark.parametrize("kind", ["mirror", "append"])
 @pytest.mark.ci
 def test_a_sink_that_is_killed_in_a_range_with_schema_changes_is_completed(
-    kind: str, point: str, story: Story, histories: Path
+    kind: str, point: str, story: Story, histories: dict[str, Path]
 ) -> None:
     lake = story.path / f"killed {kind} {point}"
     sink = make(kind, lake, public(*STRUCK))
@@ -445,7 +456,7 @@ def test_a_sink_that_is_killed_in_a_range_with_schema_changes_is_completed(
             assert mirrored(lake, f"public.{table}") == (story.done.columns[table], story.done.rows[table])
         else:
             found = history("append", lake / f"public.{table}")
-            assert found == history("append", histories / "append" / f"public.{table}")
+            assert found == history("append", histories["append"] / f"public.{table}")
 
 
 # ---------------------------------------------------------------------- masks

@@ -20,8 +20,10 @@ from tailrace import Engine
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import LogWriter
 from tailrace.config import PostgresSource, load_engine
+from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.connector import PipelineConnector
+from tailrace.pipeline.run import Run
 from tailrace.protocol.metadata_frames import shard_states
 from tailrace.sources.registry import source_type
 from tailrace.testing import source_types
@@ -50,6 +52,12 @@ def handle(records):
         for record in records:
             file.write(json.dumps([record.op, record.after or record.before]) + "\\n")
 """
+
+
+class OfOtherSettings(TextShards):
+    """A type of source whose settings are no section of a source."""
+
+    settings = Path  # type: ignore[assignment]
 
 
 class World:
@@ -102,7 +110,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: text-shards\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[tailrace.sources]\ntext_shards = tests.support.sources.text_shards:TextShards\n"
+        "[tailrace.sources]\n"
+        "text_shards = tests.support.sources.text_shards:TextShards\n"
+        "a_function = tests.support.sources.text_shards:_lines\n"
+        "without_settings = tests.support.sources.text_shards:TextShardsCheck\n"
+        "of_other_settings = tests.sources.test_own_source:OfOtherSettings\n"
     )
     monkeypatch.syspath_prepend(str(info.parent))
     root = Path(__file__).resolve().parents[2]
@@ -254,6 +266,20 @@ def test_a_capture_that_fails_ends_the_check_of_its_contract(
     assert time.monotonic() - began_s < source_types.WAIT_S / 2
 
 
+@pytest.mark.usefixtures("package")
+def test_an_unexpected_error_of_a_capture_names_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    World(tmp_path / "shards", 14)
+    monkeypatch.setattr(TextShardsCapture, "_snapshot", lambda _: 1 / 0)
+    pipeline = load_engine(_file(tmp_path, "  - {type: jsonl, path: ./lines}\n"))
+    with pytest.raises(TailraceError, match="'text_shards': ZeroDivisionError was raised") as caught:
+        Run(pipeline, until_caught_up=True).run()
+    assert caught.value.kind is Kind.TASK_FAILED
+    assert "see the package" in caught.value.hint
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("package")
 def test_masks_apply_to_sinks_handlers_and_readers_that_know_only_the_logs_path(tmp_path: Path) -> None:
@@ -311,6 +337,26 @@ def test_problems_of_its_section_are_reported_at_their_place(tmp_path: Path) -> 
     assert "the shard 'nowhere' is not there" in _tailrace("check", file, status=None)
 
 
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a_function", "names no class whose `settings` is a subclass of"),
+        ("of_other_settings", "names no class whose `settings` is a subclass of"),
+        ("without_settings", "it has no settings"),
+        ("text_shard", "source.type: must be one of 'postgresql', "),
+    ],
+)
+def test_what_is_no_type_of_source_is_refused(name: str, words: str) -> None:
+    source = {"type": name, "folder": "shards"}
+    with pytest.raises(TailraceError) as refused:
+        from_mapping({"name": "shop", "source": source, "log": {"path": "log"}})
+    assert refused.value.kind is Kind.CONFIG_INVALID
+    assert words in str(refused.value)
+    assert "source.folder" not in str(refused.value)
+
+
+@pytest.mark.slow
 def test_the_pages_code_for_writing_a_log_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "own-sources.md").read_text()
     ((code, *_),) = re.findall(r"```python\n((.|\n)*?)```", page)

@@ -43,9 +43,16 @@ def test_a_row_with_another_number_of_columns_than_its_table_is_refused(
 @pytest.mark.parametrize("value", [1, b"a", "\ud800", UNCHANGED], ids=repr)
 def test_a_value_that_is_no_text_is_refused(value: Any) -> None:
     frames = RowFrames()
-    writes = [lambda row: frames.rows(KEYED, [row])]
+    writes = [
+        lambda row: frames.rows(KEYED, [row]),
+        lambda row: frames.insert(KEYED, row),
+        lambda row: frames.update(KEYED, ["1", "a"], row[::-1]),
+        lambda row: frames.update(KEYLESS, ["1", "a"], row),
+        lambda row: frames.delete(KEYED, row[::-1]),
+        lambda row: frames.delete(KEYLESS, row),
+    ]
     if value is not UNCHANGED:
-        writes += [lambda row: frames.insert(KEYED, row), lambda row: frames.update(KEYED, row)]
+        writes.append(lambda row: frames.update(KEYED, row))
     for write in writes:
         with pytest.raises(TailraceError, match="neither text nor None") as refused:
             write(["1", value])
@@ -76,6 +83,41 @@ def test_a_shape_that_no_table_has_is_refused(changed: dict[str, Any], found: st
         frames.describe(replace(KEYED, **changed))
     assert refused.value.kind is Kind.CONFIG_INVALID
     assert len(frames.take()) == 0
+
+
+def test_an_update_without_the_old_row_is_refused_if_its_table_has_no_key() -> None:
+    frames = RowFrames()
+    with pytest.raises(TailraceError, match="lacks the old row") as refused:
+        frames.update(KEYLESS, ["1", UNCHANGED])
+    assert refused.value.kind is Kind.RECORD_INVALID
+    assert len(frames.take()) == 0
+    frames.update(KEYED, ["1", UNCHANGED])
+    frames.update(KEYLESS, ["1", UNCHANGED], ["1", "a"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"columns": (COLUMNS[0], replace(COLUMNS[1], type="int8"))},
+        {"columns": (replace(COLUMNS[0], type="numeric", modifier=(5 << 16) + 4), COLUMNS[1])},
+        {"key": ("note",)},
+        {"key": ()},
+        {"table": "renamed"},
+        {"schema": "sales"},
+    ],
+    ids=["type", "modifier", "key", "no key", "table", "schema"],
+)
+def test_a_row_of_a_table_that_was_described_otherwise_is_refused(changed: dict[str, Any]) -> None:
+    """Its readers would read the row by the description: a delete with another key removes no row."""
+    frames = RowFrames()
+    frames.describe(KEYED)
+    frames = RowFrames(dict(kept_frames(frames.take())))
+    altered = replace(KEYED, **changed)
+    with pytest.raises(TailraceError, match="other columns, types, name or key"):
+        frames.delete(altered, ["1", "2"])
+    frames.delete(replace(KEYED, version=2, read_from=7), ["1", "2"])
+    frames.describe(altered)
+    frames.delete(altered, ["1", "2"])
 
 
 @pytest.mark.parametrize("where", ["here", "in the log"])

@@ -60,6 +60,16 @@ def test_rules_of_a_later_version_are_refused(tmp_path: Path) -> None:
     assert caught.value.kind is Kind.LOG_FORMAT_UNKNOWN
 
 
+def test_rules_whose_file_is_damaged_are_not_replaced_by_the_ones_before_them(tmp_path: Path) -> None:
+    log = LogOfOrders(tmp_path / "log")
+    log.close()
+    keep_disclosure(log.directory, "0", ColumnPolicy())
+    rules = ColumnPolicy.model_validate({"columns_exclude": ["public.orders.what"]})
+    keep_disclosure(log.directory, "0", rules)
+    (tmp_path / "log" / "tasks" / "0" / "disclosure.state").write_bytes(b"damaged")
+    assert kept_disclosure(log.directory, "0") == rules
+
+
 def test_a_running_stream_follows_what_capture_records(tmp_path: Path) -> None:
     """The rules of a micro-batch are those when it is planned."""
     log = LogOfOrders(tmp_path / "log")

@@ -647,10 +647,15 @@ def test_an_executor_without_the_log_is_named(log: HandmadeLog) -> None:
 
 def test_a_schema_set_in_the_query_is_refused(spark: Any, log: HandmadeLog) -> None:
     fill(log, 1)
-    given = spark.read.format("tailrace").schema("id bigint, _op string").option("table", "public.orders")
-    with pytest.raises(Exception, match="schema_changed") as caught:
-        given.load(str(log.path)).collect()
-    assert "If the query sets a schema, remove it" in translated(caught.value).hint
+    for given, options in (("id bigint, _op string", {"table": "public.orders"}), ("op string", {})):
+        read = spark.read.format("tailrace").schema(given).options(**options)
+        with pytest.raises(Exception, match="config_invalid") as caught:
+            read.load(str(log.path)).collect()
+        assert "remove .schema(…)" in translated(caught.value).hint
+    stream = spark.readStream.format("tailrace").schema("op string").load(str(log.path))
+    query = stream.writeStream.format("noop").trigger(availableNow=True).start()
+    with pytest.raises(Exception, match="sets a schema"):
+        query.awaitTermination(60)
 
 
 @pytest.mark.parametrize("options", [{}, {"table": "public.orders"}])

@@ -23,18 +23,20 @@ from structlog.testing import capture_logs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from tailrace.changelog.disclosure import keep_disclosure
+from tailrace.changelog.disclosure import keep_disclosure, keep_renames
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.config import ColumnMask, ColumnPolicy
 from tailrace.config.load import from_mapping
 from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.renames import Renames
 from tailrace.subscriptions import app, hub, served_log
 from tailrace.subscriptions.filters import ChangeFilter
 from tailrace.subscriptions.served_log import ServedLog, places_in, places_of
 from tailrace.subscriptions.server import serving
-from tests.support.orders_log import LogOfOrders
+from tests.support import orders_log
+from tests.support.orders_log import OID, LogOfOrders
 from tests.support.subscriptions import TOKEN, changes, ids, refused, socket_to, subscribed
 from tests.support.wait import wait_until
 
@@ -343,6 +345,8 @@ def test_pages_of_other_sites_are_refused_until_they_are_allowed(orders, port):
     status, error = refused(port, headers=site)
     assert (status, error["kind"]) == (403, "subscription_forbidden")
     assert "--origin http://localhost:3000" in error["hint"]
+    _, error = refused(port, headers=site | {"Origin": "null"})
+    assert "serve the page over HTTP" in error["hint"]
     with pytest.raises(InvalidStatus) as raised, socket_to(port, origin="http://localhost:3000"):
         pass
     assert raised.value.response.status_code == 403
@@ -434,6 +438,61 @@ def test_a_client_that_retention_overtakes_gets_the_oldest_position_too(orders):
     oldest = raised.value.context["oldest"]
     assert f"subscribe from {oldest}" in raised.value.hint
     assert log.begin(oldest) > at
+    log.close()
+
+
+def test_a_position_that_the_end_mark_does_not_show_after_a_loss_of_power_is_continued(orders):
+    """It is in the log's files: capture finds the end when it opens the log."""
+    with orders.power_lost():
+        first = orders.insert(4)
+        end = orders.insert(5)
+    mark = orders.directory.identity.log_id[:8]
+    with (
+        served(orders) as port,
+        subscribed(port, last_event_id=f"{first}@{mark}") as stream,
+        subscribed(port, from_=f"{end}@{mark}", where="after.id > 5") as few,
+    ):
+        assert refused(port, from_=f"{end + 1}@{mark}")[1]["kind"] == "offsets_foreign"
+        assert refused(port, from_=f"{'9' * 5000}@{mark}")[1]["kind"] == "offsets_foreign"
+        orders.open_again()
+        orders.insert(6)
+        assert ids(stream, 2) == [5, 6]
+        assert ids(few, 1) == [6]
+
+
+def test_a_former_name_of_a_table_selects_the_changes_from_before_its_renaming(orders, port, monkeypatch):
+    renamed = orders_log.relation().replace(b"orders", b"things")
+    monkeypatch.setattr(orders_log, "relation", lambda: renamed)
+    orders.insert(4)
+    for where in ("", "after.id > 1"):
+        with subscribed(port, from_=0, table="public.orders", where=where) as stream:
+            assert ids(stream, 1) == [2 if where else 1]
+    assert refused(port, table="public.order")[1]["kind"] == "table_unknown"
+
+
+def test_a_file_whose_masks_capture_has_not_taken_yet_is_not_served(tmp_path):
+    """Only capture can ask the server for the names that a masked column has had."""
+    log = LogOfOrders(tmp_path / "log")
+    log.insert(1)
+    masks = [{"columns": ["public.orders.later"], "method": "fixed"}]
+    source = {"type": "postgresql", "dsn": "host=127.0.0.1 port=1", "masks": masks}
+    pipeline = from_mapping({"name": "shop", "source": source, "log": {"path": str(tmp_path / "log")}})
+    rules = pipeline.pipelines[0].source.disclosure
+    with serving(places_of(pipeline), SubscriptionsConfig(port=0)) as port:
+        status, error = refused(port, from_=0)
+        assert (status, error["kind"]) == (503, "schema_pending")
+        assert "start `tailrace run` with this file" in error["hint"]
+        names = Renames({OID: {"what": (("public", "orders", "what"), ("public", "orders", "later"))}})
+        # As capture does, once the server has said that the column is named otherwise now.
+        keep_renames(log.directory, "0", names)
+        keep_disclosure(log.directory, "0", rules)
+        with subscribed(port, from_=0) as stream:
+            assert next(iter(stream)).document["after"] == {"id": 1, "what": "****"}
+            keep_disclosure(log.directory, "0", ColumnPolicy())  # it runs with another file
+            assert refused(port)[0] == 503
+            log.insert(2)
+            keep_disclosure(log.directory, "0", rules)
+            assert next(iter(stream)).document["after"] == {"id": 2, "what": "****"}
     log.close()
 
 

@@ -85,7 +85,7 @@ def subscribed(port: int, *, last_event_id: str | None = None, **query: Any) -> 
     url = f"http://127.0.0.1:{port}/changes"
     named = {name.rstrip("_"): value for name, value in query.items()}
     with (
-        httpx2.Client(timeout=60, trust_env=False) as client,
+        httpx2.Client(timeout=60, trust_env=False, verify=False) as client,
         client.stream("GET", url, params=named, headers=headers) as response,
     ):
         assert response.status_code == 200, response.read()
@@ -100,7 +100,7 @@ def refused(port: int, *, headers: dict[str, str] | None = None, **query: Any) -
     named = {name.rstrip("_"): value for name, value in query.items()}
     url = f"http://127.0.0.1:{port}/changes"
     with (
-        httpx2.Client(timeout=60, trust_env=False) as client,
+        httpx2.Client(timeout=60, trust_env=False, verify=False) as client,
         client.stream("GET", url, params=named, headers=sent) as response,
     ):
         assert response.status_code != 200

@@ -87,6 +87,7 @@ def _assert_says_its_shard(rows: list[dict[str, Any]]) -> None:
     assert {row["_shard"] for row in rows} == {"0", "-80", "80-", "-40", "40-c0", "c0-"}
 
 
+@pytest.mark.slow
 def test_masked_columns_are_masked_in_a_sink_and_for_readers_of_the_log(tmp_path: Path) -> None:
     masks = [{"columns": ["*.*.counter"], "method": "null"}]
     with FakeVtgate("0") as vtgate:

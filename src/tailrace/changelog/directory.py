@@ -130,7 +130,7 @@ class LogDirectory:
         :raises TailraceError: `LOG_MISSING`, if the task has no folder.
         """
         try:
-            names = os.listdir(self.task_path(task))
+            names = os.listdir(self.task_path(task or "."))  # "" would be the folder of all tasks
         except FileNotFoundError:
             raise TailraceError(
                 Kind.LOG_MISSING,

@@ -26,9 +26,7 @@ def keep_disclosure(log: LogDirectory, task: str, rules: ColumnPolicy) -> None:
 
     :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
-    content = rules.model_dump(mode="json")
-    if log.state_read(_name(task)) != content:
-        log.state_write(_name(task), content)
+    _keep(log, _name(task), rules.model_dump(mode="json"))
 
 
 def kept_disclosure(log: LogDirectory, task: str) -> ColumnPolicy:
@@ -52,11 +50,7 @@ def keep_renames(log: LogDirectory, task: str, renames: Renames) -> None:
 
     :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
-    content = renames.as_json()
-    if log.state_read(_renames_name(task)) != content:
-        # Twice: if the newest generation is damaged, the previous one has the name, too.
-        log.state_write(_renames_name(task), content)
-        log.state_write(_renames_name(task), content)
+    _keep(log, _renames_name(task), renames.as_json())
 
 
 def kept_renames(log: LogDirectory, task: str) -> Renames | None:
@@ -66,6 +60,13 @@ def kept_renames(log: LogDirectory, task: str) -> Renames | None:
     """
     unknown = "read the former names of columns: this version does not know their format"
     return _kept(log, _renames_name(task), Renames.from_json, unknown)
+
+
+def _keep(log: LogDirectory, name: str, content: dict[str, Any]) -> None:
+    if log.state_read(name) != content:
+        # Twice: if the newest generation is damaged, the previous one would show what this one hides.
+        log.state_write(name, content)
+        log.state_write(name, content)
 
 
 def _kept(

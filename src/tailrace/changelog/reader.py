@@ -362,12 +362,14 @@ class LogReader:
                 )
 
     def _beyond(self, start: int, end: int) -> TailraceError:
+        hint = "if a sink or a checkpoint has these offsets, it is another log's, or this log lost its end"
+        if self._end.offset < end <= self.end_on_disk():
+            hint = "the end mark is behind, as after a loss of power: run the pipeline, which repairs it"
         return TailraceError(
             Kind.LOG_RANGE_INVALID,
             f"read the change log from {start} to {end}: it is durable from {self.start} "
             f"to {self._end.offset}",
-            "if these offsets come from a sink or a checkpoint, it belongs to another log, or "
-            "this log lost its end",
+            hint,
             {"task": self._task},
         )
 

@@ -112,10 +112,16 @@ class _Segment:
 
     path: Path
     fd: int
+    begun_at: int  # end of the header and the preamble
     file_at: int  # end of the last whole block
     boundary_at: int  # end of the last block with a boundary
     durable_at: int  # end of the part that is known to be durable
     runs: RunBuilder
+
+    @property
+    def size(self) -> int:
+        """Without the preamble, which may be larger than a small segment if there are very many tables."""
+        return self.file_at - self.begun_at
 
 
 class LogWriter:
@@ -285,7 +291,7 @@ class LogWriter:
         """Cut the log back to its last boundary, durably, after a connection was lost within a
         transaction. From the thread that appends. Does nothing if the log ends at a boundary.
 
-        :raises TailraceError: as `open`; this writer can then not be used any more.
+        :raises TailraceError: as `open`, but not `LOG_FULL`; this writer can then not be used any more.
         """
         with self._append_lock:
             self.check_fence()
@@ -298,7 +304,11 @@ class LogWriter:
                     self._recover(self._durable.offset)
                 except TailraceError as error:
                     self._failure = error
-                    raise
+                    if error.kind is not Kind.LOG_FULL:
+                        raise
+                    # Even when there is room again, only another writer can continue.
+                    self._failure = error.changed(kind=Kind.LOG_WRITE_FAILED)
+                    raise self._failure from error
             if self._listener is not None:
                 self._listener.cut(self._place.offset)
                 self._listener.durable(self._durable)  # recovery has made that durable
@@ -350,15 +360,14 @@ class LogWriter:
     def _write_blocks(self, chunks: Sequence[tuple[Bytes, Summary]]) -> list[BlockHeader]:
         """Write a block for each chunk, all or none; return their headers."""
         with self._repeatable("begin a segment of the change log", self._path):
-            if self._segment is not None and (
-                self._rolls or self._segment.file_at >= self._options.segment_bytes
-            ):
-                self._roll(self._segment)
+            segment = self._segment
+            if segment is not None and (self._rolls or segment.size >= self._options.segment_bytes):
+                self._roll(segment)
             if self._segment is None:
                 self._segment = self._begin_segment()
                 self._rolls = False
                 failpoints.hit("log.after_roll")
-        segment = self._segment
+            segment = self._segment
         encoded = self._encoder.blocks(chunks, self._place)
         file_at = self._write(segment, encoded.parts)
         block_at = segment.file_at
@@ -438,7 +447,7 @@ class LogWriter:
             fd = os.open(path, os.O_RDWR)
         self._place, self._replaceable = place, UNKNOWN
         size = sum(len(part) for part in parts)
-        return _Segment(path, fd, size, size, size, RunBuilder(path.name))
+        return _Segment(path, fd, size, size, size, size, RunBuilder(path.name))
 
     def _close_segment(self) -> None:
         with self._lock:

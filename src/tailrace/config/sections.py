@@ -38,7 +38,10 @@ class LogConfig(Section):
 
     path: LocalPath = Field(description="Directory of the log.")
     segment_bytes: ByteCount = Field(
-        default=256 * MIB, ge=64 * 1024, le=16 * 1024 * MIB, description="Size at which a segment is sealed."
+        default=256 * MIB,
+        ge=64 * 1024,
+        le=16 * 1024 * MIB,
+        description="Size at which a segment is sealed, without the description of all tables at its start.",
     )
     compression: Literal["none", "lz4", "zstd"] = Field(
         default="lz4",

@@ -147,6 +147,7 @@ _WORDS = re.compile(
       (?P<odd>\^ | \$ | /\* | \0 | (?<!\w)(?:[eEbBxXnN]|[uU]&)['"])
     | '(?:[^']|'')*' | "(?:[^"]|"")+" | --[^\n]*
     | (?P<arrow>->(?!>))
+    | (?P<opens>[(\[{]) | (?P<closes>[)\]}])
     """,
     re.VERBOSE,
 )
@@ -155,14 +156,18 @@ _WORDS = re.compile(
 def _marked(text: str) -> str:
     """Return the text with `^@` for `->`, which DuckDB parses as a lambda, with the lowest precedence.
 
-    :raises ExpressionError: if the text is empty, too long, or has tokens that are not in the language.
+    :raises ExpressionError: if the text is empty, too long, has tokens that are not in the language, or so
+        many brackets in one another that DuckDB would parse it for minutes.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ExpressionError(f"it is longer than {TEXT_LENGTH_MAX} characters", text, TEXT_LENGTH_MAX)
     if not text.strip():
         raise ExpressionError("it is empty", text, 0)
-    marked = list(text)
+    marked, depth = list(text), 0
     for word in _WORDS.finditer(text):
+        depth += (word["opens"] is not None) - (word["closes"] is not None)
+        if depth > DEPTH_MAX:
+            raise ExpressionError(f"it goes more than {DEPTH_MAX} levels deep", text, word.start())
         if word["odd"]:
             raise ExpressionError(f"{word[0]!r} is not part of the language", text, word.start())
         if word["arrow"]:

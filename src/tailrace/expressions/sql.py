@@ -13,6 +13,7 @@ from tailrace.expressions.language import (
     PATTERNS,
     Node,
     Path,
+    is_literal,
     parsed,
     parts_of,
     place_of,
@@ -173,6 +174,10 @@ class SqlWriter:
             key = node["arguments"][1]["expression"]["literal"]
             written = key["text"] if key["kind"] == "INTEGER" else quoted(_pointer(key["text"]))
             return f"CAST(({parts[0]} {name} {written}) AS VARCHAR)"
+        if name == "%" and _may_be_negative(parts_of(node)[1]):
+            # In PostgreSQL the lowest `bigint` divided by -1 leaves 0; in DuckDB this overflows.
+            divisor = f"CASE WHEN {parts[1]} = -1 THEN -({parts[1]}) ELSE {parts[1]} END"
+            return f"({parts[0]} % {divisor})"
         if name in INFIX:
             return f"({parts[0]} {name} {parts[1]})" if len(parts) == 2 else f"({name}({parts[0]}))"
         if name == "was_sent":
@@ -187,6 +192,11 @@ class SqlWriter:
         if name in ("trim", "ltrim", "rtrim"):
             return f"{name}({parts[0]}, ' ')"  # without ' ', DuckDB would trim other white space as well
         return f"{name}({', '.join(parts)})"
+
+
+def _may_be_negative(node: Node) -> bool:
+    is_number = is_literal(node, "INTEGER", "NUMERIC")
+    return node["class"] != "CONSTANT" or (is_number and node["literal"]["text"].startswith("-"))
 
 
 def _pointer(name: str) -> str:

@@ -10,9 +10,10 @@ log, and `error` has the reason. The engine decides what that means for the run.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import structlog
@@ -234,7 +235,24 @@ class SourceWorker:
                 if error.kind is Kind.SINK_AHEAD_OF_LOG:
                     raise
                 log.debug("capture begins without a look at a sink", sink=sink.name, reason=error.message)
-        self._capture_task.run()
+        with self._naming_its_package():
+            self._capture_task.run()
+
+    @contextlib.contextmanager
+    def _naming_its_package(self) -> Iterator[None]:
+        """Name the type of source for an unexpected error, unless it is one of Tailrace's own."""
+        try:
+            yield
+        except (TailraceError, OSError, Stopped):
+            raise
+        except Exception as error:
+            if type(self._source).__module__.partition(".")[0] == "tailrace":
+                raise
+            raise TailraceError(
+                Kind.TASK_FAILED,
+                f"capture from the source {self.pipeline.source.type!r}: {type(error).__name__} was raised",
+                "see the package of this type of source; --debug shows the trace",
+            ) from error
 
     def _look_after(self) -> None:
         if self._capture.error is not None:
@@ -310,7 +328,8 @@ class SourceWorker:
     def _ask_for_target(self) -> None:
         while not self._stop_wanted.is_set():
             try:
-                self._target_position = self._source.end(self.pipeline.source, self._stop_wanted)
+                with self._naming_its_package():
+                    self._target_position = self._source.end(self.pipeline.source, self._stop_wanted)
             except Stopped:
                 return
             except TailraceError as error:

@@ -115,14 +115,14 @@ class RowFrames:
     """Collects the frames of whole transactions and snapshots; `take` returns them.
 
     :param in_force: the descriptions in force in the log that they continue (`LogWriter.schema_in_force`): a
-        row of other columns is refused.
+        row of a table that was described otherwise is refused.
     """
 
     def __init__(self, in_force: Mapping[str, bytes] | None = None) -> None:
         self._in_force = in_force or {}
         self._parts: list[bytes] = []
-        self._described: dict[int, Sequence[Column]] = {}  # by relation
-        self._fitting: dict[int, TableShape] = {}  # the last shape with these columns
+        self._described: dict[int, Relation] = {}  # by relation
+        self._fitting: dict[int, TableShape] = {}  # the last shape that fits the description
         self._position = 0
         self._time_us = 0
         self._read = 0
@@ -139,7 +139,6 @@ class RowFrames:
         :raises TailraceError: `CONFIG_INVALID` if a type is unknown, or the shape is none that a table has.
         """
         _require_sound(shape)
-        is_full = not shape.key
         facts = Facts(
             shape.relation,
             shape.schema,
@@ -151,16 +150,10 @@ class RowFrames:
             numbered=shape.numbered,
             left_out=shape.left_out,
         )
-        identity = ReplicaIdentity.FULL if is_full else ReplicaIdentity.DEFAULT
-        columns = tuple(
-            Column(column.name, _oid(column), column.modifier, is_full or column.name in shape.key)
-            for column in shape.columns
-        )
+        relation = _relation(shape)
         self._parts.append(frames.control_frame(frames.FACTS, self._position, 0, facts.as_json()))
-        self._message(
-            relation_message(Relation(shape.relation, shape.schema, shape.table, identity, columns))
-        )
-        self._described[shape.relation] = columns
+        self._message(relation_message(relation))
+        self._described[shape.relation] = relation
         self._fitting.pop(shape.relation, None)
 
     def begin(self, position: int, time_us: int, transaction: int = 0) -> None:
@@ -178,7 +171,7 @@ class RowFrames:
         """Add an insert; `row` in the order of the table's columns.
 
         :raises TailraceError: here and below, `RECORD_INVALID` if a row lacks a value for a column or has one
-            that is not text, or if the table was described with other columns.
+            that is not text, or if the table was described otherwise.
         """
         self._message(struct.pack("!cI", b"I", shape.relation) + b"N" + self._tuple(shape, row))
 
@@ -187,8 +180,11 @@ class RowFrames:
 
         :param old: the whole old row, if the key changed or the table has none.
         """
+        if old is None and not shape.key:
+            raise _refused(shape, "its table has no key, and the update lacks the old row")
         before = b"" if old is None else self._old(shape, old)
-        self._message(struct.pack("!cI", b"U", shape.relation) + before + b"N" + self._tuple(shape, row))
+        after = self._tuple(shape, row, of_update=True)
+        self._message(struct.pack("!cI", b"U", shape.relation) + before + b"N" + after)
 
     def delete(self, shape: TableShape, old: Row) -> None:
         """Add a delete; `old` is the whole old row, of which a table with a key needs only the key."""
@@ -240,9 +236,9 @@ class RowFrames:
         key = [value if column.name in shape.key else None for column, value in cells]
         return b"K" + self._tuple(shape, key)
 
-    def _tuple(self, shape: TableShape, row: Row) -> bytes:
+    def _tuple(self, shape: TableShape, row: Row, *, of_update: bool = False) -> bytes:
         try:
-            cells = b"".join(map(_cell, self._whole(shape, row)))
+            cells = b"".join(map(_new_cell if of_update else _cell, self._whole(shape, row)))
         except _NO_TEXT:
             raise _refused(shape, "a value is neither text nor None") from None
         return struct.pack("!H", len(row)) + cells
@@ -257,10 +253,9 @@ class RowFrames:
         if self._fitting.get(shape.relation) is not shape:
             described = self._described.get(shape.relation)
             if described is None and (frame := self._in_force.get(f"R{shape.relation}")) is not None:
-                described = parse_relation(frame[frames.XLOG_PAYLOAD_AT :]).columns
-            names = [column.name for column in shape.columns]
-            if described is not None and [column.name for column in described] != names:
-                raise _refused(shape, "its table was described with other columns")
+                described = parse_relation(frame[frames.XLOG_PAYLOAD_AT :])
+            if described is not None and described != _relation(shape):
+                raise _refused(shape, "its table was described with other columns, types, name or key")
             self._fitting[shape.relation] = shape
         return row
 
@@ -269,7 +264,8 @@ def _refused(shape: TableShape, found: str) -> TailraceError:
     return TailraceError(
         Kind.RECORD_INVALID,
         f"write a row to the log: {found}",
-        "give a text or None for each column of its TableShape, and describe it again when they change",
+        "give a text or None for each column of its TableShape (UNCHANGED only in the new row of an update), "
+        "and describe the table again when its TableShape changes",
         {"table": f"{shape.schema}.{shape.table}"},
     )
 
@@ -330,11 +326,26 @@ def _facts(column: ColumnShape) -> ColumnFacts:
     )
 
 
+def _relation(shape: TableShape) -> Relation:
+    """Return the description of a table as the log has it."""
+    is_full = not shape.key
+    columns = tuple(
+        Column(column.name, _oid(column), column.modifier, is_full or column.name in shape.key)
+        for column in shape.columns
+    )
+    identity = ReplicaIdentity.FULL if is_full else ReplicaIdentity.DEFAULT
+    return Relation(shape.relation, shape.schema, shape.table, identity, columns)
+
+
+def _new_cell(value: str | _Unchanged | None) -> bytes:
+    return b"u" if isinstance(value, _Unchanged) else _cell(value)
+
+
 def _cell(value: str | _Unchanged | None) -> bytes:
     if value is None:
         return b"n"
     if isinstance(value, _Unchanged):
-        return b"u"
+        raise ValueError("only the new row of an update can have unchanged values")
     text = value.encode()
     return b"t" + struct.pack("!I", len(text)) + text
 

@@ -115,14 +115,27 @@ class TailraceDataSource(DataSource):
         return schema.to_spark(found)
 
     def reader(self, schema: StructType) -> BatchReader:
-        options = self._pinned or self._options()
-        options.refuse_limits()
-        return BatchReader(options, schema)
+        self._options().refuse_limits()
+        return BatchReader(self._planned(), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 — Spark's name
         options = self._options()
         options.refuse_ending()
+        self._planned()
         return StreamReader(options, schema, self._table_in)
+
+    def _planned(self) -> ReadOptions:
+        """Return the options with the range that `schema` has fixed.
+
+        :raises TailraceError: `CONFIG_INVALID` if the query has a schema: Spark then does not call `schema`.
+        """
+        if self._pinned is None:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                "read a change log: the query sets a schema",
+                "remove .schema(…): the schema comes from the log; choose columns with select",
+            )
+        return self._pinned
 
     def _options(self) -> ReadOptions:
         from tailrace.spark import position

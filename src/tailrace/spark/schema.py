@@ -195,7 +195,7 @@ class Conformer:
                     Kind.SCHEMA_CHANGED,
                     f"read rows in the schema of the query: column {field.name!r} is {now}",
                     "start the query again, with the same checkpoint: it then reads the new schema and "
-                    "continues where it stopped. If the query sets a schema, remove it: the log has it",
+                    "continues where it stopped",
                     {"table": relation.qualified_name},
                 )
             # A column that is text in this version, too, is converted by the handling modes.

@@ -23,6 +23,7 @@ _STATUS = {
     Kind.LOG_RANGE_GONE: 410,
     Kind.OFFSETS_FOREIGN: 410,
     Kind.LOG_MISSING: 503,
+    Kind.SCHEMA_PENDING: 503,
     Kind.SUBSCRIBERS_EXCEEDED: 503,
 }
 
@@ -123,9 +124,12 @@ def require_origin(origin: str | None, origins: Sequence[str]) -> None:
     :raises TailraceError: `SUBSCRIPTION_FORBIDDEN`.
     """
     if origin is not None and origin not in origins:
+        allow = f"allow them: --origin {origin}, or origins: [{origin}] under subscriptions in the file"
         raise TailraceError(
             Kind.SUBSCRIPTION_FORBIDDEN,
             f"subscribe: pages of {origin} are not allowed to",
-            f"allow them: --origin {origin}, or origins: [{origin}] under subscriptions in the file",
+            "serve the page over HTTP, then allow its site: this one was opened from a file"
+            if origin == "null"
+            else allow,
             {"origin": origin},
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tailrace.changelog.directory import TASK, LogDirectory
-from tailrace.changelog.disclosure import kept_disclosure
+from tailrace.changelog.disclosure import disclosure_is_kept, kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.config import ColumnPolicy, EngineConfig
 from tailrace.decode.changes import no_changes
@@ -43,20 +43,24 @@ _DECODED_BYTES_MAX = MIB
 _READ_S = 0.05
 #: Number of digits of a log's id in a position.
 _MARK_DIGITS = 8
+#: Most digits of a log offset, which has 64 bits.
+_DIGITS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
     """The path of a log, and the form in which subscribers get its changes.
 
-    `rules` None: those stored with the log. `captures`: whether the pipeline's file selects a table, by its
-    schema and name.
+    `rules` None: those stored with the log. `awaited`: the rules that capture must have stored in the log
+    before it is served: it asks the server which columns they name. None: there is no wait. `captures`:
+    whether the pipeline's file selects a table, by its schema and name.
     """
 
     name: str
     path: Path
     rules: ColumnPolicy | None = None
     modes: ValueModes = OWN_FORMS
+    awaited: ColumnPolicy | None = None
     captures: Callable[[str, str], bool] = lambda _schema, _table: False
 
 
@@ -68,6 +72,7 @@ def places_of(config: EngineConfig) -> tuple[LogPlace, ...]:
             each.log.path,
             each.source.disclosure,
             each.source.value_modes,
+            each.source.awaited_policy,
             each.source.captures,
         )
         for each in config.pipelines
@@ -119,15 +124,16 @@ class ServedLog:
         if text is None:
             return reader.end().offset
         offset, at, _ = text.partition("@")
-        if at:
-            self._require_own(text, offset)
+        if at and self._own_offset(text, offset) > reader.end().offset:
+            # After a loss of power, until capture has opened the log: the subscription waits at its position.
+            return int(offset)
         try:
             point = parse_point(offset)
         except ValueError as error:
             raise TailraceError(
                 Kind.CONFIG_INVALID,
                 f"subscribe from a position: {error}",
-                "take it from `id`, `from` or the log",
+                "take it from `id`, `from` or the log; in a URL, + is written as %2B",
             ) from None
         with self._naming_oldest(offset):
             return locate(reader, point)
@@ -135,15 +141,16 @@ class ServedLog:
     def check(self, wanted: ChangeFilter) -> None:
         """Refuse a filter with a table that the log does not have, or an expression that does not fit it.
 
-        :raises TailraceError: `TABLE_UNKNOWN`, `CONFIG_INVALID`.
+        :raises TailraceError: `TABLE_UNKNOWN`, `CONFIG_INVALID`; `SCHEMA_PENDING` as `_table_policy`.
         """
+        self._table_policy()
         tables = wanted.exact_tables
         if tables is None:
             return
         known = self._relations()
         for table in tables:
             if table not in known:
-                if self.place.captures(*table.split(".", 1)):
+                if self.place.captures(*table.split(".", 1)) or self._had(table):
                     continue
                 raise TailraceError(
                     Kind.TABLE_UNKNOWN,
@@ -209,9 +216,18 @@ class ServedLog:
     def _table_policy(self) -> TablePolicy:
         """Return the current policy for tables and columns.
 
-        :raises TailraceError: as `kept_disclosure` and `TablePolicy.of`.
+        :raises TailraceError: as `kept_disclosure` and `TablePolicy.of`; `SCHEMA_PENDING` if it is not known
+            which columns the rules name.
         """
-        rules = self.place.rules
+        rules, awaited = self.place.rules, self.place.awaited
+        if awaited is not None and not disclosure_is_kept(self._open()[0], TASK, awaited):
+            raise TailraceError(
+                Kind.SCHEMA_PENDING,
+                "serve changes: capture has not run with this file's settings for columns and masks, and "
+                "only it can ask the source which columns they name",
+                "start `tailrace run` with this file; if it runs with a changed file, start `tailrace serve` "
+                "again, too",
+            )
         if rules is None:
             rules = kept_disclosure(self._open()[0], TASK)
         with self._lock:
@@ -234,6 +250,12 @@ class ServedLog:
         relations = [catalog.relation(int(key[1:])) for key in keys]
         return {relation.qualified_name: relation for relation in relations}
 
+    def _had(self, table: str) -> bool:
+        """Return whether a table had this name in an earlier part of the log."""
+        _, reader = self._open()
+        frames = reader.all_schema_frames(reader.start, reader.end().offset)
+        return any(Catalog([frame]).named({table}) for frame in frames)
+
     @contextlib.contextmanager
     def _naming_oldest(self, wanted: str) -> Iterator[None]:
         """Add the oldest position to the error of a position that retention has removed."""
@@ -251,19 +273,25 @@ class ServedLog:
                 {"oldest": oldest},
             ) from None
 
-    def _require_own(self, text: str, offset: str) -> None:
-        if text != f"{offset}{self.mark}" or not offset.isdecimal():
+    def _own_offset(self, text: str, offset: str) -> int:
+        """Return the log offset of an event's position, which lies in the log's files.
+
+        :raises TailraceError: `OFFSETS_FOREIGN`.
+        """
+        if text != f"{offset}{self.mark}" or not offset.isdecimal() or len(offset) > _DIGITS_MAX:
             raise TailraceError(
                 Kind.OFFSETS_FOREIGN,
                 f"subscribe from {text}: the position belongs to another log; this one is {self.mark[1:]}",
                 "read the tables again, then subscribe without a position",
             )
-        if int(offset) > (end := self.end()):
+        _, reader = self._open()
+        if int(offset) > reader.end().offset and int(offset) > (end := reader.end_on_disk()):
             raise TailraceError(
                 Kind.OFFSETS_FOREIGN,
                 f"subscribe from {text}: the log ends at {end}, so its end was lost",
                 "read the tables again, then subscribe without a position",
             )
+        return int(offset)
 
 
 def _first_of(split: InputSplit) -> InputSplit:

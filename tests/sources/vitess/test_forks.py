@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 #: It streams from itself by gRPC, and forks meanwhile; the module is one that imports gRPC by itself.
 FORKING = """
 import tailrace.sources.vitess.connection.metadata
@@ -35,6 +37,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_process_forked_beside_streams_is_not_ended_by_grpc() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     command = [sys.executable, "-c", FORKING]

@@ -100,7 +100,7 @@ class Story:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(DEADLINE_S)
 
-    def wait(self, is_so: Callable[[], bool], what: str, poll_s: float = 0.05) -> None:
+    def wait(self, is_so: Callable[[], bool], what: str, poll_s: float = 0.1) -> None:
         """Wait until `is_so`, checked every `poll_s` seconds.
 
         :raises Killed: if the process is killed first.

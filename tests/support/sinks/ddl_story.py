@@ -179,6 +179,17 @@ FOLLOWED: dict[str, list[str]] = {
 REFUSED: dict[str, tuple[list[str], str]] = {
     "text to int": (["alter table {t} alter b type int using length(b)"], "b"),
     "added with values of its own": (["alter table {t} add x float8 default random()"], "x"),
+    "added with the default of its domain": (
+        [
+            "create domain {t}_token as uuid default gen_random_uuid()",
+            "alter table {t} add x {t}_token",
+        ],
+        "x",
+    ),
+    "added with values of its own by a default that was dropped": (
+        ["alter table {t} add x float8 not null default random()", "alter table {t} alter x drop default"],
+        "x",
+    ),
     "added by a statement that wrote all rows": (
         ["alter table {t} add x int default 3, alter a type bigint"],
         "x",

@@ -1,6 +1,7 @@
 """Registered readers (consumers) and the log offsets up to which they have read, for retention.
 
-Each reader has a small file, which only that reader writes: `<log>/readers/<name>.json`. A temporary
+Each reader has a small file, which only that reader's process writes: `<log>/readers/<name>.json`. Several
+of its threads may: an engine stores its offset there, and the log offset that it has released. A temporary
 reader also has a lock, `.<name>.temporary`, which ends with its process. (A sink may have `.<name>.lock`.)
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +28,10 @@ _SUFFIX, _LOCK_SUFFIX = ".json", ".temporary"
 _EARLIER_LOCKS = f".{encode_name('replay:')}*.lock"
 #: Age beyond which no process renames its temporary file any more, in seconds.
 _LEFT_S = 3600.0
+#: By the folder of a log's readers: held from reading a reader's file until it is written.
+_changing: dict[str, threading.RLock] = {}
+
+os.register_at_fork(after_in_child=_changing.clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class Readers:
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
         self._path = directory.path / READERS
+        self._changing = _changing.setdefault(str(self._path), threading.RLock())
 
     @classmethod
     def open(cls, path: Path | str) -> Readers:
@@ -65,14 +72,15 @@ class Readers:
 
         :raises TailraceError: `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        known = self._read(name)
-        if known is None or known.dropped:
-            # Twice: a commit on a full disk is written over the previous generation.
-            self._write(RegisteredReader(name, dict(offsets)))
-            return self._write(RegisteredReader(name, dict(offsets)))
-        if set(offsets) <= set(known.offsets):
-            return known
-        return self._write(replace(known, offsets={**offsets, **known.offsets}))
+        with self._changing:
+            known = self._read(name)
+            if known is None or known.dropped:
+                # Twice: a commit on a full disk is written over the previous generation.
+                self._write(RegisteredReader(name, dict(offsets)))
+                return self._write(RegisteredReader(name, dict(offsets)))
+            if set(offsets) <= set(known.offsets):
+                return known
+            return self._write(replace(known, offsets={**offsets, **known.offsets}))
 
     def begin(self, name: str, task: str, offset: int) -> int:
         """Register a reader for one task as `register` does; return its offset there, at most `offset`.
@@ -81,10 +89,11 @@ class Readers:
 
         :raises TailraceError: as `register`.
         """
-        known = self.register(name, {task: offset})
-        if known.offsets[task] > offset:
-            known = self._write(replace(known, offsets={**known.offsets, task: offset}))
-        return known.offsets[task]
+        with self._changing:
+            known = self.register(name, {task: offset})
+            if known.offsets[task] > offset:
+                known = self._write(replace(known, offsets={**known.offsets, task: offset}))
+            return known.offsets[task]
 
     def commit(self, name: str, task: str, offset: int, kept: Mapping[str, Any] | None = None) -> None:
         """Record that a reader needs nothing of a task before `offset`. A lower offset than the
@@ -94,12 +103,13 @@ class Readers:
         :raises TailraceError: `LOG_RANGE_GONE`, if the reader was dropped; `LOG_RANGE_INVALID`,
             if it is not registered; `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        reader = self.require(name)
-        known = reader.offsets.get(task, -1)
-        if offset > known or (kept is not None and kept != reader.kept.get(task)):
-            offsets = {**reader.offsets, task: max(offset, known)}
-            keeps = reader.kept if kept is None else {**reader.kept, task: kept}
-            self._write(replace(reader, offsets=offsets, kept=keeps))
+        with self._changing:
+            reader = self.require(name)
+            known = reader.offsets.get(task, -1)
+            if offset > known or (kept is not None and kept != reader.kept.get(task)):
+                offsets = {**reader.offsets, task: max(offset, known)}
+                keeps = reader.kept if kept is None else {**reader.kept, task: kept}
+                self._write(replace(reader, offsets=offsets, kept=keeps))
 
     def get(self, name: str) -> RegisteredReader | None:
         """Return a registered reader; None if it is not registered.
@@ -150,9 +160,10 @@ class Readers:
 
     def drop(self, name: str) -> None:
         """Mark a reader as dropped, durably: its next commit raises an error."""
-        reader = self._read(name)
-        if reader is not None and not reader.dropped:
-            self._write(replace(reader, dropped=True))
+        with self._changing:
+            reader = self._read(name)
+            if reader is not None and not reader.dropped:
+                self._write(replace(reader, dropped=True))
 
     def remove(self, name: str) -> None:
         """Remove a reader, which then holds no segments any more. Unknown names are ignored."""

@@ -247,7 +247,7 @@ class PostgresSource(SourceSection, LibpqOptions):
         default=60.0,
         gt=0,
         le=3600,
-        description="Seconds without any message before the connection counts as dead.",
+        description="Seconds in which the server sends nothing before the connection counts as dead.",
     )
     frame_bytes_max: ByteCount = Field(
         default=1024 * MIB,

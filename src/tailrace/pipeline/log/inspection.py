@@ -168,7 +168,15 @@ def _decoded(
         blocks = reader.blocks(start, end)
         # The given positions may lie inside a transaction: a split can begin and end anywhere.
         begin = start if wanted.begin is None else locate(reader, wanted.begin)
-        until = end if wanted.end is None else min(end, locate(reader, wanted.end))
+        until = end if wanted.end is None else locate(reader, wanted.end)
+    if wanted.end is not None and begin > until:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"show a part of a change log: --from is the log offset {begin}, after --to, {until}",
+            "exchange them, or leave one out",
+            {"path": str(directory.path)},
+        )
+    until = min(end, until)
     for split in plan.input_splits(task, blocks, begin, until):
         yield from decoded_batches(directory.path, split, _exact(wanted), wanted.modes, table_policy)
 

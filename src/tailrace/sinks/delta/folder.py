@@ -16,7 +16,7 @@ import os
 import re
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,9 @@ _STATISTICS_DIGITS_MAX = 15
 _UNWRITABLE = "check the table's folder; what was committed is known and will not be written again"
 _ELSEWHERE = "give the sink a new, empty path and let it read the log from its start"
 _UNREADABLE = (
-    "check the table's folder. After a loss of power its last commits may be half-written: remove the files "
-    "_delta_log/<version>.json that can't be read, from the highest version down; their content is written "
-    "again"
+    "check the table's folder. After a loss of power its last commits may be half-written: remove the first "
+    "file _delta_log/<version>.json that can't be read, and all later ones, their checkpoints "
+    "(<version>.checkpoint.parquet) and _delta_log/_last_checkpoint; their content is written again"
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -315,35 +315,69 @@ class DeltaFolder:
         committed = self._transaction() or 0
         if delta.version() == self._durable:
             return committed
-        for version in range(delta.version(), self._durable, -1):
+        for version, actions in self._commits(delta.version(), since):
             commit = log / f"{version:020d}.json"
             with contextlib.suppress(FileNotFoundError):  # few versions have one; it replaces older commits
                 sync_file(log / f"{version:020d}.checkpoint.parquet")
                 sync_file(log / "_last_checkpoint")
-            try:
-                # Not `splitlines`: a table's statistics may contain U+2028, which JSON does not escape.
-                actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
-            except FileNotFoundError:
-                break  # Delta has removed this old commit: a checkpoint has its content
-            for file in self._files_of(actions):
+            for file, _ in self._files_of(actions):
                 with contextlib.suppress(FileNotFoundError):  # it was replaced, and VACUUM removed it
                     sync_file(file)
             sync_file(commit)
-            if any(self._is_up_to(action, since) for action in actions):
-                break
         for directory in (log, self.path, self.path.parent, self.path / "_change_data"):
             with contextlib.suppress(FileNotFoundError):  # without a change data feed
                 durable.sync_directory(directory)
         self._durable = delta.version()
         return committed
 
-    def _files_of(self, actions: Sequence[dict[str, Any]]) -> list[Path]:
-        """Return the files that a commit added: of rows, of the change data feed, and deletion vectors."""
+    def require_whole(self, since: int) -> None:
+        """Check the table's commits since its transaction was at `since`, which may not have been on disk
+        when the machine lost power.
+
+        :raises TailraceError: `SINK_DAMAGED` if one of them, or of their files, lacks its end.
+        """
+        delta = self._current()
+        assert delta is not None, "only after a commit"
+        for version, actions in self._commits(delta.version(), since):
+            sizes = [(file, size) for file, size in self._files_of(actions) if size is not None]
+            if not actions or any(file.exists() and file.stat().st_size != size for file, size in sizes):
+                raise self._cut_off(version)
+
+    def _commits(self, version: int, since: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """Yield the actions of each commit that is not on disk for certain, the last one first."""
+        for number in range(version, self._durable, -1):
+            commit = self.path / "_delta_log" / f"{number:020d}.json"
+            try:
+                # Not `splitlines`: a table's statistics may contain U+2028, which JSON does not escape.
+                actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
+            except FileNotFoundError:
+                return  # Delta has removed this old commit: a checkpoint has its content
+            except ValueError:
+                raise self._cut_off(number) from None
+            yield number, actions
+            if any(self._is_up_to(action, since) for action in actions):
+                return
+
+    def _files_of(self, actions: Sequence[dict[str, Any]]) -> list[tuple[Path, int | None]]:
+        """Return the files that a commit added, with their sizes as far as they are known: of rows, of the
+        change data feed, and deletion vectors.
+        """
         found = [action[kind] for action in actions for kind in ("add", "cdc") if kind in action]
-        files = [self.path / urllib.parse.unquote(each["path"]) for each in found]
+        files = [(self.path / urllib.parse.unquote(each["path"]), each.get("size")) for each in found]
         # Their names are encoded in the commit: those of other commits are synced once more.
         vectors = any(each.get("deletionVector") for each in found)
-        return [*files, *(self.path.rglob("deletion_vector_*.bin") if vectors else ())]
+        return [*files, *((file, None) for file in self.path.rglob("deletion_vector_*.bin") if vectors)]
+
+    def _cut_off(self, version: int) -> TailraceError:
+        return TailraceError(
+            Kind.SINK_DAMAGED,
+            f"read a Delta table's last commits: version {version}, or a file of it, lacks its end, as after "
+            "a loss of power",
+            f"stop the pipeline and remove _delta_log/<version>.json of version {version} and of later ones, "
+            "their checkpoints (<version>.checkpoint.parquet) and _delta_log/_last_checkpoint: their content "
+            "is written again",
+            self.context,
+        )
 
     def _is_up_to(self, action: dict[str, Any], since: int) -> bool:
         moved = action.get("txn", {})
@@ -382,9 +416,10 @@ class DeltaFolder:
                 commit(delta)
             except CommitFailedError as error:
                 # Another writer committed first, or this commit did happen: read the table again.
-                backoff, wait_s = backoff.after_failure()
+                refused = self._refused(attempted, error)
+                backoff, wait_s = backoff.after(refused)
                 if wait_s is None:
-                    raise self._refused(attempted, error) from error
+                    raise refused from error
                 time.sleep(wait_s)
             except (DeltaError, OSError) as error:
                 raise self._refused(attempted, error) from error
@@ -450,16 +485,23 @@ class DeltaFolder:
     def _refused(self, attempted: str, error: Exception, hint: str = _UNWRITABLE) -> TailraceError:
         # delta-rs's messages name files, columns and versions, never values of rows.
         found = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if is_without_room(error):
-            hint = MAKE_ROOM
-        return TailraceError(
-            Kind.SINK_WRITE_FAILED,
-            f"{attempted}: {found}",
-            f"it was given features that delta-rs can't write: {_ELSEWHERE}"
-            if "Unsupported table features" in found
-            else hint,
-            self.context,
+        kind, hint = kind_of(error, hint)
+        return TailraceError(kind, f"{attempted}: {found}", hint, self.context)
+
+
+def kind_of(error: Exception, hint: str) -> tuple[Kind, str]:
+    """Return the kind of an error of delta-rs, and its hint.
+
+    :param hint: for errors whose cause is not known.
+    """
+    if is_without_room(error):
+        return Kind.SINK_WRITE_FAILED, MAKE_ROOM
+    if "Unsupported table features" in str(error):  # no repetition would succeed
+        return (
+            Kind.SINK_SCHEMA_REFUSED,
+            f"the table was given features that delta-rs can't write: {_ELSEWHERE}",
         )
+    return Kind.SINK_WRITE_FAILED, hint
 
 
 def _configuration(schema: pa.Schema) -> dict[str, str]:

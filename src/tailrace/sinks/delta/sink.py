@@ -176,6 +176,7 @@ class DeltaSink:
         try:
             assert self._origin is not None, "open comes first"
             missing = LogRange(span.task, have, span.end)
+            self._require_whole(span.task, have)
             tables, relations = self._tables_have(span.task), self._relations_have(span.task)
             staged = write_files(
                 spark, self._opened(), log, missing, splits, self._given, self._mode.format, self._origin,
@@ -275,6 +276,12 @@ class DeltaSink:
         remove_folder(staging)
         failpoints.hit("sink.after_publish")
 
+    def _require_whole(self, task: str, have: int) -> None:
+        """Check what tables have in addition to the position `have`, of a write that was interrupted."""
+        for directory, committed in self._tables_have(task).items():
+            if committed > have:
+                self._folder(task, directory, directory).require_whole(have)
+
     def _remove_unread(
         self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]
     ) -> None:
@@ -312,8 +319,8 @@ class DeltaSink:
             return _by_directory(staged)
         holders = self._holders(span.task)
         found = place(staged, holders, have)
-        displaced = found.displaced | self._newly_wanted(log, span, staged, holders)
         missing = LogRange(span.task, have, span.end)
+        displaced = found.displaced | self._newly_wanted(log, missing, staged)
         if lost := self._not_read_again(log, missing, displaced):
             raise _displaced(self.name, lost, {file.source.oid for file in staged if not file.relation.key})
         self._require_returned(log, missing, staged, holders)
@@ -368,23 +375,26 @@ class DeltaSink:
                 {"sink": self.name, "tables": named},
             )
 
-    def _newly_wanted(
-        self, log: Path, span: LogRange, staged: Sequence[StagedFile], holders: Mapping[str, Holder]
-    ) -> dict[int, Displaced]:
-        """Return the relations new to this sink that had rows under a name that its `tables` exclude."""
-        if self._given.tables is None:
-            return {}
-        held = {holder.relation for holder in holders.values()}
+    def _newly_wanted(self, log: Path, span: LogRange, staged: Sequence[StagedFile]) -> dict[int, Displaced]:
+        """Return the relations of files that had rows before under a name that the sink's `tables` exclude.
+
+        :param span: the range of the files.
+        """
         # A relation with only its first version has had no other name.
-        ordered = sorted(staged, key=attrgetter("first"), reverse=True)
-        new = {file.source.oid: file.first for file in ordered if file.source.version > 1}
-        if not new.keys() - held:
+        renamed = sorted((file for file in staged if file.source.version > 1), key=attrgetter("first"))
+        if self._given.tables is None or not renamed:
             return {}
-        return {
-            facts.relation: Displaced(facts.qualified_name, new[facts.relation])
-            for facts in facts_within(log, span)
-            if facts.relation in new.keys() - held and not self._given.wants(facts.schema, facts.table)
-        }
+        with LogReader.open(log, span.task) as reader:
+            if not any(block.header.has_schema for block in reader.blocks(span.start, span.end)):
+                return {}  # no table has another name than at the range's start
+        found = {}
+        for facts in facts_within(log, span):
+            if self._given.wants(facts.schema, facts.table):
+                continue
+            own = (file for file in renamed if file.source.oid == facts.relation)
+            if later := next((file for file in own if file.source.version > facts.version), None):
+                found[facts.relation] = Displaced(facts.qualified_name, later.first)
+        return found
 
     def _not_read_again(
         self, log: Path, span: LogRange, displaced: Mapping[int, Displaced]

@@ -111,15 +111,11 @@ class DeltaMirror:
         """Commit files whose rows have the same key columns, with the schema of the last of them."""
         relation = work.files[-1].relation
         own = _own_schema(work.files[-1])
-        follow = self._follow
-        plans = [
-            (
-                file,
-                relation,
-                _steps(held_in_file(file.relation, _own_schema(file)), relation, own, work, follow),
-            )
-            for file in work.files
-        ]
+        plans = []
+        for file in work.files:
+            have = held_in_file(file.relation, _own_schema(file))
+            follow = self._follow or not file.facts["net_rows"]  # no row has a value of the old type
+            plans.append((file, relation, _steps(have, relation, own, work, follow)))
         files = conformed(spark, work, plans, KEPT)
         schema = own.append(pa.field(POSITION, POSITION_TYPE))
         if not from_empty:

@@ -20,12 +20,11 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
-from tailrace.errors import Kind, TailraceError
-from tailrace.sinks.delta.folder import DeltaFolder
+from tailrace.errors import TailraceError
+from tailrace.sinks.delta.folder import DeltaFolder, kind_of
 from tailrace.sinks.delta.mirror.files import POSITION
 from tailrace.sinks.delta.mirror.merge import Dialect, NetSource, statement
 from tailrace.sinks.delta.mirror.net_changes import UNCHANGED, UPSERT, open_columns_of
-from tailrace.sinks.target import MAKE_ROOM, is_without_room
 
 #: Largest target of a merge in this process: the files that it reads are several times as large in memory.
 IN_PROCESS_TARGET_BYTES_MAX = 16 << 20
@@ -40,7 +39,7 @@ _SENT = "_sent"
 #: Hint of a merge that delta-rs did not commit.
 _REFUSED = (
     "another writer may have committed to the table meanwhile, and the merge is tried again; if it fails "
-    "each time, a property, constraint or feature that the table was given refuses it (`delta.appendOnly`, "
+    "each time, a property or constraint that the table was given refuses it (`delta.appendOnly`, "
     "`CHECK`): remove that, or give the sink a new, empty path"
 )
 
@@ -74,7 +73,7 @@ def merge_small(work: SmallMerge) -> bool:
 
     :return: False if Spark must merge: unchanged values have special texts, which would have to be
         kept, too.
-    :raises TailraceError: `SINK_WRITE_FAILED` if nothing was committed.
+    :raises TailraceError: `SINK_WRITE_FAILED` or `SINK_SCHEMA_REFUSED` if nothing was committed.
     """
     table = DeltaTable(work.path)
     if (table.transaction_version(work.application) or -1) >= work.version:
@@ -105,11 +104,9 @@ def merge_small(work: SmallMerge) -> bool:
     except (DeltaError, CommitFailedError) as error:
         if (DeltaTable(work.path).transaction_version(work.application) or -1) >= work.version:
             return True
+        kind, hint = kind_of(error, _REFUSED)
         raise TailraceError(
-            Kind.SINK_WRITE_FAILED,
-            f"merge changes into a mirror: {type(error).__name__}",
-            MAKE_ROOM if is_without_room(error) else _REFUSED,
-            {"table": work.table},
+            kind, f"merge changes into a mirror: {type(error).__name__}", hint, {"table": work.table}
         ) from error
     return True
 

@@ -21,7 +21,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -97,19 +97,20 @@ class Received:
 
     `data` is a view into the transport's buffer, valid until the next call: complete XLogData
     frames for replication, text for COPY. `message` is the first backend message after it that
-    the transport does not handle itself, as (type, body).
+    the transport does not handle itself, as (type, body). `silent`: not even a part of one was received.
     """
 
     data: Bytes
     keepalive: Keepalive | None = None
     message: tuple[bytes, bytes] | None = None
+    silent: bool = False
 
     @property
     def nothing(self) -> bool:
         return not len(self.data) and self.keepalive is None and self.message is None
 
 
-NOTHING = Received(_NO_BYTES)
+NOTHING = Received(_NO_BYTES, silent=True)
 
 
 class Transport(Protocol):
@@ -123,7 +124,7 @@ class Transport(Protocol):
         """
 
     def receive(self, wait_s: float) -> Received:
-        """Return what was received; `NOTHING` if nothing was within `wait_s`.
+        """Return what was received; `NOTHING` if no byte was within `wait_s`.
 
         :raises TailraceError: `SOURCE_UNREACHABLE` if the connection ended; the server's error;
             `FRAME_TOO_LARGE`; `PROTOCOL_VIOLATION`.
@@ -453,7 +454,7 @@ class LibpqTransport:
             return received
         if not self._readable.poll(max(0, wait_s) * 1000):
             return NOTHING
-        return self._collect()
+        return replace(self._collect(), silent=False)
 
     def send(self, payload: bytes) -> None:
         until = time.monotonic() + SEND_DEADLINE_S

@@ -61,7 +61,7 @@ def column_findings(checked: CheckedSource, columns: Collection[TableColumns]) -
         yield from _conflict_findings(source, found)
         yield from _unchanged_findings(source, table)
         if unsent := found.needed - frozenset(found.sendable):
-            full = _full(dict.fromkeys([table.sql, *(part.sql for part in table.parts)]))
+            full = full_repair(source, table, [table.sql, *(part.sql for part in table.parts)])
             yield error(
                 Kind.SOURCE_MISCONFIGURED,
                 f"the table's replica identity has the generated columns {', '.join(sorted(unsent))}, which "
@@ -118,7 +118,7 @@ def _conflict_findings(source: PostgresSource, columns: TableColumns) -> Iterato
     for conflict in source.conflicts(table.schema, table.name, columns.columns):
         repair = conflict.repair
         if conflict.needs_full and table.may_be_full:
-            repair = f"{_full(part.sql for part in table.parts)}; or {conflict.repair}"
+            repair = f"{full_repair(source, table, [part.sql for part in table.parts])}; or {conflict.repair}"
         yield error(Kind.CONFIG_INVALID, conflict.message, repair, table.qualified_name)
 
 
@@ -126,12 +126,15 @@ def _unchanged_findings(source: PostgresSource, table: SourceTable) -> Iterator[
     partial = [part for part in table.parts if part.identity != "f"]
     if not source.skip_unchanged_updates or not partial:
         return
-    repair = _full([*(part.sql for part in partial), *([table.sql] if table.partitioned else [])])
+    names = [*(part.sql for part in partial), *([table.sql] if table.partitioned else [])]
+    repair = full_repair(source, table, names)
+    if not source.identity_of(table.schema, table.name):
+        repair += "; or name it in source.replica_identity"
     yield warning(
         Kind.SOURCE_MISCONFIGURED,
         "source.skip_unchanged_updates leaves out no update of the table: without REPLICA IDENTITY FULL they "
         "don't send the old row",
-        f"{repair}; or name it in source.replica_identity" if table.may_be_full else "leave it so",
+        repair if table.may_be_full else "leave it so",
         table.qualified_name,
     )
 
@@ -145,7 +148,7 @@ def _partition_findings(source: PostgresSource, columns: TableColumns) -> Iterat
             Kind.SOURCE_MISCONFIGURED,
             "the root has REPLICA IDENTITY FULL, but partitions have not: their old rows would be received "
             "with NULL instead of values that were not sent",
-            f"{_full(part.sql for part in partial)};"
+            f"{full_repair(source, table, [part.sql for part in partial])};"
             if table.may_be_full
             else f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT;",
             table.qualified_name,
@@ -173,7 +176,7 @@ def _filter_findings(source: PostgresSource, columns: TableColumns, used: set[st
     unknown = used - columns.columns.identity
     if unknown and not columns.columns.full:
         names = ", ".join(map(repr, sorted(unknown)))
-        repair = f"{_full(dict.fromkeys([table.sql, *(part.sql for part in table.parts)]))};"
+        repair = f"{full_repair(source, table, [table.sql, *(part.sql for part in table.parts)])};"
         if not table.may_be_full:
             repair = "remove the filter from the publication, or make its columns part of the key"
         yield error(
@@ -185,9 +188,15 @@ def _filter_findings(source: PostgresSource, columns: TableColumns, used: set[st
         )
 
 
-def _full(names: Iterable[str]) -> str:
-    """Return the SQL after which tables, given by their quoted names, send whole old rows."""
-    return "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names)
+def full_repair(source: PostgresSource, table: SourceTable, names: Iterable[str]) -> str:
+    """Return what makes a table, or partitions of it, send whole old rows: SQL, or the setting that would
+    undo it at the next start.
+
+    :param names: their quoted names.
+    """
+    if source.identity_of(table.schema, table.name):
+        return f"name {table.qualified_name} with full in source.replica_identity, as its first entry"
+    return "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in dict.fromkeys(names))
 
 
 def _published_findings(

@@ -20,15 +20,17 @@ from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.schema.published_tables import (
     COLUMN_LISTS_VERSION_MIN,
     GENERATED_VERSION_MIN,
+    bases,
     in_identity,
     partitions,
 )
 from tailrace.sources.postgres.schema.source_tables import SourceTable
 
-# `identity`: the column is in the table's replica identity; `needed`: in that of any of its partitions.
+# `type`, `modifier`: of a domain, those of the type below it. `identity`: the column is in the table's
+# replica identity; `needed`: in that of any of its partitions.
 _COLUMNS = f"""
 SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relreplident AS replident,
-       coalesce(nullif(t.typbasetype, 0), t.oid) AS type, greatest(t.typtypmod, a.atttypmod) AS modifier,
+       t.oid AS type, t.modifier AS modifier,
        {in_identity("c", "a")} AS identity,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate
                 AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS in_primary_key,
@@ -40,7 +42,9 @@ SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relr
        c.relreplident = 'f' OR c.relkind = 'p' AND EXISTS (
          SELECT FROM {partitions("c.oid")} p JOIN pg_class pc ON pc.oid = p.oid
           WHERE pc.relreplident = 'f') AS full_somewhere
-  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+ CROSS JOIN LATERAL ({bases("a")}
+   SELECT oid, modifier FROM base ORDER BY depth DESC LIMIT 1) t
  WHERE a.attrelid IN ({{oids}}) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
 """  # noqa: S608 - a constant

@@ -40,6 +40,12 @@ _IN_IDENTITY = """EXISTS (
             AND CASE {table}.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
                                           WHEN 'i' THEN i.indisreplident ELSE false END)"""
 
+_BASES = """WITH RECURSIVE base(oid, modifier, depth) AS (
+            SELECT {column}.atttypid, {column}.atttypmod, 0
+          UNION ALL
+            SELECT d.typbasetype, d.typtypmod, b.depth + 1 FROM base b JOIN pg_type d ON d.oid = b.oid
+             WHERE d.typtype = 'd')"""
+
 _SENDABLE = "c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384"
 
 _PUBLISHED = f"""publication AS MATERIALIZED (
@@ -104,6 +110,13 @@ def in_identity(table: str, column: str) -> str:
     `table` and `column` are the query's aliases of `pg_class` and `pg_attribute`.
     """
     return _IN_IDENTITY.format(table=table, column=column)
+
+
+def bases(column: str) -> str:
+    """Return a CTE `base` of a column's type and, if it is a domain, of the types below it, by `depth`;
+    `column` is the query's alias of `pg_attribute`.
+    """
+    return _BASES.format(column=column)
 
 
 def tree(roots: str) -> str:

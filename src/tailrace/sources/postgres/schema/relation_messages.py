@@ -52,13 +52,20 @@ from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 log = structlog.get_logger(__name__)
 
 
-# The list may belong to a partitioned ancestor, whose column numbers differ.
+# How the publication sends the table now. A list may belong to a partitioned ancestor, whose column numbers
+# differ.
 _LISTS = """
+WITH tables(oid) AS (SELECT {oid}::oid UNION SELECT relid::oid FROM pg_partition_ancestors({oid})),
+     publication AS (SELECT oid, puballtables, xmin AS xid FROM pg_publication WHERE pubname = {publication})
 SELECT array_to_json(r.prattrs::int2[])::text AS numbers, r.prrelid = {oid} AS own,
        r.xmin::text::bigint AS xid
-  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
- WHERE p.pubname = {publication}
-   AND r.prrelid IN (SELECT {oid}::oid UNION SELECT relid::oid FROM pg_partition_ancestors({oid}))
+  FROM pg_publication_rel r JOIN publication p ON p.oid = r.prpubid JOIN tables t ON t.oid = r.prrelid
+UNION ALL
+SELECT NULL, true, s.xmin::text::bigint
+  FROM pg_publication_namespace s JOIN publication p ON p.oid = s.pnpubid
+  JOIN pg_class c ON c.relnamespace = s.pnnspid JOIN tables t ON t.oid = c.oid
+UNION ALL
+SELECT NULL, true, xid::text::bigint FROM publication WHERE puballtables
 """
 
 
@@ -78,7 +85,10 @@ def require_left_out(
     missing = [column.name for column in columns]
     if missing and session.server_version >= COLUMN_LISTS_VERSION_MIN:
         command = _LISTS.format(oid=table.oid, publication=quote_literal(publication))
-        for row in session.run(command, "look at the publication's column list"):
+        rows = session.run(command, "look at the publication's column list")
+        if not rows:
+            return  # the table was removed since, perhaps with a list
+        for row in rows:
             listed = json.loads(row["numbers"] or "null")
             if table.later(row.number("xid"), xid) or (listed is not None and not row.flag("own")):
                 return

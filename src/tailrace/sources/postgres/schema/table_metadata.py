@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 
 from tailrace.sources.postgres.connection.session import Session
-from tailrace.sources.postgres.schema.published_tables import in_identity, partitions
+from tailrace.sources.postgres.schema.published_tables import bases, in_identity, partitions
 from tailrace.sources.postgres.schema.table_facts import CatalogTable, CatalogTables
 
 #: Labels of an enumeration with more than this are not stored: renaming one is not noticed.
@@ -31,7 +31,8 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
             'number', a.attnum, 'name', a.attname, 'dropped', a.attisdropped,
             'type_oid', a.atttypid::bigint, 'type_modifier', a.atttypmod,
             'type', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
-            'generated', a.attgenerated, 'filled', a.atthasdef OR a.attidentity <> '',
+            'generated', a.attgenerated,
+            'filled', a.atthasdef OR a.attidentity <> '' OR a.attnotnull OR t.typdefault IS NOT NULL,
             'in_identity', {in_identity}, 'xid', a.xmin::text::bigint, 'base', {base}, 'types', {types},
             'missing', {missing}) ORDER BY a.attnum)
           FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid
@@ -41,14 +42,10 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
 ) t ON true
 """
 
-_BASE = """(WITH RECURSIVE base(oid, modifier, depth) AS (
-            SELECT a.atttypid, a.atttypmod, 0
-          UNION ALL
-            SELECT d.typbasetype, d.typtypmod, b.depth + 1 FROM base b JOIN pg_type d ON d.oid = b.oid
-             WHERE d.typtype = 'd')
+_BASE = f"""({bases("a")}
        SELECT json_build_array(b.oid::bigint, b.modifier, bn.nspname, y.typname)
          FROM base b JOIN pg_type y ON y.oid = b.oid JOIN pg_namespace bn ON bn.oid = y.typnamespace
-        ORDER BY b.depth DESC LIMIT 1)"""
+        ORDER BY b.depth DESC LIMIT 1)"""  # noqa: S608 - a constant
 
 # The components of a type that is not built in: a domain's base type, an array's items.
 _TYPES = """CASE WHEN a.atttypid >= 10000 THEN (

@@ -190,15 +190,20 @@ def slot_missing(attempted: str, slot: str) -> TailraceError:
 
 
 def _check_same_source(source: ServerState, log: LogFacts) -> None:
-    for what, found, kept in (
-        ("system identifier", source.system_identifier, log.source.system_identifier),
-        ("database", source.database, log.source.database),
+    for what, found, kept, why in (
+        (
+            "system identifier",
+            source.system_identifier,
+            log.source.system_identifier,
+            " (also for the same databases after pg_upgrade, or restored from a dump)",
+        ),
+        ("database", source.database, log.source.database, ""),
     ):
         if found != kept:
             raise TailraceError(
                 Kind.SOURCE_CHANGED,
                 f"compare source and log: the log was made from {what} {kept}, the source has {found}",
-                "connect to the source that the log belongs to, or set log.path to a new directory",
+                f"connect to the source that the log belongs to, or set log.path to a new directory{why}",
                 {"slot": log.source.slot},
             )
 

@@ -106,6 +106,8 @@ class Stream:
                 self._settle()
                 if expected:
                     self._status.ask()  # an idle server sends its position only on request
+                if not received.silent:  # a part of a large message, which may take longer than the timeout
+                    heard_at, asked = time.monotonic(), False
                 silent_s = time.monotonic() - heard_at
                 if silent_s > self._silence_s:
                     self.was_silent = True

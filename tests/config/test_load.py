@@ -183,6 +183,22 @@ name: again
             "log.segment_bytes",
             "1 MiB",
         ),
+        (GOOD + "tasks_max: true\n", "tasks_max", "must be a whole number"),
+        (GOOD + "realtime: {buffer_bytes: true}\n", "realtime.buffer_bytes", "must be a whole number"),
+        (
+            edited("    mode: append", "    mode: append\n    interval_ms: true"),
+            "sinks[0].interval_ms",
+            "must be a whole number",
+        ),
+        (
+            edited(
+                "    mode: append",
+                '  - {type: kafka, bootstrap_servers: a, topics: [{tables: ["*.*"], settings: '
+                "{max.message.bytes: 1 MB}}]}",
+            ),
+            "sinks[1].topics[0].settings",
+            "max.message.bytes: must be a number of bytes",
+        ),
         (edited("@db.example", "@db.example?replication=1"), "source.dsn", "sets replication"),
         (
             edited("postgresql://cdc@db.example/shop", "mysql://cdc@db.example/shop"),

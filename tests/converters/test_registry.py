@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any, cast
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +34,7 @@ from tailrace.sinks.build import build
 from tests.support.converters.avro import decoded
 from tests.support.converters.customers import FACTS, groups, groups_of, transaction
 from tests.support.converters.registry import FakeRegistry, Fault
-from tests.support.decode.wire import decode, insert, relation
+from tests.support.decode.wire import decode, delete, insert, relation
 from tests.support.kafka_cluster import Authority
 from tests.support.transforms.groups import applied
 from tests.support.wait import wait_until
@@ -132,6 +133,16 @@ def test_a_new_nullable_column_is_compatible() -> None:
         assert registry.subjects["shop.public.customers-value"] == [1, 3]
 
 
+def test_a_new_column_in_json_schema_needs_the_level_forward() -> None:
+    wider = of_columns([*BASE, ("more", 20, -1)], "1", "a", "5")
+    with FakeRegistry() as registry:
+        JsonSchemaConverter(registry_url=registry.url).convert(of_columns(BASE, "1", "a"))
+        error = refused(JsonSchemaConverter(registry_url=registry.url), wider)
+        assert "PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL: more" in error.message
+        registry.levels["shop.public.customers-value"] = "FORWARD"
+        assert ids(JsonSchemaConverter(registry_url=registry.url).convert(wider).values) == {3}
+
+
 def test_a_transitive_level_compares_all_versions() -> None:
     wider, again = (of_columns([*BASE, ("more", oid, -1)], "1", "a", "5") for oid in (20, 25))
     with FakeRegistry() as registry:
@@ -225,6 +236,42 @@ def test_a_value_that_does_not_fit_is_reported_with_its_record() -> None:
         assert (error.kind, error.context["row"], error.context["member"]) == (
             Kind.CONVERSION_FAILED, 1, "after.on",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("oid", "modifier", "value"),
+    [(1007, -1, "{{1,2},{3,4}}"), (1009, -1, "[0:1]={a,b}"), (1082, -1, "infinity"), (1700, 655366, "NaN")],
+)
+def test_a_value_that_does_not_fit_is_written_after_a_cast_as_the_hint_says(
+    oid: int, modifier: int, value: str
+) -> None:
+    group = of_columns([("id", 23, -1), ("of", oid, modifier)], "1", value)
+    with FakeRegistry() as registry:
+        error = refused(AvroConverter(registry_url=registry.url), group)
+        assert "cast the column to text by a transformation (type: cast)" in error.hint
+        [cast_group] = applied(group, {"type": "cast", "fields": {"of": "text"}})
+        events = AvroConverter(registry_url=registry.url).convert(cast_group)
+        [event] = events.values.to_pylist()
+        assert decoded(event, registry.schema(int.from_bytes(event[1:5], "big")))["after"]["of"] == value
+
+
+@pytest.mark.parametrize(("logical_types", "stands"), [("connect", ""), ("avro", UUID(int=0))])
+def test_readers_can_read_what_stands_for_an_unsent_uuid(logical_types: str, stands: Any) -> None:
+    columns = tuple(
+        ColumnFacts(name, number, type_oid=oid, base_oid=oid, not_null=True)
+        for number, (name, oid) in enumerate((("id", 23), ("uid", 2950)), 1)
+    )
+    facts = Facts(16385, "public", "customers", ("id",), columns)
+    told = frames.control_frame(frames.FACTS, 0, 0, facts.as_json())
+    described = relation(16385, "customers", [("id", 23, -1), ("uid", 2950, -1)], ("id",))
+    uid = UUID("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11")
+    [group] = groups(transaction(insert("1", str(uid)), delete("1", None)), [told, described])
+    with FakeRegistry() as registry:
+        events = AvroConverter(registry_url=registry.url, logical_types=logical_types).convert(group)
+        created, deleted, _ = events.values.to_pylist()
+        schema = registry.schema(1)
+        assert str(decoded(created, schema)["after"]["uid"]) == str(uid)
+        assert decoded(deleted, schema)["before"]["uid"] == stands
 
 
 def test_a_value_of_a_flat_row_that_does_not_fit_is_reported_with_its_column() -> None:

@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 
 from tailrace.config.converters import RegistryAddress
 from tailrace.converters.debezium import JsonConverter
+from tailrace.converters.with_registry import AvroConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.avro import AvroDocuments
-from tailrace.join.debezium_rows import DebeziumTables
+from tailrace.join.debezium_rows import DebeziumTables, json_document
 from tailrace.join.debezium_values import Placeholder
 from tailrace.protocol import metadata_frames
 from tailrace.sources.row_frames import UNCHANGED, Row, RowFrames, TableShape
 from tests.support.converters.registry import FakeRegistry
-from tests.support.converters.types import MODES, TYPES, groups_in
-from tests.support.decode.wire import insert, relation, transaction
+from tests.support.converters.types import MODES, TYPES, groups_in, numeric
+from tests.support.decode.wire import UNCHANGED as UNSENT
+from tests.support.decode.wire import delete, insert, relation, transaction, update
 from tests.support.examples import examples
 
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -214,6 +216,62 @@ def test_events_of_our_own_converter_become_postgresqls_text_again(kind: str, da
     for event in JsonConverter(schemas_enable=True).convert(group).values.to_pylist():
         tables.write(frames, b'{"id":1}', event.encode())
     assert [meant(kind, row[1]) for row in frames.found] == [meant(kind, text) for text in values]
+
+
+#: A column of each type, and a value; in another row it is not sent.
+MANY = {
+    "small": (21, -1, "-7"), "whole": (1700, numeric(5, -2), "1200"),
+    "exact": (1700, numeric(10, 2), "-12.30"), "any": (1700, -1, "-0.0100"), "real": (700, -1, "0.1"),
+    "double": (701, -1, "1e300"), "flag": (16, -1, "t"), "bits": (1560, 3, "101"), "raw": (17, -1, "\\x00ff"),
+    "doc": (3802, -1, '{"a": 1}'), "xml": (142, -1, "<a/>"),
+    "uid": (2950, -1, "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"), "money": (790, -1, "$1.00"),
+    "day": (1082, -1, "0001-01-01"), "at": (1114, -1, "2020-01-01 00:00:00.123456"),
+    "gap": (1186, -1, "1 day"), "at_ms": (1114, 3, "2020-01-01 00:00:00.123"),
+    "since": (1184, -1, "2020-01-01 00:00:00.5+00"), "time": (1083, -1, "24:00:00"),
+    "time_ms": (1083, 3, "23:59:59.123"), "timetz": (1266, -1, "12:00:00+02"),
+    "reals": (1021, -1, "{0.1,NaN,-Infinity,1e+20,NULL}"), "doubles": (1022, -1, "{0.1,NaN,Infinity,5}"),
+    "texts": (1009, -1, '{a,NULL,"b ö"}'), "flags": (1000, -1, "{t,f,NULL}"),
+    "raws": (1001, -1, '{"\\\\x00ff"}'), "exacts": (1231, numeric(10, 2), "{1.10,NULL}"),
+    "anys": (1231, -1, "{1.100,-5}"), "days": (1182, -1, "{2020-01-01}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("logical_types", ["connect", "avro"])
+@pytest.mark.parametrize("modes", ["debezium", "nano", "double"])
+def test_rows_are_the_same_by_avro_as_by_json(modes: str, logical_types: str) -> None:
+    columns = [("id", 23, -1), *((name, oid, modifier) for name, (oid, modifier, _) in MANY.items())]
+    values = [value for *_, value in MANY.values()]
+    unsent = [
+        UNSENT if oid in (17, 142, 1000, 1009, 1231, 3802) else value for oid, _, value in MANY.values()
+    ]
+    changes = [insert("1", *values), update("1", *unsent), update("1", *(None for _ in values))]
+    changes += [
+        update("2", *unsent, key=("1", *(None for _ in values))),
+        delete("2", *(None for _ in values)),
+    ]
+    shape = relation(columns=columns, key=("id",))
+    [group] = groups_in(shape + transaction(*changes), MODES[modes])
+    with FakeRegistry() as registry:
+        forms = (
+            (JsonConverter(schemas_enable=True), json_document),
+            (
+                AvroConverter(registry_url=registry.url, logical_types=logical_types),
+                AvroDocuments(RegistryAddress(registry_url=registry.url)),
+            ),
+        )
+        found = []
+        for converter, document in forms:
+            frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER, document)
+            frames.begin(10, 0)
+            events = converter.convert(group)
+            for key, value in zip(events.keys.to_pylist(), events.values.to_pylist(), strict=True):
+                if value is not None:
+                    tables.write(frames, key, value)
+            tables.write_rest(frames)
+            frames.commit()
+            found.append(frames.take().tobytes())
+    assert found[0] == found[1]
+    assert b'[0.1,"NaN","-Infinity",1e+20,null]' in found[0]
 
 
 def meant(kind: str, text: Any) -> Any:

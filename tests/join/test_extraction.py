@@ -108,6 +108,22 @@ def test_an_avro_schema_that_is_no_record_is_refused(schema: str) -> None:
             assert caught.value.kind is Kind.JOIN_VIOLATED
 
 
+def test_what_a_registry_has_not_or_that_is_no_change_is_reported() -> None:
+    flat = {"type": "record", "name": "Flat", "fields": [{"name": "op", "type": "int"}]}
+    open_ended = {"type": "record", "name": "Whole", "fields": [{"name": "of", "type": "shop.Elsewhere"}]}
+    with FakeRegistry() as registry:
+        registry.schemas += [("AVRO", json.dumps(each)) for each in (flat, open_ended)]
+        avro = DebeziumAvro(RegistryAddress(registry_url=registry.url))
+        with pytest.raises(TailraceError, match="members of other types than Debezium's") as caught:
+            avro.data(messages(None, b"\0\0\0\0\1\2"))
+        assert (caught.value.kind, caught.value.context["offset"]) == (Kind.JOIN_VIOLATED, 1)
+        with pytest.raises(TailraceError, match="schema 2 of the registry is not complete in itself"):
+            avro.data(messages(b"\0\0\0\0\2\2"))
+        with pytest.raises(TailraceError, match="it has no schema 3") as caught:
+            avro.data(messages(b"\0\0\0\0\3\2"))
+        assert "the registry with which the topic was written" in caught.value.hint
+
+
 def test_documents_over_several_lines_and_with_schemas_are_read() -> None:
     event = {
         "transaction": {"id": "7:120", "total_order": 3}, "source": {"sequence": json.dumps(["90", "120"])},

@@ -14,10 +14,14 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace import Engine
+from tailrace.converters.debezium import JsonConverter
+from tailrace.converters.with_registry import AvroConverter
 from tailrace.join import source as source_module
 from tailrace.join.options import KafkaJoinSection
 from tailrace.join.source import KafkaJoinCheck
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.converters.customers import groups_of
+from tests.support.converters.registry import FakeRegistry
 from tests.support.join.topics_in_memory import TopicsInMemory
 from tests.support.join.work import Work
 from tests.support.kafka.debezium_topics import JoinTopics
@@ -199,6 +203,24 @@ def test_check_looks_at_each_data_topic_whichever_is_read_first(
     found = [finding.message for finding in check.findings()]
     assert found == ([] if said is None else [f"topic second: {said}"])
     check.close()
+
+
+@pytest.mark.parametrize("form", ["json", "avro"])
+@pytest.mark.parametrize(("keys", "is_refused"), [("same", False), ("other", True), ("text", True)])
+def test_check_looks_at_the_form_of_keys(form: str, keys: str, is_refused: bool) -> None:
+    [group] = groups_of("read")
+    with FakeRegistry() as registry:
+        by_registry = AvroConverter(registry_url=registry.url).convert(group)
+        as_json = JsonConverter(schemas_enable=True).convert(group)
+        events, other = (by_registry, as_json) if form == "avro" else (as_json, by_registry)
+        key, of_other, value = (each[0].as_py() for each in (events.keys, other.keys, events.values))
+        given = {"same": key, "other": of_other, "text": b"1"}[keys]
+        more = {"registry": {"registry_url": registry.url}} if form == "avro" else {}
+        section = KafkaJoinSection.model_validate(
+            {"bootstrap_servers": "b:1", "data": ["t"], "transactions": "ends", **more}
+        )
+        found = [finding.message for finding in source_module._of_message(section, "t", given, value)]
+    assert ["keys are not objects" in one for one in found] == [True] * is_refused
 
 
 def test_a_changed_key_with_an_unchanged_value_comes_as_an_update(

@@ -280,8 +280,10 @@ def test_two_tables_that_would_share_a_topic_are_refused_even_if_only_one_has_ch
 ) -> None:
     customers, goods = relation(1, "public.顧客", COLUMNS), relation(2, "public.商品", COLUMNS)
     first = log.commit(customers, insert(1, 1, "new"))
-    end = log.commit(goods, insert(2, 2, "new"))
     assert set(sent(log, first, share).told()) == {"shop.public.__"}
+    end = log.commit(goods, insert(2, 2, "new"))
+    with pytest.raises(TailraceError, match="is that of '顧客' in schema 'public'"):
+        sent(log, first, share)  # before anything is written
 
     def send_the_second(**more: Any) -> dict[str, list[Told]]:
         writer = NotedWriter()

@@ -217,6 +217,21 @@ def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("prefix", "warned"), [("", 0), ("all", 1)])
+def test_check_warns_that_tables_of_several_sources_share_topics(
+    tmp_path: Path, prefix: str, warned: int
+) -> None:
+    source = "{type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody, name: "
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        f"name: shop\nsources: [{source}eu}}, {source}us}}]\nlog: {{path: ./logs}}\nsinks: [{{type: kafka, "
+        "name: out, bootstrap_servers: '127.0.0.1:1', offset_flush_timeout_ms: 100, "
+        f"topic_prefix: '{prefix}'}}]\n"
+    )
+    said = [one for one in preflight(file) if "share a topic" in one.message]
+    assert [one.severity for one in said] == [Severity.WARNING] * warned
+
+
 def test_offsets_are_read_as_committed_unless_the_file_says_otherwise() -> None:
     assert account_of(sink_of(), "shop").isolation == "read_committed"
     assert account_of(sink_of(consumer_isolation_level="read_uncommitted"), "shop").isolation == (

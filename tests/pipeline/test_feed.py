@@ -7,6 +7,8 @@ import threading
 from typing import Any, cast
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 
 from tailrace.backoff import Backoff
 from tailrace.changelog.disclosure import keep_disclosure, keep_renames
@@ -26,6 +28,8 @@ from tailrace.protocol.renames import Renames
 from tailrace.realtime.handover import Handover
 from tailrace.realtime.path import RealtimePath
 from tailrace.sinks.contract import SinkCommit
+from tailrace.spark.datasource import StreamReader
+from tailrace.spark.options import ReadOptions
 from tests.support.orders_log import LogOfOrders
 from tests.support.pipeline.staged import FakeSpark
 from tests.support.wait import wait_until
@@ -509,6 +513,20 @@ def test_a_sink_ahead_of_the_log_is_refused(orders, quick):
     with pytest.raises(TailraceError) as caught:
         fed(feed_of(orders, target), end)
     assert caught.value.kind is Kind.SINK_AHEAD_OF_LOG
+
+
+def test_a_query_of_spark_is_not_registered_under_the_name_of_a_sink(orders, quick):
+    end = orders.insert(1)
+    fed(feed_of(orders, Target()), end)
+    options = ReadOptions.parse({"path": str(orders.directory.path), "task": "0", "readerName": "sink"})
+    query = StreamReader(options, StructType())
+    with pytest.raises(TailraceError, match="register the query as reader 'sink'") as caught:
+        query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    assert Readers(orders.directory).require("sink").offsets == {"0": end}
+    Readers(orders.directory).remove("sink")  # as the hint says, if the sink does not exist any more
+    query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    assert Readers(orders.directory).require("sink").offsets == {"0": 0}
 
 
 def test_a_missing_offset_is_accepted_if_the_sink_was_to_begin_later(orders, quick):

@@ -7,15 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.retention.readers import Readers
-from tailrace.config import PipelineConfig
+from tailrace.cli.log_contents import show_schemas
+from tailrace.config import ColumnPolicy, PipelineConfig
 from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.log import consumer as reading_module
 from tailrace.pipeline.log.consumer import LogConsumer, partition_of, reader_name
+from tailrace.pipeline.log.schemas import versions
 from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.ranges import changes as changes_module
 from tailrace.ranges.batches import VALUES_MAX
@@ -24,7 +27,7 @@ from tailrace.records.events import bytes_of
 from tests.support.examples import examples
 from tests.support.orders_log import LogOfOrders
 from tests.support.sinks.rig import relation
-from tests.support.spark.wire import INT8, HandmadeLog, insert
+from tests.support.spark.wire import INT8, TEXT, HandmadeLog, insert
 
 
 def pipeline_at(path, **sections):
@@ -50,6 +53,19 @@ def drained(reading):
 def small(monkeypatch):
     """Batches so small that each transaction of the tests needs several."""
     monkeypatch.setattr(changes_module, "DECODED_BYTES_MAX", 1)
+
+
+def test_tables_whose_names_differ_only_by_a_dot_have_schemas_of_their_own(tmp_path, capsys):
+    with HandmadeLog(tmp_path / "log") as log:
+        one, other = relation(1, "a.b.c", {"id": INT8}), relation(2, "a.b.c", {"id": TEXT})
+        log.commit(one, insert(1, 1), other.replace(b"a\0b.c\0", b"a.b\0c\0"), insert(2, "x"))
+        found = versions(LogDirectory.open(log.path), "0")
+        show_schemas(log.path, "0", None, ColumnPolicy(), as_json=False)
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " version " in line]
+    assert shown == ['a."b.c"', '"a.b".c']
+    assert [(each.relation.schema, each.relation.table, each.changes) for each in found] == [
+        ("a", "b.c", ()), ("a.b", "c", ()),
+    ]  # fmt: skip
 
 
 @pytest.fixture

@@ -115,8 +115,9 @@ def _head(version: SchemaVersion) -> str:
     place = "from the log's start" if version.log_offset is None else f"at {version.log_offset:,}"
     lsn = f", commit {format_lsn(version.commit_lsn)}" if version.commit_lsn else ""
     pending = ", pending: its catalogue facts are not known yet" if relation.pending else ""
+    names = (f'"{name}"' if "." in name else name for name in (relation.schema, relation.table))
     return (
-        f"{printable(relation.qualified_name)} version {relation.version or 'unknown'} {place}{lsn}, "
+        f"{printable('.'.join(names))} version {relation.version or 'unknown'} {place}{lsn}, "
         f"replica identity {relation.identity.name.lower()}{pending}"
     )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +30,18 @@ _SIZE = re.compile(r"(\d{1,15}) ?(B|KiB|MiB|GiB|TiB)")
 _FACTORS = {"B": 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB, "TiB": 1024 * 1024 * MIB}
 
 
+def _not_truth(kind: str) -> BeforeValidator:
+    def check(value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError(f"must be a {kind}")
+        return value
+
+    return BeforeValidator(check)
+
+
+#: By the types that a field's value can have.
+_CHECKS = {frozenset({int}): _not_truth("whole number"), frozenset({float}): _not_truth("number")}
+
 #: The lock of `Section.model_rebuild`, held while a section is built.
 _building = threading.RLock()
 
@@ -38,6 +51,15 @@ class Section(BaseModel):
 
     # Built when it is first used: a section that is only a part of another one is never built by itself.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **more: Any) -> None:
+        """Have true and false refused for numbers: pydantic takes them for 1 and 0."""
+        super().__pydantic_init_subclass__(**more)
+        for field in cls.model_fields.values():
+            check = _CHECKS.get(frozenset(_kinds_in(field.annotation)) - {type(None)})
+            if check is not None and check not in field.metadata:
+                field.metadata.append(check)
 
     @field_validator("*")
     @classmethod
@@ -75,6 +97,16 @@ class Section(BaseModel):
         return set(cls.model_fields)
 
 
+def _kinds_in(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from _kinds_in(each)
+    else:
+        yield annotation
+
+
 def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
@@ -98,8 +130,6 @@ class Extension(Section):
 
 
 def _bytes(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("must be a number of bytes, such as 1048576 or 1 MiB")
     if isinstance(value, str):
         found = _SIZE.fullmatch(value.strip())
         if not found:

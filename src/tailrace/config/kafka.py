@@ -36,6 +36,12 @@ _BESIDE: dict[str, tuple[str, Callable[[Any], bool], str]] = {
 }
 
 
+def _with_limit(settings: dict[str, str]) -> dict[str, str]:
+    if not settings.get(_TOPIC_LIMIT, "0").isdecimal():
+        raise ValueError(f"{_TOPIC_LIMIT}: must be a number of bytes, in quotes")
+    return settings
+
+
 class TopicRule(Section):
     """Settings for the creation of topics of matching tables."""
 
@@ -46,7 +52,9 @@ class TopicRule(Section):
     replication_factor: Annotated[int, Field(ge=1, le=100)] | None = Field(
         default=None, description="Copies of each partition. Default: the cluster's."
     )
-    settings: dict[str, str] = Field(default={}, description="Settings of the topic, under Kafka's names.")
+    settings: Annotated[dict[str, str], AfterValidator(_with_limit)] = Field(
+        default={}, description="Settings of the topic, under Kafka's names."
+    )
 
 
 def _placeholders(topic: str) -> str:

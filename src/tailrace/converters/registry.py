@@ -99,14 +99,22 @@ class Registry:
         :raises TailraceError: `SCHEMA_REFUSED` if it does not exist; `REGISTRY_REFUSED`,
             `REGISTRY_UNREACHABLE`.
         """
-        text, kind = self._ask(
-            tuple,
-            lambda client: (
-                (found := client.get_schema(schema_id)).schema_str,
-                found.schema_type or "AVRO",
-            ),
-            "",
-        )
+        try:
+            text, kind = self._ask(
+                tuple,
+                lambda client: (
+                    (found := client.get_schema(schema_id)).schema_str,
+                    found.schema_type or "AVRO",
+                ),
+                "",
+            )
+        except TailraceError as error:
+            if error.context.get("code") != _SCHEMA_MISSING:
+                raise
+            raise error.changed(
+                message=f"ask the schema registry: it has no schema {schema_id}",
+                hint="see whether registry_url is that of the registry with which the topic was written",
+            ) from None
         return str(text), str(kind)
 
     def require_reachable(self) -> None:

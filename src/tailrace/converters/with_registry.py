@@ -13,16 +13,17 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config.converters import AvroOptions, JsonSchemaOptions, RegistryOptions
-from tailrace.converters.avro.encoder import encoded
-from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
-from tailrace.converters.connect_schemas import Schema, json_schema, written
+from tailrace.converters.avro.encoder import Members, encoded
+from tailrace.converters.avro.schema import ADJUSTMENTS, UUID_NAME, avro_schema
+from tailrace.converters.connect_schemas import Document, Schema, json_schema, written
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.event_columns import EventColumns
 from tailrace.converters.factory import checked
@@ -33,6 +34,8 @@ from tailrace.records.group import Group, Places
 
 #: Limit of a converter's cache of topics' schemas; when full, it is cleared, which only costs requests.
 _KNOWN_MAX = 4096
+
+_NIL = str(UUID(int=0))
 
 #: A function that writes keys or values, each preceded by a schema id.
 Write = Callable[[Any, int], pa.Array]
@@ -210,7 +213,25 @@ def _as_avro(schema: Schema, *, adjustment: str, logical_types: bool) -> tuple[s
     name = ""
     if isinstance(found, dict) and found["type"] == "record":
         name = ".".join(filter(None, [found["namespace"], found["name"]]))
-    return written(found), name, lambda values, schema_id: encoded(values, document, schema_id)
+
+    def write(values: Any, schema_id: int) -> pa.Array:
+        return encoded(_with_nil_uuids(values, document) if logical_types else values, document, schema_id)
+
+    return written(found), name, write
+
+
+def _with_nil_uuids(values: Any, document: Document) -> Any:
+    """Return events with the nil UUID in place of the empty text that stands for an unsent one: readers of
+    Avro's `uuid` accept no other text.
+    """
+    if isinstance(values, Members):
+        fields = {field["field"]: field for field in document["fields"]}
+        filled = {name: _with_nil_uuids(value, fields[name]) for name, value in values.values.items()}
+        return replace(values, values=filled)
+    is_required = document.get("name") == UUID_NAME and not document["optional"]
+    if not is_required or not isinstance(values, pa.Array):
+        return values
+    return pc.if_else(pc.equal(values, pa.scalar("", values.type)), pa.scalar(_NIL, values.type), values)
 
 
 def headed(texts: pa.Array, schema_id: int) -> pa.LargeBinaryArray:

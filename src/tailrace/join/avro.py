@@ -56,16 +56,33 @@ class DebeziumAvro:
             except Exception:  # noqa: BLE001 - of any kind; its message may quote what was read
                 raise _violation(f"one is not as its schema {number} says", messages, place) from None
             found.append(record)  # type: ignore[arg-type]
-        columns = {name: [record.get(name) for record in found] for name, _ in fields}
-        return {name: pa.array(columns[name], kind) for name, kind in fields}
+        try:
+            return _columns(found, fields)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):  # its message quotes what was read
+            place = next(at for at, record in enumerate(found) if not _has_types(record, fields))
+            raise _violation("one has members of other types than Debezium's", messages, place) from None
 
     def _schema(self, number: int, fields: Sequence[tuple[str, pa.DataType]], side: str) -> tuple[Any, Any]:
         if (number, side) not in self._schemas:
             schema = json.loads(_avro_schema(self._registry, number))
             if not isinstance(schema, dict) or schema.get("type") != "record":
                 raise _wrong_schema(number, "no record")
-            self._schemas[number, side] = fastavro.parse_schema(schema), _projection(schema, dict(fields))
+            self._schemas[number, side] = _parsed(schema, number), _projection(schema, dict(fields))
         return self._schemas[number, side]
+
+
+def _columns(
+    records: Sequence[dict[str, Any]], fields: Sequence[tuple[str, pa.DataType]]
+) -> dict[str, pa.Array]:
+    return {name: pa.array([record.get(name) for record in records], kind) for name, kind in fields}
+
+
+def _has_types(record: dict[str, Any], fields: Sequence[tuple[str, pa.DataType]]) -> bool:
+    try:
+        _columns([record], fields)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    return True
 
 
 class AvroDocuments:
@@ -87,7 +104,7 @@ class AvroDocuments:
         if number not in self._schemas:
             # Values of logical types keep Kafka Connect's form.
             text = _avro_schema(self._registry, number)
-            parsed = fastavro.parse_schema(json.loads(text, object_hook=_without_logic))
+            parsed = _parsed(json.loads(text, object_hook=_without_logic), number)
             self._schemas[number] = parsed, _connect_schema(parsed, {})
         written, schema = self._schemas[number]
         try:
@@ -107,6 +124,13 @@ def _avro_schema(registry: Registry, number: int) -> str:
     if kind != "AVRO":
         raise _wrong_schema(number, f"{kind}, not AVRO")
     return text
+
+
+def _parsed(schema: Any, number: int) -> Any:
+    try:
+        return fastavro.parse_schema(schema)
+    except (ValueError, fastavro.schema.SchemaParseException):
+        raise _wrong_schema(number, "not complete in itself, or no schema of Avro") from None
 
 
 def _wrong_schema(number: int, found: str) -> TailraceError:
@@ -144,6 +168,9 @@ def _connect_schema(schema: Any, known: dict[str, Mapping[str, Any]]) -> Mapping
         "name": schema.get("connect.name"),
         "parameters": schema.get("connect.parameters") or {},
     }
+    for inner in ("items", "values"):
+        if inner in schema:
+            found[inner] = _connect_schema(schema[inner], known)
     if kind == "record":
         known[schema["name"]] = found
         found["fields"] = [

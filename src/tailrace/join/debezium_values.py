@@ -31,6 +31,9 @@ _TIME_0 = datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without a zone
 #: Length of `bit varying` without a limit: its bytes do not have the zeros at its start.
 _LENGTH_UNKNOWN = 2**31 - 1
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+#: Kafka Connect's types of floating-point numbers of 32 bits, and those whose values are the same in JSON.
+_REALS = ("float", "float32")
+_SAME = frozenset({"boolean", "int8", "int16", "int32", "int64", "string", "bytes"})
 _STAMP = re.compile(
     r"-?infinity|\d{4,}-\d\d-\d\d(?: \d\d:\d\d:\d\d(?:\.\d+)?(?:[+-]\d\d(?::\d\d){0,2})?)?(?: BC)?"
 )
@@ -198,8 +201,25 @@ def _real(value: Any, schema: Mapping[str, Any]) -> str:
     return _double(float(str(np.float32(value))), schema)
 
 
-def _json(value: Any, _schema: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_base64)
+def _json(value: Any, schema: Mapping[str, Any]) -> str:
+    as_json = _as_json(value, schema)
+    return json.dumps(as_json, ensure_ascii=False, separators=(",", ":"), default=_base64)
+
+
+def _as_json(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Return a value of Avro's as Kafka Connect's JSON has it: `NaN` and infinities are texts."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return _double(value, schema)
+        return float(_real(value, schema)) if schema.get("type") in _REALS else value
+    if isinstance(value, list):
+        items = schema.get("items", {})
+        return value if items.get("type") in _SAME else [_as_json(item, items) for item in value]
+    if isinstance(value, dict):
+        members = {field["field"]: field for field in schema.get("fields", ())}
+        other = schema.get("values", {})
+        return {name: _as_json(one, members.get(name, other)) for name, one in value.items()}
+    return value
 
 
 def _text(value: Any, _schema: Mapping[str, Any]) -> str:

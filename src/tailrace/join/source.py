@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
@@ -196,6 +196,13 @@ def _is_debeziums(section: KafkaJoinSection) -> bool:
     return section.fields is None and section.expressions is None
 
 
+def _payload(document: Callable[[bytes], tuple[Mapping[str, Any], Any]], message: bytes) -> Any:
+    try:
+        return document(message)[1]
+    except ValueError:
+        return None
+
+
 def _of_message(
     section: KafkaJoinSection, topic: str, key: bytes | None, value: bytes | None
 ) -> Iterator[Finding]:
@@ -207,19 +214,24 @@ def _of_message(
         )
     if value is None:
         return
+    document = document_of(section)
     try:
-        _, event = document_of(section)(value)
-    except ValueError:
-        event = None
+        event, key_members = _payload(document, value), {} if key is None else _payload(document, key)
     except TailraceError as failure:
         yield from_failure(failure)
         return
+    form = "JSON" if section.registry is None else "Avro, in the wire format of a schema registry"
     if not isinstance(event, dict):
-        form = "JSON" if section.registry is None else "Avro, in the wire format of a schema registry"
         yield error(
             Kind.SOURCE_MISCONFIGURED,
             f"topic {topic}: its messages are not {form}",
             "see which converter writes the topic: JSON is read without `registry`, Avro with it",
+        )
+    elif not isinstance(key_members, dict):
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            f"topic {topic}: its keys are not objects in {form}, as its values are",
+            "have keys and values written by the same converter, with the key's columns as fields",
         )
     elif _is_debeziums(section) and event.get("op") != "r" and event.get("transaction") is None:
         # A member that is null may be from before transaction metadata was enabled.

@@ -248,6 +248,8 @@ class SinkWorker:
             self._noted = readers.begin(self._reader, TASK, start)
             if isinstance(self._config, KafkaSinkConfig):
                 readers.commit(self._reader, TASK, start, kept=_offset_place(self._config))
+            elif isinstance(self._config, FolderSink):
+                readers.commit(self._reader, TASK, start, kept={"sink": self.view.type})
             has_gone_back, self._reached = start < self._reached, start
             if has_gone_back:
                 self._quiet_until = -1

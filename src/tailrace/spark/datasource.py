@@ -354,9 +354,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _register(self, offset: int) -> None:
         from tailrace.changelog.retention.readers import Readers
 
-        if self._registered or self._options.reader_name is None:
+        name, task = self._options.reader_name, self._options.task
+        if self._registered or name is None:
             return
-        Readers.open(self._options.path).begin(self._options.reader_name, self._options.task, offset)
+        readers = Readers.open(self._options.path)
+        known = readers.get(name)
+        if known is not None and (known.kept.get(task) or name.startswith("engine:")):
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"register the query as reader {name!r} of the log: that is a sink or an engine, and "
+                "retention would remove what it has not read yet",
+                "set the option readerName to another name; if that sink does not exist any more, "
+                "`tailrace log forget PATH --reader NAME` removes it from the log's list",
+                {"log": self._options.path},
+            )
+        readers.begin(name, task, offset)
         self._registered = True
 
     @property

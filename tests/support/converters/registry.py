@@ -1,8 +1,8 @@
 """A fake schema registry over real HTTP: the part of Confluent's API that writers use.
 
 The real one is a JVM program that the tests do not have. This one imitates its wire protocol: subjects,
-versions, ids that equal schemas share, compatibility (a field may be removed if it has a default, added if it
-has one, and keeps its type), error codes, and failures on demand.
+versions, ids that equal schemas share, compatibility (a field that the reader alone has needs a default, in
+JSON Schema there may be none, and it keeps its type), error codes, and failures on demand.
 """
 
 from __future__ import annotations
@@ -246,15 +246,20 @@ class FakeRegistry:
         if level == "NONE" or not self.subjects.get(subject):
             return []
         compared = self.subjects[subject][0 if level.endswith("_TRANSITIVE") else -1 :]
-        return [found for number in compared for found in self._conflicts_with(number, text)]
+        pairs = [(self.schema(number), json.loads(text)) for number in compared]
+        found = [_unreadable(was, now) for was, now in pairs if not level.startswith("FORWARD")]
+        found += [_unreadable(now, was) for was, now in pairs if level.startswith(("FORWARD", "FULL"))]
+        return [each for one in found for each in one]
 
-    def _conflicts_with(self, number: int, text: str) -> list[str]:
-        was, now = _fields(self.schema(number)), _fields(json.loads(text))
-        lacking = [name for name in now if name not in was and "default" not in now[name]]
-        other = [name for name in now if name in was and _kind(now[name]) != _kind(was[name])]
-        return [f"READER_FIELD_MISSING_DEFAULT_VALUE: {name}" for name in lacking] + [
-            f"TYPE_MISMATCH: {name}" for name in other
-        ]
+
+def _unreadable(writer: Any, reader: Any) -> list[str]:
+    """Return why a reader of one schema can't read what was written with the other."""
+    is_json = "$schema" in reader
+    lacks = "PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL" if is_json else "READER_FIELD_MISSING_DEFAULT_VALUE"
+    was, now = _fields(writer), _fields(reader)
+    lacking = [name for name in now if name not in was and "default" not in now[name]]
+    other = [name for name in now if name in was and _kind(now[name]) != _kind(was[name])]
+    return [*(f"{lacks}: {name}" for name in lacking), *(f"TYPE_MISMATCH: {name}" for name in other)]
 
 
 def _normal(text: str) -> str:
@@ -283,9 +288,18 @@ def _fields(schema: Any) -> dict[str, Any]:
             for one in part.get("fields", []):
                 found[f"{part['name']}.{one['name']}"] = one
             for name, one in part.get("properties", {}).items():
-                found[name] = {"type": one, "default": None}
+                found[name] = {"type": _without_members(one)}
             stack += [value for value in part.values() if isinstance(value, dict | list)]
     return found
+
+
+def _without_members(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_without_members(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    own = part.keys() - {"properties", "required", "connect.index"}
+    return {name: _without_members(part[name]) for name in own}
 
 
 def _kind(field: Any) -> str:

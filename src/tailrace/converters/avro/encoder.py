@@ -356,8 +356,9 @@ def misfit(path: str, row: int, *, is_null: bool = False) -> TailraceError:
         Kind.CONVERSION_FAILED,
         f"write a record in Avro: its {path or 'value'} is not of the schema's type",
         (of_transformation if is_null else "")
-        + "NaN in a numeric, infinite dates and similar values are not numbers: choose texts for the type in "
-        "the source (decimal_handling_mode: string, time_precision_mode: isostring), or exclude the column; "
-        "for arrays of booleans that later updates do not change, REPLICA IDENTITY FULL is enough",
+        + "NaN in a numeric, infinite dates, arrays with several dimensions or other bounds, and similar "
+        "values have no form there: cast the column to text by a transformation (type: cast), choose texts "
+        "for the type in the source (decimal_handling_mode: string, time_precision_mode: isostring), or "
+        "exclude the column",
         {"member": path, "row": row},
     )

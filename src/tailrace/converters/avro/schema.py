@@ -28,6 +28,7 @@ _CONNECT = {
     "org.apache.kafka.connect.data.Time": "time-millis",
     "org.apache.kafka.connect.data.Timestamp": "timestamp-millis",
 }
+UUID_NAME = "io.debezium.data.Uuid"
 #: Avro's logical types of Debezium's types. A timestamp without a time zone is local.
 _DEBEZIUM = {
     "io.debezium.time.Date": "date",
@@ -36,7 +37,7 @@ _DEBEZIUM = {
     "io.debezium.time.Timestamp": "local-timestamp-millis",
     "io.debezium.time.MicroTimestamp": "local-timestamp-micros",
     "io.debezium.time.NanoTimestamp": "local-timestamp-nanos",
-    "io.debezium.data.Uuid": "uuid",
+    UUID_NAME: "uuid",
 }
 
 #: A function that returns a valid name in Avro for a name without dots.

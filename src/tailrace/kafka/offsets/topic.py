@@ -477,8 +477,9 @@ def _ambiguous(topic: str, partitions: Sequence[int]) -> TailraceError:
         Kind.OFFSETS_UNREADABLE,
         f"read offsets: partitions {', '.join(map(str, sorted(partitions)))} each have an offset of this "
         "pipeline, and the newest can't be determined",
-        "partitions were added to the topic more than once: `tailrace offsets set FILE --to …` from a place "
-        "that is known to be written, or `tailrace offsets reset FILE` to write everything again",
+        "partitions were added to the topic more than once: `tailrace offsets set FILE --sink NAME --to …` "
+        "from a place that is known to be written, or `tailrace offsets reset FILE --sink NAME` to write "
+        "everything again; for an engine's own offset, --engine in place of --sink NAME",
         {"topic": topic},
     )
 

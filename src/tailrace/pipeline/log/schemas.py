@@ -71,7 +71,7 @@ class _Listing:
         self._catalog = Catalog()
         self._facts: dict[int, tuple[Facts, int]] = {}
         self._noted: dict[int, Relation] = {}
-        self._shown: dict[str, Facts] = {}  # by table
+        self._shown: dict[tuple[str, str], Facts] = {}  # by schema and table, whose names may have dots
 
     def begin(self, in_force: list[bytes], start: int) -> None:
         """Read the frames that are in force at the log's start, `start`."""
@@ -121,7 +121,7 @@ class _Listing:
             )
             facts = Facts(oid, relation.schema, relation.table, relation.primary_key, columns)
         relation, facts = _disclosed(relation, facts, self._rules, self._renames)
-        name = relation.qualified_name
+        name = relation.schema, relation.table
         before = self._shown.get(name) or next(
             (each for each in reversed(self._shown.values()) if each.relation == oid), None
         )

@@ -171,11 +171,21 @@ def _settings(pipeline: EngineConfig) -> Iterator[Finding]:
             "leave it out, or keep offsets there: a sink of the type kafka, or engine.offset_storage",
         )
     for sink in pipeline.sinks:
-        for name, wanted in sink.without_effect.items() if isinstance(sink, KafkaSinkConfig) else ():
+        if not isinstance(sink, KafkaSinkConfig):
+            continue
+        for name, wanted in sink.without_effect.items():
             yield warning(
                 Kind.CONFIG_INVALID,
                 f"sink {sink.name!r}: {name} has no effect without {wanted}",
                 f"set {wanted}, or leave {name} out",
+            )
+        if sink.topic_prefix and pipeline.has_several:
+            yield warning(
+                Kind.CONFIG_INVALID,
+                f"sink {sink.name!r}: with topic_prefix, tables of the same name in several sources share a "
+                "topic, whose rows consumers take for those of one table; so do the sources' transactions",
+                "leave topic_prefix out: each source then has topics of its own; or have no table name in "
+                "several sources, and no provide_transaction_metadata",
             )
 
 

@@ -234,9 +234,12 @@ class Records:
         """
         if self._are_topics_named or not first.blocks:
             return
-        for schema, table in Catalog(log.schema_before(first.blocks[0])).names():
-            if self._config.wants(schema, table):
-                self._topics.of_table(schema, table)
+        end = log.end().offset
+        # Also those that later changes are of: nothing is to be written before the error.
+        for in_force in (log.schema_before(first.blocks[0]), log.all_schema_frames(end, end)):
+            for schema, table in Catalog(in_force).names():
+                if self._config.wants(schema, table):
+                    self._topics.of_table(schema, table)
         self._are_topics_named = True
 
     def _portions(self, changes: TableChanges, sent: Sent) -> Iterator[Portion]:

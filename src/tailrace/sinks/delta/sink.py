@@ -176,8 +176,9 @@ class DeltaSink:
         try:
             assert self._origin is not None, "open comes first"
             missing = LogRange(span.task, have, span.end)
-            self._require_whole(span.task, have)
             tables, relations = self._tables_have(span.task), self._relations_have(span.task)
+            for directory in (name for name, committed in tables.items() if committed > have):
+                self._folder(span.task, directory, directory).require_whole(have)  # the write was interrupted
             staged = write_files(
                 spark, self._opened(), log, missing, splits, self._given, self._mode.format, self._origin,
                 tables, relations,
@@ -275,12 +276,6 @@ class DeltaSink:
                     self._tables_have(span.task)[directory] = made
         remove_folder(staging)
         failpoints.hit("sink.after_publish")
-
-    def _require_whole(self, task: str, have: int) -> None:
-        """Check what tables have in addition to the position `have`, of a write that was interrupted."""
-        for directory, committed in self._tables_have(task).items():
-            if committed > have:
-                self._folder(task, directory, directory).require_whole(have)
 
     def _remove_unread(
         self, spark: SparkSession | None, log: Path, span: LogRange, splits: Sequence[InputSplit]

@@ -179,6 +179,23 @@ def test_sinks_whose_names_were_exchanged_stop_and_continue_when_the_names_are_r
         assert written(kafka, f"{name}{orders.name}.public.orders") == [*ALL, 8]
 
 
+@pytest.mark.follows("sink_damaged")
+def test_a_kafka_sink_does_not_continue_for_a_sink_of_files_of_its_name(
+    orders: Orders, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    held = yaml.safe_load(orders.file.read_text())
+    [sink] = held["sinks"]
+    files = {"type": "jsonl", "name": sink["name"], "path": str(tmp_path / "lines")}
+    orders.file.write_text(yaml.safe_dump({**held, "sinks": [files]}))
+    run("replay", orders.file, "--sink", sink["name"])
+    orders.file.write_text(yaml.safe_dump(held))
+    told = " ".join(run("replay", orders.file, "--sink", sink["name"], status=1).split())
+    assert "the sink of this name had type 'jsonl': give this one another name" in told
+    orders.file.write_text(yaml.safe_dump({**held, "sinks": [{**sink, "name": "another"}]}))
+    run("replay", orders.file, "--sink", "another")
+    assert written(kafka, f"{orders.name}.public.orders") == ALL
+
+
 def test_an_offset_that_went_back_stops_the_sink_unless_a_command_set_it(
     orders: Orders, kafka: EmbeddedKafka
 ) -> None:

@@ -249,7 +249,7 @@ class SinkWorker:
             if isinstance(self._config, KafkaSinkConfig):
                 readers.commit(self._reader, TASK, start, kept=_offset_place(self._config))
             elif isinstance(self._config, FolderSink):
-                readers.commit(self._reader, TASK, start, kept={"sink": self.view.type})
+                readers.commit(self._reader, TASK, start, kept={"type": self.view.type})
             has_gone_back, self._reached = start < self._reached, start
             if has_gone_back:
                 self._quiet_until = -1
@@ -478,10 +478,9 @@ class SinkWorker:
         found = "there is none" if position is None else f"it is {position}"
         cause = "the offsets topic was deleted or lost records, or the sink has another cluster than before"
         if is_elsewhere and was is not None:
-            cause = (
-                f"the sink of this name had group {was['group']!r}, offsets_topic {was['offsets_topic']!r}: "
-                "restore them, or the names of sinks that were exchanged"
-            )
+            had = ", ".join(f"{key} {value!r}" for key, value in was.items())
+            remedy = "give this one another name" if "type" in was else "restore them"
+            cause = f"the sink of this name had {had}: {remedy}, or restore the names of exchanged sinks"
         raise TailraceError(
             Kind.SINK_DAMAGED,
             f"continue after the offset of sink {name!r}: {found}, and the log knows that {committed} was "

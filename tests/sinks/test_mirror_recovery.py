@@ -865,14 +865,8 @@ def test_commits_of_a_failed_write_are_synced_before_the_position_is_recorded(
         assert {uri.removeprefix("file://") for uri in delta.file_uris()} <= set(synced)
 
 
-@pytest.mark.parametrize("kind", ["append", "mirror"])
-def test_a_commit_cut_short_by_a_loss_of_power_is_written_again_once_it_is_removed(
-    kind, tmp_path, log, monkeypatch
-):
-    start = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
-    end = log.commit(insert(1, 2, "two", 2))
-    sink = opened(kind, tmp_path / "lake", log)
-    write_alone(sink, log, 0, start)
+def commit_without_sync(sink, log, start, end, monkeypatch):
+    """Write a range up to its commits, which are not made durable; close the sink."""
 
     def crash(*_):
         raise failpoints.FailpointError("before the commit is on disk")
@@ -882,6 +876,18 @@ def test_a_commit_cut_short_by_a_loss_of_power_is_written_again_once_it_is_remov
         with pytest.raises(failpoints.FailpointError):
             write_alone(sink, log, start, end)
     sink.close()
+
+
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_a_commit_cut_short_by_a_loss_of_power_is_written_again_once_it_is_removed(
+    kind, tmp_path, log, monkeypatch
+):
+    start = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
+    end = log.commit(insert(1, 2, "two", 2))
+    sink = opened(kind, tmp_path / "lake", log)
+    write_alone(sink, log, 0, start)
+
+    commit_without_sync(sink, log, start, end, monkeypatch)
     last = max((tmp_path / "lake" / "public.accounts" / "_delta_log").glob("*.json"))
     last.write_bytes(last.read_bytes()[:100])
     sink = opened(kind, tmp_path / "lake", log)
@@ -908,14 +914,7 @@ def test_commits_of_which_a_loss_of_power_took_a_part_are_found_and_written_agai
     sink = opened("mirror", tmp_path / "lake", log)
     write_alone(sink, log, 0, start)
 
-    def crash(*_):
-        raise failpoints.FailpointError("before the commit is on disk")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(DeltaFolder, "make_durable", crash)
-        with pytest.raises(failpoints.FailpointError):
-            write_alone(sink, log, start, middle)
-    sink.close()
+    commit_without_sync(sink, log, start, middle, monkeypatch)
     table = tmp_path / "lake" / "public.accounts"
     delta = DeltaTable(str(table))
     (merged,) = [Path(uri.removeprefix("file://")) for uri in delta.file_uris()]

@@ -252,8 +252,9 @@ class ServedLog:
 
     def _had(self, table: str) -> bool:
         """Return whether a table had this name in an earlier part of the log."""
-        _, reader = self._open()
-        frames = reader.all_schema_frames(reader.start, reader.end().offset)
+        # By a reader of its own: this looks at the whole log, and others wait for the shared one.
+        with LogReader.open(self.place.path, TASK) as reader:
+            frames = reader.all_schema_frames(reader.start, reader.end().offset)
         return any(Catalog([frame]).named({table}) for frame in frames)
 
     @contextlib.contextmanager

@@ -29,9 +29,9 @@ _EARLIER_LOCKS = f".{encode_name('replay:')}*.lock"
 #: Age beyond which no process renames its temporary file any more, in seconds.
 _LEFT_S = 3600.0
 #: By the folder of a log's readers: held from reading a reader's file until it is written.
-_changing: dict[str, threading.RLock] = {}
+_locks: dict[str, threading.RLock] = {}
 
-os.register_at_fork(after_in_child=_changing.clear)
+os.register_at_fork(after_in_child=_locks.clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Readers:
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
         self._path = directory.path / READERS
-        self._changing = _changing.setdefault(str(self._path), threading.RLock())
+        self._lock = _locks.setdefault(str(self._path), threading.RLock())
 
     @classmethod
     def open(cls, path: Path | str) -> Readers:
@@ -72,7 +72,7 @@ class Readers:
 
         :raises TailraceError: `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        with self._changing:
+        with self._lock:
             known = self._read(name)
             if known is None or known.dropped:
                 # Twice: a commit on a full disk is written over the previous generation.
@@ -89,7 +89,7 @@ class Readers:
 
         :raises TailraceError: as `register`.
         """
-        with self._changing:
+        with self._lock:
             known = self.register(name, {task: offset})
             if known.offsets[task] > offset:
                 known = self._write(replace(known, offsets={**known.offsets, task: offset}))
@@ -103,7 +103,7 @@ class Readers:
         :raises TailraceError: `LOG_RANGE_GONE`, if the reader was dropped; `LOG_RANGE_INVALID`,
             if it is not registered; `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        with self._changing:
+        with self._lock:
             reader = self.require(name)
             known = reader.offsets.get(task, -1)
             if offset > known or (kept is not None and kept != reader.kept.get(task)):
@@ -160,7 +160,7 @@ class Readers:
 
     def drop(self, name: str) -> None:
         """Mark a reader as dropped, durably: its next commit raises an error."""
-        with self._changing:
+        with self._lock:
             reader = self._read(name)
             if reader is not None and not reader.dropped:
                 self._write(replace(reader, dropped=True))

@@ -215,6 +215,22 @@ def test_the_facts_of_an_added_column_have_the_value_of_older_rows(vitess: Embed
     ]  # fmt: skip
 
 
+def test_a_column_that_is_renamed_in_case_only_is_a_new_column(vitess: EmbeddedVitess) -> None:
+    """MySQL finds it by its former name as well."""
+    add_table(vitess, "cased", "create table {name} (id bigint not null primary key, a int, b int)")
+    tables = LogTables({}, asked_by(_query_of(vitess), vitess.keyspace, "PRIMARY"))
+    transcoder = Transcoder(vitess.keyspace, "-80", tables)
+    found = []
+    for key, change in ((1, "comment 'none'"), (2, "rename column a to A")):
+        before = position_now(vitess, "-80")
+        statements = [f"alter table cased {change}", f"insert into cased values ({key}, 10, 20)"]
+        _as_administrator(vitess, "-80", *statements)
+        came = responses(vitess, "-80", before, ["cased"], has_row(str(key).encode()))
+        found += [each.row for each in read(transcoder.transcode(came, 1).frames)]
+    assert found[0] == {"id": "1", "a": "10", "b": "20"}
+    assert found[1].items() >= {"id": "2", "A": "10", "b": "20"}.items()
+
+
 def _query_of(cluster: EmbeddedVitess) -> Query:
     given = {"hosts": [cluster.address], "keyspace": cluster.keyspace}
 

@@ -390,7 +390,7 @@ def test_an_added_column_has_the_value_of_older_rows_or_is_unknown(
 
     def query(sql: str, attempted: str, target: str) -> list[tuple[str | None, ...]]:
         asked.append((sql, target))
-        return [] if told is None else [told]
+        return [] if told is None else [("it's", *told)]
 
     tables = LogTables({}, asked_by(query, ms.KEYSPACE, "PRIMARY"))
     transcoder = _transcoder(tables)
@@ -406,7 +406,10 @@ def test_an_added_column_has_the_value_of_older_rows_or_is_unknown(
 
 def test_the_default_of_a_column_that_the_replica_lacks_is_asked_from_the_primary() -> None:
     tables = LogTables(
-        {}, asked_by(lambda _, __, target: [("5", "")] if "primary" in target else [], ms.KEYSPACE, "replica")
+        {},
+        asked_by(
+            lambda _, __, target: [("more", "5", "")] if "primary" in target else [], ms.KEYSPACE, "replica"
+        ),
     )
     transcoder = _transcoder(tables)
     for columns in (COLUMNS, [*COLUMNS, ("more", ms.BIGINT, "bigint", 0, ms.BINARY)]):
@@ -419,7 +422,7 @@ def test_without_the_privilege_for_innodbs_tables_an_added_column_has_its_presen
     def query(sql: str, attempted: str, target: str) -> list[tuple[str | None, ...]]:
         if "innodb" in sql:
             raise TailraceError(Kind.SOURCE_AUTH_FAILED, "Access denied")
-        return [("5", "")]
+        return [("more", "5", "")]
 
     assert asked_by(query, ms.KEYSPACE, "primary")(ms.SHARD, "t", "more") == ("5", "")
 

@@ -44,10 +44,10 @@ DefaultOf = Callable[[str, str, str], DefaultRow | None]
 Query = Callable[[str, str, str], list[tuple[str | None, ...]]]
 
 
-_COLUMNS = "select c.column_default, c.extra from information_schema.columns c"
+_COLUMNS = "select c.column_name, c.column_default, c.extra from information_schema.columns c"
 _WITH_STORED = (
-    "select c.column_default, c.extra, i.has_default, i.default_value from information_schema.columns c "
-    "left join (information_schema.innodb_tables t "
+    "select c.column_name, c.column_default, c.extra, i.has_default, i.default_value "
+    "from information_schema.columns c left join (information_schema.innodb_tables t "
     "join information_schema.innodb_columns i on i.table_id = t.table_id) "
     "on t.name = concat(c.table_schema, '/', c.table_name) and i.name = c.column_name"
 )
@@ -71,7 +71,7 @@ def asked_by(
     :param serving: returns the shards that serve the keys of a shard.
     """
 
-    def asked(shard: str, where: str) -> list[DefaultRow]:
+    def asked(shard: str, where: str, column: str) -> DefaultRow | None:
         attempted = f"ask the shard {shard!r} for a column's default"
         for of in dict.fromkeys((tablet_type.lower(), "primary")):
             target = f"{keyspace}:{shard}@{of}"
@@ -79,21 +79,21 @@ def asked_by(
                 found = query(f"{_WITH_STORED} {where}", attempted, target)
             except TailraceError:  # perhaps because the user lacks the privilege PROCESS
                 found = query(f"{_COLUMNS} {where}", attempted, target)
-            if found:
-                return found
-        return []
+            for name, *row in found:
+                if name == column:  # MySQL's comparison ignores case
+                    return tuple(row)
+        return None
 
     def default_of(shard: str, table: str, column: str) -> DefaultRow | None:
         names = f"c.table_name = {_quoted(table)} and c.column_name = {_quoted(column)}"
         where = f"where c.table_schema = database() and {names}"
         try:
-            found = asked(shard, where)
+            return asked(shard, where, column)
         except TailraceError as error:
             others = serving(shard) if error.policy is Policy.RETRY else ()
             if not others or shard in others:
                 raise
-            found = asked(others[0], where)
-        return found[0] if found else None
+            return asked(others[0], where, column)
 
     return default_of
 

@@ -5,6 +5,8 @@ without numba's reference counting: each array that is passed to a function woul
 and decrement, which with functions of a few instructions took more than half of the time for writing a
 document (2.5 µs before, 1.15 µs after). The caller keeps arrays alive while a kernel runs. numba verifies
 that such a kernel allocates nothing: it refuses to compile it otherwise.
+
+A kernel is kept beside its module, or in a folder of the user where the package is read-only.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ from typing import Any
 import numba as nb
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
+
+#: Where numba looks for a folder that it can write to, in this order: the one that NUMBA_CACHE_DIR names, the
+#: module's, and that of `UserFolderLocator`, whose module is imported only then.
+_LOCATORS = "UserProvidedCacheLocator,InTreeCacheLocator,tailrace.kernel_cache.UserFolderLocator"
 
 #: All kernels of the imported modules; a kernel comes after the kernels that it calls.
 KERNELS: list[Any] = []
@@ -39,7 +45,13 @@ def compiled(
         # All options are set: a callee that is compiled for its caller inherits options that are not.
         # `_nrt` is not public: the locked version of numba has it.
         options: dict[str, Any] = {"_nrt": allocates, "forceinline": inlined, "error_model": error_model}
-        kernel: Any = nb.njit(nogil=True, cache=True, **options)(function)
+        config: Any = nb.config
+        chosen = config.CACHE_LOCATOR_CLASSES  # by the user; for all of the process
+        config.CACHE_LOCATOR_CLASSES = chosen or _LOCATORS
+        try:
+            kernel: Any = nb.njit(nogil=True, cache=True, **options)(function)
+        finally:
+            config.CACHE_LOCATOR_CLASSES = chosen
         kernel.declared = signatures
         kernel.__class__ = _Unloaded
         KERNELS.append(kernel)
@@ -57,10 +69,18 @@ def iterated(function: Callable[..., Any]) -> Any:
     return nb.njit(function)
 
 
-def load_all() -> None:
-    """Load all kernels of the imported modules; compile those that are not cached."""
+def load_all(on_compile: Callable[[], None] = lambda: None) -> bool:
+    """Load all kernels of the imported modules; return whether some were not cached, and were compiled.
+
+    :param on_compile: called once, after the first kernel that was not cached.
+    """
+    compiles = False
     for kernel in KERNELS:
         _load(kernel)
+        if not compiles and kernel.stats.cache_misses:
+            compiles = True
+            on_compile()
+    return compiles
 
 
 class _Unloaded(CPUDispatcher):

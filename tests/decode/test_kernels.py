@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +70,51 @@ def test_after_warm_no_process_compiles_a_kernel() -> None:
     kernels, compiled = map(int, missed.split())
     assert kernels > 100
     assert compiled == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled_before", [True, False])
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="gives its rights up")
+def test_kernels_of_a_package_that_is_read_only_are_kept_in_a_folder_of_the_user(
+    tmp_path: Path, compiled_before: bool
+) -> None:
+    """Root without its rights over folders without write permission is such a user, here without a home."""
+    module = tmp_path / "package" / "made_kernels.py"
+    module.parent.mkdir()
+    module.write_text(MADE)
+    (cache := module.parent / "__pycache__").mkdir()
+    (temporary := tmp_path / "temporary").mkdir()
+    code = (
+        "import made_kernels\n"
+        "from tailrace.compiled import load_all\n"
+        "said = []\n"
+        "assert load_all(lambda: said.append('compiling')) is bool(said)\n"
+        "print(made_kernels.factorial(5), said)"
+    )
+    root = str(Path(__file__).parents[2])
+    environment = {
+        **os.environ, "PYTHONPATH": f"{module.parent}:{root}", "HOME": "/proc/none", "XDG_CACHE_HOME": "",
+        "TMPDIR": str(temporary),
+    }  # fmt: skip
+    limits = ["setpriv", "--bounding-set", "-dac_override", "--inh-caps", "-dac_override"]
+
+    def said(*limits: str) -> str:
+        command = [*limits, sys.executable, "-c", code]
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=600, env=environment
+        )
+        return done.stdout.strip()
+
+    if compiled_before:
+        assert said() == "120 ['compiling']"
+    cache.chmod(0o555)
+    module.parent.chmod(0o555)
+    assert said(*limits) == ("120 []" if compiled_before else "120 ['compiling']")
+    assert said(*limits) == "120 []"
+    assert any(cache.glob("*.nbi")) is compiled_before
+    kept = temporary / f"tailrace-kernels-{os.getuid()}"
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert any(kept.rglob("*.nbi"))
 
 
 @pytest.mark.slow

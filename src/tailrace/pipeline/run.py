@@ -54,6 +54,13 @@ BATCHES_AT_ONCE = 2
 Item = TypeVar("Item")
 
 
+def _load_kernels() -> None:
+    began = time.monotonic()
+    message = "compiling kernels, once after an installation; the first rows wait for it, a minute or two"
+    if load_all(lambda: log.info(message)):
+        log.info("kernels compiled", seconds=round(time.monotonic() - began))
+
+
 class PipelineResources:
     """The resources that a running pipeline's sources share: Spark, status, sinks' turns, logs' directory.
 
@@ -90,7 +97,7 @@ class PipelineResources:
         self._root_lock = take_root(self._config)
         self._started = True
         # Loaded while the source connects; otherwise the first change would wait for them.
-        Background("kernels", load_all).start()
+        Background("kernels", _load_kernels).start()
         self.status.start()
 
     def start_spark(self) -> None:

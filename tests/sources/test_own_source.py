@@ -280,6 +280,25 @@ def test_an_unexpected_error_of_a_capture_names_its_type(
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("broken", "method", "message"),
+    [
+        (TextShards, "end", "ask the source 'text_shards' for its end: it returned NoneType, not a position"),
+        (TextShardsCapture, "caught_up", "'text_shards': ZeroDivisionError was raised"),
+    ],
+)
+def test_a_source_that_cannot_say_where_it_ends_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: type, method: str, message: str
+) -> None:
+    World(tmp_path / "shards", 15)
+    monkeypatch.setattr(broken, method, lambda *_: None if method == "end" else 1 / 0)
+    pipeline = load_engine(_file(tmp_path, "  - {type: jsonl, path: ./lines}\n"))
+    with pytest.raises(TailraceError, match=message) as caught:
+        Run(pipeline, until_caught_up=True).run()
+    assert caught.value.kind is Kind.TASK_FAILED
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("package")
 def test_masks_apply_to_sinks_handlers_and_readers_that_know_only_the_logs_path(tmp_path: Path) -> None:

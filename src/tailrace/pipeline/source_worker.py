@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from numbers import Integral
 
 import structlog
 
@@ -55,6 +56,7 @@ ORPHAN_S = 20.0
 
 #: Wait after a failed query for the source's position, in seconds.
 _ASK_AGAIN_S = 1.0
+_SEE_PACKAGE = "see the package of this type of source"
 
 
 class SourceWorker:
@@ -251,7 +253,7 @@ class SourceWorker:
             raise TailraceError(
                 Kind.TASK_FAILED,
                 f"capture from the source {self.pipeline.source.type!r}: {type(error).__name__} was raised",
-                "see the package of this type of source; --debug shows the trace",
+                f"{_SEE_PACKAGE}; --debug shows the trace",
             ) from error
 
     def _look_after(self) -> None:
@@ -321,7 +323,11 @@ class SourceWorker:
     def _look_for_the_end(self) -> None:
         if self._target.ended and self._target.error is not None:
             raise self._target.error
-        if self._target_position is not None and self._capture_task.caught_up(self._target_position):
+        if self._target_position is None:
+            return
+        with self._naming_its_package():
+            caught_up = self._capture_task.caught_up(self._target_position)
+        if caught_up:
             # What is committed later is left to the next run, so the log's end is final now.
             self._capture_task.stop()
 
@@ -329,7 +335,7 @@ class SourceWorker:
         while not self._stop_wanted.is_set():
             try:
                 with self._naming_its_package():
-                    self._target_position = self._source.end(self.pipeline.source, self._stop_wanted)
+                    self._target_position = self._ask_for_end()
             except Stopped:
                 return
             except TailraceError as error:
@@ -338,6 +344,17 @@ class SourceWorker:
                 self._stop_wanted.wait(_ASK_AGAIN_S)
             else:
                 return
+
+    def _ask_for_end(self) -> int:
+        end: object = self._source.end(self.pipeline.source, self._stop_wanted)
+        if not isinstance(end, Integral):
+            raise TailraceError(
+                Kind.TASK_FAILED,
+                f"ask the source {self.pipeline.source.type!r} for its end: it returned "
+                f"{type(end).__name__}, not a position",
+                _SEE_PACKAGE,
+            )
+        return int(end)
 
     def _handover(self) -> Handover | None:
         """Return the handover of capture's blocks to handler and sinks; None if capture runs elsewhere."""

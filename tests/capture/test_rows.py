@@ -611,3 +611,20 @@ def test_a_prepared_transaction_is_captured_when_it_is_committed(own_pg: Any, tm
     found = [(after or {})["id"] for _, _, after in changes(tmp_path / "log")]
     assert found[:2] == [2, 1]
     assert found[2:] == list(range(10, 20010))
+
+
+def test_names_have_no_quotes_that_only_a_setting_adds(pg: Database, tmp_path: Path) -> None:
+    prepared(
+        pg,
+        """
+        create type mood as enum ('fine');
+        create table q (id int primary key, of regclass, m mood);
+        insert into q values (1, 'public.q', 'fine')
+        """,
+    )
+    pg.execute(f'alter database "{pg.name}" set quote_all_identifiers = on')
+    captured(pg, tmp_path / "log", "insert into q values (2, 'public.q', 'fine')", tables=("public.q",))
+    assert [after for _, _, after in changes(tmp_path / "log", "public.q")] == [
+        {"id": 1, "of": "public.q", "m": "fine"},
+        {"id": 2, "of": "public.q", "m": "fine"},
+    ]

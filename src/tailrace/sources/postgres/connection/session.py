@@ -39,6 +39,7 @@ SESSION_SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
     "client_min_messages": "warning",  # the warning that changes are skipped must be sent
     "standard_conforming_strings": "on",
     "row_security": "off",  # a policy must be an error, not missing rows

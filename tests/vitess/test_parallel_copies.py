@@ -249,7 +249,7 @@ def test_a_copy_whose_first_row_takes_longer_than_the_silence_timeout_completes(
             wait_until(lambda: len(vtgate.requests) > 1, 30, "an attempt too short")
             vtgate.change("0", sorts_s=1.0)
             vtgate.write("0", (9, 0))  # so that its position stays the same
-            found.wait_for_rows(10, 30)
+            found.wait_for_rows(10, 90)
             found.wait_for_shards("0")
         assert _all_last(found) == vtgate.shards["0"].rows
 

@@ -271,7 +271,7 @@ class FakeVtgate:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             if self._answering(name) is None:
                 return _refused()
-            rows = [["5", ""]]
+            rows = [["extra", "5", ""]]
         elif "desc limit 1" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             last = max(self.shards[name].rows, default=None)

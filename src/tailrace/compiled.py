@@ -19,8 +19,10 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 
 #: Where numba looks for a folder that it can write to, in this order: the one that NUMBA_CACHE_DIR names, the
-#: module's, and that of `UserFolderLocator`, whose module is imported only then.
-_LOCATORS = "UserProvidedCacheLocator,InTreeCacheLocator,tailrace.kernel_cache.UserFolderLocator"
+#: module's, that of `UserFolderLocator`, whose module is imported only then, and numba's for a zip file.
+_LOCATORS = (
+    "UserProvidedCacheLocator,InTreeCacheLocator,tailrace.kernel_cache.UserFolderLocator,ZipCacheLocator"
+)
 
 #: All kernels of the imported modules; a kernel comes after the kernels that it calls.
 KERNELS: list[Any] = []

@@ -11,16 +11,23 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from structlog.testing import capture_logs
 
-from tailrace import failpoints
+from tailrace import Engine, failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.failpoints import FailpointError
+from tailrace.records.batch import Batch
+from tailrace.records.making import SourceRecord
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.batches import fill, not_shrinking
-from tests.support.kafka.shares_rig import opened, records, sink_of, write
+from tests.support.kafka.engine_lines import BatchesSource, options_of
+from tests.support.kafka.shares_rig import NOTES, ORDERS, opened, records, sink_of, write
 from tests.support.kafka_cluster import alter
 from tests.support.spark.wire import HandmadeLog, insert
 
 WARNING = "batches are too large for a topic: smaller ones now"
+
+
+def text(length: int, seed: int = 1) -> str:
+    return not_shrinking(random.Random(seed), length)
 
 
 def shrinking(_random: random.Random, length: int) -> str:
@@ -111,6 +118,65 @@ def test_a_limit_that_is_lowered_while_the_sink_runs_is_respected(
     keys = [f'{{"id":{row}}}'.encode() for row in (*range(10), *range(50, 60))]
     assert written(kafka, topic_name) == dict.fromkeys(keys, 1)
     assert [key for key, _ in records(kafka, letters)] == [b'{"id":100}']
+
+
+@pytest.mark.parametrize("limit", [50_000, 20_000])
+def test_limits_that_are_lowered_one_after_the_other_are_respected(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, limit: int
+) -> None:
+    # The batches already fit the second limit: only the larger record does not.
+    letters = f"{topic_name}-letters"
+    with HandmadeLog(tmp_path / "log") as log:
+        sink = opened(sink_of(kafka, topic_name, 0, dead_letter_topic=letters), log)
+        write(sink, log, log.commit(ORDERS, NOTES, insert(1, 1, "small"), insert(2, 1, "small")))
+        alter(kafka, f"{topic_name}.public.orders", "max.message.bytes", "20000")
+        write(sink, log, log.commit(*(insert(1, 2 + row, text(9000)) for row in range(10))))
+        alter(kafka, f"{topic_name}.public.notes", "max.message.bytes", str(limit))
+        assert write(sink, log, log.commit(insert(2, 2, text(60_000)))).dead_letters == 1
+        sink.close()
+    assert len(written(kafka, topic_name)) == 11
+    assert len(records(kafka, letters)) == 1
+
+
+def test_a_limit_below_that_of_a_rule_is_respected(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    rule = {"tables": ["*.*"], "settings": {"max.message.bytes": "200000"}}
+    with HandmadeLog(tmp_path / "log") as log:
+        sink = opened(sink_of(kafka, topic_name, 0, topics=[rule]), log)
+        write(sink, log, log.commit(ORDERS, insert(1, 1, "small")))
+        alter(kafka, f"{topic_name}.public.orders", "max.message.bytes", "20000")
+        write(sink, log, log.commit(*(insert(1, 2 + row, text(9000)) for row in range(10))))
+        sink.close()
+    assert set(written(kafka, topic_name).values()) == {1}
+
+
+@pytest.mark.parametrize("options", [{}, {"batch.size": "150000"}])
+def test_after_a_limit_is_lowered_or_raised_records_are_compared_with_the_new_one(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, options: dict[str, str]
+) -> None:
+    letters, topic = f"{topic_name}-letters", f"{topic_name}.public.orders"
+    with HandmadeLog(tmp_path / "log") as log:
+        sink = opened(sink_of(kafka, topic_name, 0, dead_letter_topic=letters, options=options), log)
+        write(sink, log, log.commit(ORDERS, insert(1, 0, "small")))
+        for row, limit in enumerate(("20000", "200000", "20000"), 1):
+            alter(kafka, topic, "max.message.bytes", limit)
+            is_letter = limit == "20000"
+            assert write(sink, log, log.commit(insert(1, row, text(30_000)))).dead_letters == is_letter
+        sink.close()
+    assert written(kafka, topic_name) == {b'{"id":0}': 1, b'{"id":2}': 1}
+    assert [key for key, _ in records(kafka, letters)] == [b'{"id":1}', b'{"id":3}']
+
+
+def test_an_engines_batches_need_not_compress(kafka: EmbeddedKafka, topic_name: str) -> None:
+    topic = f"{topic_name}.all"
+    batch = [
+        SourceRecord(topic=topic, offset={"line": row}, key={"id": row}, value={"text": text(6000, row)})
+        for row in range(1000)
+    ]
+    source = BatchesSource(Batch.of_records(batch, {"of": "x"}))
+    Engine(connector=source, name=topic_name, options=options_of(kafka, topic_name)).run()
+    assert len(records(kafka, topic)) == 1000
 
 
 def test_batch_sizes_in_the_options_are_used(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:

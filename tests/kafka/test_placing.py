@@ -24,6 +24,7 @@ from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.headers import header_texts, with_json
 from tailrace.decode.kernel import NONE
 from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.client.settings import BATCH_BYTES
 from tailrace.kafka.client.topics import Topics
 from tailrace.kafka.events import side_records
 from tailrace.kafka.events.boundaries import Boundaries
@@ -31,6 +32,7 @@ from tailrace.kafka.events.dead_letters import KEY_BYTES_MAX, OVERHEAD, largest,
 from tailrace.kafka.events.side_records import Heartbeats, ShapeChange
 from tailrace.kafka.producer.partitioner import BY_KEY, by_transaction, murmur2, partition_of
 from tailrace.records.events import Converted
+from tailrace.sinks.kafka.sink import account_of
 from tests.support.converters.customers import FACTS, as_columns, groups_of
 
 #: From Kafka's own tests: org.apache.kafka.common.utils.UtilsTest, testMurmur2; as Java's signed numbers.
@@ -239,12 +241,9 @@ def test_names_of_topics_follow_tables_or_routes() -> None:
 def test_batches_of_the_client_fit_the_smallest_topic_that_is_created() -> None:
     sink = {"type": "kafka", "bootstrap_servers": "b:1"}
     rules = [{"tables": ["a.*"], "settings": {"max.message.bytes": "50000"}}, {"tables": ["b.*"]}]
-    assert KafkaSinkConfig.model_validate({**sink, "topics": rules}).client_options() == {
-        "batch.size": "50000"
-    }
-    own = {**sink, "topics": rules, "options": {"batch.size": "7000"}}
-    assert KafkaSinkConfig.model_validate(own).client_options() == {"batch.size": "7000"}
-    assert KafkaSinkConfig.model_validate(sink).client_options() == {}
+    limited = KafkaSinkConfig.model_validate({**sink, "topics": rules})
+    assert account_of(limited, "shop").batch_bytes == 50_000
+    assert account_of(KafkaSinkConfig.model_validate(sink), "shop").batch_bytes == BATCH_BYTES
     for objects in ("arrow", "python"):
         with pytest.raises(ValueError, match="not bytes"):
             KafkaSinkConfig.model_validate({**sink, "converter": {"type": objects}})

@@ -17,7 +17,6 @@ from tailrace.config.patterns import Patterns
 from tailrace.config.sinks import SinkConfig
 from tailrace.config.transformations.options import Route
 from tailrace.model import Pacing
-from tailrace.secrets import Secret
 
 #: The part of `offset_flush_timeout_ms` that a batch should take.
 _TIME_SHARE = 4
@@ -262,14 +261,15 @@ class KafkaSinkConfig(KafkaSection, SinkConfig):
             return replace(usual, rows_max=1) if self.on_spark else replace(usual, interval_s=0, within_s=1.0)
         return usual
 
-    def client_options(self) -> dict[str, str | Secret]:
-        """Return `options`, with `batch.size` for the topics' limits; references are not resolved."""
-        found = dict(self.options)
+    @property
+    def smallest_limit(self) -> int | None:
+        """The smallest `max.message.bytes` of `topics` that is less than a usual batch; None: there is none.
+
+        The broker compares batches with a topic's limit, and the client does not split them.
+        """
         limits = [int(rule.settings.get(_TOPIC_LIMIT, _BATCH_BYTES)) for rule in self.topics]
-        if (smallest := min(limits, default=_BATCH_BYTES)) < _BATCH_BYTES:
-            # The broker compares batches with a topic's limit, and the client does not split them.
-            found.setdefault("batch.size", str(smallest))
-        return found
+        smallest = min(limits, default=_BATCH_BYTES)
+        return smallest if smallest < _BATCH_BYTES else None
 
     def converter_options(self) -> dict[str, Any]:
         """Return the converter's options, with those that follow from the sink's own."""

@@ -11,6 +11,7 @@ from typing import Any
 from tailrace import failpoints
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.errors import REPORT, Kind, TailraceError
+from tailrace.kafka.client.settings import SAFE_BATCH_BYTES
 from tailrace.kafka.offsets.compaction import TopicWarning
 from tailrace.kafka.offsets.topic import OffsetsTopic
 from tailrace.kafka.producer.account import Account, producers_in
@@ -167,6 +168,8 @@ class KafkaOffsetStore:
             self._atomic,
             storage.consumer_isolation_level,
             int(START_S * 1000),
+            # Larger ones must compress, and a task can't repeat its batch in smaller ones.
+            SAFE_BATCH_BYTES,
         )
 
     def _key(self, partition: Partition) -> bytes:

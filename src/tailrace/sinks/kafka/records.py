@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import structlog
 
@@ -184,10 +185,15 @@ class Records:
         blocks = (block for split in splits for block in split.blocks)
         return bool(self._config.schema_changes_topic) and any(block.header.has_schema for block in blocks)
 
-    def fits(self, topic: str) -> int:
-        """Return the largest batch for a topic, in bytes, that fits now even if it does not compress."""
+    def fits(self, topic: str) -> tuple[int, bool]:
+        """Return the largest batch for a topic, in bytes, that fits now even if it does not compress, and
+        whether the topic's limit is lower than the one known so far.
+        """
+        known = self._topics.largest(topic) if topic else None
         limit = self._topics.largest(topic, again=True) if topic else None
-        return SAFE_BATCH_BYTES if limit is None else min(SAFE_BATCH_BYTES, limit * 9 // 10)
+        if limit is None:
+            return SAFE_BATCH_BYTES, False
+        return min(SAFE_BATCH_BYTES, limit * 9 // 10), known is None or limit < known
 
     @property
     def is_beat_due(self) -> bool:
@@ -322,8 +328,8 @@ class Records:
             events = sent.share.of(events, group.topic)
         rows: Numbers = group.index if events.rows is None else group.index[events.rows]
         is_second = events.is_second_in(group)
-        limit = min(self._message_max, self._topics.largest(group.topic) or self._message_max)
-        if (refused := too_large(events, limit)) is not None:
+        limit, refused = self._refused(group.topic, events)
+        if refused is not None:
             if not self._config.dead_letter_topic:
                 row = int(np.argmax(refused))
                 place = place_of([changes], int(changes.log_offset[rows[row]]))
@@ -338,6 +344,18 @@ class Records:
         partitions = self._partitions(group.topic, events, changes, rows)
         yield Outgoing(group.topic, events, partitions, changes.log_offset[rows], [changes], is_second)
         sent.bytes += events.values.nbytes if isinstance(events.values, pa.Array) else 0
+
+    def _refused(self, topic: str, events: Converted) -> tuple[int, npt.NDArray[np.bool_] | None]:
+        """Return the largest record for a topic, in bytes, and which events are larger; None: none."""
+        limit = self._limit(topic)
+        refused = too_large(events, limit)
+        if refused is not None and limit < self._message_max:
+            limit = self._limit(topic, again=True)  # it may have been raised
+            refused = too_large(events, limit)
+        return limit, refused
+
+    def _limit(self, topic: str, *, again: bool = False) -> int:
+        return min(self._message_max, self._topics.largest(topic, again=again) or self._message_max)
 
     def _partitions(self, topic: str, events: Converted, changes: TableChanges, rows: Numbers) -> Partitions:
         if self._config.partition_by == "transaction":

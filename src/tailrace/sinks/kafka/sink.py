@@ -210,13 +210,7 @@ class _Open:
         :raises TailraceError: `SINK_TRANSACTION_TOO_LONG`.
         """
         if error.kind is Kind.SINK_RECORD_TOO_LARGE and REFUSED_BY in error.context:
-            topic = str(error.context.get("topic", ""))
-            fitting = self._records.fits(topic)
-            if fitting >= self._account.batch_bytes or "batch.size" in self._account.options:
-                return False
-            says.warning("batches are too large for a topic: smaller ones now", topic=topic, bytes=fitting)
-            self._account = replace(self._account, batch_bytes=fitting)
-            return True
+            return self._fits_now(str(error.context.get("topic", "")))
         if LIMIT_S not in error.context or not self._is_one_unit(log, have, span):
             return False  # the next attempt gets a smaller range
         if not self._account.limit_ms and "transaction.timeout.ms" not in self._account.options:
@@ -227,6 +221,15 @@ class _Open:
             return True  # the cause of the delay may have passed
         way_out = "have it written without a Kafka transaction: atomic_source_offset_commit: false"
         raise too_long(error, way_out, log_offset=have)
+
+    def _fits_now(self, topic: str) -> bool:
+        """Return whether a retry may help: with smaller batches, or with the lower limit of the topic."""
+        fitting, is_lower = self._records.fits(topic)
+        if fitting >= self._account.batch_bytes or "batch.size" in self._account.options:
+            return is_lower  # then larger records become dead letters
+        says.warning("batches are too large for a topic: smaller ones now", topic=topic, bytes=fitting)
+        self._account = replace(self._account, batch_bytes=fitting)
+        return True
 
     def _is_one_unit(self, log: Path, have: int, span: LogRange) -> bool:
         """Return whether what was written in one transaction is a single unit: a transaction of the source,
@@ -425,7 +428,7 @@ def account_of(config: KafkaConfig, pipeline: str) -> Account:
     """Return the account of a sink's only task."""
     return Account(
         config.bootstrap_servers,
-        config.client_options(),
+        config.options,
         config.offsets_topic,
         config.group,
         pipeline,
@@ -433,6 +436,7 @@ def account_of(config: KafkaConfig, pipeline: str) -> Account:
         bool(config.atomic_source_offset_commit),
         config.consumer_isolation_level,
         config.offset_flush_timeout_ms,
+        config.smallest_limit or settings.BATCH_BYTES,
     )
 
 

@@ -335,6 +335,32 @@ def test_the_former_topic_in_a_key_is_never_null() -> None:
     assert [(field["field"], field["optional"]) for field in fields] == [("id", False), ("was", False)]
 
 
+@pytest.mark.parametrize(
+    ("steps", "required"),
+    [
+        ([], [["id"], ["id"]]),
+        ([{"type": "rename", "fields": {"id": "no"}}], [["no"], ["no"]]),
+        ([{"type": "rename", "fields": {"id": "no", "name": "id"}, "apply_to": "row"}], [["id"], []]),
+        ([{"type": "add_fields", "static": {"id": None}}], [["id"], []]),
+        ([{"type": "value_to_key", "fields": ["name"]}], [[], ["id"]]),
+    ],
+)
+def test_of_a_flat_row_the_tables_key_is_required(
+    steps: list[dict[str, Any]], required: list[list[str]]
+) -> None:
+    [group] = applied(of_columns(BASE, "1", "a"), {"type": "flatten"}, *steps)
+    events = JsonConverter(schemas_enable=True).convert(group)
+    schemas = [json.loads(texts[0].as_py())["schema"] for texts in (events.keys, events.values)]
+    assert [[one["field"] for one in each["fields"] if not one["optional"]] for each in schemas] == required
+    with FakeRegistry() as registry:
+        avro = AvroConverter(registry_url=registry.url).convert(group)
+        key = avro.keys[0].as_py()
+        assert (
+            decoded(key, registry.schema(int.from_bytes(key[1:5], "big")))
+            == json.loads(events.keys[0].as_py())["payload"]
+        )
+
+
 def test_records_that_are_no_changes_have_schemas_too() -> None:
     value = pa.array([{"id": 1, "tags": ["a", None], "part": {"x": 1.5}}, None])
     columns = pa.record_batch({"key": pa.array(["k", None]), "value": value})

@@ -4,6 +4,7 @@ according to their Arrow types, or, for unmodified columns of a table, according
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 from tailrace.converters.cells.connect_values import of_parts
 from tailrace.converters.cells.from_columns import field_of, field_values, single_values
 from tailrace.converters.cells.json_values import Values, json_texts
+from tailrace.converters.cells.row_image import Field
 from tailrace.converters.connect_schemas import STRING, EventSchemas, Schema, struct
 from tailrace.converters.debezium_types import TypeMapping, debezium_modes, schema_name_of
 from tailrace.converters.headers import headers_of, with_other_keys
@@ -126,5 +128,25 @@ def given(group: Group, column: str, *, has_schema: bool) -> tuple[TypeMapping, 
     fields = [field_of(relation, field.name, field.type, modes) for field in array.type]
     noted = specials(group.column("special"))
     parts = [field_values(relation, field, array, noted, f"{column}.").values for field in fields]
-    documents = [field.how.schema.document(optional=True, field=field.name) for field in fields]
+    required = _required(group, column, fields)
+    documents = [
+        field.how.schema.document(optional=field.name not in required, field=field.name) for field in fields
+    ]
     return TypeMapping(forms.RAW, struct(documents), "{}"), of_parts(array, parts)
+
+
+def _required(group: Group, column: str, fields: Sequence[Field]) -> set[str]:
+    """Return the fields that are never null: those of the table's key, as in events."""
+    rows, keys = group.relation, group.relation_of("key")
+    assert rows is not None
+    assert keys is not None
+    # The key that the settings chose may have columns that can be null.
+    found = {
+        field.name
+        for field in fields
+        if field.name in keys.key and (field.not_null or field.name not in keys.chosen_key)
+    }
+    if column == "key" or keys is rows:
+        return found
+    # A transformation changed columns in rows alone, or in keys alone.
+    return found & {each.name for each in set(rows.columns) & set(keys.columns)}

@@ -52,6 +52,7 @@ _COLLECTION = pa.struct(
         pa.field("event_count", pa.int64(), nullable=False),
     ]
 )
+_COLLECTIONS = named_field("item", _COLLECTION, "event.collection").with_nullable(True)  # as Debezium's
 _TRANSACTION_VALUE = named_field(
     "value",
     pa.struct(
@@ -59,7 +60,7 @@ _TRANSACTION_VALUE = named_field(
             pa.field("status", pa.string(), nullable=False),
             _ID,
             pa.field("event_count", pa.int64()),
-            pa.field("data_collections", pa.list_(named_field("item", _COLLECTION, "event.collection"))),
+            pa.field("data_collections", pa.list_(_COLLECTIONS)),
             pa.field("ts_ms", pa.int64(), nullable=False),
         ]
     ),

@@ -79,6 +79,13 @@ def test_a_key_is_made_of_columns_also_for_deletes() -> None:
     assert [row["key"] for row in found.values()] == [{"id": 1}, {"id": 1}]
     with pytest.raises(TailraceError, match="no column 'nothing'"):
         applied(partial, {"type": "value_to_key", "fields": ["nothing"]})
+    flat = {"type": "flatten", "deletes": "rewrite", "add_fields": ["op"]}
+    with pytest.raises(TailraceError, match="deletes don't send 'note'"):
+        applied(partial, flat, {"type": "value_to_key", "fields": ["note"]})
+    found = rows(applied(partial, flat, {"type": "value_to_key", "fields": ["id", "__op"]}))
+    assert [row["key"] for row in found.values()] == [{"id": 1, "__op": "c"}, {"id": 1, "__op": "d"}]
+    found = rows(applied(full, flat, {"type": "value_to_key", "fields": ["note"]}))
+    assert [row["key"] for row in found.values()] == [{"note": "a"}, {"note": "b"}, {"note": "b"}]
     audit = messages(b"x")
     assert only(applied(audit, {"type": "value_to_key", "fields": ["id"]})) is audit
 

@@ -79,6 +79,7 @@ class Flatten:
             "headers": group.headers,
             "special": specials_of_values(group.column("special"), is_deleted),
             "unchanged": group.column("unchanged"),
+            "partial": group.column("partial"),
         }
         made = group.with_columns(pa.RecordBatch.from_pydict(columns))
         added = _metadata(group, given.add_headers, given.add_headers_prefix)

@@ -35,7 +35,9 @@ class ValueToKey:
         """
         self._require_no_unchanged(group)
         if not group.is_change:
-            return [self._with_key(group, self._key(group, group.column("value")), None)]
+            rows = group.column("value")
+            self._require_sent(group, _DELETES.matches(group) & flags_of(rows.is_valid()))
+            return [self._with_key(group, self._key(group, rows), None)]
         if _MESSAGES.matches(group).any():
             return [group]
         deleted = _DELETES.matches(group)
@@ -78,7 +80,10 @@ class ValueToKey:
     def _require_sent(self, group: Group, deleted: np.ndarray) -> None:
         # A delete has only the key, or the whole row: a column that is absent from it need not be NULL.
         partial = group.column("partial")
-        sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
+        columns = () if group.relation is None else group.relation.columns
+        sent = {column.name for column in columns if column.in_identity}
+        if not group.is_change:  # such as the fields that `flatten` added
+            sent |= set(self.given.fields) - {column.name for column in columns}
         silent = [name for name in self.given.fields if name not in sent]
         if (
             silent

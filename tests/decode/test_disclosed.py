@@ -341,3 +341,25 @@ def test_the_value_of_older_rows_in_an_added_column_is_masked() -> None:
     left_out = read(data, columns_exclude=["*.*.mail"]).relation
     assert [each.name for each in left_out.columns] == ["id"]
     assert "T0P" not in repr(left_out)
+
+
+@pytest.mark.parametrize("method", ["hash", "fixed", "truncate"])
+def test_masks_copy_only_the_bytes_of_their_own_table(method: str) -> None:
+    """Each table was given a copy of the whole block: memory grew with the square of the tables."""
+    tables = 50
+    oids = range(OID, OID + tables)
+    shapes = [relation(oid, f"t{oid}") for oid in oids]
+    rows = [insert(turn, f"note {oid}", None, oid=oid) for turn in range(3) for oid in oids]
+    block = transaction(*shapes, *rows)
+    options: dict[str, dict[str, Any]] = {
+        "hash": {"salt": "${env:SALT}"}, "fixed": {}, "truncate": {"length": 4},
+    }  # fmt: skip
+    masks = [{"columns": ["public.t*.note"], "method": method, **options[method]}]
+    found = decode(block, table_policy=TablePolicy.of(ColumnPolicy.model_validate({"masks": masks})))
+    assert len(found) == tables
+    for oid, changes in zip(oids, found, strict=True):
+        masked = {"hash": hashed(f"note {oid}"), "fixed": "****", "truncate": "note"}[method]
+        assert changes.rows().column("note").to_pylist() == [masked] * 3
+        assert changes.rows().column("id").to_pylist() == [0, 1, 2]
+        assert pickle.loads(pickle.dumps(changes)).rows() == changes.rows()  # noqa: S301 - its own
+    assert sum(len(changes.tuples().buffer) for changes in found) <= 2 * len(block)

@@ -17,7 +17,7 @@ from tailrace.decode import kernel
 from tailrace.decode.column_policy import EVERYTHING, Shape, TablePolicy
 from tailrace.decode.computed import ComputedColumns
 from tailrace.decode.envelope import envelope
-from tailrace.decode.gather import NOT_UTF8
+from tailrace.decode.gather import NOT_UTF8, Cells, gather_bytes, text_buffers
 from tailrace.decode.images import image, image_column, images, source_of
 from tailrace.decode.json.debezium import SourceInfo, json_lines
 from tailrace.decode.rows import old_key_texts, old_keys, old_rows, typed_rows
@@ -75,10 +75,7 @@ class TableChanges:
         return f"<TableChanges of {name}: {self.count}>"
 
     def __reduce__(self) -> tuple[type[TableChanges], tuple[object, ...]]:
-        # Only the bytes of the block that these changes use.
-        raw, at, end = _packed(self._raw, self._fields[kernel.AT], self._fields[kernel.END])
-        fields = self._fields.copy()
-        fields[kernel.AT], fields[kernel.END] = at, end
+        raw, fields = _packed(self._raw, self._fields)
         shards = self.shards
         if shards is not None:
             places = shards.places(np.unique(self.commit_lsn))
@@ -279,7 +276,10 @@ class TableChanges:
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table.
         """
         if self._found is None:
-            found = find_tuples(self._held, self._raw, self._fields, self.shards)
+            raw, fields = self._raw, self._fields
+            if self._views:  # each appends its texts to a copy of the bytes: not of those of other tables
+                raw, fields = _packed(raw, fields)
+            found = find_tuples(self._held, raw, fields, self.shards)
             if self._views:
                 found = in_utf8(found)  # masks read texts
             for view in self._views:
@@ -440,16 +440,24 @@ def _bounded(changes: TableChanges) -> list[TableChanges]:
     return [changes.part(first, first + step) for first in range(0, changes.count, step)]
 
 
-def _packed(raw: Bytes, at: Numbers, end: Numbers) -> tuple[Bytes, Numbers, Numbers]:
-    # The bytes of all [at, end), concatenated; if they fill half of the span that contains them, the span.
+def _packed(raw: Bytes, fields: Numbers) -> tuple[Bytes, Numbers]:
+    """Return only the bytes of the block that the changes `fields` use, and their fields for these bytes.
+
+    If the changes fill half of the span that contains them, that is the span.
+    """
+    at, end = fields[kernel.AT], fields[kernel.END]
     if not len(at):
-        return raw[:0], at, end
+        return raw[:0], fields
+    fields = fields.copy()
     first, last, length = int(at.min()), int(end.max()), end - at
-    total = int(length.sum())
-    if last - first <= 2 * total:
-        return raw[first:last], at - first, end - first
-    starts = np.cumsum(length) - length
-    return raw[np.repeat(at - starts, length) + np.arange(total)], starts, starts + length
+    if last - first <= 2 * int(length.sum()):
+        fields[kernel.AT], fields[kernel.END] = at - first, end - first
+        return raw[first:last], fields
+    kind = np.full(len(at), kernel.TEXT, np.uint8)
+    cells = Cells(raw, at.astype(np.int32), length.astype(np.int32), kind)
+    packed, offsets = text_buffers(gather_bytes(cells))
+    fields[kernel.AT], fields[kernel.END] = offsets[:-1], offsets[1:]
+    return packed[: offsets[-1]], fields
 
 
 def _frame(raw: Bytes, at: int) -> bytes:

@@ -107,3 +107,47 @@ def test_status_reports_a_dropped_slot_before_the_next_run(own_pg: EmbeddedPostg
     source["dbname"] = "other"
     file.write_text(yaml.safe_dump(content))
     assert status(file)["error"] is None
+
+
+def captured(server: EmbeddedPostgres, root: Path, **source: object) -> Path:
+    """Return the file of a pipeline that captured a table, and was stopped before the last row."""
+    server.execute("create table items(id int primary key); insert into items values (1)")
+    file = root / "shop.yaml"
+    source = {"dsn": server.dsn(), "tables": ["public.items"], **source}
+    file.write_text(yaml.safe_dump({"name": "shop", "source": source, "log": {"path": "log"}}))
+    assert tailrace("run", str(file), "--until-caught-up").returncode == 0
+    server.execute("insert into items values (2)")
+    return file
+
+
+@pytest.mark.each_postgres("what the server says of a missing file")
+def test_a_missing_file_of_the_server_that_is_no_wal_does_not_lose_the_slot(
+    own_pg: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """As while the server's package is replaced. The hint said to drop the slot and to move the log away."""
+    file = captured(own_pg, tmp_path, reconnect_s_max=1)
+    own_pg.execute("alter system set dynamic_library_path = '/nowhere'")
+    own_pg.restart()
+    failed = tailrace("run", str(file), "--until-caught-up")
+    assert failed.returncode == 1
+    assert "source_unreachable: start replication" in failed.stderr
+    assert 'could not access file "pgoutput"' in failed.stderr
+    assert status(file)["state"] != "needs_snapshot"
+    own_pg.execute("alter system reset dynamic_library_path")
+    own_pg.restart()
+    assert tailrace("run", str(file), "--until-caught-up").returncode == 0
+    assert tailrace("log", "show", str(tmp_path / "log"), "--json").stdout.count('"op"') == 2
+
+
+@pytest.mark.each_postgres("what the server says of a missing file")
+def test_a_missing_file_of_wal_loses_the_slot(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    file = captured(own_pg, tmp_path, reconnect_s_max=1)
+    [(name,)] = own_pg.query("select pg_walfile_name(restart_lsn) from pg_replication_slots")
+    own_pg.execute("select pg_switch_wal()")
+    own_pg.execute("checkpoint")
+    (own_pg.data / "pg_wal" / name).unlink()
+    failed = tailrace("run", str(file), "--until-caught-up")
+    assert failed.returncode == 1
+    assert "slot_invalidated" in failed.stderr
+    assert "has already been removed" in failed.stderr
+    assert status(file)["state"] == "needs_snapshot"

@@ -76,25 +76,23 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "58": (Kind.SOURCE_UNREACHABLE, "the server's operating system reported an error"),
 }
 
-#: What is attempted while a slot is streamed, and what two states mean only then.
+#: What is attempted while a slot is streamed.
 STARTING, STREAMING = "start replication", "read the stream"
-_STREAM_STATES: dict[str, tuple[Kind, str]] = {
-    "55000": (
-        Kind.SLOT_INVALIDATED,
-        (
-            "the slot can no longer be used: drop it, raise max_slot_wal_keep_size, and begin a new log "
-            "with a new snapshot"
-        ),
-    ),
-    "58P01": (
-        Kind.SLOT_INVALIDATED,
-        (
-            "WAL that the slot needs was removed: drop it, raise max_slot_wal_keep_size or wal_keep_size, "
-            "and begin a new log with a new snapshot"
-        ),
-    ),
-}
 
+_SLOT_INVALID = (
+    Kind.SLOT_INVALIDATED,
+    (
+        "the slot can no longer be used: drop it, raise max_slot_wal_keep_size, and begin a new log "
+        "with a new snapshot"
+    ),
+)
+_WAL_REMOVED = (
+    Kind.SLOT_INVALIDATED,
+    (
+        "WAL that the slot needs was removed: drop it, raise max_slot_wal_keep_size or wal_keep_size, "
+        "and begin a new log with a new snapshot"
+    ),
+)
 _SLOT_GONE = (
     Kind.SLOT_MISSING,
     "it was dropped: changes since then are lost; begin a new log with a new snapshot",
@@ -124,8 +122,10 @@ def from_fields(fields: dict[str, str], attempted: str) -> TailraceError:
         kind, hint = _PUBLICATION_GONE
     elif state == "42704" and "ReplicationSlot" in routine:
         kind, hint = _SLOT_GONE
-    elif state in _STREAM_STATES and attempted in {STARTING, STREAMING}:
-        kind, hint = _STREAM_STATES[state]
+    elif state == "55000" and attempted in {STARTING, STREAMING}:
+        kind, hint = _SLOT_INVALID
+    elif state == "58P01" and attempted in {STARTING, STREAMING} and "egment" in routine:
+        kind, hint = _WAL_REMOVED  # not if another file is missing, such as that of the plugin
     else:
         kind, hint = _STATES.get(state) or _STATES.get(state[:2]) or (Kind.SOURCE_QUERY_FAILED, _SERVERS_LOG)
     said = (

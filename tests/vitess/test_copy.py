@@ -262,3 +262,32 @@ def test_a_copy_of_several_tables_is_continued_after_a_kill_anywhere(
         assert mirrored == {key: (row[1], row[3]) for key, row in rows_of(vitess, table).items()}
         read = Counter(line["after"]["id"] for line in lines_of(tmp_path, table) if line["op"] == "r")
         assert set(read.values()) == {1}
+
+
+def test_an_interrupted_copy_of_a_table_with_a_text_as_key_is_continued_with_its_changes(
+    tmp_path: Path, vitess: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, keys = "by_name", 4_000
+    ddl = f"create table {table} (name varchar(40) primary key, n int not null default 0, what varchar(4000))"
+    vitess.ctl("ApplySchema", "--sql", ddl, vitess.keyspace)
+    vitess.execute(f"alter vschema on {vitess.keyspace}.{table} add vindex names(name) using xxhash")
+    for first in range(0, keys, 1_000):
+        rows = (f"('name {key:05}', repeat('x', 4000))" for key in range(first, first + 1_000))
+        vitess.execute(f"insert into {table} (name, what) values {', '.join(rows)}")
+    settings = {"snapshot": "initial", "snapshot_connections": 4, "tables": [f"shop.{table}"]}
+    with monkeypatch.context() as slow:
+        slow.setattr(shard_streams, "SHARD_BYTES_MAX", 1 << 18)
+        slow.setattr(keyspace_stream, "BACKLOG_INTERVAL_S", 0.1)
+        with capturing(tmp_path, vitess.address, **settings) as found:
+            found.wait_for_rows(keys // 4, 60)
+    assert all(state.copy is not None for state in found.states().values())
+    changed = ", ".join(f"'name {key:05}'" for key in range(0, keys, 7))
+    vitess.execute(f"update {table} set n = 1 where name in ({changed})")
+    with capturing(tmp_path, vitess.address, **settings) as found:
+        found.wait_for_shards("-80", "80-", timeout_s=60)
+        there = dict(vitess.execute(f"select name, n from {table}"))
+        wait_until(lambda: _newest(found, "name", "n") == there, 30, "all changes")
+
+
+def _newest(found: Capturing, key: str, column: str) -> dict[str | None, int]:
+    return {change.row[key]: int(change.row[column] or 0) for change in found.changes()}

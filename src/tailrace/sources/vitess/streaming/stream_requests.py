@@ -66,8 +66,9 @@ def _condition(chunk: CopyChunk) -> str:
     bounds = [f"{column} >= {chunk.low}"] if chunk.low is not None and chunk.low >= 0 else []
     if chunk.high is not None:
         bounds.append(f"{column} < {chunk.high}")
-    # A complete table needs no condition.
-    return f"select * from {quoted(chunk.table)} where {' and '.join(bounds)}" if bounds else ""  # noqa: S608
+    # Not empty for a complete table: then a tablet copies it, but refuses each of its changes.
+    where = f" where {' and '.join(bounds)}" if bounds else ""
+    return f"select * from {quoted(chunk.table)}{where}"  # noqa: S608 - quoted
 
 
 def _request(source: VitessSource, rules: list[pb.Rule]) -> pb.VStreamRequest:

@@ -583,6 +583,7 @@ def _of(number: int, declared: str, charset: int = 63, name: str = "c", *, label
         (Kind.DECODE_FAILED, "type 'sometype'", [_of(9, "sometype")]),
         (Kind.DECODE_FAILED, "collation, number 12,", [_of(6163, "text", 12)]),
         (Kind.DECODE_FAILED, "collation, number 2000,", [_of(6163, "text", 2000)]),
+        (Kind.DECODE_FAILED, "Vitess does not know", [_of(6163, "text", 0)]),
         (Kind.DECODE_FAILED, "numbers of its labels", [_of(2074, "enum('a')", 255, labels=False)]),
         (Kind.DECODE_FAILED, "not ASCII", [_of(2074, "enum('ä')", 8)]),
         (Kind.DECODE_FAILED, "not ASCII", [_of(2075, "set('a')", 54)]),

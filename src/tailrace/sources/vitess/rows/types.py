@@ -232,7 +232,9 @@ def _characters(field: pb.Field, type_: str, modifier: int) -> ColumnPlan:
     charset = charsets.charset_of(field.charset)
     if charset is None:
         raise Refused(
-            f"the character set of its collation, number {field.charset}, can't be read",
+            f"the character set of its collation, number {field.charset}, can't be read"
+            if field.charset
+            else "its collation is one that Vitess does not know",
             f"convert the column to utf8mb4, or {_LEAVE_OUT}",
         )
     if charset in charsets.UTF8:

@@ -507,6 +507,21 @@ def test_a_large_transaction_after_a_chunks_position_is_not_filtered(
     assert chosen.is_over
 
 
+def test_changes_whose_columns_the_server_cannot_name_are_left_to_the_transcoder() -> None:
+    (server := _Server()).binlog += [[("apples", None, (1, 2))]]
+    chunk = CopyChunk("apples", "id", 0, 9, gtid=server.gtid(2))
+    chosen = RepeatedChangeFilter(KEYSPACE, SHARD, [chunk])
+    request = pb.VStreamRequest(filter=pb.Filter(rules=[pb.Rule(match="/.*")]))
+    request.vgtid.shard_gtids.add(keyspace=KEYSPACE, shard=SHARD, gtid=server.gtid(1))
+    sent = itertools.takewhile(bool, _Stream(server, request, random.Random(1)).responses)
+    events = [event for data in sent for event in pb.VStreamResponse.FromString(data or b"").events]
+    for event in events:
+        for number, column in enumerate(event.field_event.fields, 1):
+            column.name = f"@{number}"
+    (left,) = chosen.left_of([pb.VStreamResponse(events=events).SerializeToString()])
+    assert list(pb.VStreamResponse.FromString(left).events) == events
+
+
 def test_an_interrupted_chunk_is_divided_after_its_last_key() -> None:
     begun = CopyChunk("a", "id", 3, 9, f"MySQL56/{UUID}:1-5", key_text("a", _key(5)))
     done, rest = parts_of(begun, is_there=True)

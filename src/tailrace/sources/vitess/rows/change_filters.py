@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import CopyChunk
+from tailrace.sources.vitess.rows.types import is_unnamed
 
 #: Size in bytes from which a transaction is not held until its position is known.
 HELD_BYTES_MAX = 32 << 20
@@ -117,6 +118,7 @@ class _KeyColumns:
         self._keyspace = keyspace
         self._columns = {chunk.table: chunk.column for chunk in chunks if chunk.is_range}
         self._places: dict[str, int] = {}
+        self._unnamed: dict[str, bool] = {}
 
     def note(self, event: pb.VEvent) -> None:
         """Note the columns of a table if the event describes one."""
@@ -124,14 +126,18 @@ class _KeyColumns:
             return
         table = event.field_event.table_name.removeprefix(f"{self._keyspace}.")
         if (column := self._columns.get(table)) is not None:
-            names = [each.name for each in event.field_event.fields]
+            fields = event.field_event.fields
+            names = [each.name for each in fields]
             self._places[table] = names.index(column) if column in names else -1
+            self._unnamed[table] = any(map(is_unnamed, fields))
 
     def is_in(self, chunk: CopyChunk, row: pb.Row) -> bool:
         """Return whether a row of the chunk's table lies in the chunk.
 
         :raises AmbiguousError: if its key is no longer an integer.
         """
+        if self._unnamed.get(chunk.table):
+            return False  # the transcoder refuses the description, and says why
         return not chunk.is_range or chunk.contains(self._value(chunk, row))
 
     def _value(self, chunk: CopyChunk, row: pb.Row) -> int:

@@ -106,7 +106,7 @@ def plan_of(field: pb.Field, *, has_labels: bool) -> ColumnPlan:
     :param has_labels: whether values of ENUM and SET are labels.
     :raises Refused: if the column can't be transcoded; `Unnamed`.
     """
-    if field.name.startswith("@") and field.name[1:].isdigit():
+    if is_unnamed(field):
         raise Unnamed(
             "Vitess does not know its name: the table was altered after this change",
             "start vttablet with --track_schema_versions, or take the table's rows with a new snapshot",
@@ -136,6 +136,11 @@ def passed_over(field: pb.Field) -> ColumnPlan:
     declared = field.column_type or _NAMES.get(field.type, "")
     is_json = declared.lower() == "json"
     return ColumnPlan("", "bytea", NO_MODIFIER, declared, PLAIN, is_json=is_json, may_lack=True)
+
+
+def is_unnamed(field: pb.Field) -> bool:
+    """Return whether the server no longer knows the name of a column, and sends its number."""
+    return field.name.startswith("@") and field.name[1:].isdigit()
 
 
 def is_in_key(field: pb.Field) -> bool:

@@ -379,7 +379,7 @@ def test_the_token_is_in_no_log_line(orders, capfd):
     [
         ({"tabel": "public.orders"}, 400, "config_invalid", "no parameter 'tabel'"),
         ({"source": "shop"}, 400, "config_invalid", "no source 'shop'"),
-        ({"table": "orders"}, 400, "config_invalid", "schema.table"),
+        ({"table": "orders"}, 400, "config_invalid", "'orders' is not of the form schema.table"),
         ({"table": "/(.*a)*b/"}, 400, "config_invalid", "a regular expression"),
         ({"from_": "yesterday"}, 400, "config_invalid", "'yesterday'"),
         ({"from_": ["1", "2"]}, 400, "config_invalid", "twice"),

@@ -87,20 +87,27 @@ def parsed(tables: list[str], where: str) -> ChangeFilter:
 
     :raises TailraceError: `CONFIG_INVALID`, with the problem.
     """
-    try:
-        for each in tables:
-            check_pattern(each)
-            if is_regular_expression(each):
-                raise ValueError(f"{each!r} is a regular expression, with which a client could delay others")
-    except ValueError as error:
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"subscribe to tables: {error}",
-            "write schema.table; * stands for any run of characters",
-        ) from None
+    for each in tables:
+        if problem := _problem(each):
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"subscribe to tables: {each!r} {problem}",
+                "write schema.table, such as public.orders; * stands for any run of characters",
+            )
     if where:
         expression(where)
     return ChangeFilter(tuple(sorted(set(tables))), where)
+
+
+def _problem(table: str) -> str:
+    """Return why a client may not subscribe to this pattern; empty: it may."""
+    if is_regular_expression(table):
+        return "is a regular expression, with which a client could delay others"
+    try:
+        check_pattern(table)
+    except ValueError:
+        return "is not of the form schema.table"
+    return ""
 
 
 def expression(text: str) -> Expression:

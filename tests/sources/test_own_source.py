@@ -22,6 +22,7 @@ from tailrace.changelog.writer import LogWriter
 from tailrace.config import PostgresSource, load_engine
 from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.background import as_failure
 from tailrace.pipeline.connector import PipelineConnector
 from tailrace.pipeline.run import Run
 from tailrace.protocol.metadata_frames import shard_states
@@ -267,17 +268,33 @@ def test_a_capture_that_fails_ends_the_check_of_its_contract(
 
 
 @pytest.mark.usefixtures("package")
-def test_an_unexpected_error_of_a_capture_names_its_type(
+def test_an_unexpected_error_of_a_capture_names_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     World(tmp_path / "shards", 14)
     monkeypatch.setattr(TextShardsCapture, "_snapshot", lambda _: 1 / 0)
     pipeline = load_engine(_file(tmp_path, "  - {type: jsonl, path: ./lines}\n"))
-    with pytest.raises(TailraceError, match="'text_shards': ZeroDivisionError was raised") as caught:
+    with pytest.raises(TailraceError, match="package 'tests': ZeroDivisionError was raised") as caught:
         Run(pipeline, until_caught_up=True).run()
     assert caught.value.kind is Kind.TASK_FAILED
-    assert "see the package" in caught.value.hint
+    assert "see that package" in caught.value.hint
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("method", ["capture", "snapshots"])
+def test_an_unexpected_error_of_any_method_names_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    World(tmp_path / "shards", 16)
+    monkeypatch.setattr(TextShards, method, lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        Run(load_engine(_file(tmp_path, "  - {type: jsonl, path: ./lines}\n"))).run()
+    failure = as_failure(caught.value)  # as commands print it
+    assert failure.kind is Kind.TASK_FAILED
+    assert "the package 'tests': ZeroDivisionError was raised" in failure.message
+    monkeypatch.undo()
+    assert as_failure(caught.value).kind is Kind.INTERNAL  # the package is not installed
 
 
 @pytest.mark.usefixtures("package")
@@ -285,7 +302,7 @@ def test_an_unexpected_error_of_a_capture_names_its_type(
     ("broken", "method", "message"),
     [
         (TextShards, "end", "ask the source 'text_shards' for its end: it returned NoneType, not a position"),
-        (TextShardsCapture, "caught_up", "'text_shards': ZeroDivisionError was raised"),
+        (TextShardsCapture, "caught_up", "package 'tests': ZeroDivisionError was raised"),
     ],
 )
 def test_a_source_that_cannot_say_where_it_ends_fails(

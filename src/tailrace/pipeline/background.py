@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable
+from importlib.metadata import entry_points
 
 import structlog
 
+from tailrace import extensions
 from tailrace.errors import RAISE_LIMIT, REPORT, TOO_MANY_FILES, Kind, TailraceError
 from tailrace.secrets import redact
 
@@ -83,6 +85,14 @@ def _is_from_spark(error: BaseException) -> bool:
     return place.partition(".")[0] in ("pyspark", "py4j")
 
 
+def _package(error: BaseException) -> str:
+    """Return the package of a user's type of source from whose code `error` comes; empty: there is none."""
+    packages = {entry.module.partition(".")[0] for entry in entry_points(group=extensions.SOURCES)}
+    places = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    found = (place.partition(".")[0] for place in places)
+    return next((package for package in found if package in packages - {"tailrace"}), "")
+
+
 def as_failure(error: BaseException, refused: Kind = Kind.SINK_WRITE_FAILED) -> TailraceError:
     """Return `error` as a TailraceError, with passwords removed from texts of other libraries.
 
@@ -105,6 +115,12 @@ def as_failure(error: BaseException, refused: Kind = Kind.SINK_WRITE_FAILED) -> 
             {"file": str(error.filename)} if error.filename else {},
         )
     # The text of an unexpected error may quote anything, so only its type is shown.
+    if package := _package(error):
+        return TailraceError(
+            Kind.TASK_FAILED,
+            f"use the type of source of the package {package!r}: {type(error).__name__} was raised",
+            "see that package; --debug shows the trace",
+        )
     return TailraceError(
         Kind.INTERNAL,
         f"unexpected {type(error).__name__}",

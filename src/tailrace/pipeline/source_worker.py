@@ -10,10 +10,9 @@ log, and `error` has the reason. The engine decides what that means for the run.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
 
@@ -28,7 +27,7 @@ from tailrace.config import LogConfig, PipelineConfig, SinkConfig
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import NEEDS_SNAPSHOT, REPORT, Kind, Policy, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
-from tailrace.pipeline.background import Background
+from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.log.consumer import LogConsumer
 from tailrace.pipeline.remote.capture import RemoteCapture
 from tailrace.pipeline.sink_worker import SinkWorker
@@ -56,7 +55,6 @@ ORPHAN_S = 20.0
 
 #: Wait after a failed query for the source's position, in seconds.
 _ASK_AGAIN_S = 1.0
-_SEE_PACKAGE = "see the package of this type of source"
 
 
 class SourceWorker:
@@ -162,8 +160,11 @@ class SourceWorker:
         if self._error is None:
             try:
                 self._look_after()
-            except TailraceError as error:
-                self._give_up(error)
+            except Exception as error:  # noqa: BLE001 - it ends this source
+                failure = as_failure(error, Kind.SOURCE_UNREACHABLE)
+                if failure is not error:
+                    failure.__cause__ = error  # --debug shows it
+                self._give_up(failure)
         if self._capture.ended and not self._finishing:
             self._finishing = True
             self._finish()
@@ -237,24 +238,7 @@ class SourceWorker:
                 if error.kind is Kind.SINK_AHEAD_OF_LOG:
                     raise
                 log.debug("capture begins without a look at a sink", sink=sink.name, reason=error.message)
-        with self._naming_its_package():
-            self._capture_task.run()
-
-    @contextlib.contextmanager
-    def _naming_its_package(self) -> Iterator[None]:
-        """Name the type of source for an unexpected error, unless it is one of Tailrace's own."""
-        try:
-            yield
-        except (TailraceError, OSError, Stopped):
-            raise
-        except Exception as error:
-            if type(self._source).__module__.partition(".")[0] == "tailrace":
-                raise
-            raise TailraceError(
-                Kind.TASK_FAILED,
-                f"capture from the source {self.pipeline.source.type!r}: {type(error).__name__} was raised",
-                f"{_SEE_PACKAGE}; --debug shows the trace",
-            ) from error
+        self._capture_task.run()
 
     def _look_after(self) -> None:
         if self._capture.error is not None:
@@ -325,17 +309,14 @@ class SourceWorker:
             raise self._target.error
         if self._target_position is None:
             return
-        with self._naming_its_package():
-            caught_up = self._capture_task.caught_up(self._target_position)
-        if caught_up:
+        if self._capture_task.caught_up(self._target_position):
             # What is committed later is left to the next run, so the log's end is final now.
             self._capture_task.stop()
 
     def _ask_for_target(self) -> None:
         while not self._stop_wanted.is_set():
             try:
-                with self._naming_its_package():
-                    self._target_position = self._ask_for_end()
+                self._target_position = self._ask_for_end()
             except Stopped:
                 return
             except TailraceError as error:
@@ -352,7 +333,7 @@ class SourceWorker:
                 Kind.TASK_FAILED,
                 f"ask the source {self.pipeline.source.type!r} for its end: it returned "
                 f"{type(end).__name__}, not a position",
-                _SEE_PACKAGE,
+                "see the package of this type of source",
             )
         return int(end)
 

@@ -17,6 +17,7 @@ from tailrace import config
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import EngineConfig
 from tailrace.config.fields import local_path
+from tailrace.config.problems import from_pydantic
 from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.replay import Replay, choose_sink, require_not_fed
@@ -98,9 +99,9 @@ def serve_changes(path: Path, port: int | None, token: str | None, origins: list
     try:
         settings = SubscriptionsConfig.model_validate(settings.model_dump(exclude_unset=True) | changed)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = from_pydantic(error, SubscriptionsConfig, ())[0]
         raise TailraceError(
-            Kind.CONFIG_INVALID, f"serve with --{str(first['loc'][0]).removesuffix('s')}: {first['msg']}"
+            Kind.CONFIG_INVALID, f"serve with --{str(first.path[0]).removesuffix('s')}: {first.message}"
         ) from None
     stop = Event()
     _stop_on_signals(stop.set)

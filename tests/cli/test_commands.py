@@ -29,7 +29,7 @@ from tailrace.errors import Kind, TailraceError, printable
 from tailrace.pipeline.log.inspection import Selection, follow
 from tailrace.protocol import frames
 from tests.support.orders_log import OID, LogOfOrders, begin, commit
-from tests.support.spark.wire import INT4, HandmadeLog, insert, message, relation
+from tests.support.spark.wire import INT4, TEXT, HandmadeLog, insert, message, relation
 from tests.support.wait import wait_until
 
 runner = typer.testing.CliRunner()
@@ -545,6 +545,19 @@ def test_no_character_stops_the_output(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert r"insert public.bücher\u2192" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["show", "schemas"])
+def test_json_is_utf8_in_every_locale(tmp_path, command):
+    with HandmadeLog(tmp_path / "log") as log:
+        log.commit(relation(1, "public.books", {"bücher→😀": TEXT}), insert(1, "bücher→😀"))
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "log", command, tmp_path / "log", "--json"],
+        capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "bücher→😀" in json.dumps(json.loads(done.stdout.decode()), ensure_ascii=False)
 
 
 def test_a_log_command_also_accepts_the_pipelines_file(orders):

@@ -10,6 +10,7 @@ import contextlib
 import datetime as dt
 import functools
 import inspect
+import io
 import json
 import logging
 import os
@@ -55,6 +56,9 @@ def conversation(
     at_root = _at_root.get()
     verbose, debug = verbose or at_root[0], debug or at_root[1]
     configure_logs("debug" if verbose else "info" if chatty else "warning")
+    if as_json and isinstance(sys.stdout, io.TextIOWrapper):
+        # In another encoding than that of JSON, `backslashreplace` would write what JSON does not have.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         yield
     except TailraceError as error:

@@ -155,6 +155,8 @@ name: again
         (edited("./shop.log", "~nobody-of-that-name/log"), "log.path", "home directory"),
         (edited("name: shop", "name: a b"), "name", "letters"),
         (edited("name: shop", "name: 12"), "name", "put it in quotes"),
+        (edited("name: shop", "name: 0000-00-00"), "name", "is not a valid timestamp"),
+        (edited("name: shop", f"name: {'9' * 5000}"), "name", "is not a valid int"),
         (edited("./lake", "./shop.log/lake"), "sinks[0].path", "overlaps log.path"),
         (edited('["public.orders", "sales.*"]', "[]"), "source.tables", "at least one"),
         (

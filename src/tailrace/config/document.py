@@ -51,9 +51,10 @@ def parse(text: bytes) -> Document:
         root = loader.get_single_node()
         if root is None:
             return _unreadable("the file is empty")
-        walk = _Walk()
+        walk = _Walk(loader)
         walk.visit(root, ())
-        return Document(loader.construct_document(root), walk.lines, tuple(walk.problems))
+        content = None if walk.is_unreadable else loader.construct_document(root)
+        return Document(content, walk.lines, tuple(walk.problems))
     except yaml.YAMLError as error:
         return _unreadable(_reason(error), _line(error))
     except _TooMuchError:
@@ -69,9 +70,13 @@ class _TooMuchError(Exception):
 
 
 class _Walk:
-    """Collects the line of every value, and problems of duplicate keys and keys that are not words."""
+    """Collects the line of every value, and problems of values such as the date `0000-00-00`, of duplicate
+    keys and of keys that are not words.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, loader: yaml.SafeLoader) -> None:
+        self._loader = loader
+        self.is_unreadable = False
         self.lines: dict[Path, int] = {}
         self.problems: list[ConfigProblem] = []
         self._visited = 0
@@ -86,6 +91,17 @@ class _Walk:
                 self.visit(item, (*path, index))
         elif isinstance(node, yaml.MappingNode):
             self._visit_mapping(node, path)
+        else:
+            self._visit_scalar(node, path)
+
+    def _visit_scalar(self, node: yaml.Node, path: Path) -> None:
+        try:
+            self._loader.construct_object(node)
+        except (ValueError, OverflowError, TypeError):
+            self.is_unreadable = True
+            kind = node.tag.rpartition(":")[2]
+            message = f"is not a valid {kind}: put it in quotes if it is text"
+            self.problems.append(ConfigProblem(path, message, node.start_mark.line + 1))
 
     def _visit_mapping(self, node: yaml.MappingNode, path: Path) -> None:
         seen: dict[str, int] = {}

@@ -547,6 +547,15 @@ def test_no_character_stops_the_output(tmp_path):
     assert r"insert public.bücher\u2192" in done.stdout
 
 
+def test_a_log_with_times_of_any_year_can_be_looked_into(tmp_path):
+    with HandmadeLog(tmp_path / "log") as log:
+        log.EPOCH_US *= 1000  # a source of a user's that gives nanoseconds
+        log.commit(relation(1, "public.orders", {"id": INT4}), insert(1, 5))
+    assert " 57971-02-25T00:00:01.000Z " in run("log", "show", tmp_path / "log").stdout
+    found = json.loads(run("log", "ls", tmp_path / "log", "--json").stdout)
+    assert found["tasks"][0]["newest_commit"] == "57971-02-25T00:00:01Z"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["show", "schemas"])
 def test_json_is_utf8_in_every_locale(tmp_path, command):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import sys
 from pathlib import Path
 from threading import Event
 from typing import Any
+
+import numpy as np
 
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
@@ -65,8 +66,7 @@ def words(change: dict[str, Any]) -> str:
     source, position = change["source"], change["position"]
     time = "-"  # for a message outside of a transaction
     if source["ts_ms"] is not None:
-        at = dt.datetime.fromtimestamp(source["ts_ms"] / 1000, dt.UTC)
-        time = f"{at.isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
+        time = f"{np.datetime64(source['ts_ms'], 'ms')}Z"  # of any year: a source of a user's gives it
     if "shard" in source:
         schema, of = source["keyspace"], f"shard={printable(source['shard'])}"
     else:

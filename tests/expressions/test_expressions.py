@@ -151,6 +151,36 @@ def test_a_product_of_decimals_is_exact(text: str) -> None:
     assert value(text, n=pa.array([price], pa.decimal128(10, 2))) == price * price
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("coalesce(after.none, after.m)", "0.005"),
+        ("coalesce(after.none, 0.00005)", "0.00005"),
+        ("coalesce(after.none, '0.00005')", "0.00005"),
+        ("greatest(after.m, after.none)", "0.005"),
+        ("least(after.big, after.m, 7)", "0.005"),
+        ("case when after.big > 1 then after.m else after.big end", "0.005"),
+        ("case 1 when 2 then after.m else coalesce(after.none, coalesce(after.none, after.m)) end", "0.005"),
+        ("coalesce(after.none, case when true then coalesce(after.none, after.m) end, after.big)", "0.005"),
+        ("coalesce(after.none, after.fine, 3)", "1E-30"),
+        ("after.big % after.m", "0"),
+        ("(after.big + 0.01) % (2 * after.m - 0.003)", "0.002"),
+    ],
+)
+def test_decimals_that_together_have_many_digits_are_not_rounded(text: str, expected: str) -> None:
+    columns = {
+        "big": pa.array([Decimal("12345678901234567890.00")], pa.decimal128(38, 2)),
+        "none": pa.array([None], pa.decimal128(38, 2)),
+        "m": pa.array([Decimal("0.005")], pa.decimal128(12, 3)),
+        "fine": pa.array([Decimal("1E-30")], pa.decimal128(38, 30)),
+    }
+    assert value(text, **columns) == Decimal(expected)
+    columns["big"] = pa.array([Decimal(10**36 - 1)], pa.decimal128(38, 2))
+    with pytest.raises(ExpressionError, match="out of range"):
+        value("coalesce(after.big, after.m)", **columns)
+    assert value("coalesce(after.big, 0.01)", **columns) == 10**36 - 1
+
+
 def test_columns_of_every_type_are_compared_with_quoted_texts() -> None:
     moment = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
     columns = {

@@ -23,7 +23,7 @@ from tailrace.expressions.language import (
     place_of,
     quoted,
 )
-from tailrace.expressions.sql import MISSING, SqlWriter, inputs_of, kind_below
+from tailrace.expressions.sql import DIGITS_MAX, MISSING, SqlWriter, inputs_of, kind_below
 
 if TYPE_CHECKING:
     import duckdb
@@ -307,7 +307,7 @@ def _fitted(text: str, writer: SqlWriter, schema: pa.Schema, reals: frozenset[st
     for side, literal in worded:
         type_ = "FLOAT" if writer.sql(side) in reals else types[id(side)]
         literals[id(literal)] = _literal(type_, literal, text)
-    return writer.with_literals(literals).sql(writer.tree)
+    return _exact(writer.with_literals(literals), schema).sql(writer.tree)
 
 
 def _literal(type_: str, node: Node, text: str) -> str:
@@ -357,6 +357,41 @@ def _results(node: Node) -> list[Node]:
     if node["class"] == "CASE":
         return [*(branch["then_expr"] for branch in node["case_checks"]), node["else_expr"]]
     return list(node["children"]) if node["type"] == "OPERATOR_COALESCE" else []
+
+
+def _exact(writer: SqlWriter, schema: pa.Schema) -> SqlWriter:
+    """Return the writer with casts of decimals that together have too many digits.
+
+    DuckDB gives all of them the digits before the point that each needs, and rounds those after it. With the
+    casts, a value with too many digits is an error.
+    """
+    nodes = [writer.tree]
+    for node in nodes:
+        nodes += parts_of(node)
+    for node in reversed(nodes):  # the type of a node depends on the casts within it
+        is_joined = node["class"] == "FUNCTION" and node["function_name"] in ("greatest", "least", "%")
+        joined = parts_of(node) if is_joined else _results(node)
+        types = _types([writer.sql(each) for each in joined], schema)
+        if (scale := _scale_needed(types)) is not None:
+            pairs = zip(joined, types, strict=True)
+            writer = writer.with_scales({id(each): scale for each, type_ in pairs if _digits(type_)})
+    return writer
+
+
+def _scale_needed(types: list[str]) -> int | None:
+    """Return the scale of decimals that DuckDB would round to have one type; None: it rounds none."""
+    found = [digits for type_ in types if type_ != '"NULL"' and (digits := _digits(type_))]
+    has_others = len(found) < sum(type_ != '"NULL"' for type_ in types)
+    before, after = (max(digits) for digits in zip(*found, strict=True)) if found else (0, 0)
+    return None if has_others or not after or before + after <= DIGITS_MAX else after
+
+
+def _digits(type_: str) -> tuple[int, int] | None:
+    """Return the number of digits before and after the point; None: of a type that is not exact."""
+    if (shape := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", type_)) is not None:
+        return int(shape[1]) - int(shape[2]), int(shape[2])
+    whole = {"TINYINT": 3, "SMALLINT": 5, "INTEGER": 10, "BIGINT": 19, "HUGEINT": DIGITS_MAX}.get(type_)
+    return None if whole is None else (whole, 0)
 
 
 def _types(sides: list[str], schema: pa.Schema) -> list[str]:

@@ -24,6 +24,9 @@ from tailrace.expressions.language import (
 #: Largest length of an expression's SQL, in characters: conditions that guard others are written twice.
 _SQL_LENGTH_MAX = 200_000
 
+#: Largest number of digits of a decimal in DuckDB.
+DIGITS_MAX = 38
+
 #: Functions and operators that can't fail on any row, so that no earlier condition has to guard them.
 _SAFE = {
     *PATTERNS,
@@ -84,11 +87,18 @@ class SqlWriter:
         self._missing = missing
         self._known: dict[tuple[int, str], str] = {}
         self._literals: Mapping[int, str] = {}
+        self._scales: Mapping[int, int] = {}
 
     def with_literals(self, literals: Mapping[int, str]) -> SqlWriter:
         """Return the writer with the SQL of some quoted literals, by the `id` of their node."""
         found = copy.copy(self)
         vars(found).update(_known={}, _literals=literals)
+        return found
+
+    def with_scales(self, scales: Mapping[int, int]) -> SqlWriter:
+        """Return the writer that casts some more nodes, by their `id`, to decimals with this scale."""
+        found = copy.copy(self)
+        vars(found).update(_known={}, _scales={**self._scales, **scales})
         return found
 
     def sql(self, node: Node, kind: str = "column") -> str:
@@ -100,6 +110,8 @@ class SqlWriter:
         key = (id(node), kind)
         if key not in self._known:
             found = self._written(node, kind)
+            if (scale := self._scales.get(id(node))) is not None:
+                found = f"CAST({found} AS DECIMAL({DIGITS_MAX}, {scale}))"
             if len(found) > _SQL_LENGTH_MAX:
                 raise OverflowError("its conditions or substrings are within one another on too many levels")
             self._known[key] = found

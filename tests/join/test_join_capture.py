@@ -28,6 +28,7 @@ from tailrace.join.source import KafkaJoinSource, newest
 from tailrace.testing.conformance import check_source
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.converters.registry import FakeRegistry
+from tests.support.join.pair import end_of
 from tests.support.join.topics_in_memory import TopicsInMemory
 from tests.support.join.work import Work
 from tests.support.kafka.debezium_topics import JoinTopics
@@ -397,3 +398,22 @@ def test_an_invalid_document_stops_the_capture_with_its_place(
         running.stop()
     assert caught.value.kind is Kind.DECODE_FAILED
     assert caught.value.context["topic"] == topics.data[0]
+
+
+@pytest.mark.parametrize("rows", [1, 0])
+def test_a_time_in_another_unit_stops_the_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(capture_module, "_LOOK_S", 0.01)
+    topics = TopicsInMemory()
+    for order in range(rows):
+        topics.change(1, 1 + order, 1000)
+    end = end_of(1, 2000, rows) | {"ts_ms": time.time_ns()}
+    topics.messages[topics.transactions, 0].append(json.dumps(end).encode())
+    running = Running(
+        KafkaJoinSection(type="kafka-join", **topics.settings()), tmp_path / "log", topics.reader
+    )
+    wait_until(lambda: running.error, WAIT_S, "the error")
+    with pytest.raises(TailraceError, match="not in milliseconds") as caught:
+        running.stop()
+    assert (caught.value.kind, caught.value.context) == (Kind.JOIN_VIOLATED, {"offset": 0})

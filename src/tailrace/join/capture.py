@@ -19,7 +19,7 @@ from tailrace import failpoints
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
-from tailrace.errors import Stopped, TailraceError
+from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.join.assembly import Assembly, TransactionRun
 from tailrace.join.avro import AvroDocuments
 from tailrace.join.connector import extraction_of
@@ -43,6 +43,8 @@ _IDLE_S = 30.0
 _READ_S = 0.1
 #: Approximate number of rows that are collected before they are appended.
 _CHUNK_ROWS = 20_000
+#: Largest time in the log, in microseconds since 1970; the log counts from 2000.
+_TIME_US_MAX = 2**62
 
 _NUMBER = re.compile(r"(\d{1,10}):")
 
@@ -66,6 +68,22 @@ def position_after(ended: EndedTransaction) -> int:
 
 def _commit_position(order: int | None, offset: int) -> int:
     return offset + 1 if order is None else order
+
+
+def _time_us(time_ms: int | None, offset: int) -> int:
+    """Return a transaction's time for the log; 0: it has none.
+
+    :raises TailraceError: `JOIN_VIOLATED` if the time does not fit into the log.
+    """
+    time_us = 1000 * (time_ms or 0)
+    if abs(time_us) > _TIME_US_MAX:
+        raise TailraceError(
+            Kind.JOIN_VIOLATED,
+            "read the transaction topic: the time of a transaction is not in milliseconds since 1970",
+            "correct the field or the expression `time_ms` of `transactions`, or leave it out",
+            {"offset": offset},
+        )
+    return time_us
 
 
 class KafkaJoinCapture:
@@ -244,7 +262,7 @@ class _Stream:
             return
         self._idle_states()
         self._position = position_after(last)
-        self._frames.progress(self._position, (last.time_ms or 0) * 1000)
+        self._frames.progress(self._position, _time_us(last.time_ms, last.offset))
         self._append()
 
     # ------------------------------------------------------------------ transactions
@@ -314,7 +332,7 @@ class _Stream:
             self._position = _commit_position(facts["position"], transaction)
             number = _NUMBER.match(facts["id"] or "")
             xid = int(number[1]) if number else 0
-            time_us = (facts["ts_ms"] or 0) * 1000
+            time_us = _time_us(facts["ts_ms"], transaction)
             self._frames.begin(self._position, time_us, xid if xid < 1 << 32 else 0)
             self._states = self._states_begun()
         self._rows_of(runs)

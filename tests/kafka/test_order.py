@@ -74,7 +74,7 @@ def log(tmp_path: Path) -> Iterator[HandmadeLog]:
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics exist, with five partitions each and without a limit of their own."""
     monkeypatch.setattr(Topics, "require", lambda *_: None)
-    monkeypatch.setattr(Topics, "largest", lambda *_: None)
+    monkeypatch.setattr(Topics, "largest", lambda *_, **__: None)
     monkeypatch.setattr(Topics, "partitions", lambda *_: 5)
 
 

@@ -86,6 +86,10 @@ def test_a_key_is_made_of_columns_also_for_deletes() -> None:
     assert [row["key"] for row in found.values()] == [{"id": 1, "__op": "c"}, {"id": 1, "__op": "d"}]
     found = rows(applied(full, flat, {"type": "value_to_key", "fields": ["note"]}))
     assert [row["key"] for row in found.values()] == [{"note": "a"}, {"note": "b"}, {"note": "b"}]
+    with pytest.raises(TailraceError, match="the value of a delete is null"):
+        applied(partial, {"type": "flatten"}, {"type": "value_to_key", "fields": ["id"]})
+    found = rows(applied(partial, {"type": "value_to_key", "fields": ["id"]}, {"type": "flatten"}))
+    assert [row["key"] for row in found.values()] == [{"id": 1}, {"id": 1}]
     audit = messages(b"x")
     assert only(applied(audit, {"type": "value_to_key", "fields": ["id"]})) is audit
 

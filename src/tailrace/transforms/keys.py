@@ -31,12 +31,20 @@ class ValueToKey:
         """Return the records with their keys; a record without a row has no key.
 
         :raises TailraceError: `TRANSFORM_FAILED` if there is no such column, if the source does not send it
-            with each delete, or did not send its value.
+            with each delete, or did not send its value; for a delete whose value is null.
         """
         self._require_no_unchanged(group)
         if not group.is_change:
-            rows = group.column("value")
-            self._require_sent(group, _DELETES.matches(group) & flags_of(rows.is_valid()))
+            rows, deleted = group.column("value"), _DELETES.matches(group)
+            has_row = flags_of(rows.is_valid())
+            if (deleted & ~has_row).any():
+                # Without a key, consumers would not learn which row was deleted.
+                raise failure(
+                    group,
+                    "make keys of columns: the value of a delete is null, and has no columns",
+                    "put this transformation before `flatten`, or have that keep the row: deletes: rewrite",
+                )
+            self._require_sent(group, deleted)
             return [self._with_key(group, self._key(group, rows), None)]
         if _MESSAGES.matches(group).any():
             return [group]

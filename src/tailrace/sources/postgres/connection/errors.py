@@ -86,6 +86,8 @@ _SLOT_INVALID = (
         "with a new snapshot"
     ),
 )
+#: The server's functions that find WAL removed; elsewhere 58P01 is another missing file, as of the plugin.
+_OF_REMOVED_WAL = {"WalSndSegmentOpen", "wal_segment_open", "CheckXLogRemoved"}
 _WAL_REMOVED = (
     Kind.SLOT_INVALIDATED,
     (
@@ -124,8 +126,8 @@ def from_fields(fields: dict[str, str], attempted: str) -> TailraceError:
         kind, hint = _SLOT_GONE
     elif state == "55000" and attempted in {STARTING, STREAMING}:
         kind, hint = _SLOT_INVALID
-    elif state == "58P01" and attempted in {STARTING, STREAMING} and "egment" in routine:
-        kind, hint = _WAL_REMOVED  # not if another file is missing, such as that of the plugin
+    elif state == "58P01" and attempted in {STARTING, STREAMING} and routine in _OF_REMOVED_WAL:
+        kind, hint = _WAL_REMOVED
     else:
         kind, hint = _STATES.get(state) or _STATES.get(state[:2]) or (Kind.SOURCE_QUERY_FAILED, _SERVERS_LOG)
     said = (

@@ -417,3 +417,11 @@ def test_a_time_in_another_unit_stops_the_capture(
     with pytest.raises(TailraceError, match="not in milliseconds") as caught:
         running.stop()
     assert (caught.value.kind, caught.value.context) == (Kind.JOIN_VIOLATED, {"offset": 0})
+    # As the hint says.
+    without = {
+        "data": {"key": "left(value.transaction.id, 1)", "order": "value.transaction.total_order"},
+        "transactions": {"key": "left(value.id, 1)", "count": "value.event_count"},
+    }
+    section = KafkaJoinSection(type="kafka-join", **topics.settings(expressions=without))
+    Running(section, tmp_path / "log", topics.reader).until_caught_up(section)
+    assert sum(map(len, logged(tmp_path / "log").values())) == rows

@@ -362,8 +362,8 @@ def _results(node: Node) -> list[Node]:
 def _exact(writer: SqlWriter, schema: pa.Schema) -> SqlWriter:
     """Return the writer with casts of decimals that together have too many digits.
 
-    DuckDB gives all of them the digits before the point that each needs, and rounds those after it. With the
-    casts, a value with too many digits is an error.
+    DuckDB gives them one type of at most 38 digits: it keeps those before the point, and rounds those after
+    it. With the casts, a value that does not fit is an error.
     """
     nodes = [writer.tree]
     for node in nodes:
@@ -380,10 +380,12 @@ def _exact(writer: SqlWriter, schema: pa.Schema) -> SqlWriter:
 
 def _scale_needed(types: list[str]) -> int | None:
     """Return the scale of decimals that DuckDB would round to have one type; None: it rounds none."""
-    found = [digits for type_ in types if type_ != '"NULL"' and (digits := _digits(type_))]
-    has_others = len(found) < sum(type_ != '"NULL"' for type_ in types)
-    before, after = (max(digits) for digits in zip(*found, strict=True)) if found else (0, 0)
-    return None if has_others or not after or before + after <= DIGITS_MAX else after
+    digits = [_digits(type_) for type_ in types if type_ != '"NULL"']
+    exact = [each for each in digits if each is not None]
+    if not exact or len(exact) < len(digits):
+        return None
+    before, after = (max(each) for each in zip(*exact, strict=True))
+    return after if after and before + after > DIGITS_MAX else None
 
 
 def _digits(type_: str) -> tuple[int, int] | None:

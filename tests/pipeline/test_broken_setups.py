@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import itertools
 import re
+import socketserver
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -238,6 +241,26 @@ def in_use(place: Place) -> None:
     place.held.append(connection)
 
 
+class _Pooler(socketserver.BaseRequestHandler):
+    """Answers as PgBouncer before 1.23, which refuses what it does not know in a startup message."""
+
+    def handle(self) -> None:
+        length, code = struct.unpack("!ii", self.request.recv(8))
+        while code in (80877103, 80877104):  # SSLRequest, GSSENCRequest
+            self.request.sendall(b"N")
+            length, code = struct.unpack("!ii", self.request.recv(8))
+        self.request.recv(length - 8)
+        fields = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+        self.request.sendall(b"E" + struct.pack("!i", 4 + len(fields)) + fields)
+
+
+def behind_a_pooler(place: Place) -> None:
+    pooler = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Pooler)
+    threading.Thread(target=pooler.serve_forever, daemon=True).start()
+    place.source["port"] = pooler.server_address[1]
+    place.held.append(SimpleNamespace(finish=lambda: (pooler.shutdown(), pooler.server_close())))
+
+
 def prepared(place: Place) -> None:
     place.run("begin; insert into orders values (1); prepare transaction 'o''ld'")
 
@@ -261,6 +284,7 @@ BROKEN = [
     Broken("plain text as fall-back", Kind.CONFIG_INVALID, "it falls back to plain text",
            given(host="db.example", sslmode="prefer"), repairs=False),
     Broken("nobody listens", Kind.SOURCE_UNREACHABLE, "refused", given(port=1), repairs=False),
+    Broken("behind a pooler", M, "unsupported startup parameter", behind_a_pooler, repairs=False),
     Broken("a way to authenticate that is not accepted", A, "authentication method requirement",
            given(require_auth="md5"), repairs=False),
     Broken("a table that is not there", Kind.TABLE_MISSING, "no table", given(tables=["public.none"]),

@@ -221,10 +221,13 @@ def test_publications_that_break_the_sources_own_updates_are_reported(pg, tmp_pa
 def test_excluded_columns_that_replica_identity_full_sends_nevertheless_are_reported(pg, tmp_path):
     pg.execute("create table t (id int primary key, secret text)")
     pg.execute("alter table t replica identity full")
-    (finding,) = checked(tmp_path, pg, '  columns_exclude: ["public.t.secret"]\n')
+    exclude = '  columns_exclude: ["public.t.secret"]\n'
+    (finding,) = checked(tmp_path, pg, exclude)
     assert "under which PostgreSQL must send all columns" in finding.message
+    (kept,) = checked(tmp_path, pg, exclude + '  replica_identity: {"public.*": full}\n')
+    assert kept.repair.startswith("name public.t with default in source.replica_identity")
     pg.execute(finding.repair.split(";")[0])
-    assert checked(tmp_path, pg, '  columns_exclude: ["public.t.secret"]\n') == []
+    assert checked(tmp_path, pg, exclude) == []
 
 
 def test_partitions_that_are_excluded_or_published_in_another_way_are_reported(pg, tmp_path):

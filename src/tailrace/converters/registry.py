@@ -165,14 +165,15 @@ def _client(options: RegistryAddress) -> SchemaRegistryClient:
         **_credentials(options),
     }
     files: dict[str, str] = {}
-    if any(url.startswith("https:") for url in options.urls):
+    tls = any(url.startswith("https:") for url in options.urls)
+    # Without TLS there is nothing to verify, and reading the certificates takes 40 ms.
+    settings["ssl.ca.location"] = _system_roots() if tls else False
+    if tls:
         ways = {"ca": options.registry_ca_file, "certificate": options.registry_certificate_file,
                 "key": options.registry_key_file}  # fmt: skip
         files = {f"ssl.{name}.location": resolved(file) for name, file in ways.items() if file}
     if "ssl.certificate.location" in files:
         settings["ssl.key.password"] = ""  # otherwise OpenSSL would ask for it at the terminal
-    if roots := _system_roots():
-        settings["ssl.ca.location"] = roots
     try:
         return SchemaRegistryClient({**settings, **files})
     except OSError as error:
@@ -180,7 +181,7 @@ def _client(options: RegistryAddress) -> SchemaRegistryClient:
         raise _not_usable(
             f"registry_ca_file, registry_certificate_file, registry_key_file or SSL_CERT_FILE ({why})",
             "name files in PEM that this user may read; a key without a password",
-            {"file": ", ".join(files.values()) or os.environ.get("SSL_CERT_FILE", roots)},
+            {"file": ", ".join(files.values()) or os.environ.get("SSL_CERT_FILE") or _system_roots() or ""},
         ) from None
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
         # Without the error's message: a proxy's address may contain a password.
@@ -212,11 +213,11 @@ def _credentials(options: RegistryAddress) -> dict[str, str]:
     }
 
 
-def _system_roots() -> str:
+def _system_roots() -> str | None:
     if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
-        return ""  # the client uses these
+        return None  # the client uses these
     paths = ssl.get_default_verify_paths()
-    return paths.cafile or paths.capath or ""
+    return paths.cafile or paths.capath
 
 
 def _refused(error: SchemaRegistryError, subject: str, where: dict[str, str]) -> TailraceError:

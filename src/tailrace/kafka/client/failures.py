@@ -112,7 +112,7 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
             Kind.SINK_RECORD_TOO_LARGE,
             found,
             "raise max.message.bytes of the topic (and message.max.bytes in `options`), or lower batch.size "
-            "in `options` to it: the broker compares whole batches; or set dead_letter_topic",
+            "in `options` to it: the broker compares whole batches; or, for a sink, set dead_letter_topic",
             {**context, REFUSED_BY: "broker"},
         )
     if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):  # noqa: SLF001

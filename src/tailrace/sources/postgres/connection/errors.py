@@ -210,6 +210,14 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         "correct that option in source: PostgreSQL's manual has its values, among libpq's parameters",
     ),
     (
+        r"unsupported startup parameter",  # of PgBouncer
+        Kind.SOURCE_MISCONFIGURED,
+        (
+            "a connection pooler answers there, which can't carry replication: set source.host and "
+            "source.port to the server's own"
+        ),
+    ),
+    (
         r"starting up|shutting down|in recovery mode|not yet accepting|consistent recovery state",
         Kind.SOURCE_SHUTTING_DOWN,
         UNTIL_BACK,

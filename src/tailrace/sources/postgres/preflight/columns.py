@@ -61,7 +61,7 @@ def column_findings(checked: CheckedSource, columns: Collection[TableColumns]) -
         yield from _conflict_findings(source, found)
         yield from _unchanged_findings(source, table)
         if unsent := found.needed - frozenset(found.sendable):
-            full = full_repair(source, table, [table.sql, *(part.sql for part in table.parts)])
+            full = identity_repair(source, table, [table.sql, *(part.sql for part in table.parts)])
             yield error(
                 Kind.SOURCE_MISCONFIGURED,
                 f"the table's replica identity has the generated columns {', '.join(sorted(unsent))}, which "
@@ -76,7 +76,7 @@ def column_findings(checked: CheckedSource, columns: Collection[TableColumns]) -
             continue
         leaving = found.left_out(source) - found.needed
         if leaving and not found.column_list(source, session.server_version):
-            yield _leaving(session, found, leaving, "")
+            yield _leaving(checked, found, leaving, "")
 
 
 def _secret_findings(source: PostgresSource) -> Iterator[Finding]:
@@ -118,7 +118,9 @@ def _conflict_findings(source: PostgresSource, columns: TableColumns) -> Iterato
     for conflict in source.conflicts(table.schema, table.name, columns.columns):
         repair = conflict.repair
         if conflict.needs_full and table.may_be_full:
-            repair = f"{full_repair(source, table, [part.sql for part in table.parts])}; or {conflict.repair}"
+            repair = (
+                f"{identity_repair(source, table, [part.sql for part in table.parts])}; or {conflict.repair}"
+            )
         yield error(Kind.CONFIG_INVALID, conflict.message, repair, table.qualified_name)
 
 
@@ -127,7 +129,7 @@ def _unchanged_findings(source: PostgresSource, table: SourceTable) -> Iterator[
     if not source.skip_unchanged_updates or not partial:
         return
     names = [*(part.sql for part in partial), *([table.sql] if table.partitioned else [])]
-    repair = full_repair(source, table, names)
+    repair = identity_repair(source, table, names)
     if not source.identity_of(table.schema, table.name):
         repair += "; or name it in source.replica_identity"
     yield warning(
@@ -148,7 +150,7 @@ def _partition_findings(source: PostgresSource, columns: TableColumns) -> Iterat
             Kind.SOURCE_MISCONFIGURED,
             "the root has REPLICA IDENTITY FULL, but partitions have not: their old rows would be received "
             "with NULL instead of values that were not sent",
-            f"{full_repair(source, table, [part.sql for part in partial])};"
+            f"{identity_repair(source, table, [part.sql for part in partial])};"
             if table.may_be_full
             else f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT;",
             table.qualified_name,
@@ -176,7 +178,7 @@ def _filter_findings(source: PostgresSource, columns: TableColumns, used: set[st
     unknown = used - columns.columns.identity
     if unknown and not columns.columns.full:
         names = ", ".join(map(repr, sorted(unknown)))
-        repair = f"{full_repair(source, table, [table.sql, *(part.sql for part in table.parts)])};"
+        repair = f"{identity_repair(source, table, [table.sql, *(part.sql for part in table.parts)])};"
         if not table.may_be_full:
             repair = "remove the filter from the publication, or make its columns part of the key"
         yield error(
@@ -188,15 +190,20 @@ def _filter_findings(source: PostgresSource, columns: TableColumns, used: set[st
         )
 
 
-def full_repair(source: PostgresSource, table: SourceTable, names: Iterable[str]) -> str:
-    """Return what makes a table, or partitions of it, send whole old rows: SQL, or the setting that would
-    undo it at the next start.
+def identity_repair(
+    source: PostgresSource, table: SourceTable, names: Iterable[str], identity: str = "full"
+) -> str:
+    """Return what changes the replica identity of a table, or of partitions of it: SQL, or the setting that
+    would undo it at the next start.
 
     :param names: their quoted names.
+    :param identity: `default` or `full`, which sends whole old rows.
     """
     if source.identity_of(table.schema, table.name):
-        return f"name {table.qualified_name} with full in source.replica_identity, as its first entry"
-    return "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in dict.fromkeys(names))
+        return f"name {table.qualified_name} with {identity} in source.replica_identity, as its first entry"
+    return "; ".join(
+        f"ALTER TABLE {name} REPLICA IDENTITY {identity.upper()}" for name in dict.fromkeys(names)
+    )
 
 
 def _published_findings(
@@ -233,18 +240,18 @@ def _published_findings(
             table.qualified_name,
         )
     if leaving := (columns.left_out(source) & sent.names) - columns.needed:
-        yield _leaving(session, columns, leaving, fit)
+        yield _leaving(checked, columns, leaving, fit)
 
 
-def _leaving(session: Session, columns: TableColumns, leaving: frozenset[str], sql: str) -> Finding:
+def _leaving(checked: CheckedSource, columns: TableColumns, leaving: frozenset[str], sql: str) -> Finding:
     table = columns.table
     names = ", ".join(map(repr, sorted(leaving)))
     if columns.full_somewhere:
         why = "the table has REPLICA IDENTITY FULL, under which PostgreSQL must send all columns"
-        full = [part for part in table.parts if part.identity == "f"]
-        sql = "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY DEFAULT" for part in full)
+        full = [part.sql for part in table.parts if part.identity == "f"]
+        sql = identity_repair(checked.source, table, full, "default")
         sql += f"; if it has a primary key, before the first run; else leave it: {names} are in the log only"
-    elif session.server_version < COLUMN_LISTS_VERSION_MIN:
+    elif checked.session.server_version < COLUMN_LISTS_VERSION_MIN:
         why = "PostgreSQL before 15 sends all columns"
         sql = "upgrade the server, or leave it"
     else:

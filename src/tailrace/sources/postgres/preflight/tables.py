@@ -16,7 +16,7 @@ from tailrace.sources.findings import Finding, Severity, error, from_failure, wa
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_table
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.preflight.checked_source import CheckedSource
-from tailrace.sources.postgres.preflight.columns import column_findings, full_repair
+from tailrace.sources.postgres.preflight.columns import column_findings, identity_repair
 from tailrace.sources.postgres.preflight.server import server_findings, slot_findings
 from tailrace.sources.postgres.schema.column_selection import TableColumns, table_columns
 from tailrace.sources.postgres.schema.publication import (
@@ -325,7 +325,7 @@ def _keyless_findings(table: SourceTable, name: str, pipeline: PipelineConfig) -
         if refuses and sink.wants(table.schema, table.name):
             repair = f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…);"
             if table.may_be_full:
-                full = full_repair(postgres_source(pipeline.source), table, [table.sql])
+                full = identity_repair(postgres_source(pipeline.source), table, [table.sql])
                 repair += (
                     " or name columns that identify its rows in source.message_keys, or set keyless: "
                     f"full_row in sinks[{number}], and {full};"

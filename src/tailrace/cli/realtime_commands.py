@@ -70,10 +70,9 @@ def status(
 
 def words(found: dict[str, Any]) -> list[str]:
     """Return the state of a consumer as lines of text."""
-    name = f"{found['source']} → {found['consumer']}" if found["source"] else found["consumer"]
     wanted = "" if found["wanted"] == (found["mode"] == "on") else f", wanted {_word(on=found['wanted'])}"
     because = f" ({printable(found['because'])})" if found["because"] else ""
-    lines = [f"{printable(name)}: {found['mode']}{because}{wanted}, at {found['position']:,}"]
+    lines = [f"{_name(found)}: {found['mode']}{because}{wanted}, at {found['position']:,}"]
     if "buffer_bytes" in found:
         lines.append(
             f"  buffer {found['buffer_bytes']:,} of {found['buffer_capacity_bytes']:,} bytes, "
@@ -95,8 +94,13 @@ def _switch(file: Path, source: str | None, consumer: str | None, *, on: bool, a
     if as_json:
         print_json({"consumers": found})
         return
-    names = ", ".join(printable(each["consumer"]) for each in found)
+    names = ", ".join(map(_name, found))
     print(f"requested real time {_word(on=on)} for {names}; a running engine follows within a second")
+
+
+def _name(found: dict[str, Any]) -> str:
+    name = f"{found['source']} → {found['consumer']}" if found["source"] else found["consumer"]
+    return printable(name)
 
 
 def _word(*, on: bool) -> str:

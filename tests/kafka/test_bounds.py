@@ -1,17 +1,23 @@
-"""What the sink makes of the log at a time is bounded, and it waits for a client whose queue is full."""
+"""What the sink makes of the log at a time is bounded; it waits for a full client, and knows its progress."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tailrace.converters.debezium import JsonConverter
+from tailrace.errors import TailraceError
+from tailrace.kafka.client.failures import LIMIT_S
 from tailrace.kafka.producer import sender as sending
+from tailrace.kafka.producer.account import raise_out_of_time
 from tailrace.kafka.producer.sender import Sender
 from tailrace.records.events import CONVERTED_BYTES, Converted, bytes_of
 from tailrace_servers.kafka import EmbeddedKafka
@@ -107,3 +113,37 @@ def test_headers_count_for_the_bytes_in_flight(monkeypatch: pytest.MonkeyPatch) 
     client = Waiting()
     Sender(client, {}, 60.0).send("t", Converted(None, pa.array(["x"] * 4000), headers))  # type: ignore[arg-type]
     assert client.most == sending.CHUNK
+
+
+def test_records_that_were_not_delivered_and_earlier_batches_are_no_progress() -> None:
+    class Client:
+        def __init__(self) -> None:
+            self.reports: list[Callable[..., None]] = []
+
+        def __len__(self) -> int:
+            return len(self.reports)
+
+        def produce(self, topic: str, value: Any, key: Any, partition: int, report: Any) -> None:
+            self.reports.append(report)
+
+        def poll(self, timeout_s: float) -> None:
+            """Report nothing."""
+
+    client = Client()
+    sender = Sender(client, {}, 60.0)  # type: ignore[arg-type]
+    sender.send("t", numbers(1, 10))
+    client.reports.clear()  # delivered: the client reports errors only
+    sender.begin()
+    sender.send("t", numbers(11, 20))
+    for report in client.reports:
+        report(KafkaError(KafkaError._MSG_TIMED_OUT), SimpleNamespace(topic=lambda: "t"))
+    client.reports.clear()
+    assert not sender.has_moved()
+    progress = replace(sender.progress, seconds=60.0, idle_s=60.0)
+    with pytest.raises(TailraceError, match="0 of 20 records") as raised:
+        raise_out_of_time(
+            sender.failure("send records"),  # type: ignore[arg-type]
+            SimpleNamespace(progress=progress, limit_s=60.0),
+        )
+    assert "a topic was deleted" in raised.value.hint
+    assert LIMIT_S not in raised.value.context

@@ -180,12 +180,16 @@ def raise_out_of_time(error: TailraceError, writer: Writer) -> NoReturn:
             "over",
             hint="the batch is written again",
         ) from error
+    is_slow = progress.idle_s < limit_s / 2
+    cause = "the cluster is slow: see its quotas"
+    if not is_slow:
+        cause = "a broker can't be reached, a topic was deleted, or too few of its replicas are in sync"
     raise error.changed(
-        {LIMIT_S: round(limit_s, 3)} if progress.idle_s < limit_s / 2 else {},
+        {LIMIT_S: round(limit_s, 3)} if is_slow else {},
         kind=Kind.SINK_WRITE_FAILED,
         message=f"write a batch: {found}, and the time limit is {limit_s:g} s",
         hint="the batch is written again, a smaller one if it contains several transactions of the source; "
-        "this process may have been suspended, or the cluster is slow: see its quotas",
+        f"this process may have been suspended, or {cause}",
     ) from error
 
 

@@ -81,6 +81,7 @@ class Sender:
         self._error: KafkaError | None = None
         self._refused_in = ""  # topic of the message with that error
         self._done = 0  # messages delivered, as of the last check
+        self._failed = 0  # messages reported as not delivered
         self._moved_s = time.monotonic()  # when a delivery was last noticed
         self._bytes = 0
         #: Topics that records were handed over for.
@@ -88,17 +89,18 @@ class Sender:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new batch, for `progress`."""
+        """Begin a new batch, for `progress`, once all earlier messages are delivered."""
+        self._done = self._sent
         self._began_s = self._moved_s = time.monotonic()
-        self._before = self._sent, self._bytes, self._done
+        self._before = self._sent, self._bytes
         self._offsets = 0  # messages since then that are offsets
 
     @property
     def progress(self) -> SendProgress:
         """The progress of the batch, as of the last check for deliveries."""
-        (sent, size, done), now = self._before, time.monotonic()
+        (sent, size), now = self._before, time.monotonic()
         records = self._sent - sent - self._offsets
-        delivered = min(self._done - done, records)
+        delivered = min(self._done - sent, records)
         return SendProgress(records, self._bytes - size, delivered, now - self._began_s, now - self._moved_s)
 
     def failure(self, attempted: str) -> TailraceError | None:
@@ -227,8 +229,9 @@ class Sender:
         answered(lambda: self._producer.poll(timeout_s))
 
     def _note_delivered(self, left: int) -> None:
-        if self._sent - left > self._done:
-            self._done, self._moved_s = self._sent - left, time.monotonic()
+        done = self._sent - left - self._failed
+        if done > self._done:
+            self._done, self._moved_s = done, time.monotonic()
 
     def _is_idle(self) -> bool:
         return time.monotonic() > self._moved_s + self._timeout_s
@@ -252,6 +255,7 @@ class Sender:
         del self._producer
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        self._failed += error is not None
         # Messages are purged only after an error, which is raised at the commit.
         if error is not None and self._error is None and error.code() not in _PURGED:
             self._error, self._refused_in = error, message.topic() or ""

@@ -68,6 +68,7 @@ def test_transactions_are_counted_and_each_is_in_one_partition(
     file = pipeline(
         tmp_path, pg, kafka,
         provide_transaction_metadata=True,
+        transaction_topic=f"{pg.name} ends",  # a space becomes `_`
         partition_by="transaction",
         schema_changes_topic=pg.name,
         heartbeat_interval_ms=1,
@@ -105,7 +106,7 @@ def test_transactions_are_counted_and_each_is_in_one_partition(
     assert {one.key_document["serverName"] for one in beats} == {pg.name}
     assert [one.document["ts_ms"] for one in beats] == sorted(one.document["ts_ms"] for one in beats)
     assert len(beats) >= 4
-    boundaries = [message.document for message in read_topic(kafka.bootstrap, f"{pg.name}.transaction")]
+    boundaries = [message.document for message in read_topic(kafka.bootstrap, f"{pg.name}_ends")]
     assert [one["status"] for one in boundaries] == ["BEGIN", "END"] * 4
     events = {name: read_topic(kafka.bootstrap, f"{pg.name}.{name}") for name in ("public.orders", "things")}
     notes = read_topic(kafka.bootstrap, f"{pg.name}.message")
@@ -156,11 +157,11 @@ def test_a_record_that_is_too_large_stops_the_sink_or_becomes_a_dead_letter(
     assert _rows(kafka, f"{pg.name}.public.files") == []
     letting = pipeline(
         tmp_path, pg, kafka, topics=settings,
-        dead_letter_topic=f"{pg.name}-graves",
+        dead_letter_topic=f"{pg.name} graves",  # a space becomes `_`
     )  # fmt: skip
     run(letting)
     assert _rows(kafka, f"{pg.name}.public.files") == [1, 2, 4, 5]
-    graves = read_topic(kafka.bootstrap, f"{pg.name}-graves")
+    graves = read_topic(kafka.bootstrap, f"{pg.name}_graves")
     assert [grave.key_document for grave in graves] == [{"id": 3}, {"id": 6}]
     assert [grave.headers["tailrace.table"] for grave in graves] == ["public.files"] * 2
     assert all(int(grave.headers["tailrace.size"]) > 128_000 for grave in graves)

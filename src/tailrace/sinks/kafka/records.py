@@ -208,9 +208,8 @@ class Records:
         if self.is_beat_due:
             config = self._config
             topic = config.heartbeat_topic_of(self._origin.name)
-            self.send_beside(
-                writer, side_records.heartbeat(legal(topic, ""), time.time_ns() // 1_000_000, self._origin)
-            )
+            now_ms = time.time_ns() // 1_000_000
+            self.send_beside(writer, side_records.heartbeat(topic, now_ms, self._origin))
             self._heartbeats.sent()
 
     def send_beside(self, writer: Writer, group: Group) -> None:
@@ -218,6 +217,7 @@ class Records:
 
         :raises TailraceError: as `Writer.send`, and as the converter's `convert`.
         """
+        group = _with_legal_topic(group)
         self._topics.require(group.topic)
         writer.send(group.topic, self._own(self._converting, group))
 
@@ -229,7 +229,7 @@ class Records:
 
     def _send_shape(self, writer: Writer, change: ShapeChange) -> None:
         if self._config.wants(change.relation.schema, change.relation.table):
-            topic = legal(self._config.schema_changes_topic, "")
+            topic = self._config.schema_changes_topic
             self.send_beside(writer, side_records.shape(topic, change, self._origin))
 
     def _name_topics(self, log: LogReader, first: InputSplit) -> None:
@@ -375,7 +375,7 @@ class Records:
         self, topic: str, refused: Converted, rows: Numbers, changes: TableChanges, limit: int
     ) -> Outgoing:
         """Return the dead letters of events that are too large."""
-        target = self._config.dead_letter_topic
+        target = legal(self._config.dead_letter_topic, "")
         self._topics.require(target)
         made = letters(refused, rows, changes, topic, limit)
         found = changes.relation.qualified_name if changes.relation else ""
@@ -384,7 +384,7 @@ class Records:
 
 
 def _with_legal_topic(group: Group) -> Group:
-    # A transformation may have taken the name from anything, such as a value.
+    # The file may name any, and a transformation may have taken the name from anything, such as a value.
     topic = legal(group.topic, group.topic)
     return group if topic == group.topic else group.with_topic(topic)
 

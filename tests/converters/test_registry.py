@@ -211,9 +211,10 @@ def test_requests_are_repeated_after_retriable_errors_only() -> None:
         slow = AvroConverter(registry_url=registry.url, registry_timeout_ms=200)
         error = refused(slow, of_columns(BASE, "1", "a"))
         assert (error.kind, "timed out" in error.message) == (Kind.REGISTRY_UNREACHABLE, True)
-        registry.faults = [Fault(422)]
-        error = refused(AvroConverter(registry_url=registry.url), of_columns(BASE, "1", "a"))
-        assert error.kind is Kind.SCHEMA_REFUSED
+        for code, hint in ((42201, "exclude the table"), (42205, "`PUT /mode/")):  # invalid, read-only
+            registry.faults = [Fault(422, code=code)]
+            error = refused(AvroConverter(registry_url=registry.url), of_columns(BASE, "1", "a"))
+            assert (error.kind, hint in error.hint) == (Kind.SCHEMA_REFUSED, True)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ confluent-kafka's client sends requests, retries, tries the next address, authen
 This module makes its settings, and translates its errors: they contain no secret, and no page of a proxy. The
 client's package is imported with the first registry: that takes a third of a second.
 
-Source: Confluent Schema Registry API reference (error codes 40401, 40402, 40403, 409, 42201).
+Source: Confluent Schema Registry API reference (error codes 40401, 40402, 40403, 409, 42201, 42205).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ RETRIES_MAX = 2
 RETRY_WAIT_MS = 500
 
 _SUBJECT_MISSING, _VERSION_MISSING, _SCHEMA_MISSING = 40401, 40402, 40403
+_READ_ONLY = 42205
 _STATUSES_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 #: TLS errors that are not refusals: the connection was cut.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
@@ -239,6 +240,12 @@ def _refused(error: SchemaRegistryError, subject: str, where: dict[str, str]) ->
         return _schema_refused(
             missing, "register it first, or let it be registered: auto_register_schemas: true", subject, code
         )
+    if code == _READ_ONLY:
+        hint = (
+            f'end that mode (`PUT /mode/{subject}`, or `PUT /mode`, with {{"mode": "READWRITE"}}), '
+            "or set registry_url to a registry that takes schemas"
+        )
+        return _schema_refused(f"it takes none now: {words}", hint, subject, code)
     if status == 422:
         hint = "please report it with the table's definition, or exclude the table"
         return _schema_refused(f"the registry calls the schema invalid: {words}", hint, subject, code)

@@ -31,6 +31,7 @@ class Fault:
     times: int = 1
     is_cut: bool = False
     page: bytes = b""
+    code: int = 0  # in the answer; 0: the status
 
 
 class _Server(ThreadingHTTPServer):
@@ -154,7 +155,7 @@ class FakeRegistry:
             if fault.page:
                 return 200, fault.page
             if fault.status:
-                return fault.status, {"error_code": fault.status, "message": "on demand"}
+                return fault.status, {"error_code": fault.code or fault.status, "message": "on demand"}
         authorization = headers.get("authorization")
         if authorization != self._expected():
             # As careless registries do: the message repeats the credentials.

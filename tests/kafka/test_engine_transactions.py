@@ -16,10 +16,11 @@ from confluent_kafka import KafkaError
 from tailrace import Engine, failpoints
 from tailrace.engine.offsets.stores import MemoryOffsetStore
 from tailrace.engine.offsets.transactions import fitting_places
-from tailrace.errors import Kind, RetriableError, TailraceError
+from tailrace.errors import Kind, Policy, RetriableError, TailraceError
 from tailrace.kafka.offsets.store import KafkaOffsetStore
+from tailrace.kafka.offsets.topic import History, OffsetsTopic
 from tailrace.kafka.producer.account import Account
-from tailrace.kafka.producer.task_producer import OF_ENGINE, require_ours
+from tailrace.kafka.producer.task_producer import OF_ENGINE, TaskProducer, require_ours
 from tailrace.kafka.producer.writer import AtomicWriter
 from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Events
@@ -389,3 +390,18 @@ def test_a_head_that_is_not_visible_yet_is_not_taken_for_another_engines(kafka: 
     with pytest.raises(TailraceError) as caught:
         require_ours(topic, account, "another's")
     assert caught.value.kind is Kind.OFFSETS_PREEMPTED
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_an_offsets_topic_that_was_deleted_meanwhile_is_reported(
+    monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    monkeypatch.setattr(OffsetsTopic, "_may", lambda *_: None)
+    account = Account(
+        NOWHERE["bootstrap_servers"], {}, "gone", "tailrace", "e", OF_ENGINE, atomic, "read_committed", 1000
+    )
+    producer = TaskProducer(account, 0, "ours", History(), create_topics=True)
+    with pytest.raises(TailraceError, match="'gone': it does not exist any more") as caught:
+        producer.open()
+    producer.close()
+    assert caught.value.policy is Policy.STOP

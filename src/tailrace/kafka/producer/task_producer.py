@@ -79,9 +79,17 @@ class TaskProducer:
         """Start the producer; the attempt before commits nothing more.
 
         :raises TailraceError: `OFFSETS_PREEMPTED` if another engine of this name has started;
-            `SINK_WRITE_FAILED`, `SINK_REFUSED`, `OFFSETS_UNREADABLE`.
+            `SINK_MISCONFIGURED` if the offsets topic was deleted; `SINK_WRITE_FAILED`, `SINK_REFUSED`,
+            `OFFSETS_UNREADABLE`.
         """
-        self._offsets.is_there()
+        if not self._offsets.is_there():
+            raise TailraceError(
+                Kind.SINK_MISCONFIGURED,
+                f"look for the offsets topic {self._offsets.name!r}: it does not exist any more",
+                "find out why it was deleted, and restore it; an engine that is started without it begins at "
+                "the start of its source, and writes everything again",
+                {"topic": self._offsets.name},
+            )
         with self._explaining():
             self._require_ours()
             found = self._writer.open() or {}

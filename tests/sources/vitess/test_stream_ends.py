@@ -35,6 +35,10 @@ UNDESCRIBED = (
     "has []"
 )
 DROPPED = UNDESCRIBED.partition("cannot")[0] + "unknown table orders in schema"
+UNLABELLED = UNDESCRIBED.partition("failed")[0] + (
+    "enum or set column @43 does not have valid string values: \nfailed to build ENUM and SET column integer to "
+    "string mappings\nfailed to build table replication plan for table orders"
+)
 DOWN = (
     "failed to get tablet connection to cell1-0000000105: target: shop.40-60.primary: tablet: "
     'cell:"cell1" uid:105 is either down or nonexistent'
@@ -58,6 +62,7 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
         (Status("UNKNOWN", RESTORED), EndReason.BEHIND, ()),
         (Status("UNKNOWN", UNDESCRIBED), EndReason.UNDESCRIBED, ()),
         (Status("UNKNOWN", DROPPED), EndReason.UNDESCRIBED, ()),
+        (Status("UNKNOWN", UNLABELLED), EndReason.UNDESCRIBED, ()),
         (Status("INVALID_ARGUMENT", "GTIDSet Mismatch: requested …"), EndReason.BEHIND, ()),
         (Status("UNKNOWN", "net.Dial(/tmp/mysql.sock) failed (errno 2002)"), EndReason.INTERRUPTED, ()),
         (Status("FAILED_PRECONDITION", NO_SHARD), EndReason.SHARD_UNKNOWN, ()),

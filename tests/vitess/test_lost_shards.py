@@ -100,6 +100,17 @@ def test_a_lagging_replica_is_no_loss_as_long_as_the_primary_has_everything(
 
 
 @pytest.mark.usefixtures("hurried")
+def test_a_replica_that_has_what_a_failover_lost_keeps_no_shard_from_being_lost(tmp_path: Path) -> None:
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address, tablet_type="replica") as found:
+        found.wait_for_shards("0")
+        vtgate.write("0", (1, 0))
+        found.wait_for_rows(1)
+        vtgate.change("0", is_silent=True, lag=-1)
+        vtgate.restore("0", 1)
+        found.wait_for_mode("needs_snapshot", "0", timeout_s=30)
+
+
+@pytest.mark.usefixtures("hurried")
 def test_a_restored_shard_is_never_caught_up_although_nothing_is_missing(
     tmp_path: Path,
 ) -> None:

@@ -106,14 +106,19 @@ class SilentShards:
         self._step(Probed(shard, probe.attempt, executed, purged, probe.serves))
         if self._coordinator.shards[shard].attempt != probe.attempt:
             self._shards[shard].stalls += 1
-        self._note_complete(shard, probe.newest)
+        if probe.newest.exception() is None:
+            newest = GtidSet.parse(probe.newest.result()[0][0] or "")
+            self._note_complete(shard, newest)
+            if probe.newest is not probe.answer:
+                # A replica may have what a failover lost.
+                self.doubt_if_behind(shard, newest)
 
-    def _note_complete(self, shard: str, newest: Future[list[Row]]) -> None:
+    def _note_complete(self, shard: str, newest: GtidSet) -> None:
         """Note if the log has everything that was committed in a silent shard."""
         ours, known = self._coordinator.shards[shard].kept, self._shards.get(shard)
-        if known is None or not ours.is_read or newest.exception() is not None:
+        if known is None or not ours.is_read:
             return
-        if GtidSet.parse(ours.gtid).contains(GtidSet.parse(newest.result()[0][0] or "")):
+        if GtidSet.parse(ours.gtid).contains(newest):
             # Commits in the second of the request have that second as their time.
             asked_us = known.asked_us // 1_000_000 * 1_000_000
             known.whole_until_us = max(known.whole_until_us, asked_us)

@@ -21,7 +21,7 @@ from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.shard_state import ShardState
 from tailrace.sources.vitess.rows.copy_keys import before_all, common_key, key_text
 from tailrace.sources.vitess.rows.tables import LogTables
-from tailrace.sources.vitess.snapshots import VitessSnapshots
+from tailrace.sources.vitess.snapshots import AskedSnapshot, VitessSnapshots
 from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.end_to_end import pipeline_file, tailrace
@@ -157,11 +157,12 @@ def test_a_request_made_while_nothing_runs_is_taken_and_kept_over_a_restart(tmp_
 
 
 @pytest.mark.slow
-def test_a_request_for_an_unreadable_table_fails_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unreadable", ["shop.nothing", f"other.{TABLE}"])
+def test_a_request_for_an_unreadable_table_fails_alone(tmp_path: Path, unreadable: str) -> None:
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")
         snapshots = VitessSnapshots(tmp_path / "log")
-        snapshots.request(["shop.nothing"], "")
+        snapshots.request([unreadable], "")
         _wait_for_end(tmp_path, "failed")
         assert [warning.key for warning in snapshots.warnings] == [
             f"snapshot_failed:{snapshots.known()[-1]['id']}"
@@ -202,7 +203,7 @@ def test_of_excluded_tables_no_row_is_read_behind_the_last_one(tmp_path: Path) -
     coordinator = Coordinator({"0": ShardState("MySQL56/00000000-0000-11eb-b894-04ed332e05c2:1-3")})
     directory = LogDirectory.create_or_open(tmp_path / "log", SourceFingerprint("vitess", "shop", "shop", ""))
     asked = AskedSnapshots(directory, source, _Vtgate(), None, LogTables({}), coordinator, lambda _: None)  # type: ignore[arg-type]
-    ((shard, keys),) = asked._keys(frozenset({TABLE}))
+    ((shard, keys),) = asked._keys(AskedSnapshot("1", 0, (f"shop.{TABLE}",)))
     assert (shard, sorted(keys)) == ("0", [TABLE, "excluded", "other"])
     last = pb.TableLastPk.FromString(base64.b64decode(keys["excluded"])).last_pk
     assert last.rows[0].values.startswith(b"select `id` from `excluded` order by `id` desc")

@@ -124,7 +124,7 @@ class AskedSnapshots:
             )
         elif not asked.begun:
             if self._coordinator.is_whole:
-                self._begin(asked, dict(self._keys(frozenset(asked.names))))
+                self._begin(asked, dict(self._keys(asked)))
             return
         if not lost and self._coordinator.is_whole:
             self._end(asked)
@@ -160,7 +160,7 @@ class AskedSnapshots:
 
     # ------------------------------------------------------------------ keys with which streams are opened
 
-    def _keys(self, wanted: frozenset[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    def _keys(self, asked: AskedSnapshot) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield, for each shard, the keys behind which its tables are copied."""
         for shard, known in self._coordinator.shards.items():
             if known.kept.children:
@@ -171,11 +171,10 @@ class AskedSnapshots:
                 for table, key in found.items()
                 if self._source.captures(self._source.keyspace, table) and not is_internal(table)
             }
-            if missing := wanted - tables.keys():
-                names = ", ".join(f"{self._source.keyspace}.{name}" for name in sorted(missing))
+            if missing := set(asked.tables) - {f"{self._source.keyspace}.{table}" for table in tables}:
                 raise _RefusedError(
                     Kind.TABLE_MISSING,
-                    f"take a snapshot of {names}: the shard {shard} has no such table that is captured",
+                    f"take a snapshot of {', '.join(sorted(missing))}: the shard {shard} has no such table that is captured",
                     "name tables as keyspace.table, and check that source.tables includes them",
                 )
             if keyless := sorted(table for table, key in tables.items() if not key):
@@ -187,7 +186,7 @@ class AskedSnapshots:
                 )
             # A table without a key would be read completely, though its rows are left out.
             sent = {table: list(key) for table, key in found.items() if key and is_sent(self._source, table)}
-            yield shard, dict(self._keys_of(shard, sent | tables, wanted))
+            yield shard, dict(self._keys_of(shard, sent | tables, frozenset(asked.names)))
 
     def _keys_of(
         self, shard: str, tables: Mapping[str, list[str]], wanted: frozenset[str]

@@ -36,8 +36,8 @@ UNDESCRIBED = (
 )
 DROPPED = UNDESCRIBED.partition("cannot")[0] + "unknown table orders in schema"
 UNLABELLED = UNDESCRIBED.partition("failed")[0] + (
-    "enum or set column @43 does not have valid string values: \nfailed to build ENUM and SET column integer to "
-    "string mappings\nfailed to build table replication plan for table orders"
+    "enum or set column @43 does not have valid string values: \nfailed to build ENUM and SET column integer "
+    "to string mappings\nfailed to build table replication plan for table orders"
 )
 DOWN = (
     "failed to get tablet connection to cell1-0000000105: target: shop.40-60.primary: tablet: "

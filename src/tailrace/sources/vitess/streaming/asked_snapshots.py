@@ -172,9 +172,10 @@ class AskedSnapshots:
                 if self._source.captures(self._source.keyspace, table) and not is_internal(table)
             }
             if missing := set(asked.tables) - {f"{self._source.keyspace}.{table}" for table in tables}:
+                names = ", ".join(sorted(missing))
                 raise _RefusedError(
                     Kind.TABLE_MISSING,
-                    f"take a snapshot of {', '.join(sorted(missing))}: the shard {shard} has no such table that is captured",
+                    f"take a snapshot of {names}: the shard {shard} has no such table that is captured",
                     "name tables as keyspace.table, and check that source.tables includes them",
                 )
             if keyless := sorted(table for table, key in tables.items() if not key):

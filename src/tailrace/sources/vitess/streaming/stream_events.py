@@ -33,11 +33,9 @@ _SHARD = re.compile(r'shard:"([^"]*)"')
 _REASONS = (
     (re.compile(r"shard provided in VGTID, .*, not found", re.DOTALL), EndReason.SHARD_UNKNOWN),
     (re.compile(r"purged (?:required )?binary logs|\(errno 1789\)|no longer has"), EndReason.PURGED),
-    (
-        # The last: columns without names, of which one is an enum or a set.
-        re.compile(r"unknown table \S+ in schema|cannot determine table columns|not have valid string values"),
-        EndReason.UNDESCRIBED,
-    ),
+    (re.compile(r"unknown table \S+ in schema|cannot determine table columns"), EndReason.UNDESCRIBED),
+    # The columns have no names, and one of them is an enum or a set.
+    (re.compile(r"enum or set column @\d+ does not have valid string values"), EndReason.UNDESCRIBED),
     (re.compile(r"GTIDSet Mismatch|has more GTIDs than", re.IGNORECASE), EndReason.BEHIND),
 )
 

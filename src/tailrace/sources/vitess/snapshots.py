@@ -115,15 +115,15 @@ class VitessSnapshots:
 
     def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
         if where:
-            raise _impossible("a condition on rows")
+            raise _impossible("--where")
         asked = ask(LogDirectory.open(self._log), tables=tables)
         return {"id": asked.id, "engine_runs": is_written(self._log, TASK)}
 
     def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
-        raise _impossible("an end before all is read")
+        raise _impossible("--cancel")
 
     def pause(self, *, pauses: bool) -> dict[str, Any]:
-        raise _impossible("a pause")
+        raise _impossible("--pause" if pauses else "--resume")
 
     def known(self) -> list[dict[str, Any]]:
         directory = LogDirectory.open(self._log)
@@ -157,10 +157,10 @@ class VitessSnapshots:
         return {}  # the states of the shards have it
 
 
-def _impossible(what: str) -> TailraceError:
+def _impossible(option: str) -> TailraceError:
     return TailraceError(
         Kind.CONFIG_INVALID,
-        f"ask for a snapshot of Vitess: there is no such thing as {what}",
+        f"ask for a snapshot of Vitess: {option} is for PostgreSQL only",
         "tailrace snapshot FILE --table keyspace.table, --lost or --list",
     )
 

@@ -234,15 +234,27 @@ def test_postgresql_keeps_the_contract_of_sources(tmp_path: Path, pg: Database) 
     check_source(source_type("postgresql"), section, tmp_path / "log", commit)
 
 
-def test_a_source_that_breaks_its_contract_is_found(tmp_path: Path) -> None:
+def _takes_all_again(capture: TextShardsCapture) -> None:
+    capture.forgets = True
+
+
+def _takes_nothing(capture: TextShardsCapture) -> None:
+    capture.stop()
+    capture.caught_up = lambda _: True
+
+
+@pytest.mark.parametrize(
+    ("after_a_restart", "rule"),
+    [(_takes_all_again, "is not captured again"), (_takes_nothing, "no change is missing")],
+)
+def test_a_source_that_breaks_its_contract_is_found(tmp_path: Path, after_a_restart, rule: str) -> None:
     world = World(tmp_path / "shards", 11)
 
-    class Forgetful(TextShards):
-        """Reports its position, but takes everything again after a restart."""
-
+    class Faulty(TextShards):
         def capture(self, section: Any, log, options, **more):
             made = super().capture(section, log, options, **more)
-            made.forgets = True
+            if log.exists():
+                after_a_restart(made)
             return made
 
     def commit() -> int:
@@ -251,8 +263,8 @@ def test_a_source_that_breaks_its_contract_is_found(tmp_path: Path) -> None:
         return world.changes.total() - before
 
     section = TextShardsSection(folder=world.folder, shards=SHARDS)
-    with pytest.raises(AssertionError, match="is not captured again"):
-        check_source(Forgetful(), section, tmp_path / "log", commit)
+    with pytest.raises(AssertionError, match=rule):
+        check_source(Faulty(), section, tmp_path / "log", commit)
 
 
 def test_a_capture_that_fails_ends_the_check_of_its_contract(

@@ -355,6 +355,16 @@ def test_transformations_of_the_file_run_before_those_of_a_sink(tmp_path):
     assert sorted(kafka.predicates) == ["deletes", "of_orders"]
 
 
+def test_a_sink_uses_predicates_of_a_file_that_has_no_transformations(tmp_path):
+    text = with_sinks(
+        "predicates: {of_orders: {type: table, tables: [public.orders]}}\n"
+        "sinks:\n  - type: jsonl\n    path: ./lines\n"
+        "    transformations:\n      - {type: rename, fields: {a: b}, predicate: of_orders}\n"
+    )
+    (lines,) = config.load(written(tmp_path, text)).sinks
+    assert sorted(lines.predicates) == ["of_orders"]
+
+
 @pytest.mark.parametrize(
     "step",
     [

@@ -305,6 +305,10 @@ def test_an_unexpected_error_of_any_method_names_its_package(
     failure = as_failure(caught.value)  # as commands print it
     assert failure.kind is Kind.TASK_FAILED
     assert "the package 'tests': ZeroDivisionError was raised" in failure.message
+    monkeypatch.setattr(TextShards, method, lambda *_, **__: (tmp_path / "absent").read_text())
+    with pytest.raises(FileNotFoundError) as missing:
+        Run(load_engine(_file(tmp_path, "  - {type: jsonl, path: ./lines}\n"))).run()
+    assert as_failure(missing.value, Kind.ENVIRONMENT_UNFIT).kind is Kind.SOURCE_UNREACHABLE
     monkeypatch.undo()
     assert as_failure(caught.value).kind is Kind.INTERNAL  # the package is not installed
 

@@ -77,11 +77,9 @@ class SinkConfig(WithTransformations):
     def after(
         self, transformations: Sequence[AnyTransformation], predicates: Mapping[str, AnyPredicate]
     ) -> Self:
-        """Return this sink with the pipeline's transformations before its own."""
-        if not transformations:
-            return self
+        """Return this sink with the pipeline's transformations before its own, and predicates for both."""
         steps, chosen = (*transformations, *self.transformations), {**predicates, **self.predicates}
-        return self.model_copy(update={"transformations": steps, "predicates": chosen})
+        return self.model_copy(update={"transformations": steps, "predicates": chosen}) if steps else self
 
 
 class FolderSink(SinkConfig):

@@ -96,7 +96,8 @@ def _package(error: BaseException) -> str:
 def as_failure(error: BaseException, refused: Kind = Kind.SINK_WRITE_FAILED) -> TailraceError:
     """Return `error` as a TailraceError, with passwords removed from texts of other libraries.
 
-    :param refused: the kind of an error of the operating system, which depends on the failed part.
+    :param refused: the kind of an error of the operating system, which depends on the failed part; one that
+        a user's type of source got is `SOURCE_UNREACHABLE`.
     """
     if isinstance(error, TailraceError):
         return error
@@ -107,6 +108,7 @@ def as_failure(error: BaseException, refused: Kind = Kind.SINK_WRITE_FAILED) -> 
         return found.changed(message=redact(found.message))
     # TimeoutError is an OSError, too; one of a wait that timed out has no errno.
     if isinstance(error, OSError) and not (isinstance(error, TimeoutError) and error.errno is None):
+        refused = Kind.SOURCE_UNREACHABLE if _package(error) else refused
         attempted, hint = _REFUSED[refused]
         return TailraceError(
             refused,

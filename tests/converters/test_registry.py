@@ -26,7 +26,7 @@ from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.with_registry import AvroConverter, JsonSchemaConverter
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import Kind, Policy, TailraceError
-from tailrace.pipeline.preflight.kafka import converter_findings
+from tailrace.pipeline.preflight.preflight import converter_findings
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.records.group import Group
@@ -575,7 +575,7 @@ def test_preflight_and_sinks_close_the_converters_that_they_create(
         config = KafkaConfig.model_validate(
             {"type": "kafka", "name": "k", "bootstrap_servers": "127.0.0.1:1", "converter": converter}
         )
-        assert list(converter_findings(config)) == []
+        assert list(converter_findings("avro", config.converter_options())) == []
         assert len(closed) == 1
         sink = build(config, PostgresSource(), tmp_path)
         assert len(closed) == 1

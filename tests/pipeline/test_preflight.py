@@ -133,12 +133,18 @@ def test_a_mismatched_publication_is_reported_with_its_sql(pg, tmp_path):
 def test_an_unreachable_server_is_one_problem_among_others(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
     file = tmp_path / "pipeline.yaml"
+    avro = "{converter: {type: avro, registry_url: 'http://127.0.0.1:1'}}"
     file.write_text(
         "name: shop\nsource: {host: 127.0.0.1, port: 1, user: x}\nlog: {path: ./log}\n"
-        "sinks: [{type: jsonl, path: ./pipeline.yaml/out}]\n"
+        f"engine: {avro}\n"
+        "sinks:\n  - {type: jsonl, path: ./pipeline.yaml/out}\n"
+        "  - {type: python, handler: 'json:dumps', " + avro[1:] + "\n"
     )
-    kinds = {finding.kind for finding in errors(file)}
-    assert kinds == {Kind.SOURCE_UNREACHABLE, Kind.ENVIRONMENT_UNFIT, Kind.SINK_WRITE_FAILED}
+    kinds = sorted(finding.kind for finding in errors(file))
+    assert kinds == sorted(
+        [Kind.SOURCE_UNREACHABLE, Kind.ENVIRONMENT_UNFIT, Kind.SINK_WRITE_FAILED]
+        + [Kind.REGISTRY_UNREACHABLE] * 2
+    )
 
 
 def test_a_missing_secret_is_a_problem_of_the_configuration(tmp_path, monkeypatch):

@@ -102,16 +102,6 @@ def topic_findings(
                 return
 
 
-def converter_findings(sink: KafkaSinkConfig) -> Iterator[Finding]:
-    """Yield the error of the sink's converter if it can't use its registry."""
-    try:
-        with closing(_converter(sink)) as converter:
-            if isinstance(converter, ChecksAhead):
-                converter.check()
-    except TailraceError as failure:
-        yield from_failure(failure)
-
-
 def schema_findings(
     sink: KafkaSinkConfig, pipeline: PipelineConfig, source: SourceCheck
 ) -> Iterator[Finding]:

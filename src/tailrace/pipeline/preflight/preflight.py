@@ -10,10 +10,11 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tailrace import config
 from tailrace.changelog.directory import TASK, LogDirectory
@@ -56,6 +57,7 @@ def preflight(file: Path) -> list[Finding]:
         _rooms,
         _targets,
         _handlers,
+        _converters,
         _transformations,
         _roots,
         _offset_storage,
@@ -218,10 +220,10 @@ def _offset_storage(pipeline: EngineConfig) -> Iterator[Finding]:
 def _kafka(pipeline: PipelineConfig) -> Iterator[Finding]:
     for sink in pipeline.sinks:
         if isinstance(sink, KafkaSinkConfig):
-            from tailrace.pipeline.preflight.kafka import cluster_findings, converter_findings
+            from tailrace.pipeline.preflight.kafka import cluster_findings
 
             yield from cluster_findings(sink, pipeline)
-            yield from converter_findings(sink)
+            yield from converter_findings(sink.converter.type, sink.converter_options())
 
 
 def _topics(check: SourceCheck, pipeline: PipelineConfig) -> Iterator[Finding]:
@@ -287,6 +289,26 @@ def _handlers(pipeline: EngineConfig) -> Iterator[Finding]:
                 handler_of(sink)
             except TailraceError as failure:
                 yield from_failure(failure)
+
+
+def _converters(pipeline: EngineConfig) -> Iterator[Finding]:
+    sinks = [sink.converter for sink in pipeline.sinks if isinstance(sink, PythonSinkConfig)]
+    for converter in (pipeline.engine.converter, *sinks):
+        if converter is not None:
+            yield from converter_findings(converter.type, converter.options)
+
+
+def converter_findings(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the error of a converter if it refuses its options, or can't use its registry."""
+    from tailrace.converters.contract import ChecksAhead
+    from tailrace.converters.factory import build
+
+    try:
+        with closing(build(name, options)) as converter:
+            if isinstance(converter, ChecksAhead):
+                converter.check()
+    except TailraceError as failure:
+        yield from_failure(failure)
 
 
 def _transformations(pipeline: EngineConfig) -> Iterator[Finding]:

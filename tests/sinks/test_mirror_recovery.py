@@ -780,9 +780,10 @@ def test_a_table_that_was_given_a_column_mapping_is_left_as_it_is(kind, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["append", "mirror"])
-def test_a_table_that_was_given_partitions_gets_no_rows_until_it_has_none(kind, tmp_path, log):
+def test_a_table_that_was_given_partitions_or_constraints_gets_no_rows_until_it_has_none(kind, tmp_path, log):
     begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
     end = log.commit(insert(1, 2, "two", 2))
+    last = log.commit(insert(1, 3, "three", 3))
     sink = opened(kind, tmp_path / "lake", log)
     write(sink, log, 0, begun)
     folder = str(tmp_path / "lake" / "public.accounts")
@@ -794,8 +795,15 @@ def test_a_table_that_was_given_partitions_gets_no_rows_until_it_has_none(kind, 
     assert "partitions" in raised.value.message
     write_deltalake(folder, rows, mode="overwrite", schema_mode="overwrite", partition_by=[])
     write(sink, log, begun, end)
+    DeltaTable(folder).alter.add_constraint({"few": "id < 3"})
+    with pytest.raises(TailraceError) as raised:
+        write(sink, log, end, last)
+    assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert "CHECK constraints" in raised.value.message
+    DeltaTable(folder).alter.drop_constraint("few")
+    write(sink, log, end, last)
     found = DeltaTable(folder).to_pyarrow_table().to_pylist()
-    assert sorted((row["id"], row["note"]) for row in found) == [(1, "one"), (2, "two")]
+    assert sorted((row["id"], row["note"]) for row in found) == [(1, "one"), (2, "two"), (3, "three")]
 
 
 @pytest.mark.parametrize("unsent", [False, True], ids=["all was sent", "a value was not sent"])

@@ -49,6 +49,11 @@ _STATISTICS_COLUMNS_MAX = 32
 _STATISTICS_DIGITS_MAX = 15
 _UNWRITABLE = "check the table's folder; what was committed is known and will not be written again"
 _ELSEWHERE = "give the sink a new, empty path and let it read the log from its start"
+#: How a user takes back what was given to a table, if that can be done.
+_WAYS_BACK = {
+    "partitions": "rewrite it without partitions, or ",
+    "CHECK constraints": "drop them (ALTER TABLE … DROP CONSTRAINT …), or ",
+}
 _UNREADABLE = (
     "check the table's folder. After a loss of power its last commits may be half-written: remove the first "
     "file _delta_log/<version>.json that can't be read, and all later ones, their checkpoints "
@@ -103,8 +108,8 @@ class DeltaFolder:
             raise self._refused("read a Delta table", error, _UNREADABLE) from error
 
     def require_ours(self) -> None:
-        """Check that the table, if there is one, was made for this pipeline and log, and its files' columns
-        have their names.
+        """Check that the table, if there is one, was made for this pipeline and log, and is one to which
+        our files can be added as they are.
 
         :raises TailraceError: `SINK_FOREIGN`, `SINK_SCHEMA_REFUSED`.
         """
@@ -119,14 +124,19 @@ class DeltaFolder:
                 self.context,
             )
         metadata = self._delta.metadata()
-        mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
-        if mapped or metadata.partition_columns:
-            # delta-rs drops the mapping when it writes a schema: nobody can read the table then. Partition
-            # columns are read from Delta's log, not from our files.
+        properties = metadata.configuration
+        # delta-rs drops a mapping when it writes a schema: nobody can read the table then. Partition columns
+        # are read from Delta's log, not from our files. No constraint is checked when files are committed.
+        found = {
+            "a column mapping": properties.get("delta.columnMapping.mode", "none") != "none",
+            "partitions": bool(metadata.partition_columns),
+            "CHECK constraints": any(name.startswith("delta.constraints.") for name in properties),
+        }
+        if given := [name for name, is_there in found.items() if is_there]:
             raise TailraceError(
                 Kind.SINK_SCHEMA_REFUSED,
-                f"write to a Delta table: it was given {'a column mapping' if mapped else 'partitions'}",
-                _ELSEWHERE if mapped else f"rewrite it without partitions, or {_ELSEWHERE}",
+                f"write to a Delta table: it was given {given[0]}",
+                f"{_WAYS_BACK.get(given[0], '')}{_ELSEWHERE}",
                 self.context,
             )
 

@@ -39,8 +39,8 @@ _SENT = "_sent"
 #: Hint of a merge that delta-rs did not commit.
 _REFUSED = (
     "another writer may have committed to the table meanwhile, and the merge is tried again; if it fails "
-    "each time, a property or constraint that the table was given refuses it (`delta.appendOnly`, "
-    "`CHECK`): remove that, or give the sink a new, empty path"
+    "each time, a property that the table was given refuses it (`delta.appendOnly`): remove that, or give "
+    "the sink a new, empty path"
 )
 
 

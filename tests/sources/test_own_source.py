@@ -240,7 +240,7 @@ def _takes_all_again(capture: TextShardsCapture) -> None:
 
 def _takes_nothing(capture: TextShardsCapture) -> None:
     capture.stop()
-    capture.caught_up = lambda _: True
+    capture.caught_up = lambda position: position >= 0  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

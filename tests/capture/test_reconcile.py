@@ -157,6 +157,14 @@ def test_a_standby_that_has_not_replayed_what_the_log_has_is_waited_for() -> Non
     assert failure.value.policy is Policy.RETRY
 
 
+@pytest.mark.parametrize("temporary", [True, False])
+def test_a_standby_that_follows_the_slot_of_its_primary_is_waited_for(temporary: bool) -> None:
+    source = replace(slot(synced=True, temporary=temporary), standby=True)
+    with pytest.raises(TailraceError, match="follows its primary's slot") as failure:
+        decide(source, LOG, "when_needed")
+    assert failure.value.policy is Policy.RETRY
+
+
 def test_a_slot_in_use_names_the_process() -> None:
     with pytest.raises(TailraceError, match="42"):
         decide(slot(active_pid=42), LOG, "initial")

@@ -126,6 +126,19 @@ def test_fields_override_the_dsn_and_overrides_override_both():
     assert (found["application_name"], found["connect_timeout"]) == ("dsn", "7")
 
 
+@pytest.mark.parametrize(
+    ("fields", "attributes"),
+    [
+        ({"host": "a,b"}, "primary"),
+        ({"dsn": "postgresql://a:1,b:2/d"}, "primary"),
+        ({"dsn": "postgresql://a,b/d?target_session_attrs=standby"}, "standby"),
+        ({"host": "a"}, None),
+    ],
+)
+def test_of_several_hosts_the_primary_is_meant(fields, attributes):
+    assert options(**fields).get("target_session_attrs") == attributes
+
+
 def test_defaults_of_a_connection_come_last():
     fields = {"dsn": "postgresql://h/d?keepalives_idle=5", "tcp_user_timeout": "7"}
     defaults = {"keepalives_idle": "30", "tcp_user_timeout": "60000", "keepalives": "1"}

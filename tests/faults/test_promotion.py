@@ -418,6 +418,30 @@ def test_a_captured_standby_goes_on_after_its_promotion_and_is_recognised(
     assert state.timeline == 2
 
 
+@pytest.mark.parametrize("begins", ["first start", "renewal"])
+def test_a_standby_that_is_promoted_while_its_slot_is_created_is_captured(
+    primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path, begins: str
+) -> None:
+    require_since(16, "logical decoding on standbys", primary.version)
+    primary.execute(f"create publication {SLOT} for table items")
+    standby, log = standby_of(primary, copy_of), tmp_path / "log"
+    options = {"snapshot": "when_needed", "reconnect_s_max": 60}
+    if begins == "renewal":
+        with logging_its_state(primary), capturing(standby.dsn(), log, **options) as running:
+            running.wait_for("streaming", 60)
+        standby.execute(f"select pg_drop_replication_slot('{SLOT}')")
+    primary.kill()  # so that the creation waits
+    with capturing(standby.dsn(), log, **options) as running:
+        waiting = f"select 1 from pg_replication_slots where slot_name = '{SLOT}' and active"
+        wait_until(lambda: running.is_over or bool(standby.query(waiting)), 60, "a slot that waits")
+        assert standby.query("select pg_promote()") == [(True,)]
+        running.wait_for("streaming", 60)
+        standby.execute(INSERT.format(101, 110))
+        running.catch_up(standby.query, 60)
+    items = fold(log)["items"]
+    assert sorted(int(row["id"] or 0) for row in items.rows.values()) == ids(standby)
+
+
 def captured_shop(server: EmbeddedPostgres, spark: Any, root: Path) -> Shop:
     """Return a shop whose mirror has everything of the server."""
     shop = Shop(Database(server, "postgres"), spark, root)

@@ -311,6 +311,9 @@ class PostgresSource(SourceSection, LibpqOptions):
             overrides["options"] = f"{options['options']} {overrides['options']}"
         options.update({name: str(value) for name, value in overrides.items() if value is not None})
         options["sslmode"] = _sslmode(options)
+        if "," in (options.get("hostaddr") or options.get("host") or ""):
+            # A standby that answers while the primary restarts would look like one without the slot.
+            options.setdefault("target_session_attrs", "primary")
         for name in secret_options():
             remember(options.get(name, ""))
         return make_conninfo("", **options)

@@ -365,6 +365,14 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         "check the user, its password and the server's pg_hba.conf",
     ),
     (
+        r"session is (?:not )?read-only|server is (?:not )?in hot standby mode",
+        Kind.SOURCE_UNREACHABLE,
+        (
+            "source.target_session_attrs (primary, if there are several hosts) refuses the servers that run, "
+            "such as a standby; it is tried again, as after a failover"
+        ),
+    ),
+    (
         r'database "(?P<name>.*?)" does not exist',
         Kind.SOURCE_MISCONFIGURED,
         "check source.dbname: it was dropped or renamed, or is on another server",

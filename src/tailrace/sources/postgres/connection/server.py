@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import REPORT_STREAM, Kind, TailraceError
 from tailrace.model import format_lsn, parse_lsn
+from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.quoting import quote_identifier, quote_literal
 from tailrace.sources.postgres.connection.session import Row, Session
 from tailrace.sources.postgres.slot.invalidation import invalidation
@@ -73,6 +74,17 @@ def facts(session: Session, slot: str, stored_timeline: int | None) -> ServerSta
     )
 
 
+def require_unchanged(session: Session, facts: ServerState) -> None:
+    """Check that the server that answers `session`, a replication session, is the one with these facts, on
+    the same timeline.
+
+    :raises TailraceError: `SOURCE_UNREACHABLE`.
+    """
+    if system(session)[:2] != (facts.system_identifier, facts.timeline):
+        attempted = "connect to the server that was compared with the log"
+        raise connection_lost(attempted, "another server, or another timeline of it, answers now")
+
+
 def is_standby(session: Session) -> bool:
     """Return whether the server is a standby."""
     return session.run("SELECT pg_is_in_recovery() AS standby", "look at the server")[0]["standby"] == "t"
@@ -128,15 +140,14 @@ def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool 
             deadline_s=SLOT_CREATION_DEADLINE_S + 60.0,  # `SlotCreation` gives up first
         )[0]
     except TailraceError as error:
-        if error.context.get("sqlstate") != "55000":
+        # Here these SQLSTATEs mean that the server can't decode at all.
+        hint = {
+            "55000": "ALTER SYSTEM SET wal_level = logical, then restart the server",
+            "0A000": "the server is a standby, which can't decode before PostgreSQL 16: connect to the primary",
+        }.get(str(error.context.get("sqlstate")))
+        if hint is None:
             raise
-        # Here this SQLSTATE means that the server can't decode at all.
-        raise TailraceError(
-            Kind.SOURCE_MISCONFIGURED,
-            error.message,
-            "ALTER SYSTEM SET wal_level = logical, then restart the server",
-            error.context,
-        ) from None
+        raise TailraceError(Kind.SOURCE_MISCONFIGURED, error.message, hint, error.context) from None
     return ExportedSnapshot(parse_lsn(_text(row, "consistent_point")), _text(row, "snapshot_name"))
 
 

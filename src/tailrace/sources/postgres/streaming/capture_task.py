@@ -23,7 +23,6 @@ from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import format_lsn
 from tailrace.sources.postgres.connection import server
-from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.column_lists import check_disclosure
 from tailrace.sources.postgres.schema.publication import (
@@ -199,15 +198,13 @@ class CaptureTask:
                 return
             else:
                 if start.lost is not None:
-                    renew(session, self._source, task_log, facts.slot, start.lost, self._stopping)
+                    renew(session, self._source, task_log, facts, start.lost, self._stopping)
                 self._resume(task_log, facts)
                 self._keep_failover(session, facts)
         self._connections.error = None
         with ExitStack() as stack:
             session = stack.enter_context(Session.connect(self._source, self._stopping, replication=True))
-            if server.system(session)[:2] != (facts.system_identifier, facts.timeline):
-                attempted = "connect to the server that was compared with the log"
-                raise connection_lost(attempted, "another server, or another timeline of it, answers now")
+            server.require_unchanged(session, facts)
             timeline = self._timeline_of(task_log, session, facts)
             if timeline is not None:
                 stack.callback(timeline.close)
@@ -276,6 +273,9 @@ class CaptureTask:
         check_disclosure(session, source)
         exported = create_own_slot(session, source, self._stopping)
         failpoints.hit("snapshot.after_slot")
+        if facts.standby:  # a promotion ends the wait for the primary: the slot may be on a new timeline
+            with Session.connect(source, self._stopping, replication=True) as other:
+                server.require_unchanged(other, facts)
         state = replace(state, consistent_point=exported.lsn)
         task_log.keep(state)
         self._beginnings += 1

@@ -171,8 +171,8 @@ def decide(source: ServerState, log: LogFacts, mode: SnapshotMode) -> Start:
 def _check_slot(source: ServerState, log: LogFacts) -> None:
     if source.slot is None:
         raise slot_missing(f"resume at {format_lsn(log.position)}", log.source.slot)
+    _check_own(source.slot, source, log)  # first: a slot that is not synchronised yet is temporary
     _check_kind(source.slot, source, log)
-    _check_own(source.slot, source, log)
     _check_sound(source.slot, log)
     _check_position(source.slot, log)
     _check_free(source.slot, log)
@@ -313,9 +313,9 @@ def _check_kind(slot: SlotFacts, source: ServerState, log: LogFacts) -> None:
 def _check_own(slot: SlotFacts, source: ServerState, log: LogFacts) -> None:
     if slot.synced and source.standby:
         raise TailraceError(
-            Kind.SOURCE_MISCONFIGURED,
+            Kind.SOURCE_UNREACHABLE,
             f"use the slot {log.source.slot!r}: the server is a standby, which follows its primary's slot",
-            "connect to the primary; after a failover this server continues from the slot's position",
+            "it is tried again until this server is promoted. If its primary runs: connect to the primary",
             {"slot": log.source.slot},
         )
 

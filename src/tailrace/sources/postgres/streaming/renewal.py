@@ -21,7 +21,7 @@ from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.publication import require_publication
 from tailrace.sources.postgres.slot.creation import create_own_slot
 from tailrace.sources.postgres.snapshot.requests import Requests
-from tailrace.sources.postgres.streaming.reconcile import CapturePhase, SlotFacts
+from tailrace.sources.postgres.streaming.reconcile import CapturePhase, ServerState, SlotFacts
 from tailrace.sources.postgres.streaming.task_log import TaskLog
 
 log = structlog.get_logger(__name__)
@@ -31,17 +31,17 @@ def renew(
     session: Session,
     source: PostgresSource,
     task_log: TaskLog,
-    slot: SlotFacts | None,
+    facts: ServerState,
     lost: TailraceError,
     stopping: threading.Event,
 ) -> None:
     """Continue the log at the slot's position, and plan to read all tables again.
 
     :param session: a replication session.
-    :param slot: the present slot; a usable one is kept, unless an interrupted renewal created it.
+    :param facts: of the server. Its slot is kept if it is usable, unless an interrupted renewal created it.
     :param lost: the error by which changes were lost.
     :raises TailraceError: `PUBLICATION_MISSING`; `SINK_KEY_MISSING` if a table can't be read again; the
-        server's error. `SLOT_IN_USE` and `SLOT_CREATION_HELD_UP` are transient.
+        server's error. `SLOT_IN_USE`, `SLOT_CREATION_HELD_UP` and `SOURCE_UNREACHABLE` are transient.
     """
     require_publication(session, source.publication)
     try:
@@ -52,13 +52,14 @@ def renew(
         message, hint = f"{lost.message}; {error.message}", f"{error.hint}. Or: {lost.hint}"
         raise error.changed(message=message, hint=hint) from None
     failpoints.hit("snapshot.after_plan")
-    position = _kept_position(task_log, slot)
+    position = _kept_position(task_log, facts.slot)
     if position is None:
-        if slot is not None:
+        if facts.slot is not None:
             server.drop_slot(session, source.slot)
         if (state := task_log.state) is not None:
             task_log.keep(replace(state, phase=CapturePhase.RENEWING))
         position = create_own_slot(session, source, stopping).lsn
+        server.require_unchanged(session, facts)  # a standby may have been promoted meanwhile
     failpoints.hit("snapshot.after_slot")
     appender = task_log.appender
     before = appender.tail.position

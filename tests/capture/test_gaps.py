@@ -74,6 +74,21 @@ def test_a_table_published_again_is_reported_until_it_is_read_again(pg: Database
         await_warnings(running)
 
 
+def test_a_table_that_left_the_published_schema_for_a_while_is_reported(pg: Database, tmp_path: Path) -> None:
+    pg.execute(f"{CREATE_ITEMS}; create schema away; create publication {SLOT} for tables in schema public")
+    with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
+        running.wait_for("streaming")
+        pg.execute("insert into items values (1)")
+        running.catch_up(pg.query)
+        pg.execute("alter table items set schema away")
+        for _ in range(2):  # the first look may have begun before
+            before = running.task.progress().health
+            wait_until(lambda seen=before: running.task.progress().health is not seen, 150, "a look")  # type: ignore[misc]
+        await_warnings(running)
+        pg.execute("alter table away.items set schema public")
+        await_warnings(running, "table_gap:public.items")
+
+
 def test_a_publication_that_excludes_operations_is_reported_while_running(
     pg: Database, tmp_path: Path
 ) -> None:

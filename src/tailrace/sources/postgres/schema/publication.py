@@ -44,7 +44,7 @@ _OPERATIONS = ("insert", "update", "delete", "truncate")
 # that of the table under whose name it sends the rows: both are in the log.
 _LEFT_OUT = """
 WITH RECURSIVE {published}
-SELECT n.nspname AS schema, c.relname AS table
+SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = ANY ({oids})
    AND EXISTS (SELECT FROM publication)
@@ -53,12 +53,12 @@ SELECT n.nspname AS schema, c.relname AS table
                     WHERE a.relid <> c.oid
                       AND (a.relid IN (SELECT oid FROM published) OR a.relid = ANY ({oids})))
    AND (c.relkind <> 'p' OR EXISTS (SELECT FROM {leaves} l WHERE l.oid NOT IN (SELECT oid FROM published)))
- ORDER BY 1, 2
+ ORDER BY 2, 3
 """
 
 _PUBLISHED = """
 WITH RECURSIVE {published}
-SELECT n.nspname AS schema, c.relname AS table
+SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table
   FROM (SELECT oid FROM published UNION
         SELECT r.prrelid FROM pg_publication_rel r JOIN publication p ON r.prpubid = p.oid UNION
         SELECT d.oid FROM named d JOIN pg_class r ON r.oid = d.oid AND r.relkind = 'p') t
@@ -310,8 +310,8 @@ def _warn_refused(table: SourceTable) -> None:
     )
 
 
-def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Name]:
-    """Return the names of those of the tables `oids` that exist but are not in the publication.
+def left_out(session: Session, publication: str, oids: Iterable[int]) -> dict[int, Name]:
+    """Return the names, by oid, of those of the tables `oids` that exist but are not in the publication.
 
     None if there is no such publication: the stream reports that. A partition that is published
     through an ancestor is not returned, nor a table whose partitions are all published; if a table
@@ -319,14 +319,14 @@ def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Na
     """
     listed = ",".join(str(oid) for oid in oids)
     if not listed:
-        return []
+        return {}
     command = _LEFT_OUT.format(
         oids=f"'{{{listed}}}'::oid[]",
         published=published(publication, session.server_version),
         leaves=leaves("c.oid"),
     )
     rows = session.run(command, "compare the publication with what is captured")
-    return [row.name for row in rows]
+    return {row.number("oid"): row.name for row in rows}
 
 
 #: SQLSTATEs of a name that already exists, before the command began or created while it ran.
@@ -514,9 +514,14 @@ def _clauses(session: Session, source: PostgresSource, tables: Iterable[SourceTa
 
 def published_names(session: Session, publication: str) -> frozenset[Name]:
     """Return the names under which the publication sends tables, and those that it lists."""
+    return frozenset(names_by_oid(session, publication).values())
+
+
+def names_by_oid(session: Session, publication: str) -> dict[int, Name]:
+    """Return the same names by oid."""
     command = _PUBLISHED.format(published=published(publication, session.server_version))
     rows = session.run(command, "read the publication")
-    return frozenset(row.name for row in rows)
+    return {row.number("oid"): row.name for row in rows}
 
 
 def not_meant(names: frozenset[Name], tables: Iterable[SourceTable]) -> list[Name]:

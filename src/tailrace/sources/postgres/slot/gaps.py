@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 
 from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.sources.postgres.schema.publication import snapshot_command
@@ -23,38 +23,36 @@ class CaptureGaps:
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
         content = directory.state_read(_GAPS) or {}
-        # By table: when it was last found not to be captured, in µs since 1970.
-        self._seen: dict[Name, int] = {
-            (schema, name): int(seen_us) for schema, name, seen_us in content.get("tables", ())
-        }
+        # By oid, as a table can be renamed meanwhile: when it was last not captured, in µs since 1970.
+        self._seen: dict[int, int] = {int(oid): int(seen_us) for oid, seen_us in content.get("oids", ())}
 
     def look(
-        self, not_captured: Iterable[Name], published: Iterable[Name], plans: SnapshotPlans
+        self, not_captured: Collection[int], published: Mapping[int, Name], plans: SnapshotPlans
     ) -> list[SourceWarning]:
         """Note which tables are not captured now; return warnings for those captured again, with a gap.
 
+        :param not_captured: their oids.
+        :param published: the names of the publication's tables, by oid.
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
         now_us = time.time_ns() // 1000
-        open_now = set(not_captured)
         read = _read_since(plans)
-        seen = {name: at for name, at in self._seen.items() if name in open_now or read.get(name, 0) <= at}
-        seen |= dict.fromkeys(open_now, now_us)
+        seen = {oid: at for oid, at in self._seen.items() if oid in not_captured or read.get(oid, 0) <= at}
+        seen |= dict.fromkeys(not_captured, now_us)
         if seen != self._seen:
-            tables = [[*name, at] for name, at in sorted(seen.items())]
-            self._directory.state_write(_GAPS, {"tables": tables})
+            self._directory.state_write(_GAPS, {"oids": sorted(seen.items())})
             self._seen = seen
-        return [_concern(*name) for name in sorted(set(seen).intersection(published) - open_now)]
+        again = seen.keys() & published.keys() - set(not_captured)
+        return [_concern(*name) for name in sorted(published[oid] for oid in again)]
 
 
-def _read_since(plans: SnapshotPlans) -> dict[Name, int]:
-    """Return, by table, when the last finished snapshot that read all of its rows was requested."""
-    read: dict[Name, int] = {}
+def _read_since(plans: SnapshotPlans) -> dict[int, int]:
+    """Return, by the table's oid, when the last finished snapshot that read all of its rows was requested."""
+    read: dict[int, int] = {}
     for snapshot in plans.finished:
         if snapshot.outcome is SnapshotOutcome.DONE and snapshot.replaces:
             for table in snapshot.tables:
-                name = table.schema, table.name
-                read[name] = max(read.get(name, 0), snapshot.requested_us)
+                read[table.oid] = max(read.get(table.oid, 0), snapshot.requested_us)
     return read
 
 

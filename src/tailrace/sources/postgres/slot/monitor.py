@@ -22,8 +22,8 @@ from tailrace.sources.postgres.connection.quoting import quote_identifier, quote
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.publication import (
     left_out,
+    names_by_oid,
     publication_warnings,
-    published_names,
     snapshot_command,
     unlogged_warning,
 )
@@ -52,7 +52,7 @@ NEW_TABLES_S = 60.0
 CLOSE_WAIT_S = 1.0
 
 _UNLOGGED = """
-SELECT n.nspname AS schema, c.relname AS table
+SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' AND c.relpersistence = 'u'
 """
@@ -169,12 +169,12 @@ class SlotWatch:
         names = left_out(session, publication, self._captured())
         unlogged = _unlogged_tables(session, self._source)
         if (task_log := self._task_log()) is not None:
-            published = published_names(session, publication)
-            found += task_log.gaps.look([*names, *unlogged], published, task_log.snapshots.plans)
-        for schema, name in names:
+            published = names_by_oid(session, publication)
+            found += task_log.gaps.look({**names, **unlogged}, published, task_log.snapshots.plans)
+        for oid, (schema, name) in names.items():
             if not self._source.captures(schema, name):
                 continue  # it was removed deliberately, or is a partition that was detached
-            if (schema, name) in unlogged:
+            if oid in unlogged:
                 found.append(unlogged_warning((schema, name), (schema, name)))
                 continue
             table = quote_table(schema, name)
@@ -216,6 +216,6 @@ class SlotWatch:
             self._session = None
 
 
-def _unlogged_tables(session: Session, source: PostgresSource) -> frozenset[Name]:
+def _unlogged_tables(session: Session, source: PostgresSource) -> dict[int, Name]:
     rows = session.run(_UNLOGGED, "look for unlogged tables")
-    return frozenset(row.name for row in rows if source.captures(*row.name))
+    return {row.number("oid"): row.name for row in rows if source.captures(*row.name)}

@@ -80,6 +80,14 @@ def test_every_repair_that_is_sql_repairs(own_pg, tmp_path):
     for finding in first:
         own_pg.execute(finding.repair.split(";")[0], dbname="shop")
     assert errors(file) == []
+    # A login that gets the privileges of another role: it is the login that replicates.
+    own_pg.execute("create role login login replication; grant cdc to login; alter role login set role = cdc")
+    own_pg.execute("alter role cdc noreplication")
+    file.write_text(file.read_text().replace("user: cdc", "user: login"))
+    assert errors(file) == []
+    own_pg.execute("alter role login noreplication")
+    [finding] = errors(file)
+    assert finding.repair == 'ALTER ROLE "login" REPLICATION;'
 
 
 def test_the_settings_for_logical_decoding_are_reported(make_server, tmp_path):

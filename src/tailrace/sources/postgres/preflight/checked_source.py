@@ -9,6 +9,8 @@ from tailrace.config import PipelineConfig, PostgresSource
 from tailrace.config.source.postgres import postgres_source
 from tailrace.sources.postgres.connection.session import Row, Session
 
+# `ALTER ROLE … SET role` gives the session another role's privileges, but whether it may replicate was decided
+# by the role that logged in.
 _SERVER = """
 SELECT current_setting('wal_level') AS wal_level,
        pg_postmaster_start_time() || ' ' || current_setting('port') AS instance,
@@ -22,14 +24,14 @@ SELECT current_setting('wal_level') AS wal_level,
        current_setting('hot_standby_feedback') AS feedback,
        pg_is_in_recovery() AS standby,
        current_setting('transaction_read_only') AS read_only,
-       current_user AS role,
+       current_user AS role, session_user AS login,
        current_database() AS database,
        (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()) AS tls,
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
-       (SELECT rolreplication FROM pg_roles WHERE rolname = current_user) AS replication,
        EXISTS (SELECT FROM pg_roles r
-                WHERE r.rolname IN ('rds_replication', 'rds_superuser', 'cloudsqlsuperuser')
-                  AND pg_has_role(current_user, r.oid, 'member')) AS managed_replication,
+                WHERE r.rolname = session_user AND (r.rolsuper OR r.rolreplication)
+                   OR r.rolname IN ('rds_replication', 'rds_superuser', 'cloudsqlsuperuser')
+                  AND pg_has_role(session_user, r.oid, 'member')) AS may_replicate,
        has_database_privilege(current_database(), 'CREATE') AS may_create
 """
 

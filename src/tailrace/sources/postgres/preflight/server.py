@@ -124,11 +124,11 @@ def _logical_findings(server: Row) -> Iterator[Finding]:
 
 
 def _role_findings(server: Row) -> Iterator[Finding]:
-    if not (server.flag("superuser") or server.flag("replication") or server.flag("managed_replication")):
+    if not server.flag("may_replicate"):
         yield error(
             Kind.SOURCE_PRIVILEGE_MISSING,
-            f"the role {server['role']!r} may not replicate",
-            f"ALTER ROLE {quote_identifier(server['role'] or '')} REPLICATION;",
+            f"the role {server['login']!r} may not replicate",
+            f"ALTER ROLE {quote_identifier(server.text('login'))} REPLICATION;",
         )
 
 
@@ -200,9 +200,7 @@ def _failover_findings(session: Session) -> Iterator[Finding]:
 
 
 def _may_replicate(server: Row) -> bool:
-    may = ("superuser", "replication", "managed_replication")
-    free = server.number("senders_max") > server.number("senders")
-    return free and any(server.flag(name) for name in may)
+    return server.flag("may_replicate") and server.number("senders_max") > server.number("senders")
 
 
 def _start_findings(checked: CheckedSource) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from tailrace.sources.postgres.schema import relation_messages
 from tailrace.sources.postgres.schema.column_matching import CatalogColumn, aligned
 from tailrace.sources.postgres.schema.table_facts import CatalogTable, CatalogTables, missing_columns
 from tailrace_servers.postgres import EmbeddedPostgres
-from tests.support.capture.captured import Running, capturing, make_task, read_log
+from tests.support.capture.captured import SLOT, Running, capturing, make_task, read_log
 from tests.support.capture.folded import fold
 from tests.support.postgres import Database, require_since
 from tests.support.wait import wait_until
@@ -205,6 +205,37 @@ def test_a_recreated_table_continues_its_versions_and_tells_what_became_of_the_o
     assert (items["table"], items["version"], items["replaced"] > 0) == ("items", 2, True)
     assert "replaced_name" not in items
     assert (things["version"], things["replaced_name"]) == (2, ["public", "old_things"])
+
+
+def test_a_column_counts_as_not_null_from_the_first_row_on_that_has_to_be(pg: Database, tmp_path: Path):
+    pg.execute(f"create publication {SLOT} for all tables")
+    pg.execute("create table items(id int primary key, old int)")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    # A migration while capture is down, of a table that the log has and of a new one.
+    pg.execute("alter table items add c int")
+    pg.execute("create table fresh(id int primary key, c int)")
+    pg.execute("begin; create table at_once(id int primary key, c int not null); "  # noqa: ISC004
+               "insert into at_once values (1, 1); commit")  # fmt: skip
+    for table in ("items", "fresh"):
+        pg.execute(f"insert into {table} values (1)")
+        pg.execute(f"update {table} set c = 1")
+        pg.execute(f"alter table {table} alter c set not null")
+        pg.execute(f"insert into {table}(id, c) values (2, 2)")
+    if pg.server.version >= 18:
+        pg.execute("alter table items add constraint later not null old not valid")
+        pg.execute("insert into items values (3, 3, 3)")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.catch_up(pg.query)
+    found: dict[str, list[bool]] = {}
+    for facts in read_log(tmp_path / "log").facts:
+        for column in facts["columns"]:
+            found.setdefault(f"{facts['table']}.{column['name']}", []).append(column["not_null"])
+    assert found["items.c"][0] is False
+    assert found["items.c"][-1] is True
+    assert found["fresh.c"] == [False, True]
+    assert found["at_once.c"] == [True]
+    assert not any(found["items.old"])
 
 
 def test_facts_are_right_for_each_position_while_the_database_is_ahead(pg: Database, tmp_path: Path):

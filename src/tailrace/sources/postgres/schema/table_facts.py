@@ -94,11 +94,11 @@ def facts_of(
         for each in table.columns
     ]  # fmt: skip
     numbers = aligned(sent, catalog, known)
-    later_numbers = {column.number for column in catalog if column.later}
+    states = {column.number: column for column in catalog}
     by_number = {each["number"]: each for each in table.columns}
     written = before is not None and before.filenode != table.filenode
     columns = tuple(
-        _column(column, by_number.get(number), before, written=written, later=number in later_numbers)
+        _column(column, by_number.get(number), before, written=written, state=states.get(number))
         for column, number in zip(sent, numbers, strict=True)
     )
     if before is not None:
@@ -138,9 +138,14 @@ def _unseen(column: Column, before: ColumnFacts | None) -> ColumnFacts:
 
 
 def _column(
-    column: Column, held: dict[str, Any] | None, before: Facts | None, *, written: bool, later: bool
+    column: Column,
+    held: dict[str, Any] | None,
+    before: Facts | None,
+    *,
+    written: bool,
+    state: CatalogColumn | None,
 ) -> ColumnFacts:
-    if held is None:
+    if held is None or state is None:
         return _unseen(column, None)
     old = None if before is None else before.column(held["number"])
     if held["dropped"]:
@@ -148,6 +153,10 @@ def _column(
     missing, unknown = held["missing"], False
     if missing is not None and len(missing.encode()) > MISSING_BYTES_MAX:
         missing, unknown = None, True
+    not_null = held["not_null"]
+    if state.later and (old is not None or not state.own):
+        # The rows of a column that was added as nullable and is NOT NULL by now may have NULL.
+        not_null = old is not None and old.not_null
     if old is not None:
         # The value in rows older than the column was determined when the column was added.
         missing, unknown = old.missing if old.missing is not None else missing, old.unknown
@@ -170,7 +179,7 @@ def _column(
         type_modifier=column.type_modifier,
         base_oid=base_oid,
         base_modifier=base_modifier,
-        not_null=old.not_null if old is not None and later else held["not_null"],
+        not_null=not_null,
         missing=missing,
         unknown=unknown,
         types=types,

@@ -255,7 +255,10 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
     (
         r'password authentication failed for user "(?P<name>.*?)"\s*(?:\n|$)',
         Kind.SOURCE_AUTH_FAILED,
-        "check source.password; to set it: ALTER ROLE {name} PASSWORD '…';",
+        (
+            "check source.password; to set it: ALTER ROLE {name} PASSWORD '…'; if it has expired (pg_roles."
+            "rolvaliduntil): ALTER ROLE {name} VALID UNTIL 'infinity';"
+        ),
     ),
     (
         r"no password supplied",

@@ -9,8 +9,8 @@ from tailrace.config import PipelineConfig, PostgresSource
 from tailrace.config.source.postgres import postgres_source
 from tailrace.sources.postgres.connection.session import Row, Session
 
-# `ALTER ROLE … SET role` gives the session another role's privileges, but whether it may replicate was decided
-# by the role that logged in.
+# `ALTER ROLE … SET role` gives the session another role's privileges, but whether it may replicate is decided
+# by the role that logs in.
 _SERVER = """
 SELECT current_setting('wal_level') AS wal_level,
        pg_postmaster_start_time() || ' ' || current_setting('port') AS instance,

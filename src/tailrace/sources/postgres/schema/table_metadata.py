@@ -30,7 +30,7 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
        (SELECT json_agg(json_build_object(
             'number', a.attnum, 'name', a.attname, 'dropped', a.attisdropped,
             'type_oid', a.atttypid::bigint, 'type_modifier', a.atttypmod,
-            'type', format_type(a.atttypid, a.atttypmod), 
+            'type', format_type(a.atttypid, a.atttypmod),
             'not_null', a.attnotnull AND NOT EXISTS (
                 SELECT FROM pg_constraint v WHERE v.conrelid = c.oid AND v.contype = 'n'
                    AND NOT v.convalidated AND v.conkey[1] = a.attnum),

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from tailrace.sources.postgres.slot import monitor
-from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
+from tailrace.sources.postgres.slot.gaps import CaptureGaps
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
 from tests.support.capture.captured import CREATE_ITEMS, SLOT, Running, capturing
 from tests.support.capture.requested import await_end, request
+from tests.support.changelog.frames_of import new_log
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
@@ -99,3 +101,12 @@ def test_a_publication_that_excludes_operations_is_reported_while_running(
         await_warnings(running, "operations_left_out")
         pg.execute(warned(running)["operations_left_out"].split(" -- ")[0])
         await_warnings(running)
+
+
+def test_a_gap_that_an_earlier_version_noted_by_name_is_reported(tmp_path: Path) -> None:
+    log = new_log(tmp_path / "log")
+    log.state_write("tasks/0/gaps.state", {"tables": [["public", "items", 1], ["public", "gone", 1]]})
+    published = {17: ("public", "items"), 18: ("public", "other")}
+    for _ in range(2):
+        (found,) = CaptureGaps(log).look((18,), published, SnapshotPlans())
+        assert found.key == "table_gap:public.items"

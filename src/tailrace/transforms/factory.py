@@ -179,6 +179,6 @@ def _invalid(where: Path, message: str) -> TailraceError:
 def _refused(problems: Sequence[ConfigProblem]) -> TailraceError:
     return TailraceError(
         Kind.CONFIG_INVALID,
-        "build the transformations:" + "".join(f"\n  {problem}" for problem in problems),
+        f"build the transformations: {'; '.join(map(str, problems))}",
         "docs/transformations.md describes every setting",
     )

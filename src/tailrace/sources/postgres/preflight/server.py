@@ -102,7 +102,7 @@ def slot_findings(checked: CheckedSource, gate: threading.Lock) -> Iterator[Find
         yield error(
             Kind.SLOT_FOREIGN,
             f"the slot {source.slot!r} exists, but this pipeline has no log yet: its owner is unknown",
-            f"if it is not needed: SELECT pg_drop_replication_slot({quote_literal(source.slot)}); Otherwise "
+            f"if it is not needed: SELECT pg_drop_replication_slot({quote_literal(source.slot)}); otherwise "
             "choose another name in source.slot",
         )
     if _may_replicate(checked.server):

@@ -25,6 +25,8 @@ class CaptureGaps:
         content = directory.state_read(_GAPS) or {}
         # By oid, as a table can be renamed meanwhile: when it was last not captured, in µs since 1970.
         self._seen: dict[int, int] = {int(oid): int(seen_us) for oid, seen_us in content.get("oids", ())}
+        # As earlier versions noted them.
+        self._named = {(schema, name): int(seen_us) for schema, name, seen_us in content.get("tables", ())}
 
     def look(
         self, not_captured: Collection[int], published: Mapping[int, Name], plans: SnapshotPlans
@@ -36,6 +38,7 @@ class CaptureGaps:
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
         now_us = time.time_ns() // 1000
+        self._seen |= {oid: self._named.pop(name) for oid, name in published.items() if name in self._named}
         read = _read_since(plans)
         seen = {oid: at for oid, at in self._seen.items() if oid in not_captured or read.get(oid, 0) <= at}
         seen |= dict.fromkeys(not_captured, now_us)

@@ -13,8 +13,11 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.format import Tail
 from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
+from tailrace.fair_semaphore import FairSemaphore
 from tailrace.pipeline.offsets.commands import held_still
 from tailrace.pipeline.run import Run
+from tailrace.pipeline.source_worker import SourceWorker
+from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.document import document, last_written
 from tailrace.pipeline.status.publisher import StatusFile
 from tailrace.pipeline.status.views import CaptureView, PipelineState, PipelineView, SinkView, SourceView
@@ -61,6 +64,25 @@ def test_an_engine_that_cannot_reach_its_source_is_known_to_run(tmp_path: Path, 
     assert document(loaded)["state"] == "stopped"
     with held_still(loaded, loaded.pipeline()):
         pass
+
+
+def test_a_source_that_is_stopped_before_it_has_a_log_ends_without_an_error(tmp_path: Path) -> None:
+    content = {"name": "shop", "source": {"host": "127.0.0.1", "port": 1}, "log": {"path": "log"},
+               "sinks": [{"type": "jsonl", "path": "out"}]}  # fmt: skip
+    loaded = from_mapping(content, tmp_path)
+    worker = SourceWorker(
+        loaded.pipeline(),
+        0,
+        SparkHost(loaded),
+        beginning=FairSemaphore(1),
+        writing=[FairSemaphore(1)],
+        until_caught_up=False,
+    )
+    worker.stop()
+    worker.start()
+    wait_until(worker.sinks_ended, 60, "the sink's end")  # before the supervision looks
+    wait_until(worker.turn, 60, "the end")
+    assert worker.error is None
 
 
 def test_a_file_in_place_of_the_log_is_reported_as_a_problem_of_the_log(tmp_path: Path) -> None:

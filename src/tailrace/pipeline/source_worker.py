@@ -213,7 +213,8 @@ class SourceWorker:
         try:
             if self._capture.error is not None:
                 raise self._capture.error
-            self._raise_if_a_sink_failed()
+            if failed := self._failed_sinks():
+                raise _sinks_failure(failed)
         except TailraceError as error:
             self._error = self._explained(error)
 
@@ -246,9 +247,10 @@ class SourceWorker:
         ahead = [view for view in self._failed_sinks() if _is_ahead(view)]
         if ahead:
             raise _sinks_failure(ahead)
-        # A handler continues after all sinks have failed.
-        if self._feeds and self._reading is None and self.sinks_ended() and not self._is_snapshot_open():
-            self._raise_if_a_sink_failed()
+        # A handler continues after all sinks have failed. Sinks that a stop ended may not even have a log.
+        failed = self._failed_sinks() if self._reading is None and self.sinks_ended() else []
+        if failed and not self._is_snapshot_open():
+            raise _sinks_failure(failed)
         if self._until_caught_up and not self._capture.ended:
             self._look_for_the_end()
         if all(feed.is_registered for feed in self._feeds) and self._reading_is_registered():
@@ -296,10 +298,6 @@ class SourceWorker:
                 return reader.end().offset
         except TailraceError:
             return None
-
-    def _raise_if_a_sink_failed(self) -> None:
-        if failed := self._failed_sinks():
-            raise _sinks_failure(failed)
 
     def _failed_sinks(self) -> list[SinkView]:
         return [view for feed in self._feeds if (view := feed.view).state is SinkState.FAILED]

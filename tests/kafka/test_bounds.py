@@ -131,13 +131,21 @@ def test_records_that_were_not_delivered_and_earlier_batches_are_no_progress() -
 
     client = Client()
     sender = Sender(client, {}, 60.0)  # type: ignore[arg-type]
+
+    def end_with(code: int) -> None:
+        for report in client.reports:
+            report(KafkaError(code), SimpleNamespace(topic=lambda: "t"))
+        client.reports.clear()
+
+    sender.send("t", numbers(1, 10))
+    end_with(KafkaError._PURGE_QUEUE)
+    sender.begin()
     sender.send("t", numbers(1, 10))
     client.reports.clear()  # delivered: the client reports errors only
+    assert sender.has_moved()
     sender.begin()
     sender.send("t", numbers(11, 20))
-    for report in client.reports:
-        report(KafkaError(KafkaError._MSG_TIMED_OUT), SimpleNamespace(topic=lambda: "t"))
-    client.reports.clear()
+    end_with(KafkaError._MSG_TIMED_OUT)
     assert not sender.has_moved()
     progress = replace(sender.progress, seconds=60.0, idle_s=60.0)
     with pytest.raises(TailraceError, match="0 of 20 records") as raised:

@@ -19,6 +19,7 @@ from tailrace.engine.offsets.transactions import fitting_places
 from tailrace.errors import Kind, Policy, RetriableError, TailraceError
 from tailrace.kafka.offsets.store import KafkaOffsetStore
 from tailrace.kafka.offsets.topic import History, OffsetsTopic
+from tailrace.kafka.producer import task_producer
 from tailrace.kafka.producer.account import Account
 from tailrace.kafka.producer.task_producer import OF_ENGINE, TaskProducer, require_ours
 from tailrace.kafka.producer.writer import AtomicWriter
@@ -396,7 +397,9 @@ def test_a_head_that_is_not_visible_yet_is_not_taken_for_another_engines(kafka: 
 def test_an_offsets_topic_that_was_deleted_meanwhile_is_reported(
     monkeypatch: pytest.MonkeyPatch, atomic: bool
 ) -> None:
-    monkeypatch.setattr(OffsetsTopic, "_may", lambda *_: None)
+    monkeypatch.setattr(task_producer, "_APPEARS_S", 0.3)
+    looks = []  # a topic just created is not known at once
+    monkeypatch.setattr(OffsetsTopic, "_may", lambda *_: looks.append(1))
     account = Account(
         NOWHERE["bootstrap_servers"], {}, "gone", "tailrace", "e", OF_ENGINE, atomic, "read_committed", 1000
     )
@@ -405,3 +408,4 @@ def test_an_offsets_topic_that_was_deleted_meanwhile_is_reported(
         producer.open()
     producer.close()
     assert caught.value.policy is Policy.STOP
+    assert len(looks) > 1

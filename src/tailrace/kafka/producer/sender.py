@@ -81,7 +81,7 @@ class Sender:
         self._error: KafkaError | None = None
         self._refused_in = ""  # topic of the message with that error
         self._done = 0  # messages delivered, as of the last check
-        self._failed = 0  # messages reported as not delivered
+        self._failed = 0  # messages of the batch that were reported as not delivered
         self._moved_s = time.monotonic()  # when a delivery was last noticed
         self._bytes = 0
         #: Topics that records were handed over for.
@@ -89,8 +89,8 @@ class Sender:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new batch, for `progress`, once all earlier messages are delivered."""
-        self._done = self._sent
+        """Begin a new batch, for `progress`, once all earlier messages are delivered or given up."""
+        self._done, self._failed = self._sent, 0
         self._began_s = self._moved_s = time.monotonic()
         self._before = self._sent, self._bytes
         self._offsets = 0  # messages since then that are offsets

@@ -31,11 +31,16 @@ from tailrace.kafka.producer.partitioner import by_key
 from tailrace.kafka.producer.sender import SendProgress
 from tailrace.records.batch import Offset, Partition
 from tailrace.records.events import Converted
+from tailrace.waits import wait_until
 
 log = structlog.get_logger(__name__)
 
 #: Name of the task whose members are an engine's producers; other tasks are named by their number.
 OF_ENGINE = "offsets"
+
+#: How long the offsets topic is looked for: one just created is not known to all brokers yet.
+_APPEARS_S = 5.0
+_LOOK_S = 0.1
 
 
 class TaskProducer:
@@ -82,7 +87,7 @@ class TaskProducer:
             `SINK_MISCONFIGURED` if the offsets topic was deleted; `SINK_WRITE_FAILED`, `SINK_REFUSED`,
             `OFFSETS_UNREADABLE`.
         """
-        if not self._offsets.is_there():
+        if not wait_until(self._offsets.is_there, _APPEARS_S, _LOOK_S):
             raise TailraceError(
                 Kind.SINK_MISCONFIGURED,
                 f"look for the offsets topic {self._offsets.name!r}: it does not exist any more",

@@ -143,7 +143,7 @@ def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool 
         # Here these SQLSTATEs mean that the server can't decode at all.
         hint = {
             "55000": "ALTER SYSTEM SET wal_level = logical, then restart the server",
-            "0A000": "the server is a standby, which can decode since PostgreSQL 16: connect to the primary",
+            "0A000": "a standby decodes since version 16, and not with slot_failover: connect to the primary",
         }.get(str(error.context.get("sqlstate")))
         if hint is None:
             raise

@@ -334,7 +334,8 @@ class DeltaFolder:
                 with contextlib.suppress(FileNotFoundError):  # it was replaced, and VACUUM removed it
                     sync_file(file)
             sync_file(commit)
-        for directory in (log, self.path, self.path.parent, self.path / "_change_data"):
+        above = [self.path.parent] if self._durable < 0 else []  # the table's own name, once
+        for directory in (log, self.path, *above, self.path / "_change_data"):
             with contextlib.suppress(FileNotFoundError):  # without a change data feed
                 durable.sync_directory(directory)
         self._durable = delta.version()
@@ -484,7 +485,7 @@ class DeltaFolder:
             elif self._delta is not None:
                 self._delta.update_incremental()
             else:
-                self._delta = DeltaTable(str(self.path))
+                self._delta, self._durable = DeltaTable(str(self.path)), -1  # it may be another one
         except TableNotFoundError:
             self._delta = None
         except (DeltaError, OSError) as error:

@@ -357,7 +357,7 @@ class DeltaSink:
             oid: Displaced(each.table, span.start)
             for each in work
             if begun.get(oid := each.files[-1].source.oid, span.start) < span.start
-            and self._has_less(span.task, each.folder)
+            and self._has_less(span.task, each.folder, each.folder.committed())
         }
         if lost := self._not_read_again(log, span, gone):
             named = sorted(lost.values())
@@ -415,7 +415,8 @@ class DeltaSink:
         if committed is not None and committed >= work.version:
             return
         work.folder.require_ours()
-        if not self._mode.follows_names and committed is not None and self._has_less(task, work.folder):
+        is_history = not self._mode.follows_names and committed is not None
+        if is_history and self._has_less(task, work.folder, committed):
             raise TailraceError(
                 Kind.SINK_DAMAGED,
                 "write to a Delta table: it lacks changes that it had, as an older copy of it does",
@@ -450,10 +451,10 @@ class DeltaSink:
         self._opened().write(_position_file(task), record)
         self._records[task] = record
 
-    def _has_less(self, task: str, folder: DeltaFolder) -> bool:
-        """Return whether a table is gone, or has less than when the position was recorded."""
+    def _has_less(self, task: str, folder: DeltaFolder, committed: int | None) -> bool:
+        """Return whether a table, which has `committed`, is gone or had more at the recorded position."""
         had: dict[str, int] = (self._recorded(task) or {}).get("tables", {})
-        if (committed := folder.committed()) is None:
+        if committed is None:
             return folder.path.name in had and not folder.exists()
         return committed < had.get(folder.path.name, 0)
 

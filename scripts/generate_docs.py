@@ -222,7 +222,7 @@ def layers() -> str:
 def pure_modules() -> str:
     """Return the modules that import-linter checks for purity, by package."""
     found: dict[str, list[str]] = {}
-    for module in contract("The pure ring")["source_modules"]:
+    for module in contract("Pure modules")["source_modules"]:
         package, _, name = module.removeprefix("tailrace.").partition(".")
         found.setdefault(package, []).append(f"`{name}`" if name else "")
     rows = [

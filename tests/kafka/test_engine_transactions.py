@@ -397,7 +397,7 @@ def test_a_head_that_is_not_visible_yet_is_not_taken_for_another_engines(kafka: 
 def test_an_offsets_topic_that_was_deleted_meanwhile_is_reported(
     monkeypatch: pytest.MonkeyPatch, atomic: bool
 ) -> None:
-    monkeypatch.setattr(task_producer, "_APPEARS_S", 0.3)
+    monkeypatch.setattr(task_producer, "APPEARS_S", 0.3)
     looks = []  # a topic just created is not known at once
     monkeypatch.setattr(OffsetsTopic, "_may", lambda *_: looks.append(1))
     account = Account(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -150,6 +151,30 @@ def test_an_offset_is_found_after_partitions_were_added_to_its_topic(
             assert store.read(places) == {number: {"line": line} for number in range(5)}
         store.write([(place, {"line": line + 1}) for place in places], 30)
         store.stop()
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_topic_that_is_deleted_while_an_engine_runs_is_created_again_with_its_next_offsets(
+    kafka: EmbeddedKafka, topic_name: str, atomic: bool
+) -> None:
+    section = storage(kafka, topic_name)
+    store = KafkaOffsetStore(section, "shop", atomic=atomic)
+    store.start()
+    store.write([(HERE, {"line": 1})], 30)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    admin.delete_topics([section.topic])[section.topic].result(60)
+
+    def is_written() -> bool:
+        with contextlib.suppress(TailraceError):  # while the deletion is under way
+            store.write([(HERE, {"line": 2})], 3)
+            return True
+        return False
+
+    wait_until(is_written, 60, "a commit")
+    assert store.read([HERE]) == {0: {"line": 2}}
+    store.write([(HERE, {"line": 3})], 30)
+    store.stop()
+    assert KafkaOffsetStore(section, "shop", atomic=atomic).read([HERE]) == {0: {"line": 3}}
 
 
 def test_an_unanswered_commit_that_succeeded_is_not_taken_for_another_engines(

@@ -239,6 +239,15 @@ def test_names_of_topics_follow_tables_or_routes() -> None:
         TopicRoute(tables=("a.b",), topic="{tabel}")
 
 
+def test_the_topic_of_dead_letters_takes_no_changes_of_tables() -> None:
+    config = {"type": "kafka", "bootstrap_servers": "b:1", "dead_letter_topic": "shop.public.or ders"}
+    topics = Topics(KafkaSinkConfig.model_validate(config), {}, "shop", 1)
+    for use in (topics.require, topics.check):
+        with pytest.raises(TailraceError, match="would pass for the delete of a row") as caught:
+            use(topics.of_table("public", "or_ders"), "public", "or_ders")
+        assert caught.value.kind is Kind.SINK_MISCONFIGURED
+
+
 def test_batches_of_the_client_fit_the_smallest_topic_that_is_created() -> None:
     sink = {"type": "kafka", "bootstrap_servers": "b:1"}
     rules = [{"tables": ["a.*"], "settings": {"max.message.bytes": "50000"}}, {"tables": ["b.*"]}]

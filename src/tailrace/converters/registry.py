@@ -39,13 +39,19 @@ _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 class Registry:
     """A schema registry; its connections stay open until `close`, or until the object is garbage-collected.
 
+    :param retries: after the first attempt at each address.
     :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` for a file, token or proxy that can't be used.
     """
 
-    def __init__(self, options: RegistryAddress) -> None:
+    def __init__(self, options: RegistryAddress, retries: int = RETRIES_MAX) -> None:
         self._options = options
+        self._retries = retries
         self._registers = isinstance(options, RegistryOptions) and options.auto_register_schemas
-        self._client = _client(options)
+        self._connect(_credentials(options))
+
+    def _connect(self, credentials: dict[str, str]) -> None:
+        self._credentials = credentials
+        self._client = _client(self._options, credentials, self._retries)
         # On Spark's executors nothing calls `close` of the unpickled converter.
         self.close = weakref.finalize(self, self._client.close)
 
@@ -59,9 +65,19 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
-        schema = Schema(text, kind)
         if self._registers:
+            schema = Schema(text, kind)
             return self._ask(int, lambda client: client.register_schema(subject, schema), subject)
+        return self.known_id(subject, text, kind)
+
+    def known_id(self, subject: str, text: str, kind: str) -> int:
+        """Return the id of a schema under a subject, without registering it.
+
+        :raises TailraceError: as `id_of`.
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        schema = Schema(text, kind)
         return self._ask(int, lambda client: client.lookup_schema(subject, schema).schema_id, subject)
 
     def check(self, subject: str, text: str, kind: str) -> None:
@@ -73,10 +89,9 @@ class Registry:
 
         schema = Schema(text, kind)
         try:
-            self._ask(int, lambda client: client.lookup_schema(subject, schema).schema_id, subject)
+            self.known_id(subject, text, kind)
         except TailraceError as error:
-            is_missing = error.context.get("code") in (_SUBJECT_MISSING, _SCHEMA_MISSING)
-            if not is_missing or not self._registers:
+            if not is_missing(error) or not self._registers:
                 raise
         else:
             return
@@ -132,6 +147,24 @@ class Registry:
     def _ask(self, kind: type[T], question: Callable[[SchemaRegistryClient], object], subject: str) -> T:
         """Return the answer to a request, which must have the type `kind`.
 
+        A request that is refused is repeated if other credentials are in their places now.
+
+        :raises TailraceError: as `_answer`.
+        """
+        try:
+            return self._answer(kind, question, subject)
+        except TailraceError as error:
+            if error.kind is not Kind.REGISTRY_REFUSED:
+                raise
+            if (now := _credentials(self._options)) == self._credentials:
+                raise
+        self.close()
+        self._connect(now)
+        return self._answer(kind, question, subject)
+
+    def _answer(self, kind: type[T], question: Callable[[SchemaRegistryClient], object], subject: str) -> T:
+        """Return the answer to a request, which must have the type `kind`.
+
         :raises TailraceError: with the registry's `code` in its context if it refuses.
         """
         import httpx2
@@ -154,16 +187,21 @@ class Registry:
         return answer
 
 
-def _client(options: RegistryAddress) -> SchemaRegistryClient:
+def is_missing(error: TailraceError) -> bool:
+    """Return whether a registry does not have a subject, or a schema under it."""
+    return error.context.get("code") in (_SUBJECT_MISSING, _SCHEMA_MISSING)
+
+
+def _client(options: RegistryAddress, credentials: dict[str, str], retries: int) -> SchemaRegistryClient:
     import httpx2
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     settings: dict[str, Any] = {
         "url": ",".join(options.urls),
         "timeout": options.registry_timeout_ms / 1000,
-        "max.retries": RETRIES_MAX,
+        "max.retries": retries,
         "retries.wait.ms": RETRY_WAIT_MS,
-        **_credentials(options),
+        **credentials,
     }
     files: dict[str, str] = {}
     tls = any(url.startswith("https:") for url in options.urls)

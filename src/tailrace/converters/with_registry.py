@@ -2,7 +2,7 @@
 
 Keys and values have the content that the converter `json` writes, in the order of their schemas; each is
 preceded by a zero byte and the four bytes of its schema's id (Confluent's wire format). An id is requested
-when its schema first occurs; after that a group needs no request.
+when its schema first occurs; after that one of them is checked once a second (`id_watch`).
 
 Source: Confluent Schema Registry, "Wire format" and "Subject name strategy".
 """
@@ -27,6 +27,7 @@ from tailrace.converters.connect_schemas import Document, Schema, json_schema, w
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.event_columns import EventColumns
 from tailrace.converters.factory import checked
+from tailrace.converters.id_watch import IdWatch
 from tailrace.converters.registry import Registry
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
@@ -77,6 +78,7 @@ class _RegistryConverter:
             provide_transaction_metadata=options.provide_transaction_metadata,
         )
         self._registry: Registry | None = None
+        self._watch = IdWatch(options, form.kind)
         self._lock = threading.Lock()
         self._known: dict[tuple[str, bool, str], Callable[[pa.Array], pa.Array]] = {}
 
@@ -91,6 +93,7 @@ class _RegistryConverter:
         """
         topic, is_same = group.topic, self._options.keys == "same"
         rows = None
+        self._require_ids()
         try:
             events: EventColumns | Converted
             if self._form.is_columns:
@@ -119,11 +122,19 @@ class _RegistryConverter:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
                 registry.forget()
-            writer = functools.partial(
-                _written_by, write, registry.id_of(subject, described, self._form.kind)
-            )
-            self._known[at] = writer
+            schema_id = registry.id_of(subject, described, self._form.kind)
+            self._watch.note(schema_id, subject, described)
+            writer = self._known[at] = functools.partial(_written_by, write, schema_id)
             return writer
+
+    def _require_ids(self) -> None:
+        try:
+            self._watch.require()
+        except TailraceError:
+            with self._lock:
+                self._known.clear()
+                self._opened().forget()
+            raise
 
     def check(self) -> None:
         """As `contract.ChecksAhead.check`: sends a request to the registry."""
@@ -148,6 +159,7 @@ class _RegistryConverter:
         registry, self._registry = self._registry, None
         if registry is not None:
             registry.close()
+        self._watch.close()
 
     def _subject(self, topic: str, name: str, *, is_key: bool) -> str:
         strategy = self._options.key_subject if is_key else self._options.value_subject

@@ -93,9 +93,11 @@ class Topics:
     def require(self, name: str, schema: str = "", table: str = "") -> None:
         """Make sure that a topic exists and may be written; create it with `create_topics`.
 
+        :param table: whose changes are written to it; empty: the records are not those of a table.
         :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and is not to be created,
             or can't be created with its settings; `SINK_WRITE_FAILED`.
         """
+        self._require_no_letters(name, schema, table)
         if name in self._there:
             return
         self.require_data(name)
@@ -113,6 +115,7 @@ class Topics:
         :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and is not to be created;
             `SINK_WRITE_FAILED`.
         """
+        self._require_no_letters(name, schema, table)
         self.require_data(name)
         if self._may_write(name):
             return
@@ -131,6 +134,17 @@ class Topics:
                 f"write records to the topic {name!r}: it holds offsets, and a record there may pass for one",
                 "correct the topic in the file: in `routes`, a transformation, or the option that names it; "
                 "where a row's content names it, add a `route` or `filter` behind that transformation",
+                {"topic": name},
+            )
+
+    def _require_no_letters(self, name: str, schema: str, table: str) -> None:
+        # A dead letter has the record's key and no value, as a tombstone has.
+        if table and name == legal(self._config.dead_letter_topic, ""):
+            raise TailraceError(
+                Kind.SINK_MISCONFIGURED,
+                f"write changes of {schema}.{table} to the topic {name!r}: it is the dead_letter_topic, and "
+                "a dead letter there would pass for the delete of a row",
+                "give dead_letter_topic another name, or the table another topic, with `routes`",
                 {"topic": name},
             )
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import structlog
+
 from tailrace import failpoints
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.errors import REPORT, Kind, TailraceError
@@ -16,6 +18,8 @@ from tailrace.kafka.offsets.compaction import TopicWarning
 from tailrace.kafka.offsets.topic import OffsetsTopic
 from tailrace.kafka.producer.account import Account, producers_in
 from tailrace.kafka.producer.task_producer import (
+    APPEARS_S,
+    LOOK_S,
     OF_ENGINE,
     TaskProducer,
     partition_key,
@@ -24,6 +28,9 @@ from tailrace.kafka.producer.task_producer import (
 )
 from tailrace.kafka.producer.writer import Writer
 from tailrace.records.batch import Offset, Partition
+from tailrace.waits import wait_until
+
+log = structlog.get_logger(__name__)
 
 #: Timeout of the start, and of each request, in seconds.
 START_S = 30.0
@@ -61,12 +68,15 @@ class KafkaOffsetStore:
         :raises TailraceError: `SINK_MISCONFIGURED`, `SINK_REFUSED`; `OFFSETS_UNREADABLE`; `SINK_PREEMPTED`.
         """
         with self._lock:
-            topic = self._account().offsets(START_S)
-            topic.require(create=self._storage.create_topic)
-            self._topic = topic
-            self._writer = self._account().writer(topic)
-            if self._atomic:
-                self._take(topic, self._writer)
+            self._start()
+
+    def _start(self) -> None:
+        topic = self._account().offsets(START_S)
+        topic.require(create=self._storage.create_topic)
+        self._topic = topic
+        self._writer = self._account().writer(topic)
+        if self._atomic:
+            self._take(topic, self._writer)
 
     def check(self, timeout_s: float) -> Sequence[TopicWarning]:
         """Check whether `start` would succeed, without creating the topic or fencing a producer.
@@ -129,6 +139,9 @@ class KafkaOffsetStore:
                 raise TailraceError(Kind.INTERNAL, "write offsets to a store that is not started", REPORT)
             if self._lost is not None:
                 raise self._lost
+            if self._writer is None and not wait_until(self._topic.is_there, APPEARS_S, LOOK_S):
+                log.warning("the topic of offsets was deleted: it starts anew", topic=self._topic.name)
+                self._start()
             if self._writer is None:
                 self._writer = self._account().writer(self._topic)
                 if self._atomic:

@@ -39,8 +39,8 @@ log = structlog.get_logger(__name__)
 OF_ENGINE = "offsets"
 
 #: How long the offsets topic is looked for: one just created is not known to all brokers yet.
-_APPEARS_S = 5.0
-_LOOK_S = 0.1
+APPEARS_S = 5.0
+LOOK_S = 0.1
 
 
 class TaskProducer:
@@ -87,7 +87,7 @@ class TaskProducer:
             `SINK_MISCONFIGURED` if the offsets topic was deleted; `SINK_WRITE_FAILED`, `SINK_REFUSED`,
             `OFFSETS_UNREADABLE`.
         """
-        if not wait_until(self._offsets.is_there, _APPEARS_S, _LOOK_S):
+        if not wait_until(self._offsets.is_there, APPEARS_S, LOOK_S):
             raise TailraceError(
                 Kind.SINK_MISCONFIGURED,
                 f"look for the offsets topic {self._offsets.name!r}: it does not exist any more",

@@ -274,6 +274,30 @@ def test_a_topic_name_computed_from_a_value_is_made_valid_for_kafka(
     assert found == {"shop_gr__e_XL": [(1, "c", "größe/XL")], "shop_S": [(2, "c", "S")]}
 
 
+@pytest.mark.parametrize("by", ["key", "transaction"])
+def test_events_of_an_outbox_are_in_the_partitions_that_their_rows_name(
+    log: HandmadeLog, no_broker: None, by: str
+) -> None:
+    columns = {"id": INT8, "payload": TEXT, "part": INT8}
+    outbox = relation(1, "public.outbox", columns)
+    rows = [(1, "a", 4), (2, "b", None), (3, "c", 0)]
+    end = log.commit(outbox, *(insert(1, *row) for row in rows))
+    names = {"event_key": "payload", "route_by": "payload", "route_topic_replacement": "all"}
+    named = {"additional": ["part:partition"]}
+
+    def placed(step: dict[str, Any], upto: int = end) -> dict[str, int]:
+        found = sent(log, upto, partition_by=by, transformations=[{"type": "outbox", **names, **step}])
+        return {key: place for _, key, *_, place in found.messages}
+
+    usual, found = placed({}), placed(named)
+    assert found == {"a": 4, "b": usual["b"], "c": 0}
+    end = log.commit(insert(1, 4, "d", 5))
+    with pytest.raises(TailraceError, match="partition 5 of 'all': the topic has 5") as caught:
+        placed(named, end)
+    assert caught.value.kind is Kind.SINK_MISCONFIGURED
+    assert caught.value.context["table"] == "public.outbox"
+
+
 @pytest.mark.parametrize("share", [None, Share(0, 2)])
 def test_two_tables_that_would_share_a_topic_are_refused_even_if_only_one_has_changes(
     log: HandmadeLog, no_broker: None, share: Share | None

@@ -215,7 +215,8 @@ class OutboxConfig(TransformationConfig):
         default=(),
         description="More columns, each as `column:header`, `column:envelope` or `column:partition`, with an "
         "optional `:alias`. With an envelope the value has the field `payload` and these fields. "
-        "`partition`: a number, in the column `partition` of the records, for handlers of columns.",
+        "`partition`: the number of the event's partition, for sinks `kafka` (null: by its key), and in the "
+        "column `partition` of the records for handlers of columns.",
     )
     expand_json_payload: bool = Field(
         default=False, description="Whether a payload that is JSON is sent as JSON instead of as text."

@@ -28,7 +28,7 @@ from tailrace.decode.changes import TableChanges
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.decode.schemas import Catalog
-from tailrace.errors import RetriableError, StopEngine, TailraceError
+from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
 from tailrace.kafka.client.settings import SAFE_BATCH_BYTES
 from tailrace.kafka.client.topics import Topics, legal
 from tailrace.kafka.events import side_records
@@ -36,7 +36,7 @@ from tailrace.kafka.events.boundaries import Boundaries
 from tailrace.kafka.events.dead_letters import letters, message_bytes_max, refusal, too_large
 from tailrace.kafka.events.side_records import Heartbeats, ShapeChange, shape_changes
 from tailrace.kafka.producer.account import Account
-from tailrace.kafka.producer.partitioner import Share, by_key, by_transaction
+from tailrace.kafka.producer.partitioner import BY_KEY, Share, by_key, by_transaction
 from tailrace.kafka.producer.sender import Partitions
 from tailrace.kafka.producer.writer import Writer
 from tailrace.model import Op, ValueModes
@@ -342,6 +342,8 @@ class Records:
         if self._config.provide_transaction_metadata:
             _note(changes, events, rows, sent.boundaries)
         partitions = self._partitions(group.topic, events, changes, rows)
+        if group.wire is None and "partition" in group.columns.schema.names:  # of `outbox`
+            partitions = self._chosen(group, events, partitions, changes, rows)
         yield Outgoing(group.topic, events, partitions, changes.log_offset[rows], [changes], is_second)
         sent.bytes += events.values.nbytes if isinstance(events.values, pa.Array) else 0
 
@@ -365,6 +367,29 @@ class Records:
         if events.keys is None or "partitioner" in self._config.options:
             return None
         return by_key(events.keys, self._topics.partitions(topic))
+
+    def _chosen(
+        self, group: Group, events: Converted, usual: Partitions, changes: TableChanges, rows: Numbers
+    ) -> Partitions:
+        """Return the partitions that records name themselves, and the usual one of those that name none.
+
+        :raises TailraceError: `SINK_MISCONFIGURED` if the topic lacks such a partition.
+        """
+        named = group.column("partition").cast(pa.int64())
+        named = named if events.rows is None else named.take(pa.array(events.rows))
+        number = named.fill_null(0).to_numpy()
+        count = self._topics.partitions(group.topic)
+        if len(wrong := np.flatnonzero((number < 0) | (number >= count))):
+            place = place_of([changes], int(changes.log_offset[rows[wrong[0]]]))
+            raise TailraceError(
+                Kind.SINK_MISCONFIGURED,
+                f"place a record in partition {number[wrong[0]]} of {group.topic!r}: the topic has {count}",
+                "add partitions to the topic and start again, or correct the column that `additional` of the "
+                "outbox names",
+                {"topic": group.topic, **place},
+            )
+        none = named.is_null().to_numpy(zero_copy_only=False)
+        return np.where(none, BY_KEY if usual is None else usual, number).astype(np.int32)
 
     @property
     def counted(self) -> dict[str, int]:

@@ -291,6 +291,21 @@ def test_errors_that_no_retry_can_resolve_are_not_retried(code: int, way_out: st
     assert way_out in found.hint
 
 
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [
+        (KafkaError._TIMED_OUT, "enough of their replicas are in sync"),
+        (KafkaError._UNKNOWN_PARTITION, "fewer partitions"),
+        (KafkaError.INVALID_PRODUCER_ID_MAPPING, "transactional.id.expiration.ms"),
+        (KafkaError.NETWORK_EXCEPTION, "can be reached"),
+    ],
+)
+def test_hints_of_errors_that_are_retried_name_the_likely_cause(code: int, way_out: str) -> None:
+    found = failure_of(KafkaError(code), "commit a transaction")
+    assert (found.kind, found.policy) == (Kind.SINK_WRITE_FAILED, Policy.RETRY)
+    assert way_out in found.hint
+
+
 class _Refusing(BaseHTTPRequestHandler):
     """A token endpoint that refuses everyone."""
 

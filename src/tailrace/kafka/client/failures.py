@@ -60,6 +60,18 @@ _MISCONFIGURED = {
     KafkaError.INVALID_RECORD: _KEY_WANTED,
     KafkaError._INVALID_DIFFERENT_RECORD: _KEY_WANTED,  # noqa: SLF001
 }
+#: Hints for errors that the next attempt may not have.
+_RETRIED = {
+    **dict.fromkeys(
+        _TIMED_OUT,
+        "see whether the brokers run and can be reached, whether the topics still exist, and whether enough "
+        "of their replicas are in sync",
+    ),
+    KafkaError._UNKNOWN_PARTITION: "the topic was created again, with fewer partitions: the next attempt "  # noqa: SLF001
+    "counts them",
+    KafkaError.INVALID_PRODUCER_ID_MAPPING: "the cluster has forgotten the producer, which was idle for "
+    "longer than transactional.id.expiration.ms, or lost its state: the next attempt registers it again",
+}
 _DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "the principal needs WRITE (and DESCRIBE) on the topic",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the principal needs WRITE and DESCRIBE on it",
@@ -131,7 +143,8 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
             "see that enough brokers run, or correct replication_factor in `topics` of the sink",
             context,
         )
-    return TailraceError(Kind.SINK_WRITE_FAILED, found, "see whether the cluster can be reached", context)
+    hint = _RETRIED.get(code, "see whether the cluster can be reached")
+    return TailraceError(Kind.SINK_WRITE_FAILED, found, hint, context)
 
 
 def unfit_options(found: str, bootstrap: str) -> TailraceError:

@@ -65,7 +65,7 @@ def assembled(
 
     def collect(runs):
         for run in runs:
-            for number, _, _ in run.messages():
+            for number, *_ in run.messages():
                 out.append((run.transaction, run.place, number))
 
     while any(left.values()) or assembly.next() is not None:

@@ -34,6 +34,7 @@ from tests.support.join.work import Work
 from tests.support.kafka.debezium_topics import JoinTopics
 from tests.support.kafka.orders import run
 from tests.support.kafka.pipelines import pipeline
+from tests.support.kafka.reading import read_topic
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
@@ -398,6 +399,9 @@ def test_an_invalid_document_stops_the_capture_with_its_place(
         running.stop()
     assert caught.value.kind is Kind.DECODE_FAILED
     assert caught.value.context["topic"] == topics.data[0]
+    messages = read_topic(kafka.bootstrap, topics.data[0])
+    (wrong,) = (each.offset for each in messages if b"no row" in (each.value or b""))
+    assert caught.value.context["offset"] == wrong
 
 
 @pytest.mark.parametrize("rows", [1, 0])

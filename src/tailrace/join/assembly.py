@@ -62,12 +62,12 @@ class TransactionRun:
         orders = self.taken.joined.orders[self.first : self.last]
         return int(np.searchsorted(orders, order, side="right"))
 
-    def messages(self) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-        """Yield each row's step in its transaction (`UNKNOWN`: not given), key and value."""
+    def messages(self) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
+        """Yield each row's step in its transaction (`UNKNOWN`: not given), offset, key and value."""
         count = self.rows
         messages = self.taken.messages.slice(self.first, count)
         steps = self.taken.joined.steps[self.first : self.last].tolist()
-        columns = (messages.column(name).to_pylist() for name in ("key", "value"))
+        columns = (messages.column(name).to_pylist() for name in ("offset", "key", "value"))
         yield from zip(steps, *columns, strict=True)
 
 

@@ -362,17 +362,20 @@ class _Stream:
         return sum(run.rows for run in runs)
 
     def _rows_of(self, runs: Sequence[TransactionRun], *, rows: bool = False) -> None:
-        found = [(step, run, key, value) for run in runs for step, key, value in run.messages()]
+        found = [
+            (step, run, offset, key, value) for run in runs for step, offset, key, value in run.messages()
+        ]
         if len(runs) > 1 and not rows:
             found.sort(key=lambda each: each[0])
-        for _, run, key, value in found:
+        for _, run, offset, key, value in found:
             if value is None:
                 continue  # a tombstone
             try:
                 self._tables.write(self._frames, key, value, rows=rows)
             except TailraceError as error:
                 topic, partition = run.place
-                raise error.changed({"topic": topic, "partition": partition}) from None
+                place = {"topic": topic, "partition": partition, "offset": offset}
+                raise error.changed(place) from None
         self._collected += len(found)
 
     def _idle_states(self) -> None:

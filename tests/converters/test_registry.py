@@ -511,7 +511,7 @@ def test_access_over_tls_by_token_password_or_certificate_and_the_errors_without
         with pytest.raises(TailraceError) as caught:
             asked(registry.url.replace("https:", "http:")).check()
         assert caught.value.kind is Kind.REGISTRY_UNREACHABLE
-        assert "whether http or https in registry_url is correct" in caught.value.hint
+        assert "whether registry_url is its address, with http or https" in caught.value.hint
 
     basic = {"registry_username": "cdc", "registry_password": "${env:PASSWORD}"}
     keystore, authorities = authority.keystore, authority.certificate
@@ -657,12 +657,13 @@ def test_preflight_and_sinks_close_the_converters_that_they_create(
 @pytest.mark.slow
 def test_an_answer_of_something_else_than_a_registry_is_not_cached() -> None:
     group = of_columns(BASE, "1", "a")
-    for page in (b"<html>", b"[]", b"{}", b'"x"', b"null", b'{"id": "one"}'):
-        with FakeRegistry(faults=[Fault(page=page)]) as registry:
+    pages = [(0, page) for page in (b"<html>", b"[]", b"{}", b'"x"', b"null", b'{"id": "one"}')]
+    for status, page in (*pages, (302, b"<html>"), (404, b"default backend")):
+        with FakeRegistry(faults=[Fault(status, page=page)]) as registry:
             converter = AvroConverter(registry_url=registry.url, keys="json")
             assert refused(converter, group).kind is Kind.REGISTRY_UNREACHABLE
             assert ids(converter.convert(group).values) == {1}
-            registry.faults = [Fault(page=page, times=1000)]
+            registry.faults = [Fault(status, page=page, times=1000)]
             for use in (AvroConverter.convert, AvroConverter.check_shape):
                 with pytest.raises(TailraceError) as caught:
                     use(asked(registry.url, keys="json"), group)

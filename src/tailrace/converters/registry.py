@@ -265,9 +265,13 @@ def _refused(error: SchemaRegistryError, subject: str, where: dict[str, str]) ->
     # -1: the answer is not a registry's, and the client's message would contain all of it.
     words = "" if code == -1 else redact(str(error.error_message or ""))[:2000]
     said = f"it answered {status} {words}".rstrip()
+    is_page = code == -1  # of a proxy, whose registry may be down
     code = code if isinstance(code, int) and code > 0 else status
     if status in _STATUSES_RETRIED:
         return _unreachable(said, where)
+    if is_page and status not in (401, 403):
+        found = f"an answer that does not come from a registry ({status})"
+        return _unreachable(found, where).changed({"code": code})
     if status in (401, 403):
         hint = "check registry_username and registry_password, or registry_token, and their permissions"
         return TailraceError(Kind.REGISTRY_REFUSED, f"ask the schema registry: {said}", hint, where)
@@ -320,8 +324,8 @@ def _unreachable(last: str, where: dict[str, str]) -> TailraceError:
     return TailraceError(
         Kind.REGISTRY_UNREACHABLE,
         f"ask the schema registry: no answer after all attempts, the last: {last}",
-        "see whether it runs and can be reached from here, and whether http or https in registry_url is "
-        "correct; changes wait in the log meanwhile",
+        "see whether it runs and can be reached from here, and whether registry_url is its address, with "
+        "http or https; changes wait in the log meanwhile",
         where,
     )
 

@@ -153,7 +153,7 @@ class FakeRegistry:
             if fault.is_cut:
                 return 0, None
             if fault.page:
-                return 200, fault.page
+                return fault.status or 200, fault.page
             if fault.status:
                 return fault.status, {"error_code": fault.code or fault.status, "message": "on demand"}
         authorization = headers.get("authorization")

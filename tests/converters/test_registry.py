@@ -10,8 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -23,7 +21,6 @@ import pytest
 from tailrace.config import ColumnPolicy
 from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.converters import id_watch
 from tailrace.converters.contract import Converter
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.with_registry import AvroConverter, JsonSchemaConverter
@@ -43,12 +40,6 @@ from tests.support.transforms.groups import applied
 from tests.support.wait import wait_until
 
 BASE = [("id", 23, -1), ("name", 25, -1)]
-
-
-@pytest.fixture(autouse=True)
-def ids_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests count requests: those that are about the check of known ids set its interval."""
-    monkeypatch.setattr(id_watch, "CHECK_S", 1000.0)
 
 
 def of_columns(columns: list[tuple[str, int, int]], *values: str) -> Group:
@@ -236,53 +227,6 @@ def test_the_next_address_is_used_if_one_does_not_answer() -> None:
             assert ids(either.convert(of_columns(BASE, "1", "a")).values) == {1}
         error = refused(AvroConverter(registry_url=[gone, gone]), of_columns(BASE, "1", "a"))
         assert (error.kind, error.context["registry"]) == (Kind.REGISTRY_UNREACHABLE, f"{gone}, {gone}")
-
-
-@pytest.mark.parametrize("register", [True, False])
-def test_a_registry_that_lost_its_schemas_is_noticed_before_further_records(
-    monkeypatch: pytest.MonkeyPatch, register: bool
-) -> None:
-    for name in ("CHECK_S", "_REST"):
-        monkeypatch.setattr(id_watch, name, 0)
-    group = of_columns(BASE, "1", "a")
-    with FakeRegistry() as registry:
-        AvroConverter(registry_url=registry.url).convert(group)
-        converter = AvroConverter(registry_url=registry.url, auto_register_schemas=register)
-        assert [ids(converter.convert(group).values) for _ in range(2)] == [{1}, {1}]
-        kept = registry.schemas.copy()
-        registry.subjects.clear()
-        registry.schemas[:] = [("AVRO", '"string"')] * 2  # of other topics: they have the ids now
-        error = refused(converter, group)
-        assert (error.kind, error.policy) == (Kind.REGISTRY_UNREACHABLE, Policy.RETRY)
-        assert "lost schemas" in error.message
-        assert error.context["subject"] == "shop.public.customers-key"
-        if register:
-            assert ids(converter.convert(group).values) == {3}
-            assert registry.schemas[2:] == kept
-        else:
-            assert refused(converter, group).kind is Kind.SCHEMA_REFUSED
-            registry.schemas[:] = kept
-            registry.subjects = {"shop.public.customers-value": [1], "shop.public.customers-key": [2]}
-            assert ids(converter.convert(group).values) == {1}
-
-
-def test_a_registry_that_does_not_answer_holds_up_no_record_of_a_known_schema(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    group = of_columns(BASE, "1", "a")
-    with FakeRegistry() as registry:
-        for fault in (Fault(503), Fault(401), Fault(page=b"<html>"), Fault(is_cut=True), Fault(silent_s=5)):
-            monkeypatch.setattr(id_watch, "CHECK_S", 0.0)
-            converter = AvroConverter(registry_url=registry.url)
-            converter.convert(group)
-            monkeypatch.setattr(id_watch, "CHECK_S", 0.2)
-            registry.faults, registry.requests = [fault], Counter()
-            began_s = time.monotonic()
-            for _ in range(3):
-                assert ids(converter.convert(group).values) == {1}
-            assert registry.requests.total() == 1
-            assert time.monotonic() - began_s < 4  # one request, of a second at most
-            converter.close()
 
 
 def test_credentials_that_were_exchanged_are_read_again(tmp_path: Path) -> None:

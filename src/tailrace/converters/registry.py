@@ -39,19 +39,17 @@ _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 class Registry:
     """A schema registry; its connections stay open until `close`, or until the object is garbage-collected.
 
-    :param retries: after the first attempt at each address.
     :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` for a file, token or proxy that can't be used.
     """
 
-    def __init__(self, options: RegistryAddress, retries: int = RETRIES_MAX) -> None:
+    def __init__(self, options: RegistryAddress) -> None:
         self._options = options
-        self._retries = retries
         self._registers = isinstance(options, RegistryOptions) and options.auto_register_schemas
         self._connect(_credentials(options))
 
     def _connect(self, credentials: dict[str, str]) -> None:
         self._credentials = credentials
-        self._client = _client(self._options, credentials, self._retries)
+        self._client = _client(self._options, credentials)
         # On Spark's executors nothing calls `close` of the unpickled converter.
         self.close = weakref.finalize(self, self._client.close)
 
@@ -65,19 +63,9 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
-        if self._registers:
-            schema = Schema(text, kind)
-            return self._ask(int, lambda client: client.register_schema(subject, schema), subject)
-        return self.known_id(subject, text, kind)
-
-    def known_id(self, subject: str, text: str, kind: str) -> int:
-        """Return the id of a schema under a subject, without registering it.
-
-        :raises TailraceError: as `id_of`.
-        """
-        from confluent_kafka.schema_registry import Schema
-
         schema = Schema(text, kind)
+        if self._registers:
+            return self._ask(int, lambda client: client.register_schema(subject, schema), subject)
         return self._ask(int, lambda client: client.lookup_schema(subject, schema).schema_id, subject)
 
     def check(self, subject: str, text: str, kind: str) -> None:
@@ -89,9 +77,10 @@ class Registry:
 
         schema = Schema(text, kind)
         try:
-            self.known_id(subject, text, kind)
+            self._ask(int, lambda client: client.lookup_schema(subject, schema).schema_id, subject)
         except TailraceError as error:
-            if not is_missing(error) or not self._registers:
+            is_missing = error.context.get("code") in (_SUBJECT_MISSING, _SCHEMA_MISSING)
+            if not is_missing or not self._registers:
                 raise
         else:
             return
@@ -187,19 +176,14 @@ class Registry:
         return answer
 
 
-def is_missing(error: TailraceError) -> bool:
-    """Return whether a registry does not have a subject, or a schema under it."""
-    return error.context.get("code") in (_SUBJECT_MISSING, _SCHEMA_MISSING)
-
-
-def _client(options: RegistryAddress, credentials: dict[str, str], retries: int) -> SchemaRegistryClient:
+def _client(options: RegistryAddress, credentials: dict[str, str]) -> SchemaRegistryClient:
     import httpx2
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     settings: dict[str, Any] = {
         "url": ",".join(options.urls),
         "timeout": options.registry_timeout_ms / 1000,
-        "max.retries": retries,
+        "max.retries": RETRIES_MAX,
         "retries.wait.ms": RETRY_WAIT_MS,
         **credentials,
     }

@@ -2,7 +2,7 @@
 
 Keys and values have the content that the converter `json` writes, in the order of their schemas; each is
 preceded by a zero byte and the four bytes of its schema's id (Confluent's wire format). An id is requested
-when its schema first occurs; after that one of them is checked once a second (`id_watch`).
+when its schema first occurs; after that a group needs no request.
 
 Source: Confluent Schema Registry, "Wire format" and "Subject name strategy".
 """
@@ -27,7 +27,6 @@ from tailrace.converters.connect_schemas import Document, Schema, json_schema, w
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.event_columns import EventColumns
 from tailrace.converters.factory import checked
-from tailrace.converters.id_watch import IdWatch
 from tailrace.converters.registry import Registry
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
@@ -78,7 +77,6 @@ class _RegistryConverter:
             provide_transaction_metadata=options.provide_transaction_metadata,
         )
         self._registry: Registry | None = None
-        self._watch = IdWatch(options, form.kind)
         self._lock = threading.Lock()
         self._known: dict[tuple[str, bool, str], Callable[[pa.Array], pa.Array]] = {}
 
@@ -93,7 +91,6 @@ class _RegistryConverter:
         """
         topic, is_same = group.topic, self._options.keys == "same"
         rows = None
-        self._require_ids()
         try:
             events: EventColumns | Converted
             if self._form.is_columns:
@@ -122,19 +119,11 @@ class _RegistryConverter:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
                 registry.forget()
-            schema_id = registry.id_of(subject, described, self._form.kind)
-            self._watch.note(schema_id, subject, described)
-            writer = self._known[at] = functools.partial(_written_by, write, schema_id)
+            writer = functools.partial(
+                _written_by, write, registry.id_of(subject, described, self._form.kind)
+            )
+            self._known[at] = writer
             return writer
-
-    def _require_ids(self) -> None:
-        try:
-            self._watch.require()
-        except TailraceError:
-            with self._lock:
-                self._known.clear()
-                self._opened().forget()
-            raise
 
     def check(self) -> None:
         """As `contract.ChecksAhead.check`: sends a request to the registry."""
@@ -159,7 +148,6 @@ class _RegistryConverter:
         registry, self._registry = self._registry, None
         if registry is not None:
             registry.close()
-        self._watch.close()
 
     def _subject(self, topic: str, name: str, *, is_key: bool) -> str:
         strategy = self._options.key_subject if is_key else self._options.value_subject

@@ -140,7 +140,7 @@ class KafkaOffsetStore:
             if self._lost is not None:
                 raise self._lost
             if self._writer is None and not wait_until(self._topic.is_there, APPEARS_S, LOOK_S):
-                log.warning("the topic of offsets was deleted: it starts anew", topic=self._topic.name)
+                log.warning("the topic of offsets was deleted; it is created again", topic=self._topic.name)
                 self._start()
             if self._writer is None:
                 self._writer = self._account().writer(self._topic)

@@ -231,7 +231,7 @@ class Postponement:
     """A chunk that could not be read in its window."""
 
     job: ChunkJob
-    planned_anew: bool
+    planned_again: bool
 
 
 class ChunkReaders:
@@ -381,7 +381,7 @@ class ChunkReaders:
                 job.progress.add(-copy.rows)
             self._units.give_up(job.unit)
             with self._lock:
-                self.postponed.append(Postponement(job, postponed.planned_anew))
+                self.postponed.append(Postponement(job, postponed.planned_again))
             if copies:
                 return False  # the session is in the middle of its COPY
         else:

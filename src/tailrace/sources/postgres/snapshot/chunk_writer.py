@@ -36,12 +36,12 @@ RowFrame = tuple[bytearray, int]
 class Postponed(Exception):  # noqa: N818 - not an error: the chunk is read in a later window
     """Raised if a chunk can't be read in this window, also in the other readers of its unit.
 
-    `planned_anew`: the table was altered since it was planned, so it is planned again.
+    `planned_again`: the table was altered since it was planned, so it is planned again.
     """
 
-    def __init__(self, *, planned_anew: bool = False) -> None:
+    def __init__(self, *, planned_again: bool = False) -> None:
         super().__init__()
-        self.planned_anew = planned_anew
+        self.planned_again = planned_again
 
 
 @dataclass(slots=True, eq=False)

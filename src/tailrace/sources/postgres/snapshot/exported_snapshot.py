@@ -118,10 +118,10 @@ def lock_and_check(session: Session, observer: Observer, relation: ChunkedRelati
             raise Postponed from None
         if error.context.get("sqlstate") != UNDEFINED_TABLE:
             raise
-        raise Postponed(planned_anew=True) from None
+        raise Postponed(planned_again=True) from None
     now = observer.relation(relation.oid)
     if now is None or now["shape"] != relation.shape:
-        raise Postponed(planned_anew=True)
+        raise Postponed(planned_again=True)
     seen = relation_row(session, relation.oid)
     if seen is None or now["file"] != seen["file"]:
         raise Postponed

@@ -152,13 +152,13 @@ class SnapshotPlan:
         """Whether every table is done."""
         return all(table.is_done for table in self.tables)
 
-    def put_off(self, oid: int, *, plan_anew: bool) -> None:
+    def put_off(self, oid: int, *, plan_again: bool) -> None:
         """Note that chunks of the table with this oid could not be read.
 
-        :param plan_anew: the table was altered since it was planned: its finished chunks are read again.
+        :param plan_again: the table was altered since it was planned: its finished chunks are read again.
         """
         for table in self.tables:
-            if table.oid == oid and (plan_anew or not table.done):
+            if table.oid == oid and (plan_again or not table.done):
                 table.forget_plan()
 
     def as_json(self) -> dict[str, Any]:

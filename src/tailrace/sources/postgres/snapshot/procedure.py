@@ -160,7 +160,7 @@ class SnapshotProcedure:
             if readers.postponed:
                 with self.state.lock:
                     for each in readers.postponed:
-                        snapshot.put_off(each.job.table.oid, plan_anew=each.planned_anew)
+                        snapshot.put_off(each.job.table.oid, plan_again=each.planned_again)
                     self.state.write()
         return readers.postponed
 

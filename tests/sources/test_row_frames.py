@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.frames import new_state, summarise
 from tailrace.protocol.metadata_frames import kept_frames
 from tailrace.sources.row_frames import UNCHANGED, ColumnShape, Row, RowFrames, TableShape
 
@@ -138,3 +139,47 @@ def test_a_row_of_columns_with_which_its_table_was_not_described_is_refused(wher
     frames.insert(wider, ["1", "a", "b"])
     with pytest.raises(TailraceError, match="described with other columns"):
         frames.insert(KEYED, ["1", "a"])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda frames, position, time_us: frames.begin(position, time_us),
+        lambda frames, position, time_us: frames.begin_snapshot(position, time_us),
+        lambda frames, position, time_us: frames.progress(position, time_us),
+    ],
+    ids=["transaction", "snapshot", "progress"],
+)
+@pytest.mark.parametrize(
+    ("position", "time_us"), [(-1, 0), ((1 << 63) - 1, 0), (1.5, 0), ("1", 0), (1, 1 << 63), (1, None)]
+)
+def test_numbers_that_a_log_cannot_hold_are_refused(
+    write: Callable[[RowFrames, Any, Any], None], position: Any, time_us: Any
+) -> None:
+    frames = RowFrames()
+    with pytest.raises(TailraceError, match="a number is not whole, or out of range") as refused:
+        write(frames, position, time_us)
+    assert refused.value.kind is Kind.RECORD_INVALID
+    with pytest.raises(TailraceError, match="a number is not whole"):
+        frames.begin(1, 0, 1 << 32)
+    assert len(frames.take()) == 0
+
+
+def test_the_largest_numbers_can_be_read_from_a_log() -> None:
+    frames = RowFrames()
+    frames.describe(KEYED)
+    frames.begin((1 << 63) - 2, (1 << 63) - 1, (1 << 32) - 1)
+    frames.insert(KEYED, ["1", "a"])
+    frames.commit()
+    summary = summarise(frames.take(), new_state())
+    assert (summary.position, summary.position_time_us) == ((1 << 63) - 1, (1 << 63) - 1)
+
+
+def test_a_position_that_does_not_increase_is_for_the_sources_package_to_correct() -> None:
+    frames = RowFrames()
+    for position in (5, 4):
+        frames.begin(position, 0)
+        frames.commit()
+    with pytest.raises(TailraceError, match="commits before an earlier one") as refused:
+        summarise(frames.take(), new_state())
+    assert "for its package to correct" in refused.value.hint

@@ -440,7 +440,7 @@ def _summarise(frames: Bytes, state: Numbers, unit_count: int) -> tuple[Summary,
         raise TailraceError(
             Kind.PROTOCOL_VIOLATION,
             f"read frames of the source: {_ERRORS[int(result[_ERROR])]}",
-            REPORT_STREAM,
+            f"{REPORT_STREAM}; what a type of source of your own wrote is for its package to correct",
             {"byte": int(result[_ERROR_AT]), "position": position_at_start},
         )
     found = Summary(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,9 @@ class RowFrames:
             `position` + 1.
         :param time_us: of its commit, in microseconds since 1970.
         :param transaction: its number, for display only; from 0 to 2^32 - 1.
+        :raises TailraceError: `RECORD_INVALID` if one of them is no whole number, or out of range.
         """
+        _require_in_range(position, time_us, transaction)
         self._position, self._time_us = position, time_us
         self._message(struct.pack("!cQqI", b"B", position, time_us - POSTGRES_EPOCH_US, transaction))
 
@@ -206,10 +209,12 @@ class RowFrames:
 
     def progress(self, position: int, time_us: int) -> None:
         """Add that all changes of the source before `position` are in the log."""
+        _require_in_range(position, time_us)
         self._parts.append(frames.control_frame(frames.PROGRESS, position, time_us, {}))
 
     def begin_snapshot(self, position: int, time_us: int) -> None:
         """Begin a snapshot as of `position`: it contains every transaction before it and none after it."""
+        _require_in_range(position, time_us)
         self._position, self._time_us, self._read = position, time_us, 0
         self._parts.append(frames.control_frame(frames.SNAPSHOT_BEGIN, position, time_us, {}))
 
@@ -268,6 +273,26 @@ def _refused(shape: TableShape, found: str) -> TailraceError:
         "and describe the table again when its TableShape changes",
         {"table": f"{shape.schema}.{shape.table}"},
     )
+
+
+def _require_in_range(position: int, time_us: int, transaction: int = 0) -> None:
+    """Check that a frame can hold these numbers.
+
+    :raises TailraceError: `RECORD_INVALID`.
+    """
+    is_held = (
+        all(isinstance(number, Integral) for number in (position, time_us, transaction))
+        and 0 <= position < (1 << 63) - 1
+        and POSTGRES_EPOCH_US - (1 << 63) <= time_us < 1 << 63
+        and 0 <= transaction < 1 << 32
+    )
+    if not is_held:
+        raise TailraceError(
+            Kind.RECORD_INVALID,
+            "begin a transaction, a snapshot or progress in the log: a number is not whole, or out of range",
+            "give a position from 0 to 2^63 - 2, a time in microseconds since 1970, and a number of a "
+            "transaction from 0 to 2^32 - 1",
+        )
 
 
 def _require_sound(shape: TableShape) -> None:

@@ -178,6 +178,23 @@ def test_a_failed_source_ends_the_run_if_so_configured(stage):
     assert all(capture.stopping.is_set() for capture in stage.captures.values())
 
 
+def test_a_source_that_cannot_be_stopped_fails_and_the_others_are_stopped(stage):
+    def broken():
+        stage.captures["a"].stopping.set()
+        raise ZeroDivisionError
+
+    stage.captures["a"].stop = broken
+    engine = Run(stage.config)
+    run = running(engine)
+    stage.all_stream()
+    wait_until(lambda: engine.view().state is PipelineState.STREAMING, 60, "streaming")
+    engine.stop()
+    assert run.join(10)
+    assert run.error.context == {"source": "a"}
+    assert isinstance(run.error.__cause__, ZeroDivisionError)
+    assert all(capture.stopping.is_set() for capture in stage.captures.values())
+
+
 def test_a_run_whose_sources_have_all_failed_ends(stage):
     engine = Run(stage.config)
     run = running(engine)

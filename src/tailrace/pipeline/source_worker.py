@@ -161,10 +161,7 @@ class SourceWorker:
             try:
                 self._look_after()
             except Exception as error:  # noqa: BLE001 - it ends this source
-                failure = as_failure(error, Kind.SOURCE_UNREACHABLE)
-                if failure is not error:
-                    failure.__cause__ = error  # --debug shows it
-                self._give_up(failure)
+                self._give_up(_of_source(error))
         if self._capture.ended and not self._finishing:
             self._finishing = True
             self._finish()
@@ -182,7 +179,7 @@ class SourceWorker:
         # Sinks first, then capture: they stop in parallel.
         for feed in self._feeds:
             feed.stop()
-        self._capture_task.stop()
+        self._stop_capture()
 
     @property
     def job_tags(self) -> Iterable[str]:
@@ -274,11 +271,21 @@ class SourceWorker:
                 error=self._error.message,
                 hint=self._error.hint,
             )
-        self._capture_task.stop()
+        self._stop_capture()
+
+    def _stop_capture(self) -> None:
+        """Stop the capture; a failure of a user's type of source must not keep others from being stopped."""
+        try:
+            self._capture_task.stop()
+        except Exception as error:  # noqa: BLE001 - it is this source's
+            self._error = self._error or self._explained(_of_source(error))
 
     def _explained(self, error: TailraceError) -> TailraceError:
         found = self._source.with_recovery(error, self.pipeline)
-        return found.changed({"source": self.name}).of_source(self.name) if self.name else found
+        if self.name:
+            found = found.changed({"source": self.name}).of_source(self.name)
+        found.__cause__ = found.__cause__ or error.__cause__
+        return found
 
     def _finish(self) -> None:
         # Capture has ended, so the log's end is final: sinks write up to it.
@@ -403,6 +410,13 @@ def task_view(task: Capture) -> CaptureView:
         concerns=progress.warnings,
         snapshot=tables_left(progress.snapshot, time.monotonic()),
     )
+
+
+def _of_source(error: Exception) -> TailraceError:
+    failure = as_failure(error, Kind.SOURCE_UNREACHABLE)
+    if failure is not error:
+        failure.__cause__ = error  # --debug shows it
+    return failure
 
 
 def _is_ahead(failed: SinkView) -> bool:

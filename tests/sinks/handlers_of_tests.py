@@ -33,4 +33,9 @@ async def on_a_loop(_) -> None:
 
 by_itself = manual(lambda *_: None)
 
+
+def with_committer(records, committer) -> None:
+    seen.append((records, committer))
+
+
 nothing = 3

@@ -239,9 +239,15 @@ def test_retention_leaves_its_place_alone_while_it_is_stopped(log, called) -> No
 
 
 @pytest.mark.parametrize(
-    "handler", ["handlers_of_tests:missing", "handlers_of_tests:nothing", "no_such:thing"]
+    "handler",
+    [
+        "handlers_of_tests:missing",
+        "handlers_of_tests:nothing",
+        "handlers_of_tests:with_committer",
+        "no_such:thing",
+    ],
 )
-def test_a_missing_function_is_refused_with_its_name(log, called, handler) -> None:
+def test_a_function_that_is_missing_or_takes_other_arguments_is_refused(log, called, handler) -> None:
     config = config_of("batch").model_copy(update={"handler": handler})
     with pytest.raises(TailraceError) as raised:
         build(config, PostgresSource(), log.directory.path).open(log.directory.identity, "shop")

@@ -40,7 +40,7 @@ from tailrace.engine.offsets import stores
 from tailrace.engine.offsets.commits import TaskCommits
 from tailrace.engine.offsets.committer import OffsetCommitter
 from tailrace.engine.processing import Handler, ProcessingConfig, on_batch, on_record
-from tailrace.engine.processing.handlers import Manual
+from tailrace.engine.processing.handlers import Manual, takes
 from tailrace.engine.processing.in_flight import TaskCounts
 from tailrace.engine.processing.processors import NullProcessor, Runner, runner_of
 from tailrace.engine.threads import SystemClock
@@ -303,6 +303,13 @@ def _handler(arguments: Arguments, options: EngineOptions, runner: Runner, stage
     for name, one in given.items():
         called = one.call if isinstance(one, Manual) else one
         check_called(name, called, may_be_async=one is not processor)
+        count = 0 if name == "processor" else 1 + isinstance(one, Manual)
+        if not takes(called, count):
+            raise invalid(
+                f"{name} can't be called with {count} argument{'s' * (count != 1)}",
+                "on_batch gets a batch, on_record a record, one of manual(…) a batch and the committer, and "
+                "processor gets nothing",
+            )
     if isinstance(record, Manual):
         raise invalid("on_record is manual(…), which is for handlers of batches", "pass it as on_batch")
     processing = options.record_processing

@@ -38,6 +38,7 @@ from tailrace.engine.processing import (
     on_record,
     processor_for,
 )
+from tailrace.engine.processing.handlers import takes
 from tailrace.engine.threads import Pool, SystemClock
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange, ValueModes
@@ -288,6 +289,13 @@ def handler_of(config: PythonConfig) -> Callable[..., Any]:
             "function has returned, whatever was marked",
             "name the function without manual, and let it return when its work is done; or use "
             "tailrace.Engine(on_batch=manual(…))",
+            {"sink": config.name},
+        )
+    if not takes(found, 1):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"find the handler {config.handler}: it can't be called with one argument",
+            f"let it take a {'batch' if config.batch else 'record'} alone",
             {"sink": config.name},
         )
     function: Callable[..., Any] = found

@@ -54,6 +54,19 @@ def is_async(call: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(called)
 
 
+def takes(call: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with `count` arguments, as far as Python knows it."""
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # of built-in functions
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
 def _awaited(call: Callable[..., Any]) -> Callable[..., Any]:
     return AwaitedCall(call) if is_async(call) else call
 

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes, parse_lsn
-from tailrace.spark.java import major_version, require_java
+from tailrace.spark.java import launch_jvm, major_version, require_java, require_same_spark
 from tailrace.spark.jobs import translated
 from tailrace.spark.join.options import JoinReadOptions
 from tailrace.spark.options import ReadOptions
@@ -146,6 +147,22 @@ def test_a_java_that_is_too_old_is_reported_in_one_line(
         require_java()
     assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
     assert "\n" not in caught.value.message + caught.value.hint
+
+
+def test_a_spark_home_of_another_release_is_reported_before_its_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path(pyspark.__file__).parent
+    monkeypatch.setenv("SPARK_HOME", str(own))
+    require_same_spark()
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
+    for home in (tmp_path, tmp_path / "nowhere"):
+        monkeypatch.setenv("SPARK_HOME", str(home))
+        with pytest.raises(TailraceError, match=r"SPARK_HOME is '.*', which has no Spark") as caught:
+            launch_jvm({})
+        assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
+        assert "unset SPARK_HOME" in caught.value.hint
 
 
 def test_java_home_is_used_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

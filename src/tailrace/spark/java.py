@@ -79,6 +79,22 @@ def require_java() -> int:
     return version
 
 
+def require_same_spark() -> None:
+    """Check that the Spark that PySpark starts, that of SPARK_HOME if it is set, is of its own release line.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT`.
+    """
+    from importlib.metadata import version
+
+    home, line = os.environ.get("SPARK_HOME"), ".".join(version("pyspark").split(".")[:2])
+    if home is not None and not any(Path(home, "jars").glob(f"spark-core_*-{line}.*.jar")):
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT,
+            f"start Spark: SPARK_HOME is {home!r}, which has no Spark {line}",
+            f"unset SPARK_HOME: PySpark has a Spark of its own; or let it name a Spark {line}",
+        )
+
+
 def major_version(answer: str) -> int | None:
     """Return the major version that `java -version` reports; 8 for "1.8.0_402"."""
     found = re.search(r'version "(?:1\.)?(\d+)', answer)
@@ -92,8 +108,10 @@ def _unfit(message: str) -> TailraceError:
 def launch_jvm(settings: Mapping[str, str]) -> Any:
     """Start Java with Spark's classes and return the py4j gateway to it.
 
-    :raises TailraceError: `SPARK_FAILED`, with Java's output, if it ends before it accepts a connection.
+    :raises TailraceError: `SPARK_FAILED`, with Java's output, if it ends before it accepts a connection;
+        `ENVIRONMENT_UNFIT` as `require_same_spark`.
     """
+    require_same_spark()
     from pyspark import SparkConf
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway

@@ -157,9 +157,10 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
 
 
 def _java() -> Iterator[Finding]:
-    from tailrace.spark.java import require_java
+    from tailrace.spark.java import require_java, require_same_spark
 
     require_java()
+    require_same_spark()
     yield from ()
 
 

@@ -806,6 +806,43 @@ def test_a_table_that_was_given_partitions_or_constraints_gets_no_rows_until_it_
     assert sorted((row["id"], row["note"]) for row in found) == [(1, "one"), (2, "two"), (3, "three")]
 
 
+def test_a_mirror_stops_at_a_table_from_which_nothing_may_be_removed(tmp_path, log):
+    ends = [
+        0,
+        log.commit(ACCOUNTS, insert(1, 1, "one", 1)),
+        log.commit(truncate(1)),
+        log.commit(insert(1, 2, "b", 2)),
+    ]
+    sink = opened("mirror", tmp_path / "lake", log)
+    write(sink, log, 0, ends[1])
+    table = DeltaTable(str(tmp_path / "lake" / "public.accounts"))
+    table.alter.set_table_properties({"delta.appendOnly": "true"})
+    with pytest.raises(TailraceError, match=r"it was given delta\.appendOnly") as refused:
+        write(sink, log, *ends[1:3])
+    assert refused.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert "UNSET TBLPROPERTIES ('delta.appendOnly')" in refused.value.hint
+    table.alter.set_table_properties({"delta.appendOnly": "false"})
+    for start, end in pairwise(ends[1:]):
+        write(sink, log, start, end)
+    assert [row["id"] for row in mirror_rows(tmp_path / "lake" / "public.accounts")] == [2]
+
+
+def test_a_history_from_which_nothing_may_be_removed_is_appended_to_and_stops_at_another_type(tmp_path, log):
+    wider = relation(1, "public.accounts", COLUMNS | {"n": INT8})
+    ends = [0, log.commit(ACCOUNTS, insert(1, 1, "one", 1)), log.commit(insert(1, 2, "b", 2))]
+    ends.append(log.commit(wider, insert(1, 3, "c", 3)))
+    sink = opened("append", tmp_path / "lake", log)
+    write(sink, log, *ends[:2])
+    table = DeltaTable(str(tmp_path / "lake" / "public.accounts"))
+    table.alter.set_table_properties({"delta.appendOnly": "true"})
+    write(sink, log, *ends[1:3])
+    with pytest.raises(TailraceError, match="append-only") as refused:
+        write(sink, log, *ends[2:])
+    assert refused.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert "UNSET TBLPROPERTIES ('delta.appendOnly')" in refused.value.hint
+    assert len(DeltaTable(table.table_uri).to_pyarrow_table()) == 2
+
+
 @pytest.mark.parametrize("unsent", [False, True], ids=["all was sent", "a value was not sent"])
 def test_rows_older_than_a_column_have_the_default_that_its_type_cannot_hold(unsent, tmp_path, log):
     columns = {"id": (INT8, -1), "note": (TEXT, -1)}

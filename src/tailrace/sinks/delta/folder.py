@@ -51,6 +51,7 @@ _UNWRITABLE = "check the table's folder; what was committed is known and will no
 _ELSEWHERE = "give the sink a new, empty path and let it read the log from its start"
 #: How a user takes back what was given to a table, if that can be done.
 _WAYS_BACK = {
+    "delta.appendOnly": "remove it (ALTER TABLE … UNSET TBLPROPERTIES ('delta.appendOnly')), or ",
     "partitions": "rewrite it without partitions, or ",
     "CHECK constraints": "drop them (ALTER TABLE … DROP CONSTRAINT …), or ",
 }
@@ -107,9 +108,9 @@ class DeltaFolder:
             self._delta = None
             raise self._refused("read a Delta table", error, _UNREADABLE) from error
 
-    def require_ours(self) -> None:
+    def require_ours(self, *, is_mirror: bool) -> None:
         """Check that the table, if there is one, was made for this pipeline and log, and is one to which
-        our files can be added as they are.
+        our files can be added as they are, and from which a mirror can remove rows.
 
         :raises TailraceError: `SINK_FOREIGN`, `SINK_SCHEMA_REFUSED`.
         """
@@ -131,6 +132,7 @@ class DeltaFolder:
             "a column mapping": properties.get("delta.columnMapping.mode", "none") != "none",
             "partitions": bool(metadata.partition_columns),
             "CHECK constraints": any(name.startswith("delta.constraints.") for name in properties),
+            "delta.appendOnly": is_mirror and properties.get("delta.appendOnly") == "true",
         }
         if given := [name for name, is_there in found.items() if is_there]:
             raise TailraceError(
@@ -507,11 +509,10 @@ def kind_of(error: Exception, hint: str) -> tuple[Kind, str]:
     """
     if is_without_room(error):
         return Kind.SINK_WRITE_FAILED, MAKE_ROOM
+    if "Delta table is append-only" in str(error):  # a history is rewritten for another type
+        return Kind.SINK_SCHEMA_REFUSED, f"{_WAYS_BACK['delta.appendOnly']}{_ELSEWHERE}"
     if "Unsupported table features" in str(error):  # no repetition would succeed
-        return (
-            Kind.SINK_SCHEMA_REFUSED,
-            f"the table was given features that delta-rs can't write: {_ELSEWHERE}",
-        )
+        return Kind.SINK_SCHEMA_REFUSED, f"it was given features that delta-rs can't write: {_ELSEWHERE}"
     return Kind.SINK_WRITE_FAILED, hint
 
 

@@ -414,9 +414,9 @@ class DeltaSink:
         committed = work.folder.committed()
         if committed is not None and committed >= work.version:
             return
-        work.folder.require_ours()
-        is_history = not self._mode.follows_names and committed is not None
-        if is_history and self._has_less(task, work.folder, committed):
+        is_mirror = self._mode.follows_names
+        work.folder.require_ours(is_mirror=is_mirror)
+        if not is_mirror and committed is not None and self._has_less(task, work.folder, committed):
             raise TailraceError(
                 Kind.SINK_DAMAGED,
                 "write to a Delta table: it lacks changes that it had, as an older copy of it does",

@@ -39,8 +39,7 @@ _SENT = "_sent"
 #: Hint of a merge that delta-rs did not commit.
 _REFUSED = (
     "another writer may have committed to the table meanwhile, and the merge is tried again; if it fails "
-    "each time, a property that the table was given refuses it (`delta.appendOnly`): remove that, or give "
-    "the sink a new, empty path"
+    "each time, give the sink a new, empty path"
 )
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.delta import folder as delta_folder
@@ -104,6 +104,24 @@ def test_the_columns_of_a_table_are_not_noted_again_because_of_a_users_comment(t
     found = DeltaTable(str(tmp_path / "t"))
     assert found.version() == 3
     assert found.schema().fields[1].metadata == {"comment": "theirs", "tailrace.column": "1.0.25.-1"}
+
+
+def test_an_error_of_delta_rs_is_reported_with_its_cause(tmp_path: Path, monkeypatch) -> None:
+    folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
+    folder.create(table(("id", pa.int64())), [], 1)
+    # As delta-rs says it of a folder in which nothing may be made; for root there is none.
+    said = (
+        "Generic error\n    \x1b[31m↳\x1b[0m Unable to open file a b\n     \x1b[31m↳\x1b[0m Not permitted\n"
+    )
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", lambda *_, **__: _raise(DeltaError(said)))
+    folder.committed()
+    with pytest.raises(TailraceError) as refused:
+        folder.append([], 2)
+    assert refused.value.message.endswith(": Generic error: Unable to open file a b: Not permitted")
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def test_properties_are_not_set_over_another_commit(tmp_path: Path) -> None:

@@ -496,10 +496,10 @@ class DeltaFolder:
         return self._delta
 
     def _refused(self, attempted: str, error: Exception, hint: str = _UNWRITABLE) -> TailraceError:
-        # delta-rs's messages name files, columns and versions, never values of rows.
-        found = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # delta-rs's messages name files, columns and versions, never values of rows. Causes are later lines.
+        found = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split()).replace(" ↳", ":")
         kind, hint = kind_of(error, hint)
-        return TailraceError(kind, f"{attempted}: {found}", hint, self.context)
+        return TailraceError(kind, f"{attempted}: {found or type(error).__name__}", hint, self.context)
 
 
 def kind_of(error: Exception, hint: str) -> tuple[Kind, str]:

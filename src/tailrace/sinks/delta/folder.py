@@ -476,9 +476,8 @@ class DeltaFolder:
         self._attempt("set a Delta table's properties", commit)
 
     def _properties(self, version: int) -> CommitProperties:
-        return CommitProperties(
-            app_transactions=[Transaction(self.application, version)], max_commit_retries=1
-        )
+        transaction = Transaction(self.application, version)
+        return CommitProperties(app_transactions=[transaction], max_commit_retries=1)
 
     def _current(self) -> DeltaTable | None:
         try:

@@ -157,6 +157,16 @@ def test_a_standby_that_has_not_replayed_what_the_log_has_is_waited_for() -> Non
     assert failure.value.policy is Policy.RETRY
 
 
+def test_a_standby_without_the_slot_is_lost_changes_only_to_a_log_of_a_standby() -> None:
+    standby = replace(SOURCE, slot=None, standby=True)
+    with pytest.raises(TailraceError, match="is a standby without it") as failure:
+        decide(standby, LOG, "when_needed")
+    assert failure.value.policy is Policy.RETRY
+    with pytest.raises(TailraceError) as failure:
+        decide(standby, replace(LOG, state=replace(STATE, standby=True)), "initial")
+    assert failure.value.kind is Kind.SLOT_MISSING
+
+
 @pytest.mark.parametrize("temporary", [True, False])
 def test_a_standby_that_follows_the_slot_of_its_primary_is_waited_for(temporary: bool) -> None:
     source = replace(slot(synced=True, temporary=temporary), standby=True)

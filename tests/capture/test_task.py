@@ -515,6 +515,7 @@ def test_a_broken_session_reports_that_in_every_call(pg: Database) -> None:
         ("select lastval()", Kind.SOURCE_QUERY_FAILED),
         ("select 'no_such'::regtype", Kind.SOURCE_QUERY_FAILED),
         ("select pg_read_file('/no/such')", Kind.SOURCE_UNREACHABLE),
+        ("do $$ begin raise using errcode = 'XX000'; end $$", Kind.SOURCE_UNREACHABLE),
     ],
 )
 def test_a_failed_query_is_no_lost_slot(pg: Database, statement: str, kind: Kind) -> None:
@@ -524,6 +525,27 @@ def test_a_failed_query_is_no_lost_slot(pg: Database, statement: str, kind: Kind
     ):
         session.run(statement, "ask")
     assert raised.value.kind is kind
+
+
+@pytest.mark.follows("source_privilege_missing")
+def test_a_policy_that_hides_rows_is_named(pg: Database, tmp_path: Path) -> None:
+    role = f"owner_{pg.name}"
+    pg.execute(CREATE_ITEMS)
+    pg.execute(INSERT, [1, 10])
+    pg.execute(f"create role {role} login replication; alter table items owner to {role}")
+    pg.execute(f"create publication {SLOT} for table items")
+    pg.execute("alter table items enable row level security, force row level security")
+    try:
+        dsn = pg.server.dsn(pg.name, user=role)
+        error = run_to_end(dsn, tmp_path / "log")
+        assert error is not None
+        assert "ALTER TABLE … NO FORCE ROW LEVEL SECURITY;" in error.hint
+        pg.execute("alter table items no force row level security")
+        with capturing(dsn, tmp_path / "log") as running:
+            running.wait_for("streaming")
+    finally:
+        pg.execute(f"reassign owned by {role} to postgres; drop owned by {role}; drop role {role}")
+    assert read_log(tmp_path / "log").ids == list(range(1, 11))
 
 
 @pytest.mark.follows("source_query_failed")

@@ -170,6 +170,33 @@ def test_a_server_restored_from_a_backup_is_behind_the_log(
     assert len(ids(restored)) == 100
 
 
+def test_a_standby_that_answers_for_a_moment_is_not_taken_for_the_primary(
+    primary: EmbeddedPostgres,
+    copy_of: Callable[..., EmbeddedPostgres],
+    proxy: Callable[[int], Proxy],
+    tmp_path: Path,
+) -> None:
+    standby = copy_of(primary, "-R", "-C", "-S", STANDBY_SLOT).start()
+    address = proxy(primary.port)
+    dsn = primary.dsn().replace(str(primary.port), str(address.port))
+    with capturing(dsn, tmp_path / "log", snapshot="when_needed") as running:
+        running.wait_for("streaming")
+        running.catch_up(primary.query)
+        follow(primary, standby)
+        address.upstream_port = standby.port
+        address.cut_now()
+        wait_until(
+            lambda: running.is_over or "is a standby without it" in str(running.task.progress().error),
+            60,
+            "the refusal",
+        )
+        address.upstream_port = primary.port
+        primary.execute(INSERT.format(101, 110))
+        running.catch_up(primary.query)
+    assert sorted(read_log(tmp_path / "log").ids) == ids(primary)
+    assert standby.query("select slot_name from pg_replication_slots where slot_type = 'logical'") == []
+
+
 @pytest.mark.ci
 def test_a_restored_server_stays_refused_when_its_wal_has_reached_the_logs_end(
     primary: EmbeddedPostgres, tmp_path: Path

@@ -9,9 +9,11 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
+from tailrace.changelog.format import Tail
 from tailrace.changelog.reader import LogReader
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
@@ -20,13 +22,14 @@ from tailrace.pipeline import run as run_module
 from tailrace.pipeline import source_worker as worker_module
 from tailrace.pipeline.preflight.preflight import _targets
 from tailrace.pipeline.run import Run
+from tailrace.pipeline.source_worker import task_view
 from tailrace.pipeline.status.display import Pace, Sample, duration, line, size
 from tailrace.pipeline.status.document import FILE_NAME, document
 from tailrace.pipeline.status.views import PipelineState, SinkState
 from tailrace.ranges.plan import InputSplit
 from tailrace.sinks.build import build
 from tailrace.sources.postgres.source import PostgresSourceType
-from tests.support.pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
+from tests.support.pipeline.staged import FakeCapture, FakeProgress, FakeSink, FakeSpark, running
 from tests.support.wait import wait_until
 
 
@@ -109,6 +112,13 @@ def test_a_source_stops_at_a_sink_elsewhere_that_has_more_than_its_log(stage):
     stage.capture.log.insert(1)
     assert run.join(60)
     assert run.error.kind is Kind.SINK_AHEAD_OF_LOG
+
+
+def test_a_source_that_connects_again_is_shown_as_connecting_without_a_lag():
+    broken = TailraceError(Kind.SOURCE_UNREACHABLE, "the stream ended")
+    progress = FakeProgress("streaming", durable=Tail(1, 1, 1), source_end=1, error=broken)
+    view = task_view(SimpleNamespace(progress=lambda: progress))
+    assert (view.state, view.source_lag_bytes, view.error) == ("connecting", None, broken)
 
 
 def test_a_stop_ends_everything_without_an_error(stage):

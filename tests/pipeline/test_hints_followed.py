@@ -18,6 +18,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.errors import Kind
+from tailrace.sources.postgres.slot.way_out import with_way_out
 from tests.support.pipeline.shop import Shop
 from tests.support.postgres import Database
 from tests.support.sinks.ddl_story import selected
@@ -313,6 +314,9 @@ def test_a_log_of_another_database(shop: Shop) -> None:
         other.execute("create table orders(id int primary key, n int); insert into orders values (7, 7)")
         error = shop.refused(Kind.SOURCE_CHANGED)
         assert "set log.path to a new directory" in error.hint
+        hint = with_way_out(error, shop.config()).hint
+        assert f"(1) mv -- {shop.root / 'log'}" in hint
+        assert f"(2) mv -- {shop.lake}" in hint
         shop.log["path"] = "./log 2"
         shop.source["slot"] = "of_the_other"
         error = shop.refused(Kind.SINK_FOREIGN)

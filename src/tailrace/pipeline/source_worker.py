@@ -392,15 +392,17 @@ def task_view(task: Capture) -> CaptureView:
     tables = progress.snapshot.values()
     # Until capture holds the log's lock, the log there may be another engine's.
     unopened = progress.durable.offset == 0 and progress.phase in {"connecting", "stopped"}
+    # Between two connections; what the last one reported of the source's end is old.
+    broken = progress.phase == "streaming" and progress.error is not None
     return CaptureView(
         task=TASK,
-        state=str(progress.phase),
+        state="connecting" if broken else str(progress.phase),
         rows=progress.rows,
         bytes=progress.bytes,
         log_end=None if unopened else progress.durable.offset,
         position=progress.durable.position,
         position_time_us=progress.durable.position_time_us,
-        source_end=progress.source_end,
+        source_end=0 if broken else progress.source_end,
         acknowledged=progress.acknowledged,
         snapshot_rows=sum(table.rows for table in tables),
         snapshot_rows_estimated=sum(table.rows_estimated for table in tables),

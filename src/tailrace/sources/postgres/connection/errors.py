@@ -74,6 +74,8 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "53": (Kind.SOURCE_UNREACHABLE, "the server ran out of a resource; it is tried again"),
     "57": (Kind.SOURCE_UNREACHABLE, "the statement was ended on the server; it is tried again"),
     "58": (Kind.SOURCE_UNREACHABLE, "the server's operating system reported an error"),
+    # Queries of the catalogue get it for a table that is dropped meanwhile.
+    "XX000": (Kind.SOURCE_UNREACHABLE, "it is tried again; the server's log has its internal error"),
 }
 
 #: What is attempted while a slot is streamed.
@@ -98,6 +100,13 @@ _WAL_REMOVED = (
 _SLOT_GONE = (
     Kind.SLOT_MISSING,
     "it was dropped: changes since then are lost; begin a new log with a new snapshot",
+)
+_ROWS_HIDDEN = (
+    Kind.SOURCE_PRIVILEGE_MISSING,
+    (
+        "row-level security would hide rows from the role: ALTER ROLE … BYPASSRLS; or, if it owns the table: "
+        "ALTER TABLE … NO FORCE ROW LEVEL SECURITY;"
+    ),
 )
 _PUBLICATION_GONE = (
     Kind.PUBLICATION_MISSING,
@@ -124,6 +133,8 @@ def from_fields(fields: dict[str, str], attempted: str) -> TailraceError:
         kind, hint = _PUBLICATION_GONE
     elif state == "42704" and "ReplicationSlot" in routine:
         kind, hint = _SLOT_GONE
+    elif state == "42501" and routine == "check_enable_rls":
+        kind, hint = _ROWS_HIDDEN
     elif state == "55000" and attempted in {STARTING, STREAMING}:
         kind, hint = _SLOT_INVALID
     elif state == "58P01" and attempted in {STARTING, STREAMING} and routine in _OF_REMOVED_WAL:

@@ -76,11 +76,13 @@ def facts(session: Session, slot: str, stored_timeline: int | None) -> ServerSta
 
 def require_unchanged(session: Session, facts: ServerState) -> None:
     """Check that the server that answers `session`, a replication session, is the one with these facts, on
-    the same timeline.
+    the same timeline, and still a primary or a standby.
 
     :raises TailraceError: `SOURCE_UNREACHABLE`.
     """
-    if system(session)[:2] != (facts.system_identifier, facts.timeline):
+    system_identifier, timeline, _, _ = system(session)
+    found = (system_identifier, timeline, is_standby(session))
+    if found != (facts.system_identifier, facts.timeline, facts.standby):
         attempted = "connect to the server that was compared with the log"
         raise connection_lost(attempted, "another server, or another timeline of it, answers now")
 

@@ -20,7 +20,11 @@ from tailrace.sources.postgres.streaming.reconcile import RENEWABLE
 RENEWAL = "snapshot: when_needed makes a new slot where the old one is lost, and reads all tables again"
 
 #: Kinds after which a new log is a second way to continue, in addition to their own hints.
-_NEW_LOG_HELPS = frozenset({Kind.SOURCE_TIMELINE_CHANGED, Kind.SOURCE_BEHIND_LOG, Kind.LOG_CORRUPT})
+_NEW_LOG_HELPS = frozenset(
+    {Kind.SOURCE_CHANGED, Kind.SOURCE_TIMELINE_CHANGED, Kind.SOURCE_BEHIND_LOG, Kind.LOG_CORRUPT}
+)
+#: Kinds after which the source has no slot of this log; one of its name may be another pipeline's.
+_WITHOUT_SLOT = frozenset({Kind.SLOT_MISSING, Kind.SOURCE_CHANGED})
 
 #: Suffix of the new name of a directory; a number follows if there is one of that name.
 ASIDE = ".before"
@@ -63,6 +67,6 @@ def with_way_out(error: TailraceError, config: PipelineConfig) -> TailraceError:
         return error
     if postgres_source(config.source).snapshot == "when_needed" and error.kind in RENEWABLE:
         return error.changed(hint=f"start the pipeline again with tailrace run: {RENEWAL}")
-    steps = way_out(config, drop_slot=error.kind is not Kind.SLOT_MISSING)
+    steps = way_out(config, drop_slot=error.kind not in _WITHOUT_SLOT)
     run = "Run" if error.kind in NEEDS_SNAPSHOT else "For a new log, run"
     return error.changed(hint=f"{error.hint}. {run}: {steps}")

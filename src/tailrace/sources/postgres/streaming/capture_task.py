@@ -264,6 +264,7 @@ class CaptureTask:
             announced_lsn=facts.flush_lsn,
             consistent_point=0,
             own_publication=not exists or (before is not None and before.own_publication),
+            standby=facts.standby,
         )
         if drop_slot:
             server.drop_slot(session, source.slot)
@@ -318,6 +319,7 @@ class CaptureTask:
             timeline=facts.timeline,
             announced_lsn=state.announced_lsn if state else 0,
             consistent_point=state.consistent_point if state else 0,
+            standby=facts.standby,
         )
         if resumed != state:
             task_log.keep(resumed)

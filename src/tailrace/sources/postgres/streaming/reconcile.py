@@ -41,6 +41,7 @@ class CaptureState:
     `own_publication`: the publication did not exist when the beginning was announced, so if it exists when
     the task begins again, that beginning created it.
     `behind_at`: the end of the server's WAL when it was last found to be before the log's end; 0: it was not.
+    `standby`: the captured server was a standby.
     """
 
     phase: CapturePhase
@@ -50,6 +51,7 @@ class CaptureState:
     consistent_point: int  # of the slot; 0: unknown
     own_publication: bool = False
     behind_at: int = 0
+    standby: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -64,6 +66,7 @@ class CaptureState:
             int(content["consistent_point"]),
             bool(content.get("own_publication", False)),
             int(content.get("behind_at", 0)),
+            bool(content.get("standby", False)),
         )
 
 
@@ -169,6 +172,14 @@ def decide(source: ServerState, log: LogFacts, mode: SnapshotMode) -> Start:
 
 
 def _check_slot(source: ServerState, log: LogFacts) -> None:
+    if source.slot is None and source.standby and log.state is not None and not log.state.standby:
+        raise TailraceError(
+            Kind.SOURCE_UNREACHABLE,
+            f"use the slot {log.source.slot!r}: the server is a standby without it; the log is a primary's",
+            "it is tried again, as while an address moves to another server. If the primary runs: connect to "
+            "it. To capture from this standby: set log.path, and path of each sink, to new directories",
+            {"slot": log.source.slot},
+        )
     if source.slot is None:
         raise slot_missing(f"resume at {format_lsn(log.position)}", log.source.slot)
     _check_own(source.slot, source, log)  # first: a slot that is not synchronised yet is temporary

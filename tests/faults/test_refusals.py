@@ -65,6 +65,20 @@ class Authority:
         key.chmod(0o600)
         return certificate, key
 
+    def revoke(self, name: str) -> Path:
+        """Return the file of a revocation list that has the certificate for `name`."""
+        given = self.directory / "ca.cnf"
+        (self.directory / "index.txt").touch()
+        (self.directory / "number").write_text("01\n")
+        given.write_text(
+            f"[ca]\ndefault_ca=own\n[own]\ndatabase={self.directory}/index.txt\n"
+            f"crlnumber={self.directory}/number\ndefault_md=sha256\ndefault_crl_days=2\n"
+        )
+        signed = ("ca", "-config", given, "-keyfile", self.directory / "ca.key", "-cert", self.certificate)
+        openssl(*signed, "-revoke", self.directory / f"{name}.crt")
+        openssl(*signed, "-gencrl", "-out", self.directory / "revoked.crl")
+        return self.directory / "revoked.crl"
+
 
 @dataclass
 class Secured:
@@ -179,13 +193,21 @@ def test_each_refusal_has_its_own_message_and_shows_no_secret(
     monkeypatch.setenv("OTHER", "an0ther-canary")
     other = Authority(tmp_path / "other").make()
     wrong_client, wrong_key = other.issue("certain")
+    client, key = secured.authority.issue("certain")
+    encrypted = tmp_path / "encrypted.key"
+    openssl("rsa", "-aes256", "-in", key, "-out", encrypted, "-passout", "pass:an0ther-canary")
+    encrypted.chmod(0o600)
+    revoked = secured.authority.revoke("localhost")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"sslrootcert": str(other.certificate)}, "does not come from the authority"),
         ({"sslrootcert": str(tmp_path / "none.crt")}, "source.sslrootcert"),
         ({"host": "db.example"}, "for another name"),
         ({"sslmode": "disable"}, "pg_hba.conf"),
         ({"user": "certain", "password": None}, "client certificate"),
-        ({"user": "certain", "sslcert": str(wrong_client), "sslkey": str(wrong_key)}, ""),
+        ({"user": "certain", "sslcert": str(wrong_client), "sslkey": str(wrong_key)}, "source.sslcert"),
+        ({"user": "certain", "sslcert": str(client), "sslkey": str(encrypted)}, "source.sslpassword"),
+        ({"user": "certain", "sslcert": str(client), "sslkey": str(wrong_key)}, "source.sslkey its key"),
+        ({"sslcrl": str(revoked)}, "was revoked"),
         ({"require_auth": "md5"}, "require_auth"),
         ({"user": "nobody"}, "pg_hba.conf"),
         ({"password": "${env:OTHER}"}, "source.password"),
@@ -196,10 +218,19 @@ def test_each_refusal_has_its_own_message_and_shows_no_secret(
         assert error.kind is Kind.SOURCE_AUTH_FAILED or not hint, (changed, error)
         assert hint in error.hint, (changed, error)
         assert "an0ther-canary" not in str(error)
-    error = refusal(tmp_path, secured.options(channel_binding="perhaps"))
-    assert error.kind is Kind.SOURCE_MISCONFIGURED
-    assert "channel_binding" in error.message
-    assert "PostgreSQL's manual" in error.hint
+    for changed, message, hint in (
+        ({"channel_binding": "perhaps"}, "channel_binding", "PostgreSQL's manual"),
+        ({"options": "-c no_such=1"}, "no_such", "source.options"),
+        ({"host": None}, "host name must be specified", "source.host"),
+        # libpq would connect without them.
+        ({"sslcrl": "/no/such"}, "source.sslcrl", "source.sslcrl"),
+        ({"sslcert": "/no/such"}, "source.sslcert", "source.sslcert"),
+        ({"password": None, "passfile": "/no/such"}, "source.passfile", "source.passfile"),
+    ):
+        error = refusal(tmp_path, secured.options(**changed))
+        assert error.kind is Kind.SOURCE_MISCONFIGURED, error
+        assert message in error.message
+        assert hint in error.hint
     # A certificate that has expired.
     secured.present(*secured.authority.issue("localhost", days=0))
     secured.server.restart()

@@ -21,6 +21,9 @@ _SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key"
 #: Options whose value is the name of a file or directory; a relative one is relative to the configuration.
 _FILES = {"passfile", "servicefile", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslcrldir"}
 
+#: Those of them that libpq leaves out if the file is missing: it would check no revocation list.
+OPTIONAL_FILES = ("sslcert", "sslcrl", "sslcrldir", "passfile")
+
 #: Options that users can't set, and why.
 OWN_OPTIONS = {
     "replication": "capture decides which of its connections replicate",

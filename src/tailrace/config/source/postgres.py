@@ -23,7 +23,7 @@ from tailrace.config.patterns import (
     matches_any,
     matches_any_prefix,
 )
-from tailrace.config.source.libpq import OWN_OPTIONS, LibpqOptions, parse_dsn, secret_options
+from tailrace.config.source.libpq import OPTIONAL_FILES, OWN_OPTIONS, LibpqOptions, parse_dsn, secret_options
 from tailrace.config.source.section import SourceSection, is_loopback
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
@@ -316,7 +316,24 @@ class PostgresSource(SourceSection, LibpqOptions):
             options.setdefault("target_session_attrs", "primary")
         for name in secret_options():
             remember(options.get(name, ""))
+        # Without one, OpenSSL asks at the terminal for the pass phrase of an encrypted key, and waits.
+        options.setdefault("sslpassword", "none")
         return make_conninfo("", **options)
+
+    def require_files(self) -> None:
+        """Check that the given files exist of which libpq would not report that they are missing.
+
+        :raises TailraceError: `SOURCE_MISCONFIGURED`; as `conninfo`.
+        """
+        options = self._connection_options()
+        for name in OPTIONAL_FILES:
+            if (path := options.get(name)) and not os.access(path, os.R_OK):
+                raise TailraceError(
+                    Kind.SOURCE_MISCONFIGURED,
+                    f"connect to {self.address}: the file of source.{name} does not exist or can't be read",
+                    f"correct source.{name}, or remove it",
+                    {"path": path},
+                )
 
     def tls(self) -> tuple[bool, str]:
         """Return whether the server is on this machine, and the sslmode that is used.

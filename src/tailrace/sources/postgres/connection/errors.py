@@ -216,9 +216,15 @@ def connection_lost(attempted: str, found: str) -> TailraceError:
 #: hint, quoted as in SQL.
 REFUSALS: tuple[tuple[str, Kind, str], ...] = (
     (
-        r'invalid (?:\S+ value: "|integer value "|SSL protocol version range)',
+        (
+            r'invalid (?:\S+ value: "|integer value "|SSL protocol version range|value for parameter )|'
+            r"unrecognized configuration parameter|permission denied to set parameter|requirepeer specifies"
+        ),
         Kind.SOURCE_MISCONFIGURED,
-        "correct that option in source: PostgreSQL's manual has its values, among libpq's parameters",
+        (
+            "correct that option in source, or that parameter in source.options: PostgreSQL's manual has the "
+            "values, of options among libpq's parameters"
+        ),
     ),
     (
         r"unsupported startup parameter",  # of PgBouncer
@@ -274,7 +280,10 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
     (
         r"no password supplied",
         Kind.SOURCE_AUTH_FAILED,
-        "give source.password, by reference: ${{env:NAME}} or ${{file:/path}}; or source.passfile",
+        (
+            "give source.password, by reference: ${{env:NAME}} or ${{file:/path}}; or source.passfile, which "
+            "only this user may read, with a line for this server and role"
+        ),
     ),
     (
         r'role "(?P<name>.*?)" is not permitted to log in',
@@ -329,8 +338,21 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         r"certificate verify failed|self.signed certificate",
         Kind.SOURCE_AUTH_FAILED,
         (
-            "the server's certificate does not come from the authority in source.sslrootcert, or is "
-            "out of date: give that authority's file, or have the certificate renewed"
+            "the server's certificate does not come from the authority in source.sslrootcert, is out of "
+            "date, or was revoked: give that authority's file, or have the certificate renewed"
+        ),
+    ),
+    (
+        r"host name must be specified",
+        Kind.SOURCE_MISCONFIGURED,
+        "set source.host to the name in the server's certificate; source.hostaddr stays its address",
+    ),
+    (
+        r"alert (?:unknown ca|bad certificate|certificate (?:expired|revoked|unknown))",
+        Kind.SOURCE_AUTH_FAILED,
+        (
+            "the server does not trust the certificate in source.sslcert: it must come from an authority in "
+            "the server's ssl_ca_file, and be neither out of date nor revoked"
         ),
     ),
     (
@@ -339,10 +361,15 @@ REFUSALS: tuple[tuple[str, Kind, str], ...] = (
         ("name the file of the authority's certificate in source.sslrootcert (or: sslrootcert: system)"),
     ),
     (
+        r"could not (?:read|load) (?:certificate|private)|private key file|certificate file",
+        Kind.SOURCE_AUTH_FAILED,
         (
-            r"valid client certificate|certificate authentication failed|could not (?:read|load) "
-            r"(?:certificate|private)|private key file|certificate file"
+            "source.sslcert must be a certificate and source.sslkey its key, which only this user may read; "
+            "if the key is encrypted, give source.sslpassword, by reference"
         ),
+    ),
+    (
+        r"valid client certificate|certificate authentication failed",
         Kind.SOURCE_AUTH_FAILED,
         (
             "the server requires a client certificate: give source.sslcert and source.sslkey (a file that "

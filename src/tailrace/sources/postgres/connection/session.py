@@ -144,6 +144,7 @@ class Session:
             client_encoding="UTF8",
             options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
         )
+        source.require_files()
         try:
             connection: psycopg.Connection[object] = psycopg.connect(conninfo, autocommit=True)
         except psycopg.Error as error:

@@ -148,6 +148,12 @@ def test_defaults_of_a_connection_come_last():
     }  # fmt: skip
 
 
+def test_an_encrypted_key_is_an_error_and_no_question_at_the_terminal(tmp_path):
+    assert options(sslkey="x.key")["sslpassword"]
+    (tmp_path / "phrase").write_text("hidden")
+    assert options(sslpassword=f"${{file:{tmp_path}/phrase}}")["sslpassword"] == "hidden"
+
+
 def test_session_options_are_joined_with_ours_last():
     found = options(options="-c a=1", overrides={"options": "-c b=2"})
     assert found["options"] == "-c a=1 -c b=2"

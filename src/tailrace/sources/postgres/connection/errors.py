@@ -74,7 +74,7 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "53": (Kind.SOURCE_UNREACHABLE, "the server ran out of a resource; it is tried again"),
     "57": (Kind.SOURCE_UNREACHABLE, "the statement was ended on the server; it is tried again"),
     "58": (Kind.SOURCE_UNREACHABLE, "the server's operating system reported an error"),
-    # Queries of the catalogue get it for a table that is dropped meanwhile.
+    # Such as "tuple concurrently updated", or a lookup of what another session has dropped meanwhile.
     "XX000": (Kind.SOURCE_UNREACHABLE, "it is tried again; the server's log has its internal error"),
 }
 

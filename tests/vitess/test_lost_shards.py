@@ -201,28 +201,30 @@ def _lines(at: Path, key: int) -> list[dict[str, dict[str, int]]]:
     return [line for line in lines_of(at, TABLE) if line["after"]["id"] == key]
 
 
-@pytest.mark.follows("source_misconfigured")
+@pytest.mark.follows("shards_lost")
 @pytest.mark.parametrize(
     ("what", "setting"), [("statement", "binlog_format = ROW"), ("values", "binlog_row_image = FULL")]
 )
-def test_unreadable_changes_are_skipped_by_a_new_log(tmp_path: Path, what: str, setting: str) -> None:
-    with FakeVtgate("0") as vtgate:
+def test_unreadable_changes_lose_their_shard_alone(tmp_path: Path, what: str, setting: str) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
         file = pipeline_file(tmp_path, vtgate, TABLE, sinks=["jsonl"], snapshot="initial")
-        vtgate.write("0", (1, 0))
+        vtgate.write("-80", (1, 0))
         tailrace("run", file, "--until-caught-up")
-        vtgate.write("0", (1, 1))
-        vtgate.change("0", unreadable={3: what})
+        vtgate.write("-80", (1, 1))
+        vtgate.change("-80", unreadable={3: what})
+        vtgate.write("80-", (2, 1))
         said = tailrace("run", file, "--until-caught-up", status=1)
-        assert "source_misconfigured" in said
+        assert "shards_lost" in said
         assert f"SET PERSIST {setting} on the shard's MySQL servers" in said
-        vtgate.write("0", (1, 2))
-        assert "source_misconfigured" in tailrace("run", file, "--until-caught-up", status=1)
-        assert "by setting log.path (and the sinks' paths) to new directories" in said
-        file.write_text(file.read_text().replace("./log", "./log-2").replace("./lines", "./again/lines"))
+        vtgate.write("-80", (1, 2))
+        vtgate.write("80-", (2, 2))
+        assert "shards_lost" in tailrace("run", file, "--until-caught-up", status=1)
+        assert [line["after"]["counter"] for line in _lines(tmp_path, 2)] == [1, 2]
+        tailrace("snapshot", file, "--lost")
         tailrace("run", file, "--until-caught-up")
-        vtgate.write("0", (1, 3))
+        vtgate.write("-80", (1, 3))
         tailrace("run", file, "--until-caught-up")
-    assert [line["after"]["counter"] for line in _lines(tmp_path / "again", 1)] == [2, 3]
+    assert [line["after"]["counter"] for line in _lines(tmp_path, 1)] == [0, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ class Coordinator:
         elif shard.refusals + 1 < refusal[0]:
             self._move(event.shard, ShardEvent.INTERRUPTED, **changes)
         else:
-            self._lose(event.shard, refusal[1], **changes)
+            self._lose(event.shard, refusal[1] or event.trouble, **changes)
 
     def _lose(self, name: str, lost: str, **changes: object) -> None:
         kept = replace(self.shards[name].kept, lost=lost, journal=None)

@@ -18,6 +18,7 @@ class EndReason(enum.StrEnum):
     PURGED = "purged"  # the server no longer has the changes after the position
     UNDESCRIBED = "undescribed"  # they concern a table whose columns the server no longer knows
     UNNAMED = "unnamed"  # the server sent a table whose columns it no longer knows
+    UNREADABLE = "unreadable"  # the server's settings left something out of its binlog
     AMBIGUOUS = "ambiguous"  # which changes the log already has is not known
     UNSENT = "unsent"  # vtgate left out changes of tables that were copied
     BEHIND = "behind"  # the tablet lacks transactions that were read

@@ -33,11 +33,13 @@ UNSENT = (
     "one stream copied it, its tablet ended between two tables, and another one continued without changes of "
     "finished tables"
 )
-#: Ends after which the server can't send what follows: the number in a row until the shard is lost, and why.
+#: Ends after which the server can't send what follows: the number in a row until the shard is lost, and why;
+#: empty: as the end says.
 REFUSALS = {
     EndReason.PURGED: (PURGED_MAX, PURGED),
     EndReason.UNDESCRIBED: (UNDESCRIBED_MAX, UNDESCRIBED),
     EndReason.UNNAMED: (1, UNDESCRIBED),
+    EndReason.UNREADABLE: (1, ""),
     EndReason.AMBIGUOUS: (1, AMBIGUOUS),
     EndReason.UNSENT: (1, UNSENT),
 }

@@ -8,12 +8,8 @@ from tailrace.sources.vitess.rows import layout
 from tailrace.sources.vitess.rows.types import Refused, Unnamed
 
 _REPORT = "nothing of it was stored; if it happens again, please report it with Vitess' version"
-# A stream reads these changes again at each start, and also when a table is to be read again.
-_NEW_LOG = (
-    "on the shard's MySQL servers. Changes that they wrote before can't be read: begin a new log with a "
-    "new snapshot, by setting log.path (and the sinks' paths) to new directories"
-)
-_FULL = f"SET PERSIST binlog_row_image = FULL {_NEW_LOG}"
+_THERE = "on the shard's MySQL servers, before its keys are copied again"
+_FULL = f"SET PERSIST binlog_row_image = FULL {_THERE}"
 
 _FAILURES = {
     layout.BROKEN: (
@@ -29,7 +25,7 @@ _FAILURES = {
     layout.STATEMENTS: (
         Kind.SOURCE_MISCONFIGURED,
         "a change was sent as a statement, not as rows, or was rolled back",
-        f"SET PERSIST binlog_format = ROW {_NEW_LOG}",
+        f"SET PERSIST binlog_format = ROW {_THERE}",
     ),
     layout.NO_TRANSACTION: (Kind.PROTOCOL_VIOLATION, "a row is outside a transaction", _REPORT),
     layout.BEGUN_AGAIN: (
@@ -58,7 +54,7 @@ _FAILURES = {
     layout.NEEDS_JSON: (
         Kind.SOURCE_MISCONFIGURED,
         "a JSON document was sent as a change of the previous one, which was not sent",
-        f"SET PERSIST binlog_row_value_options = '' {_NEW_LOG}",
+        f"SET PERSIST binlog_row_value_options = '' {_THERE}",
     ),
 }
 

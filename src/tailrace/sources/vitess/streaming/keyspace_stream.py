@@ -316,8 +316,9 @@ class KeyspaceStream:
                 self._write_idle()
                 made = transcoder.transcode([], position, cut=True, time_us=now_us)
         except TailraceError as error:
-            if error.kind is Kind.SCHEMA_CHANGED:
-                self._lose(shard, received.attempt, EndReason.UNNAMED, error)
+            reason = _LOST_BY.get(error.kind)
+            if reason is not None and "shard" in error.context:  # errors of queries have none
+                self._lose(shard, received.attempt, reason, error)
             raise
         self._open_stream, self._open_position = (stream, made.position) if made.is_open else (None, 0)
         if made.is_open:
@@ -360,7 +361,8 @@ class KeyspaceStream:
         self._appender.discard_open_unit()
         failpoints.hit("vitess.after_discard")
         self._open_stream, self._open_position = None, 0
-        self._step(ShardStreamEnded(shard, attempt, reason, (), error.message))
+        trouble = f"{error.message.partition(': ')[2]}; {error.hint}"
+        self._step(ShardStreamEnded(shard, attempt, reason, (), trouble))
         raise TailraceError(Kind.SOURCE_UNREACHABLE, error.message, error.hint, error.context) from error
 
     # Commands
@@ -566,6 +568,12 @@ def _interval_s(received: Mapping[str, ShardResponses]) -> float:
     size = sum(each.size for each in received.values())
     return BACKLOG_INTERVAL_S if count >= BACKLOG_RESPONSES or size >= BACKLOG_BYTES else APPEND_INTERVAL_S
 
+
+#: Errors of rows that concern their shard alone: the others continue.
+_LOST_BY = {
+    Kind.SCHEMA_CHANGED: EndReason.UNNAMED,
+    Kind.SOURCE_MISCONFIGURED: EndReason.UNREADABLE,
+}
 
 _NOTHING = ShardState()
 _NO_FRAMES = np.empty(0, np.uint8)

@@ -110,3 +110,4 @@ def test_a_server_with_another_certificate_is_refused(guarded: Guarded, authorit
     with pytest.raises(TailraceError) as refused:
         _asked({**guarded.settings, "tls_ca": str(authority.stranger)})
     assert refused.value.kind is Kind.SOURCE_UNREACHABLE
+    assert "CERTIFICATE_VERIFY_FAILED" in refused.value.message

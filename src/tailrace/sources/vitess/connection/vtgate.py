@@ -21,9 +21,9 @@ import grpc.experimental
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.secrets import Secret, remember, resolved
+from tailrace.secrets import Secret, redact, remember, resolved
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.connection.errors import CLUSTER_EVENT, Status, from_status
+from tailrace.sources.vitess.connection.errors import CLUSTER_EVENT, WORDS_MAX, Status, from_status
 from tailrace.sources.vitess.connection.event_loop import submit
 
 VSTREAM = "/vtgateservice.Vitess/VStream"
@@ -32,6 +32,8 @@ EXECUTE = "/vtgateservice.Vitess/Execute"
 _GRACE_S = 5.0
 #: Of several connections, the time in seconds after the first one until a late one goes to another vtgate.
 _LATE_S = 1.0
+#: Longest wait for the reason why there is no connection, in seconds: gRPC knows it already, or not at all.
+_REASON_S = 0.2
 _WATCH_AGAIN_S = 0.01  # wait before a channel is watched again
 
 T = TypeVar("T")
@@ -212,8 +214,9 @@ async def _connected(source: VitessSource, first: int, credentials: _Credentials
         try:
             await asyncio.wait_for(_ready(channel), source.connect_timeout)
         except TimeoutError:
+            after_s = time.monotonic() - began
+            tried.append(f"{address} ({after_s:.0f} s{await _reason(channel)})")
             await channel.close()
-            tried.append(f"{address} ({time.monotonic() - began:.0f} s)")
         except asyncio.CancelledError:
             await channel.close()
             raise
@@ -222,8 +225,20 @@ async def _connected(source: VitessSource, first: int, credentials: _Credentials
     raise TailraceError(
         Kind.SOURCE_UNREACHABLE,
         f"connect to vtgate: no answer from {', '.join(tried)}",
-        "check source.hosts, which are ports of vtgate's gRPC, and whether they require TLS; it is retried",
+        "check source.hosts, which are ports of vtgate's gRPC, and whether they require TLS: source.tls, "
+        "tls_ca, tls_certificate and tls_key; it is retried",
     )
+
+
+async def _reason(channel: grpc.aio.Channel) -> str:
+    """Return gRPC's words, after a colon, about a connection that could not be made; empty: it has none."""
+    method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(EXECUTE)
+    try:
+        await method(b"", timeout=_REASON_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            return f": {redact(error.details() or '')[-WORDS_MAX:]}"
+    return ""
 
 
 async def _ready(channel: grpc.aio.Channel) -> None:
